@@ -1,0 +1,139 @@
+"""Settings of one engine process: fields, their `S1_MINI_*` variables, their checks. Imports no torch.
+
+Keyword beats variable beats default. Facts of a checkpoint are not settings (they are read from it), and what
+differs from request to request is not here either (`types.SamplingParams`).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from s1_mini.exceptions import ConfigurationError
+
+ENV_PREFIX = "S1_MINI_"
+
+Precision = Literal["auto", "float32", "float16", "bfloat16"]
+CompileSwitch = Literal["auto", "true", "false"]
+CompileBackend = Literal["auto", "inductor", "eager", "off"]
+RepetitionMode = Literal["upstream", "fixed"]
+Heads = Literal["restricted", "full"]
+
+_PRECISION_SPELLINGS = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+_SWITCH_SPELLINGS = {"1": "true", "on": "true", "yes": "true", "0": "false", "off": "false", "no": "false"}
+
+
+def _variables(*names: str) -> AliasChoices:
+    """Let a field be set by these variables; its own name stays the keyword."""
+    return AliasChoices(*(ENV_PREFIX + name for name in names))
+
+
+class EngineConfig(BaseSettings):
+    """Settings of `ProductionTTSEngine`, by keyword or by `S1_MINI_*` variable.
+
+    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the field.
+    Warns, by name, of `S1_MINI_*` variables that mean nothing.
+    """
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, env_prefix=ENV_PREFIX, env_ignore_empty=True
+    )
+
+    # What to load, and where.
+    checkpoint_path: Path | None = None
+    device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
+    precision: Precision = "auto"
+    heads: Heads = "restricted"
+    repetition_mode: RepetitionMode = "upstream"
+
+    # Compilation: inductor where it can work and pays, eager elsewhere (runtime/compilation.py).
+    compile: CompileSwitch = "auto"
+    compile_backend: CompileBackend = "auto"
+
+    # Batching.
+    enable_batching: bool = True
+    max_batch_size: int = Field(4, ge=1, le=4096, validation_alias=_variables("MAX_BATCH_SIZE", "BATCH_SIZE"))
+    batch_timeout_ms: float = Field(
+        0.0, ge=0, le=60_000, validation_alias=_variables("BATCH_TIMEOUT_MS", "BATCH_TIMEOUT")
+    )
+    batch_grouping: bool = True
+
+    # Caches, in entries.
+    kv_cache_size: int = Field(100, ge=0)
+    reference_cache_size: int = Field(1000, ge=0)
+
+    # Limits on what a client may send.
+    max_text_length: int = Field(20_000, ge=1, description="characters of one request")
+    chunk_length: int = Field(200, ge=50, le=1000, description="UTF-8 bytes of one sentence piece")
+    max_reference_s: float = Field(60.0, gt=0, le=190.0, description="190 s is the codec's own limit")
+    max_reference_bytes: int = Field(64 * 2**20, ge=1024)
+    request_timeout_s: float = Field(60.0, gt=0)
+
+    # Upkeep.
+    vram_clear_on_oom: bool = True
+    metrics_enabled: bool = True
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigurationError(_sentence(error)) from None
+        for warning in unknown_variables(os.environ):
+            warnings.warn(warning, stacklevel=2)
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _read_precision(cls, value: Any) -> Any:
+        return _PRECISION_SPELLINGS.get(str(value).lower(), str(value).lower())
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _read_switch(cls, value: Any) -> Any:
+        return _SWITCH_SPELLINGS.get(str(value).lower(), str(value).lower())
+
+
+def known_variables() -> list[str]:
+    """Every `S1_MINI_*` variable that a field reads."""
+    names = []
+    for name, field in EngineConfig.model_fields.items():
+        alias = field.validation_alias
+        names += [str(n) for n in alias.choices] if isinstance(alias, AliasChoices) else [ENV_PREFIX + name.upper()]
+    return names
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """One sentence for each `S1_MINI_*` variable that no field reads, with the nearest known name."""
+    known = known_variables()
+    sentences = []
+    for name in sorted(environment):
+        if name.startswith(ENV_PREFIX) and name.upper() not in known:
+            near = get_close_matches(name, known, n=1)
+            sentences.append(f"{name} is no setting of s1_mini" + (f"; did you mean {near[0]}?" if near else "."))
+    return sentences
+
+
+def _as_given(name: str) -> str:
+    """Of a field's several variables, name the one that was set (pydantic names the first)."""
+    for field in EngineConfig.model_fields.values():
+        if isinstance(field.validation_alias, AliasChoices) and name in field.validation_alias.choices:
+            return next((str(n) for n in field.validation_alias.choices if str(n) in os.environ), name)
+    return name
+
+
+def _sentence(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors():
+        name = _as_given(".".join(str(part) for part in item["loc"]))
+        if item["type"] == "extra_forbidden":
+            near = get_close_matches(name, EngineConfig.model_fields, n=1)
+            parts.append(f"{name} is no setting" + (f"; did you mean {near[0]}?" if near else ""))
+        else:
+            parts.append(f"{name}={item['input']!r}: {item['msg']}")
+    return "; ".join(parts)

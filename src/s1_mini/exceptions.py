@@ -1,0 +1,125 @@
+"""Everything that can go wrong, as one tree.
+
+A caller catches `S1MiniError` and has them all. Each error carries a stable `code` for machines and a
+sentence for people: what was given, what is allowed, which switch helps. `RequestError` and its children are
+the caller's mistakes and name the `field` at fault; the others are about this installation or this moment.
+
+S1MiniError
+├── ConfigurationError          a setting, or two settings together, cannot work
+├── CheckpointError             a checkpoint directory cannot be used
+│   ├── CheckpointNotFoundError     no checkpoint was named and none ships, or the directory is not there
+│   ├── CheckpointFileError         a file is missing, truncated, foreign or unreadable
+│   └── CheckpointMismatchError     files contradict each other: tensor missing, extra or misshapen
+├── VerificationError           a checkpoint does not reproduce an oracle
+├── RequestError                the request itself is wrong; `field` says where
+│   ├── TextError                   text empty, too long, or not text
+│   ├── ParameterError              a sampling or output parameter is out of range
+│   └── ReferenceAudioError         a reference is empty, silent, too short, too long or not audio
+└── EngineError                 the engine cannot do it
+    ├── EngineNotReadyError         not started, or already stopped
+    ├── CapacityError               it does not fit into the slots or the memory there is
+    ├── RequestTimeoutError         it took longer than it may
+    └── GenerationError             the model failed on this request
+"""
+
+from __future__ import annotations
+
+
+class S1MiniError(Exception):
+    """Base of all errors of this package."""
+
+    code = "s1_mini_error"
+
+
+class ConfigurationError(S1MiniError):
+    """A setting, or two settings together, cannot work."""
+
+    code = "configuration_invalid"
+
+
+class CheckpointError(S1MiniError):
+    """A checkpoint directory cannot be used."""
+
+    code = "checkpoint_invalid"
+
+
+class CheckpointNotFoundError(CheckpointError):
+    """No checkpoint was named and none ships with the package, or the named directory does not exist."""
+
+    code = "checkpoint_not_found"
+
+
+class CheckpointFileError(CheckpointError):
+    """A file of the checkpoint is missing, truncated, foreign or unreadable."""
+
+    code = "checkpoint_file_invalid"
+
+
+class CheckpointMismatchError(CheckpointError):
+    """The checkpoint's files contradict each other: a tensor is missing, extra or misshapen."""
+
+    code = "checkpoint_mismatch"
+
+
+class VerificationError(S1MiniError):
+    """A checkpoint does not reproduce the tensors of an oracle, or the oracle cannot be read."""
+
+    code = "verification_failed"
+
+
+class RequestError(S1MiniError):
+    """The request is wrong; `field` names the part at fault."""
+
+    code = "request_invalid"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class TextError(RequestError):
+    """The text is empty, too long, or not text."""
+
+    code = "text_invalid"
+
+
+class ParameterError(RequestError):
+    """A sampling or output parameter is out of its range."""
+
+    code = "parameter_invalid"
+
+
+class ReferenceAudioError(RequestError):
+    """A reference recording is empty, silent, too short, too long, or not audio."""
+
+    code = "reference_invalid"
+
+
+class EngineError(S1MiniError):
+    """The engine cannot do what was asked."""
+
+    code = "engine_error"
+
+
+class EngineNotReadyError(EngineError):
+    """The engine was not started, or was stopped."""
+
+    code = "engine_not_ready"
+
+
+class CapacityError(EngineError):
+    """The request does not fit into the slots or the memory there is."""
+
+    code = "capacity_exceeded"
+
+
+class RequestTimeoutError(EngineError):
+    """The request took longer than it may."""
+
+    code = "request_timeout"
+
+
+class GenerationError(EngineError):
+    """The model failed on this request; its neighbours are unharmed."""
+
+    code = "generation_failed"

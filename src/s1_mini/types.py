@@ -1,0 +1,141 @@
+"""What travels through the house: requests on the way in, responses on the way out.
+
+Plain frozen data with the checks a caller's mistake deserves. Knows no torch, no files and no engine.
+Tensors that travel between models and codecs are described in `models/base.py` and `codecs/base.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from s1_mini.exceptions import ParameterError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+# Upstream's defaults and bounds (ServeTTSRequest at d3df505); temperature 0 is ours and means greedy.
+MAX_TEMPERATURE = 2.0
+MAX_REPETITION_PENALTY = 2.0
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request draws its tokens; checked on construction.
+
+    `max_new_tokens` limits the frames of one sentence piece (1024 frames are 47.6 s at 21.5 frames/s).
+    Without `seed` every request draws its own. Raises `ParameterError`.
+    """
+
+    temperature: float = 0.8
+    top_p: float = 0.8
+    repetition_penalty: float = 1.1
+    max_new_tokens: int = 1024
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        check_range("top_p", self.top_p, 0.0, 1.0, open_below=True)
+        check_range("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY, open_below=True)
+        check_integer("max_new_tokens", self.max_new_tokens, 1, 2**20)
+        if self.seed is not None:
+            check_integer("seed", self.seed, 0, MAX_SEED)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A recording whose voice is to be spoken, and what is said in it.
+
+    `audio` is a path, the bytes of an audio file, or a float wave [samples] at the codec's own rate.
+    """
+
+    audio: bytes | str | Path | np.ndarray
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A reference as models hear it: its codes [codebooks, frames] and what is said in it."""
+
+    codes: Tensor
+    text: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something picked among possibilities, and why; logged at start and shown by `health_check`."""
+
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TTSRequest:
+    """One text to be spoken, by one voice, with one set of parameters."""
+
+    text: str
+    references: tuple[Reference, ...] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    """A piece of finished sound of one request, in order; float wave [samples] in [-1, 1]."""
+
+    wave: np.ndarray
+    sample_rate: int
+    frames: int
+    finish_reason: FinishReason | None = None  # set on the last chunk only
+
+
+@dataclass(frozen=True)
+class GenerationResponse:
+    """What became of one request. `success` false leaves only `error`, `error_code` and `generation_time`."""
+
+    success: bool
+    audio: np.ndarray | None = None
+    audio_bytes: bytes | None = None
+    sample_rate: int = 0
+    frames: int = 0
+    finish_reason: FinishReason | None = None
+    generation_time: float = 0.0
+    error: str | None = None
+    error_code: str | None = None
+
+    @property
+    def audio_seconds(self) -> float:
+        """Length of the sound in seconds."""
+        return 0.0 if self.audio is None else len(self.audio) / self.sample_rate
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of work per second of sound; below 1 is faster than it plays."""
+        return self.generation_time / self.audio_seconds if self.audio_seconds else float("inf")
+
+
+@dataclass(frozen=True)
+class BatchGenerationResponse:
+    """One response per text, in order. `success` means that all succeeded."""
+
+    success: bool
+    results: list[GenerationResponse]
+    total_time: float
+
+
+def check_range(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:
+    """Raise `ParameterError` unless `value` is a number in [low, high], or in (low, high] if open below."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (low < value <= high or (value == low and not open_below)):
+        bracket = "(" if open_below else "["
+        raise ParameterError(name, f"{value!r} is not a number in {bracket}{low:g}, {high:g}]")
+
+
+def check_integer(name: str, value: int, low: int, high: int) -> None:
+    """Raise `ParameterError` unless `value` is a whole number in [low, high]."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ParameterError(name, f"{value!r} is not a whole number in [{low}, {high}]")

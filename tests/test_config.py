@@ -1,0 +1,134 @@
+"""Settings: both seeds' variables are read, nothing is silently ignored, the list does not grow unnoticed."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from s1_mini import EngineConfig
+from s1_mini.config import known_variables
+from s1_mini.exceptions import ConfigurationError
+
+# A new setting means a better default was not found; whoever adds one changes this list and says why.
+FIELDS = [
+    "checkpoint_path",
+    "device",
+    "precision",
+    "heads",
+    "repetition_mode",
+    "compile",
+    "compile_backend",
+    "enable_batching",
+    "max_batch_size",
+    "batch_timeout_ms",
+    "batch_grouping",
+    "kv_cache_size",
+    "reference_cache_size",
+    "max_text_length",
+    "chunk_length",
+    "max_reference_s",
+    "max_reference_bytes",
+    "request_timeout_s",
+    "vram_clear_on_oom",
+    "metrics_enabled",
+]
+
+VARIABLES = {
+    "S1_MINI_CHECKPOINT_PATH": ("checkpoint_path", "voice", Path("voice")),
+    "S1_MINI_DEVICE": ("device", "cpu", "cpu"),
+    "S1_MINI_PRECISION": ("precision", "float16", "float16"),
+    "S1_MINI_COMPILE": ("compile", "False", "false"),
+    "S1_MINI_COMPILE_BACKEND": ("compile_backend", "eager", "eager"),
+    "S1_MINI_ENABLE_BATCHING": ("enable_batching", "false", False),
+    "S1_MINI_BATCH_SIZE": ("max_batch_size", "7", 7),
+    "S1_MINI_MAX_BATCH_SIZE": ("max_batch_size", "7", 7),
+    "S1_MINI_BATCH_TIMEOUT": ("batch_timeout_ms", "200", 200.0),
+    "S1_MINI_BATCH_TIMEOUT_MS": ("batch_timeout_ms", "50", 50.0),
+    "S1_MINI_BATCH_GROUPING": ("batch_grouping", "0", False),
+    "S1_MINI_KV_CACHE_SIZE": ("kv_cache_size", "5", 5),
+    "S1_MINI_REFERENCE_CACHE_SIZE": ("reference_cache_size", "5", 5),
+    "S1_MINI_REQUEST_TIMEOUT_S": ("request_timeout_s", "9", 9.0),
+    "S1_MINI_VRAM_CLEAR_ON_OOM": ("vram_clear_on_oom", "false", False),
+    "S1_MINI_METRICS_ENABLED": ("metrics_enabled", "no", False),
+}
+
+
+def test_the_list_of_settings_is_this_one() -> None:
+    assert list(EngineConfig.model_fields) == FIELDS
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_every_variable_of_the_seeds_is_read(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    field, text, value = VARIABLES[variable]
+    monkeypatch.setenv(variable, text)
+
+    assert getattr(EngineConfig(), field) == value
+
+
+def test_every_setting_has_its_variable() -> None:
+    assert len(known_variables()) >= len(FIELDS)
+    assert all(name.startswith("S1_MINI_") for name in known_variables())
+
+
+def test_a_keyword_beats_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_BATCH_SIZE", "7")
+
+    assert EngineConfig(max_batch_size=3).max_batch_size == 3
+
+
+def test_the_seeds_keywords_work_together() -> None:
+    config = EngineConfig(
+        checkpoint_path="checkpoints/openaudio-s1-mini",
+        device="cuda",
+        enable_batching=True,
+        max_batch_size=4,
+        batch_timeout_ms=200,
+        batch_grouping=False,
+    )
+
+    assert config.batch_timeout_ms == 200
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"max_batchsize": 4}, "max_batchsize is no setting; did you mean max_batch_size"),
+        ({"max_batch_size": 0}, "max_batch_size=0"),
+        ({"device": "gpu"}, "device='gpu'"),
+        ({"precision": "int8"}, "precision='int8'"),
+        ({"compile_backend": "tvm"}, "compile_backend='tvm'"),
+        ({"max_reference_s": 1000}, "max_reference_s=1000"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(values: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        EngineConfig(**values)
+
+
+def test_a_wrong_variable_is_refused_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_BATCH_SIZE", "many")
+
+    with pytest.raises(ConfigurationError, match="S1_MINI_BATCH_SIZE='many'"):
+        EngineConfig()
+
+
+def test_an_unknown_variable_is_warned_about_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_COMPLIE", "false")
+
+    with pytest.warns(UserWarning, match="S1_MINI_COMPLIE is no setting of s1_mini; did you mean S1_MINI_COMPILE"):
+        EngineConfig()
+
+
+def test_known_variables_are_not_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_BATCH_TIMEOUT", "1")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EngineConfig()
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(Exception, match="frozen"):
+        EngineConfig().device = "cpu"
