@@ -1,0 +1,66 @@
+"""Puts a text in order: Unicode composed, white space tidied, nothing that is read aloud touched.
+
+Refuses what is not text or has nothing to say. Does not know sentences, tokens or models: `(excited)` and
+`<|im_end|>` are plain text here. The engine calls it once per request, before `split`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from s1_mini.exceptions import TextError
+
+PARAGRAPH_BREAK = "\n\n"
+
+_REFUSED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls but \t \n \v \f \r; surrogates
+_INVISIBLE = re.compile(r"[\ufeff\u2060]")  # byte order mark, alias zero-width no-break space, and its successor
+_WHITE_SPACE = re.compile(r"\s+")
+_LINE_BREAK = re.compile(r"\r\n|[\n\v\r\u2028]")
+_UNSPOKEN = ("P", "Z", "M", "Cc", "Cf")  # punctuation, separators, lone marks, controls, format characters
+
+
+def normalize(text: str, max_length: int) -> str:
+    r"""Put `text` in order: composed (NFC), trimmed, every run of white space one space.
+
+    A blank line or a paragraph separator becomes `PARAGRAPH_BREAK`, so that `split` sees the sentence end there.
+    Byte order marks vanish. Normalising twice changes nothing more.
+
+    `max_length` counts characters as they were sent. Positions in messages count from 0. Raises `TextError` if
+    the text is not a str, is empty, says nothing ("..."), is too long, or holds a control character other than
+    \t \n \v \f \r, or half a surrogate pair.
+    """
+    if not isinstance(text, str):
+        raise TextError("text", f"{type(text).__name__} is not text; send a str")
+    if len(text) > max_length:
+        allowed = f"at most {max_length} are allowed; send it in parts or raise S1_MINI_MAX_TEXT_LENGTH"
+        raise TextError("text", f"{len(text)} characters are too many; {allowed}")
+    _check_characters(text)
+
+    composed = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+    tidy = _WHITE_SPACE.sub(_one_space, composed).strip()
+    _check_speakable(tidy)
+    return tidy
+
+
+def _one_space(run: re.Match[str]) -> str:
+    white = run.group()
+    is_break = "\u2029" in white or len(_LINE_BREAK.findall(white)) > 1
+    return PARAGRAPH_BREAK if is_break else " "
+
+
+def _check_characters(text: str) -> None:
+    found = _REFUSED.search(text)
+    if found is None:
+        return
+    name = f"U+{ord(found.group()):04X} at position {found.start()}"
+    if found.group() >= "\ud800":
+        raise TextError("text", f"lone surrogate {name} is half a character; decode the text before sending it")
+    raise TextError("text", f"control character {name} cannot be spoken; only tabs and line breaks are allowed")
+
+
+def _check_speakable(text: str) -> None:
+    if not text:
+        raise TextError("text", "it is empty; send at least one letter, number or symbol")
+    if all(unicodedata.category(character).startswith(_UNSPOKEN) for character in text):
+        raise TextError("text", f"{text[:20]!r} has nothing to say; send at least one letter, number or symbol")

@@ -1,0 +1,145 @@
+"""Cuts a text into pieces that one generation can speak: whole sentences, or clauses of a sentence too long.
+
+Sizes are UTF-8 bytes, because a Chinese character takes three of them and about three times as long to speak as
+a Latin letter. Knows punctuation and abbreviations, but no language and no tokens. The engine calls it with text
+from `normalize`.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from s1_mini.exceptions import ParameterError
+from s1_mini.text.grapheme import would_tear
+from s1_mini.text.normalize import PARAGRAPH_BREAK
+
+_WIDE_ENDS = "。！？｡"  # end a sentence without a space after them
+_ENDS = ".!?…؟۔।॥" + _WIDE_ENDS
+_OPENERS = "\"'“‘„«‹»›([{"
+_CLOSERS = "\"'”’»›)\\]}）］｝」』】》〉"
+_EITHER = "“‘«‹"  # open “so” and « so », close „so“ and »so«
+_SENTENCE_END = re.compile(
+    rf"(?P<mark>[{_ENDS}]+(?:\s[{_ENDS}]+(?=\s|$))*)"  # also the spaced ". . ."
+    rf"(?P<close>(?:[{_CLOSERS}]|[{_EITHER}](?=[\s{_CLOSERS}]|$))*(?:\s[»›)\]]+(?=\s|$))?)"  # also the spaced " »"
+    r"(?P<space>\s*)"
+)
+_CLAUSE_END = re.compile(
+    rf"(?P<mark>[;:,،؛][{_CLOSERS}]*(?=\s)|(?<=\s)[-–](?=\s)|—+|[、，；：…]+[{_CLOSERS}]*)"
+    r"\s?"
+)
+
+_LETTER = "[A-Za-zÀ-ɏΑ-ωА-я]"
+_ABBREVIATION = re.compile(
+    rf"(?:{_LETTER}\.)*{_LETTER}|ph\.d|b\.sc|m\.sc|"  # first the initials: J. and U.S. and e.g.
+    "dr|mr|mrs|ms|prof|rev|hon|gen|col|capt|cmdr|lt|sgt|gov|sen|rep|pres|st|mt|ave|blvd|rd|jr|sr|inc|ltd|co|corp|"
+    "vs|dept|est|approx|al|cf|ca|resp|incl|excl|"
+    "hr|fr|bzw|ggf|evtl|inkl|zzgl|vgl|mme|mlle|sra|srta"
+)
+_BEFORE_A_NUMBER = re.compile(
+    "no|nos|nr|num|p|pp|vol|fig|art|sec|ch|abb|kap|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec"
+)
+_BEFORE_A_CAPITAL = re.compile(r"etc|usw|a\.m|p\.m")  # there they end the sentence
+
+
+def split(text: str, max_bytes: int) -> list[str]:
+    """Cut `text` into pieces of at most `max_bytes` UTF-8 bytes each, in order, trimmed, none empty.
+
+    Pieces hold as many whole sentences as fit. A sentence too long for one piece is cut after the last clause
+    mark that fits, else at the last space, else between two characters, and leaves no crumb of under a quarter
+    piece where it can. A paragraph without an end mark (a heading) ends its piece. Only white space at the cuts
+    is lost; paragraph breaks within a piece become spaces.
+
+    Raises `ParameterError` if `max_bytes` is below 4, the size of one character.
+    """
+    if max_bytes < 4:
+        raise ParameterError("max_bytes", f"{max_bytes} cannot hold every character; at least 4 are needed")
+    pieces = [""]
+    for sentence in _sentences_of(text):
+        for part in _shorten(sentence, max_bytes):
+            joined = pieces[-1] + part
+            if _num_bytes(joined) <= max_bytes and not pieces[-1].endswith("\n"):
+                pieces[-1] = joined
+            else:
+                pieces.append(part)
+    return [piece.strip() for piece in pieces if piece]
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.rstrip().encode())
+
+
+def _sentences_of(text: str) -> list[str]:
+    """All sentences with the white space after them: a space, or a newline where the piece must end."""
+    sentences = []
+    for paragraph in text.split(PARAGRAPH_BREAK):
+        line = " ".join(paragraph.split())
+        if line:
+            line += " " if line.rstrip(_CLOSERS + _EITHER + " ")[-1:] in _ENDS else "\n"
+            ends = [found.end() for found in _SENTENCE_END.finditer(line) if _is_sentence_end(line, found)]
+            sentences += [line[start:end] for start, end in pairwise([0, *ends, len(line)]) if start < end]
+    return sentences
+
+
+def _is_sentence_end(line: str, found: re.Match[str]) -> bool:
+    mark, following = found["mark"].replace(" ", ""), line[found.end() : found.end() + 1]
+    if any(wide in mark for wide in _WIDE_ENDS):
+        return not would_tear(line, found.end())
+    if not found["space"]:  # 3.14, 10.30, example.com
+        return False
+    if following.islower() and (found["close"] or mark.endswith(("..", "…"))):  # "Stop!" he said … and left.
+        return False
+    return mark != "." or not _is_abbreviated(line, found.start(), following)
+
+
+def _is_abbreviated(line: str, dot: int, following: str) -> bool:
+    start = line.rfind(" ", 0, dot) + 1
+    word = line[start:dot].lstrip(_OPENERS).lower()
+    if _BEFORE_A_CAPITAL.fullmatch(word):
+        return not following.isupper()
+    if _BEFORE_A_NUMBER.fullmatch(word) and following.isdecimal():
+        return True
+    if word.isdecimal() and len(word) <= 2:  # the number of a list item
+        return start == 0 or line[start - 2] in _ENDS
+    return _ABBREVIATION.fullmatch(word) is not None
+
+
+def _shorten(sentence: str, max_bytes: int) -> list[str]:
+    parts = []
+    while _num_bytes(sentence) > max_bytes:
+        cut = _cut_of(sentence, max_bytes)
+        parts.append(sentence[:cut])
+        sentence = sentence[cut:]
+    return [*parts, sentence]
+
+
+def _cut_of(sentence: str, max_bytes: int) -> int:
+    """Where to cut a sentence that is too long, as an index of its characters."""
+    crumb = max_bytes // 4
+    limit = _num_characters(sentence, max_bytes)
+    near = _num_characters(sentence, min(max_bytes, _num_bytes(sentence) - crumb))
+    for cut in (_after_clause(sentence, near), _after_space(sentence, near), _after_space(sentence, limit)):
+        if _num_bytes(sentence[:cut]) >= crumb:
+            return cut
+    return _after_space(sentence, limit) or _after_character(sentence, near)
+
+
+def _num_characters(text: str, num_bytes: int) -> int:
+    return len(text[:num_bytes].encode()[:num_bytes].decode(errors="ignore"))
+
+
+def _after_clause(sentence: str, limit: int) -> int:
+    found = _CLAUSE_END.finditer(sentence, 0, limit + 1)  # one more, to see the space after a mark
+    ends = [mark.end() for mark in found if mark.end("mark") <= limit and not would_tear(sentence, mark.end())]
+    return ends[-1] if ends else 0
+
+
+def _after_space(sentence: str, limit: int) -> int:
+    return sentence.rfind(" ", 0, limit + 1) + 1
+
+
+def _after_character(sentence: str, limit: int) -> int:
+    cut = limit
+    while cut and would_tear(sentence, cut):
+        cut -= 1
+    return cut or limit  # one written character longer than a piece: better torn than refused

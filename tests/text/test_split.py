@@ -1,0 +1,209 @@
+"""Promises of text/split: nothing lost, nothing too large, and cuts where a reader would breathe."""
+
+import re
+import time
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s1_mini.exceptions import ParameterError
+from s1_mini.text.normalize import normalize
+from s1_mini.text.split import split
+
+WRITING = st.text(st.sampled_from('aaaabcÉ字你。！？，、.!?;:,…—"”“»)( \n   １👍🏽\u200d\u0301🇩🇪'), max_size=400)
+WRITTEN_CHARACTERS = [
+    "e\u0301\u0323",
+    "👍🏽",
+    "👩\u200d👩\u200d👧",
+    "🇩🇪",
+    "🏴\U000e0067\U000e0062\U000e007f",
+    "क्षि",
+    "น้ำ",
+]
+ANYTHING = st.text(max_size=300)
+
+
+def sentences(text):
+    """Cut at every sentence end: no two of its sentences fit one piece."""
+    longest = max(len(part.encode()) for part in re.split(r" \| ", text))
+    return split(text.replace(" | ", " "), longest)
+
+
+def assert_cut_at_bars(text):
+    """Check that every sentence of `text` ends where a bar stands; each must be over half as long as the longest."""
+    assert sentences(text) == text.split(" | ")
+
+
+@given(WRITING | ANYTHING, st.integers(4, 300))
+def test_every_piece_keeps_the_limit_and_holds_something(text, max_bytes):
+    pieces = split(text, max_bytes)
+
+    assert all(0 < len(piece.encode()) <= max_bytes for piece in pieces)
+    assert all(piece == piece.strip() for piece in pieces)
+
+
+@given(WRITING | ANYTHING, st.integers(4, 300))
+def test_nothing_but_white_space_at_the_cuts_is_lost(text, max_bytes):
+    flat = " ".join(text.split())
+
+    for piece in split(text, max_bytes):
+        assert flat.startswith(piece)
+        flat = flat[len(piece) :].removeprefix(" ")
+    assert flat == ""
+
+
+@given(st.lists(st.sampled_from([*WRITTEN_CHARACTERS, "a", "字", "，", "。", " "]), max_size=200), st.integers(50, 300))
+def test_no_written_character_is_torn(characters, max_bytes):
+    pieces = split("".join(characters), max_bytes)
+
+    borders = set(accumulate(len(character) for character in characters if character != " "))
+    assert borders.issuperset(accumulate(len(piece.replace(" ", "")) for piece in pieces))
+
+
+@given(WRITING, st.integers(4, 300))
+def test_the_same_text_is_cut_the_same_way(text, max_bytes):
+    assert split(text, max_bytes) == split(text, max_bytes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "One is here. | Two is here! | Three is it? | Four is it?!",
+        'He said "stop it." | Then we had to go.',
+        "“I will not go.” | “You will, you will.” | (He went there.) | [They laughed.]",
+        "Das war „so schön.“ | Dann ging er fort.",
+        "Il a dit « c’est bon ! » | Puis il est parti.",
+        "I waited for long… | Nobody ever came.",
+        "we write small here. | nobody minds that. | do you mind it?",
+        "क्या हाल है यहाँ। | सब ठीक है यहाँ।",
+        "No. I will not do. | Yes, I say yes now.",
+    ],
+)
+def test_a_sentence_ends_at_its_mark_and_what_closes_after_it(text):
+    assert_cut_at_bars(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I met Dr. Who, Mr. X and Mrs. Peel on St. Ives Rd. 5 with Prof. Bells. | Nobody else was to be seen there.",
+        "The works of J. R. R. Tolkien and J.K. Rowling are known. | They are sold in all of the U.S. and beyond.",
+        "Fruit, e.g. apples, i.e. Braeburn, is good vs. Cake. | Pears, etc. are good as well as plums.",
+        "It is 3.14 or 10.30 or 1.000.000, at 7.15 sharp. | See www.example.com/a.b?c=d!e and No. 5 then.",
+        "It was ... well ... a long time ago… and yet... so near. | Wait . . . what was that thing over there?",
+        '"Stop!" he said. | "Why?" she asked.',
+        "We came (at last!) and slept. | Then we ate (what else?) bread.",
+        "1. Take the first thing. | 2. Take the second thing.",
+        "Das ist z. B. gut, d.h. bzw. Gut. | Es ist ca. 5 Uhr, s. Abb. 3.",
+    ],
+)
+def test_a_mark_within_a_sentence_does_not_end_it(text):
+    assert_cut_at_bars(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("今天很好。我们走吧！", ["今天很好。", "我们走吧！"]),
+        ("“走吧！”他说。“好的。”她说。", ["“走吧！”", "他说。", "“好的。”", "她说。"]),
+        ("「はい。」そう言った。", ["「はい。」", "そう言った。"]),
+    ],
+)
+def test_a_wide_mark_ends_a_sentence_without_a_space(text, pieces):
+    assert split(text, 18) == pieces
+
+
+def test_sentences_share_a_piece_while_they_fit():
+    text = "One two. Three four. Five six. Seven eight."
+
+    assert split(text, 20) == ["One two. Three four.", "Five six.", "Seven eight."]
+    assert split(text, 200) == [text]
+
+
+def test_a_sentence_may_end_at_a_paragraph_without_a_mark():
+    assert split(normalize("Chapter One\n\nIt was a dark night.\n\nIt rained.", 99), 200) == [
+        "Chapter One",
+        "It was a dark night. It rained.",
+    ]
+
+
+def test_a_sentence_too_long_is_cut_after_its_last_clause_that_fits():
+    text = "The first part is here, the second part comes here; the third part is the very last."
+
+    assert split(text, 60) == [
+        "The first part is here, the second part comes here;",
+        "the third part is the very last.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["The time is 10:30:45 or so and 1,000,000 went by", "他有很多朋友，他们都很好、很快乐"]
+)
+def test_marks_within_numbers_are_no_clauses_but_wide_marks_are(text):
+    pieces = split(text, 30)
+
+    assert all(re.search(r"\d$", piece) is None or piece.endswith("45") for piece in pieces[:-1])
+    assert text.isascii() or pieces[0].endswith("，")
+
+
+def test_without_a_clause_the_cut_is_at_a_space():
+    text = "word " * 50
+
+    pieces = split(text, 52)
+
+    assert " ".join(pieces) == text.strip()
+    assert all(set(piece.split()) == {"word"} for piece in pieces)
+
+
+def test_a_long_word_that_fits_a_piece_stays_whole():
+    word = "https://example.com/" + "x" * 160
+
+    assert split(f"Look at {word} and tell me what you think", 194) == [f"Look at {word} and", "tell me what you think"]
+
+
+def test_without_a_space_the_cut_is_between_characters():
+    assert split("a" * 25, 10) == ["a" * 10, "a" * 10, "a" * 5]
+
+
+@pytest.mark.parametrize("character", WRITTEN_CHARACTERS)
+def test_characters_of_several_code_points_stay_whole(character):
+    pieces = split(character * 40, 50)
+
+    assert len(pieces) > 1
+    assert all(piece == character * (len(piece) // len(character)) for piece in pieces)
+
+
+def test_a_character_larger_than_a_piece_is_cut_rather_than_refused():
+    text = "a" + "\u0301" * 100
+
+    assert "".join(split(text, 50)) == text
+
+
+def test_a_long_sentence_leaves_no_crumb():
+    for length in range(201, 420):
+        pieces = split(("word " * 100)[:length], 200)
+        assert min(len(piece) for piece in pieces) >= 45, length
+
+
+def test_an_empty_text_has_no_pieces():
+    assert split("", 200) == split(" \n\n ", 200) == []
+
+
+def test_a_limit_below_one_character_is_refused():
+    with pytest.raises(ParameterError, match="max_bytes: 3 cannot hold every character; at least 4"):
+        split("a", 3)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a", "a. ", "Dr. J. ", "é", "你好，", "🇩🇪", "e\u0301", ". ", "…", '"', "1. ", "a.\n\n", "A sentence here. "],
+)
+def test_twenty_thousand_characters_take_no_time(unit):
+    text = (unit * 20_000)[:20_000]
+
+    start = time.process_time()
+    split(text, 50)
+
+    assert time.process_time() - start < 0.5  # 0.07 s at most when written; the allowance is for a busy machine
