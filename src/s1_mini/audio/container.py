@@ -1,0 +1,125 @@
+"""Finished waves as files: wav, flac, mp3, Ogg Opus, or bare 16-bit samples; in memory or on disk.
+
+Everything is mono and 16 bit. Knows what libsndfile can write and which rates a format takes. The engine and the
+command line call it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import struct
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import soundfile
+import soxr
+
+from s1_mini.audio.pcm import to_int16
+from s1_mini.exceptions import GenerationError, ParameterError
+
+AudioFormat = Literal["wav", "flac", "mp3", "opus", "ogg", "pcm"]  # ogg is opus too; pcm has no header
+
+FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
+
+_LIBSNDFILE = {
+    "wav": ("WAV", "PCM_16"),
+    "flac": ("FLAC", "PCM_16"),
+    "mp3": ("MP3", "MPEG_LAYER_III"),
+    "opus": ("OGG", "OPUS"),
+    "ogg": ("OGG", "OPUS"),
+}
+_MEDIA_TYPES = {
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "ogg": "audio/ogg",
+    "pcm": "audio/pcm",
+}
+_OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
+_RATES = {
+    "mp3": (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000),
+    "opus": _OPUS_RATES,
+    "ogg": _OPUS_RATES,
+}
+_RATE_FOR_THE_REST = 48_000
+_BLOCK = 2**16  # samples given to an encoder at once; some keep a whole write on the stack
+_UNKNOWN_LENGTH = 0xFFFFFFFF
+
+
+def check_format(name: str) -> AudioFormat:
+    """Return `name` in lower case if it is an `AudioFormat`; raise `ParameterError` if not."""
+    for known in FORMATS:
+        if name.lower() == known:
+            return known
+    raise ParameterError("format", f"{name!r} is not known; allowed are {', '.join(FORMATS)}")
+
+
+def format_of(path: str | Path) -> AudioFormat:
+    """Read the format off the suffix of `path`; raise `ParameterError` if there is none or it is not known."""
+    suffix = Path(path).suffix
+    if not suffix:
+        raise ParameterError("format", f"{str(path)!r} has no suffix; end it in .{', .'.join(FORMATS)}")
+    return check_format(suffix[1:])
+
+
+def media_type(audio_format: AudioFormat) -> str:
+    """Return the media type for an HTTP answer, such as audio/mpeg."""
+    return _MEDIA_TYPES[audio_format]
+
+
+def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> bytes:
+    """Encode a float wave [samples] in [-1, 1]; clipped beyond.
+
+    Rates that mp3 or Opus cannot hold are resampled to 48 kHz. Raises `GenerationError` if a sample is NaN or
+    infinite, or if there are none and the format is not pcm.
+    """
+    if audio_format == "pcm":
+        return to_int16(wave).tobytes()
+    if len(wave) == 0:
+        raise GenerationError(f"there is no sound to encode as {audio_format}: the wave has no samples")
+    if sample_rate not in _RATES.get(audio_format, (sample_rate,)):
+        wave, sample_rate = soxr.resample(wave, sample_rate, _RATE_FOR_THE_REST), _RATE_FOR_THE_REST
+    return _encode(to_int16(wave), sample_rate, *_LIBSNDFILE[audio_format])
+
+
+def wav_stream_header(sample_rate: int) -> bytes:
+    """Return a wav header of unknown length: 16-bit mono samples of any number may follow, as through a pipe."""
+    layout = struct.pack("<HHIIHH", 1, 1, sample_rate, 2 * sample_rate, 2, 16)  # PCM, mono, rates, frame, bits
+    riff = b"RIFF" + struct.pack("<I", _UNKNOWN_LENGTH) + b"WAVE"
+    return riff + b"fmt " + struct.pack("<I", len(layout)) + layout + b"data" + struct.pack("<I", _UNKNOWN_LENGTH)
+
+
+def write(path: str | Path, wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> None:
+    """Write a float wave [samples] to `path` whole or not at all; a file that was there is replaced.
+
+    Raises `GenerationError` as `encode` does and `ParameterError` if the file cannot be written.
+    """
+    content = encode(wave, sample_rate, audio_format)
+    try:
+        _replace(Path(os.path.realpath(path)), content)  # through a link, not instead of it
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise ParameterError("output", f"cannot write {str(path)!r}: {reason}") from error
+
+
+def _encode(samples: np.ndarray, sample_rate: int, container: str, coding: str) -> bytes:
+    buffer = io.BytesIO()
+    with soundfile.SoundFile(buffer, "w", sample_rate, 1, coding, format=container) as sound:
+        for start in range(0, len(samples), _BLOCK):
+            sound.write(samples[start : start + _BLOCK])
+    return buffer.getvalue()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    if path.exists() and not path.is_file():
+        raise OSError("it is a folder or a device, not a file")
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,22 @@
+"""Float waves as 16-bit samples. Knows neither files nor sample rates; `container` and streamed answers call it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from s1_mini.exceptions import GenerationError
+
+FULL_SCALE = 2**15 - 1  # symmetric: 1.0 is 32767 and -1.0 is -32767, so that silence stays in the middle
+
+
+def to_int16(wave: np.ndarray) -> np.ndarray:
+    """Round a float wave in [-1, 1] to little-endian int16 of the same shape; what lies beyond is clipped.
+
+    Raises `GenerationError` if a sample is NaN or infinite: a model that says so has failed.
+    """
+    is_broken = ~np.isfinite(wave)
+    if is_broken.any():
+        first = int(np.argmax(is_broken))
+        raise GenerationError(f"{is_broken.sum()} of {wave.size} samples are NaN or infinite, the first at {first}")
+    scaled: np.ndarray = np.rint(np.clip(wave, -1.0, 1.0) * np.float32(FULL_SCALE))
+    return scaled.astype("<i2")

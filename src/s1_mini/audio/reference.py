@@ -1,0 +1,139 @@
+"""Reads a reference recording, whatever it is stored as, into the mono wave that the codec encodes.
+
+Trusts nothing: size is checked before reading, length before decoding and again while decoding, the samples
+after it. Knows no codec and no cache. The voices call it, once per recording.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+
+from s1_mini.exceptions import ReferenceAudioError
+
+MIN_REFERENCE_S = 0.5
+SILENCE = 1e-3  # peak below -60 dBFS
+MAX_PEAK = 16.0  # 24 dB over full scale: beyond lie waves that were never scaled to [-1, 1]
+MAX_CHANNELS = 64
+MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 384_000
+
+_BLOCK = 2**16  # frames decoded at once
+_MAX_LOSS_S = 0.1  # mp3 headers round; more missing sound means a file cut short
+_UNKNOWN_FRAMES = 2**62  # libsndfile says 2**63 - 1 for a stream that does not state its length
+
+
+def load_reference(
+    audio: bytes | str | Path | np.ndarray, *, sample_rate: int, max_s: float, max_bytes: int
+) -> np.ndarray:
+    """Load a recording as a mono float32 wave [samples] at `sample_rate` in Hz; channels are averaged.
+
+    `audio` is a path, the bytes of a file in any format libsndfile reads, or a float wave [samples] already at
+    `sample_rate`. Raises `ReferenceAudioError` if it is missing, over `max_bytes` (files), longer than `max_s`
+    or shorter than `MIN_REFERENCE_S` seconds, silent, not finite, corrupt, or not audio.
+    """
+    if isinstance(audio, np.ndarray):
+        wave = _check_array(audio)
+        _check_wave(wave, sample_rate, max_s)
+        return wave.astype(np.float32)
+    wave, rate = _decode(_read(audio, max_bytes), max_s)
+    _check_wave(wave, rate, max_s)
+    return np.asarray(soxr.resample(wave, rate, sample_rate), np.float32)
+
+
+def _error(message: str) -> ReferenceAudioError:
+    return ReferenceAudioError("reference_audio", message)
+
+
+def _check_array(wave: np.ndarray) -> np.ndarray:
+    if wave.ndim != 1:
+        raise _error(f"an array of shape {wave.shape} is not one row of samples; average its channels first")
+    if not np.issubdtype(wave.dtype, np.floating):
+        raise _error(f"an array of {wave.dtype} is not a float wave; scale it to [-1, 1] first")
+    return wave
+
+
+def _read(audio: bytes | str | Path, max_bytes: int) -> bytes:
+    if isinstance(audio, bytes):
+        _check_size(len(audio), max_bytes)
+        return audio
+    if not isinstance(audio, str | Path):
+        raise _error(f"{type(audio).__name__} is no recording; give a path, the bytes of a file or a float array")
+    try:
+        return _read_file(Path(audio), max_bytes)
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise _error(f"cannot read {str(audio)[:200]!r}: {reason}") from error
+
+
+def _read_file(path: Path, max_bytes: int) -> bytes:
+    size = path.stat().st_size
+    if not path.is_file():
+        raise OSError("it is a folder or a device, not a file")
+    _check_size(size, max_bytes)
+    return path.read_bytes()
+
+
+def _check_size(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes == 0:
+        raise _error("the file is empty")
+    if num_bytes > max_bytes:
+        allowed = f"at most {max_bytes} are allowed; shorten it, compress it or raise S1_MINI_MAX_REFERENCE_BYTES"
+        raise _error(f"the file has {num_bytes} bytes; {allowed}")
+
+
+def _decode(data: bytes, max_s: float) -> tuple[np.ndarray, int]:
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as sound:
+            _check_header(sound, max_s)
+            return _mix_down(sound, max_s), sound.samplerate
+    except soundfile.SoundFileError as error:
+        reason = getattr(error, "error_string", str(error)).removeprefix("Error : ").rstrip(".")
+        readable = "wav, flac, mp3, ogg, opus and aiff can be read"
+        raise _error(f"the file is corrupt or not audio ({reason}); {readable}") from error
+
+
+def _check_header(sound: soundfile.SoundFile, max_s: float) -> None:
+    if not 1 <= sound.channels <= MAX_CHANNELS:
+        raise _error(f"the file has {sound.channels} channels; 1 to {MAX_CHANNELS} are allowed")
+    if not MIN_RATE_HZ <= sound.samplerate <= MAX_RATE_HZ:
+        allowed = f"{MIN_RATE_HZ} to {MAX_RATE_HZ} Hz are allowed"
+        raise _error(f"the file has a sample rate of {sound.samplerate} Hz; {allowed}")
+    if sound.frames > _UNKNOWN_FRAMES:
+        raise _error("the file does not state its length, as a recorded stream; save it anew")
+    _check_length(sound.frames, sound.samplerate, max_s)
+
+
+def _mix_down(sound: soundfile.SoundFile, max_s: float) -> np.ndarray:
+    blocks, num_frames = [np.zeros(0, np.float32)], 0
+    while len(block := sound.read(_BLOCK, dtype="float32", always_2d=True)):
+        num_frames += len(block)
+        _check_length(num_frames, sound.samplerate, max_s)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told later
+            blocks.append(block.mean(axis=1))
+    if sound.frames - num_frames > _MAX_LOSS_S * sound.samplerate:
+        lengths = f"{num_frames / sound.samplerate:.2f} of {sound.frames / sound.samplerate:.2f} s"
+        raise _error(f"the file is cut short: it holds {lengths}")
+    return np.concatenate(blocks)
+
+
+def _check_length(num_samples: int, rate: int, max_s: float) -> None:
+    if num_samples > max_s * rate:
+        allowed = f"at most {max_s:g} s are allowed; cut it or raise S1_MINI_MAX_REFERENCE_S"
+        raise _error(f"the recording lasts {num_samples / rate:.2f} s; {allowed}")
+
+
+def _check_wave(wave: np.ndarray, rate: int, max_s: float) -> None:
+    _check_length(len(wave), rate, max_s)
+    if len(wave) < MIN_REFERENCE_S * rate:
+        raise _error(f"the recording lasts {len(wave) / rate:.2f} s; at least {MIN_REFERENCE_S:g} s are needed")
+    if not np.isfinite(wave).all():
+        raise _error("the recording holds samples that are NaN or infinite; export it anew")
+    peak = float(np.abs(wave).max())
+    if peak < SILENCE:
+        raise _error("the recording is silent: its peak lies below -60 dBFS; check the microphone or the file")
+    if peak > MAX_PEAK:
+        raise _error(f"the recording peaks at {peak:g}; scale it to [-1, 1]")

@@ -1,0 +1,201 @@
+"""Promises of audio/container: what is encoded can be read back, and files are written whole or not at all."""
+
+import io
+import os
+import resource
+import stat
+
+import numpy as np
+import pytest
+import soundfile
+
+from s1_mini.audio.container import (
+    FORMATS,
+    check_format,
+    encode,
+    format_of,
+    media_type,
+    wav_stream_header,
+    write,
+)
+from s1_mini.audio.pcm import to_int16
+from s1_mini.exceptions import GenerationError, ParameterError
+
+FILES = [name for name in FORMATS if name != "pcm"]
+
+
+def tone(sample_rate, seconds=0.5, hz=440.0):
+    return (0.5 * np.sin(2 * np.pi * hz * np.arange(int(sample_rate * seconds)) / sample_rate)).astype(np.float32)
+
+
+def decode(data):
+    return soundfile.read(io.BytesIO(data), dtype="float32")
+
+
+def pitch(wave, rate):
+    return np.argmax(np.abs(np.fft.rfft(wave))) * rate / len(wave)
+
+
+@pytest.mark.parametrize("name", ["wav", "flac"])
+def test_lossless_formats_keep_every_sample(name):
+    wave = tone(44_100)
+
+    samples, rate = soundfile.read(io.BytesIO(encode(wave, 44_100, name)), dtype="int16")
+
+    assert rate == 44_100
+    assert np.array_equal(samples, to_int16(wave))
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("rate", [16_000, 24_000, 44_100, 96_000])
+def test_every_format_takes_every_rate_and_keeps_length_and_pitch(name, rate):
+    wave, read_rate = decode(encode(tone(rate), rate, name))
+
+    assert len(wave) / read_rate == pytest.approx(0.5, abs=0.001)
+    assert pitch(wave, read_rate) == pytest.approx(440, abs=3)
+    assert np.abs(wave).max() == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize(("name", "container", "coding"), [("opus", "OGG", "OPUS"), ("mp3", "MP3", "MPEG_LAYER_III")])
+def test_a_format_is_what_it_says(name, container, coding):
+    info = soundfile.info(io.BytesIO(encode(tone(44_100), 44_100, name)))
+
+    assert (info.format, info.subtype, info.channels) == (container, coding, 1)
+
+
+def test_ogg_is_opus_by_another_name():
+    assert soundfile.info(io.BytesIO(encode(tone(44_100), 44_100, "ogg"))).subtype == "OPUS"
+
+
+def test_opus_at_44100_is_resampled_to_48000():
+    assert decode(encode(tone(44_100), 44_100, "opus"))[1] == 48_000
+
+
+def test_pcm_is_bare_samples_and_may_be_empty():
+    assert encode(np.array([0.0, 1.0], np.float32), 44_100, "pcm") == b"\x00\x00\xff\x7f"
+    assert encode(np.zeros(0, np.float32), 44_100, "pcm") == b""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_single_sample_can_be_encoded(name):
+    assert len(decode(encode(np.zeros(1, np.float32), 48_000, name))[0]) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_empty_wave_is_refused(name):
+    with pytest.raises(GenerationError, match="no samples"):
+        encode(np.zeros(0, np.float32), 48_000, name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_broken_wave_is_refused(name):
+    with pytest.raises(GenerationError, match="NaN"):
+        encode(np.full(1000, np.nan, np.float32), 44_100, name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_too_loud_is_clipped(name):
+    loud = 4 * tone(24_000)
+
+    wave, _ = decode(encode(loud, 24_000, name))
+
+    assert np.array_equal(wave, decode(encode(np.clip(loud, -1, 1), 24_000, name))[0])
+
+
+def test_a_stream_header_and_samples_are_a_wav_of_unknown_length():
+    samples = to_int16(tone(44_100))
+
+    wave, rate = soundfile.read(io.BytesIO(wav_stream_header(44_100) + samples.tobytes()), dtype="int16")
+
+    assert rate == 44_100
+    assert np.array_equal(wave, samples)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_suffix_names_the_format_in_any_case(name):
+    assert format_of(f"folder.d/sound.{name.upper()}") == name
+
+
+@pytest.mark.parametrize("path", ["sound.aac", "sound.", "sound", ".wav"])
+def test_a_suffix_that_names_none_is_refused_with_what_is_allowed(path):
+    with pytest.raises(ParameterError, match=r"format: .*wav.*flac.*mp3.*opus.*ogg.*pcm"):
+        format_of(path)
+
+
+def test_a_format_is_known_by_its_name_alone():
+    assert check_format("FLAC") == "flac"
+
+    with pytest.raises(ParameterError, match="'aac' is not known"):
+        check_format("aac")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_has_a_media_type(name):
+    assert media_type(name).startswith("audio/")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_written_file_is_what_was_encoded_and_stands_alone(tmp_path, name):
+    wave = tone(24_000)
+
+    write(tmp_path / f"a.{name}", wave, 24_000, name)
+
+    assert os.listdir(tmp_path) == [f"a.{name}"]
+    assert (tmp_path / f"a.{name}").stat().st_size == pytest.approx(len(encode(wave, 24_000, name)), abs=64)
+
+
+def test_a_file_that_was_there_is_replaced_and_readable_as_any_other(tmp_path):
+    path, other = tmp_path / "a.wav", tmp_path / "other"
+    path.write_text("old")
+    other.write_text("made the usual way")
+
+    write(str(path), tone(24_000), 24_000, "wav")
+
+    assert soundfile.info(path).samplerate == 24_000
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
+
+
+def test_a_link_is_followed_and_stays_a_link(tmp_path):
+    target, link = tmp_path / "target.wav", tmp_path / "link.wav"
+    link.symlink_to(target)
+
+    write(link, tone(24_000), 24_000, "wav")
+
+    assert link.is_symlink()
+    assert soundfile.info(target).samplerate == 24_000
+
+
+@pytest.mark.parametrize("place", ["missing/a.wav", "file/a.wav", "folder", "pipe", "nul\0.wav", "n" * 300])
+def test_a_place_that_cannot_be_written_is_refused_by_its_path(tmp_path, place):
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(ParameterError, match="output: cannot write") as caught:
+        write(tmp_path / place, tone(24_000), 24_000, "wav")
+
+    assert repr(str(tmp_path / place)) in str(caught.value)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "pipe"]
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.wav"
+    path.write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # the system refuses byte 4097 of any file
+    try:
+        with pytest.raises(ParameterError, match="File too large"):
+            write(path, tone(24_000), 24_000, "wav")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert os.listdir(tmp_path) == ["a.wav"]
+    assert path.read_text() == "old"
+
+
+def test_a_broken_wave_leaves_no_file(tmp_path):
+    with pytest.raises(GenerationError):
+        write(tmp_path / "a.wav", np.full(10, np.nan), 24_000, "wav")
+
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,246 @@
+"""Promises of audio/reference: any recording becomes one mono wave, and what is none is refused with a reason."""
+
+import io
+import os
+import struct
+
+import numpy as np
+import pytest
+import soundfile
+
+from s1_mini.audio.reference import MIN_REFERENCE_S, load_reference
+from s1_mini.exceptions import ReferenceAudioError
+
+RATE = 44_100
+LIMITS = {"sample_rate": RATE, "max_s": 30.0, "max_bytes": 2**22}
+
+
+def tone(rate, seconds=1.0, hz=440.0):
+    return 0.5 * np.sin(2 * np.pi * hz * np.arange(round(rate * seconds)) / rate)
+
+
+def file_of(wave, rate, container="WAV", coding=None):
+    buffer = io.BytesIO()
+    soundfile.write(buffer, wave, rate, coding, format=container)
+    return buffer.getvalue()
+
+
+def wav_of(channels, rate, data=b"\1\2" * 50_000):
+    """Write a wav header by hand, so that it can say what soundfile would not."""
+    layout = struct.pack("<HHIIHH", 1, channels, rate, (2 * channels * rate) % 2**32, 2 * channels, 16)
+    chunks = b"fmt " + struct.pack("<I", 16) + layout + b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+
+def flac_that_says(num_frames):
+    """Write 3 s of flac whose header declares another length: the low 36 of the 8 bytes at 18."""
+    data = bytearray(file_of(tone(8000, 3.0), 8000, "FLAC"))
+    (word,) = struct.unpack_from(">Q", data, 18)
+    struct.pack_into(">Q", data, 18, (word >> 36 << 36) | num_frames)
+    return bytes(data)
+
+
+def assert_refused(audio, reason, **limits):
+    with pytest.raises(ReferenceAudioError, match=reason) as caught:
+        load_reference(audio, **{**LIMITS, **limits})
+    assert caught.value.field == "reference_audio"
+
+
+@pytest.mark.parametrize(
+    ("container", "coding", "rate"),
+    [
+        ("WAV", "PCM_16", 44_100),
+        ("WAV", "PCM_U8", 8_000),
+        ("WAV", "PCM_24", 96_000),
+        ("WAV", "FLOAT", 22_050),
+        ("WAV", "ULAW", 8_000),
+        ("FLAC", "PCM_16", 48_000),
+        ("MP3", "MPEG_LAYER_III", 44_100),
+        ("OGG", "VORBIS", 44_100),
+        ("OGG", "OPUS", 48_000),
+        ("AIFF", "PCM_16", 32_000),
+    ],
+)
+def test_any_format_and_rate_becomes_a_wave_at_the_wanted_rate(tmp_path, container, coding, rate):
+    path = tmp_path / "recording"
+    path.write_bytes(file_of(tone(rate), rate, container, coding))
+
+    wave = load_reference(path, **LIMITS)
+
+    assert wave.dtype == np.float32
+    assert wave.shape == (pytest.approx(RATE, abs=2),)
+    assert np.argmax(np.abs(np.fft.rfft(wave))) == pytest.approx(440, abs=1)
+    assert np.sqrt(np.mean(wave**2)) == pytest.approx(0.5 / np.sqrt(2), abs=0.01)
+
+
+def test_a_path_as_text_a_path_and_the_bytes_give_the_same_wave(tmp_path):
+    path = tmp_path / "recording.raw"  # a suffix that soundfile by itself would not open
+    path.write_bytes(file_of(tone(24_000), 24_000))
+
+    waves = [load_reference(audio, **LIMITS) for audio in (str(path), path, path.read_bytes())]
+
+    assert np.array_equal(waves[0], waves[1])
+    assert np.array_equal(waves[1], waves[2])
+
+
+@pytest.mark.parametrize("num_channels", [2, 8, 64])
+def test_channels_are_averaged(num_channels):
+    channels = np.zeros((RATE, num_channels))
+    channels[:, 0] = tone(RATE)
+
+    wave = load_reference(file_of(channels, RATE, coding="FLOAT"), **{**LIMITS, "max_bytes": 2**25})
+
+    assert wave == pytest.approx(tone(RATE) / num_channels, abs=1e-6)
+
+
+def test_an_array_is_taken_as_it_is_and_copied():
+    given = tone(RATE)
+
+    wave = load_reference(given, **LIMITS)
+    given[:] = 0
+
+    assert wave.dtype == np.float32
+    assert wave == pytest.approx(tone(RATE), abs=1e-6)
+
+
+def test_a_wav_recorded_as_a_stream_is_read():
+    data = bytearray(file_of(tone(RATE), RATE))
+    data[4:8] = data[40:44] = b"\xff" * 4
+
+    assert len(load_reference(bytes(data), **LIMITS)) == RATE
+
+
+@pytest.mark.parametrize("place", ["missing.wav", "missing/a.wav", "folder", "pipe", "nul\0.wav", "n" * 300])
+def test_a_path_that_holds_no_file_is_refused(tmp_path, place):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+
+    assert_refused(str(tmp_path / place), "cannot read ")
+
+
+@pytest.mark.parametrize("audio", [None, 5, ["a.wav"], memoryview(b"RIFF")])
+def test_what_is_neither_path_bytes_nor_array_is_refused(audio):
+    assert_refused(audio, "is no recording; give a path")
+
+
+def test_a_file_over_the_limit_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "huge.wav"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # a hole: takes no disk, and reading it would take all memory
+
+    assert_refused(path, "1099511627776 bytes; at most 4194304 are allowed; .*S1_MINI_MAX_REFERENCE_BYTES")
+    assert_refused(b"x" * 1025, "1025 bytes; at most 1024", max_bytes=1024)
+
+
+@pytest.mark.parametrize("audio", [b"", "empty.wav"])
+def test_an_empty_file_is_refused(tmp_path, audio):
+    (tmp_path / "empty.wav").touch()
+
+    assert_refused(audio or b"" if isinstance(audio, bytes) else tmp_path / audio, "the file is empty")
+
+
+def test_a_text_named_wav_is_refused(tmp_path):
+    path = tmp_path / "text.wav"
+    path.write_text("This is a letter and no sound. " * 100)
+
+    assert_refused(path, r"corrupt or not audio \(Format not recognised\); wav, flac, mp3")
+
+
+@pytest.mark.parametrize("container", ["FLAC", "MP3"])  # wav and ogg cannot be told from shorter whole files
+def test_a_file_cut_in_half_is_refused(container):
+    data = file_of(tone(48_000, 4.0), 48_000, container)
+
+    assert_refused(data[: len(data) // 2], "corrupt or not audio|cut short")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_file_is_read_or_refused_but_never_crashes(seed):
+    rng = np.random.default_rng(seed)
+    container = ["WAV", "FLAC", "OGG", "CAF"][seed % 4]
+    data = np.frombuffer(file_of(tone(8000), 8000, container), np.uint8).copy()
+    data[rng.integers(0, min(len(data), 400), 5)] = rng.integers(0, 256, 5)
+
+    try:
+        wave = load_reference(data.tobytes(), **LIMITS)
+    except ReferenceAudioError:
+        return
+
+    assert np.isfinite(wave).all()
+
+
+def test_hours_in_a_small_file_are_refused_from_the_header():
+    data = file_of(np.full(660 * 8000, 1e-4), 8000, "FLAC")
+    assert len(data) < 2**17
+
+    assert_refused(data, "lasts 660.00 s; at most 30 s are allowed; .*S1_MINI_MAX_REFERENCE_S")
+
+
+def test_a_header_that_promises_too_much_is_not_believed():
+    assert_refused(flac_that_says(2**36 - 1), "lasts 8589934.59 s")
+    assert_refused(flac_that_says(8000 * 20), "corrupt|cut short")
+
+
+def test_a_header_that_promises_too_little_gives_no_more_than_that():
+    assert len(load_reference(flac_that_says(8000), **LIMITS)) == RATE
+
+
+def test_a_stream_without_a_length_is_refused():
+    assert_refused(flac_that_says(0), "does not state its length")
+
+
+@pytest.mark.parametrize("rate", [8_000, 44_100])
+def test_a_recording_as_long_as_the_limit_is_taken_and_no_longer(rate):
+    assert load_reference(file_of(tone(rate, 3.0), rate), **{**LIMITS, "max_s": 3.0}).shape == (3 * RATE,)
+
+    assert_refused(file_of(tone(rate, 3.001), rate), "lasts 3.00 s; at most 3 s", max_s=3.0)
+
+
+def test_a_recording_shorter_than_half_a_second_is_refused():
+    assert len(load_reference(file_of(tone(RATE, MIN_REFERENCE_S), RATE), **LIMITS)) == RATE // 2
+
+    assert_refused(file_of(tone(RATE, 0.4), RATE), "lasts 0.40 s; at least 0.5 s")
+    assert_refused(file_of(np.zeros(0), RATE), "lasts 0.00 s")
+
+
+def test_silence_is_refused_and_a_whisper_is_not():
+    assert_refused(file_of(0.0019 * tone(RATE), RATE, coding="FLOAT"), "silent: its peak lies below -60 dBFS")
+
+    assert len(load_reference(file_of(0.0021 * tone(RATE), RATE, coding="FLOAT"), **LIMITS)) == RATE
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("as_file", [True, False])
+def test_samples_that_are_no_numbers_are_refused(broken, as_file):
+    wave = tone(RATE)
+    wave[100] = broken
+
+    assert_refused(file_of(np.stack([wave, -wave], 1), RATE, coding="FLOAT") if as_file else wave, "NaN or infinite")
+
+
+def test_a_wave_that_was_never_scaled_is_refused():
+    assert_refused(32768 * tone(RATE), r"peaks at 16384; scale it to \[-1, 1\]")
+
+
+@pytest.mark.parametrize("num_channels", [0, 65])
+def test_channel_counts_no_recorder_has_are_refused(num_channels):
+    assert_refused(wav_of(num_channels, RATE), "channels; 1 to 64|corrupt")
+
+
+@pytest.mark.parametrize("rate", [0, 3_999, 384_001, 2**31])
+def test_rates_no_recorder_has_are_refused(rate):
+    assert_refused(wav_of(1, rate), "4000 to 384000 Hz|corrupt")
+
+
+@pytest.mark.parametrize("shape", [(), (2, RATE), (RATE, 1)])
+def test_an_array_that_is_no_row_is_refused_by_shape(shape):
+    assert_refused(np.ones(shape, np.float32), "is not one row of samples")
+
+
+@pytest.mark.parametrize("dtype", [np.int16, bool, complex, object])
+def test_an_array_that_is_not_float_is_refused_by_type(dtype):
+    assert_refused(np.ones(RATE, dtype), "is not a float wave")
+
+
+@pytest.mark.parametrize(("seconds", "reason"), [(31, "at most 30 s"), (0.4, "at least 0.5 s")])
+def test_an_array_keeps_the_same_lengths_as_a_file(seconds, reason):
+    assert_refused(tone(RATE, seconds), reason)
