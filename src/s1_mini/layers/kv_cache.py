@@ -1,0 +1,62 @@
+"""Keys and values that attention has seen, one row of columns per slot.
+
+Tensors only. Which slot belongs to whom, and how many columns hold something, is the caller's to know.
+Shapes: B slots, H key-value heads, S columns, D head size, T new tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Stores new keys and values [B, H, T, D] of one layer and gives all that may be attended to.
+KVStore = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of all layers: [layers, B, H, S, D] each."""
+
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        *,
+        layers: int,
+        slots: int,
+        heads: int,
+        columns: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> KVCache:
+        """Make an empty cache; every byte it will ever use is taken here."""
+        shape = (layers, slots, heads, columns, head_dim)
+        return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+
+    def block_store(self, layer: int, rows: slice, start: int) -> KVStore:
+        """Store T tokens of every row of `rows` at columns start … start+T; give columns 0 … start+T."""
+
+        def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            end = start + key.shape[2]
+            self.keys[layer, rows, :, start:end] = key
+            self.values[layer, rows, :, start:end] = value
+            return self.keys[layer, rows, :, :end], self.values[layer, rows, :, :end]
+
+        return store
+
+    def row_store(self, layer: int, columns: Tensor, span: int) -> KVStore:
+        """Store one token per slot, each at its own column of `columns` [B]; give columns 0 … span of all."""
+        slots = torch.arange(columns.shape[0], device=columns.device)
+
+        def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            self.keys[layer, slots, :, columns] = key[:, :, 0]
+            self.values[layer, slots, :, columns] = value[:, :, 0]
+            return self.keys[layer, :, :, :span], self.values[layer, :, :, :span]
+
+        return store

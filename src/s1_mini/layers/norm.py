@@ -1,0 +1,27 @@
+"""Root-mean-square norms (Zhang & Sennrich 2019), in the two roundings that S1 uses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """Normalise the last axis in fp32, round to the input's dtype, then multiply by the weight.
+
+    `round_last` multiplies in fp32 and rounds once at the end. In bf16 the two orders are not bit-equal;
+    S1's blocks round first, its q and k norms round last.
+    """
+
+    def __init__(self, dim: int, eps: float, *, round_last: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.eps = eps
+        self.round_last = round_last
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = x.float()
+        normal = normal * torch.rsqrt(normal.square().mean(-1, keepdim=True) + self.eps)
+        if self.round_last:
+            return (normal * self.weight.float()).to(x.dtype)
+        return normal.to(x.dtype) * self.weight

@@ -1,0 +1,25 @@
+"""Rotary position embedding over interleaved pairs (x0, x1), (x2, x3), … (Su et al. 2021, GPT-J's layout).
+
+S1 rounds its table to bf16 whatever the model's dtype; a finer table is a different model and speaks garbled,
+overlong audio (sglang-omni README, "BF16 RoPE Precision Mismatch").
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rope_table(length: int, head_dim: int, base: float, device: torch.device | str = "cpu") -> Tensor:
+    """Give cos and sin of every position and pair, rounded to bf16, held as fp32: [length, head_dim / 2, 2]."""
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32)[: head_dim // 2]
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), 1.0 / (base ** (pairs / head_dim)))
+    table = torch.stack((angles.cos(), angles.sin()), dim=-1)
+    return table.to(torch.bfloat16).to(device=device, dtype=torch.float32)
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotate the pairs of x [B, H, T, D] by `rope`, rows of a table [B or 1, T, D / 2, 2]; fp32 inside."""
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = rope.unsqueeze(1).unbind(-1)
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)

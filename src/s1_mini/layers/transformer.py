@@ -1,0 +1,106 @@
+"""The pre-norm transformer block that the slow, the fast and the codec's transformers share.
+
+The block neither chooses what is attended to (a mask comes in) nor where keys and values live (a store comes
+in): that is how one block serves prefill, single steps and the codec's sliding window.
+Shapes: B rows, T tokens, S attended columns, H query heads, G key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from s1_mini.layers.kv_cache import KVStore
+from s1_mini.layers.norm import RMSNorm
+from s1_mini.layers.rope import rotate
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """Sizes and switches of one transformer block."""
+
+    dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    layer_scale: bool = False
+
+
+class Attention(nn.Module):
+    """Grouped-query attention (Ainslie et al. 2023) with rotary positions and optional q/k norm."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.config = config
+        query_dim = config.num_heads * config.head_dim
+        self.wqkv = nn.Linear(config.dim, query_dim + 2 * config.num_kv_heads * config.head_dim, bias=config.qkv_bias)
+        self.wo = nn.Linear(query_dim, config.dim, bias=config.o_bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps, round_last=True)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps, round_last=True)
+
+    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, store: KVStore) -> Tensor:
+        """Attend from x [B, T, dim]; `mask` is true where [B or 1, 1, T, S] may look, None lets all look."""
+        heads, groups = self.config.num_heads, self.config.num_kv_heads
+        qkv = self.wqkv(x).unflatten(-1, (heads + 2 * groups, self.config.head_dim)).transpose(1, 2)
+        query, key, value = qkv.split((heads, groups, groups), dim=1)
+        if self.config.qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        keys, values = store(rotate(key, rope), value)
+        out = F.scaled_dot_product_attention(
+            rotate(query, rope), keys, values, attn_mask=mask, enable_gqa=heads != groups
+        )
+        return self.wo(out.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """Gated feed-forward (SwiGLU, Shazeer 2020): w1 is the gate, w3 the branch it opens, w2 the way back."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(config.dim, config.intermediate_size, bias=False)
+        self.w3 = nn.Linear(config.dim, config.intermediate_size, bias=False)
+        self.w2 = nn.Linear(config.intermediate_size, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class LayerScale(nn.Module):
+    """One learned factor per channel on a residual branch (Touvron et al. 2021)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.empty(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(norm(x)), then the same with the feed-forward."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        scale = LayerScale if config.layer_scale else (lambda _: nn.Identity())
+        self.attention_layer_scale = scale(config.dim)
+        self.ffn_layer_scale = scale(config.dim)
+
+    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, store: KVStore) -> Tensor:
+        return self.feed(x + self.attention_layer_scale(self.attention(self.attention_norm(x), rope, mask, store)))
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The second half: pure, so it may be compiled by itself."""
+        return x + self.ffn_layer_scale(self.feed_forward(self.ffn_norm(x)))

@@ -1,0 +1,53 @@
+"""Fit tensors into a module strictly: every parameter filled, every tensor used, every shape right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.weights.files import Tensors
+
+_MOST_NAMED = 6
+
+
+def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
+    """Drop `prefix` from the names that carry it (training wrappers leave such)."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Give `module`, built on the meta device, its parameters from `tensors`.
+
+    Tensors that already have `dtype` and `device` are taken over without a copy. Raises as `check_fit` does.
+    """
+    check_fit(module, tensors, source=source)
+    ready = {name: tensors[name].to(device=device, dtype=dtype) for name, _ in module.named_parameters()}
+    module.load_state_dict(ready, strict=True, assign=True)
+    module.requires_grad_(False).eval()
+
+
+def check_fit(module: nn.Module, tensors: Tensors, *, source: str) -> None:
+    """Raise `CheckpointMismatchError` naming what is missing, extra or misshapen in `source`."""
+    expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    faults = [
+        ("missing", [name for name in expected if name not in given]),
+        ("not part of this architecture", [name for name in given if name not in expected]),
+        (
+            "misshapen",
+            [
+                f"{n} {given[n]}, config says {shape}"
+                for n, shape in expected.items()
+                if n in given and given[n] != shape
+            ],
+        ),
+    ]
+    complaints = [f"{_some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults if names]
+    if complaints:
+        raise CheckpointMismatchError(f"{source} does not fit its config: {'; '.join(complaints)}")
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
