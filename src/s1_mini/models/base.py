@@ -1,0 +1,68 @@
+"""The small interface behind which every family stands, and the tensors that cross it.
+
+The engine room talks to these names only. Rows are slots: a model holds the state of B sequences side by side,
+and a row that is not active changes nothing that anyone sees.
+Shapes: B slots, S prompt columns, K codebooks, F frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from s1_mini.types import Voice
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model is asked to continue."""
+
+    columns: Tensor  # int64 [K + 1, S]: main token, then codes
+    num_shared: int  # leading columns that depend on the voice alone, not on the text
+
+
+@dataclass(frozen=True)
+class SamplingTensors:
+    """The sampling parameters of all rows, on the device."""
+
+    temperature: Tensor  # [B]
+    top_p: Tensor  # [B]
+    repetition_penalty: Tensor  # [B]
+    uniforms: Tensor  # [B, frames, draws per frame] in [0, 1)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """One frame of every row; only active rows mean anything."""
+
+    codes: Tensor  # [B, K]
+    stop: Tensor  # [B] bool: this is no frame but the end of the utterance
+    valid: Tensor  # [B] bool: false where the logits were not finite
+
+
+class SpeechModel(Protocol):
+    """A family: text and voice in, frames out. `State` is the family's own."""
+
+    num_codebooks: int
+    max_columns: int  # prompt and frames of one sequence together
+
+    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
+        """Write the prompt for one sentence piece. Host only."""
+
+    def allocate(self, slots: int, columns: int) -> Any:
+        """Make the state of `slots` sequences of up to `columns` columns; every tensor, once."""
+
+    def prefill(self, state: Any, slot: int, columns: Tensor, start: int) -> None:
+        """Read prompt columns [K + 1, n] into `slot` from column `start` on."""
+
+    def activate(self, state: Any, slot: int, prompt: Prompt) -> None:
+        """Let `slot` generate, once all columns of its prompt but the last are read."""
+
+    def release(self, state: Any, slot: int) -> None:
+        """Stop `slot` from generating."""
+
+    def step(self, state: Any, sampling: SamplingTensors, span: int) -> Frames:
+        """Generate one frame for every active row; no row may have more than `span` columns."""

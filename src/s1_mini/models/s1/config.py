@@ -1,0 +1,118 @@
+"""What a checkpoint's `config.json` says of an S1 model. Read, never assumed; checked before any weight is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.layers.transformer import BlockConfig
+
+# Upstream slices every residual codebook's logits to this many, whatever the fast head's size
+# (decode_one_token_ar at d3df505).
+RESIDUAL_CODEBOOK_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class S1Config:
+    """Architecture of one dual-AR model. Build it with `from_json`."""
+
+    vocab_size: int
+    num_layers: int
+    slow: BlockConfig
+    num_fast_layers: int
+    fast: BlockConfig
+    codebook_size: int
+    num_codebooks: int
+    max_seq_len: int
+    rope_base: float
+    tie_word_embeddings: bool
+    scale_codebook_embeddings: bool
+    norm_fastlayer_input: bool
+    semantic_begin: int | None
+    semantic_end: int | None
+
+    @property
+    def residual_codebook_size(self) -> int:
+        """Codes that a residual codebook of the fast head can give."""
+        return min(RESIDUAL_CODEBOOK_SIZE, self.codebook_size)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> S1Config:
+        """Read `config.json`. A key that is absent has upstream's default; fast_* falls back to the slow stack.
+
+        Raises `CheckpointMismatchError` for a value that is missing, of the wrong type, or impossible.
+        """
+
+        def size(name: str, default: int | None = None) -> int:
+            return _size(name, values.get(name), default)
+
+        config = cls(
+            vocab_size=size("vocab_size"),
+            num_layers=size("n_layer"),
+            slow=_block(values, ""),
+            num_fast_layers=size("n_fast_layer", 4),
+            fast=_block(values, "fast_"),
+            codebook_size=size("codebook_size"),
+            num_codebooks=size("num_codebooks"),
+            max_seq_len=size("max_seq_len"),
+            rope_base=float(values.get("rope_base", 10_000)),
+            tie_word_embeddings=_flag("tie_word_embeddings", values.get("tie_word_embeddings"), default=True),
+            scale_codebook_embeddings=_flag("scale_codebook_embeddings", values.get("scale_codebook_embeddings")),
+            norm_fastlayer_input=_flag("norm_fastlayer_input", values.get("norm_fastlayer_input")),
+            semantic_begin=values.get("semantic_begin_id", values.get("semantic_start_token_id")),
+            semantic_end=values.get("semantic_end_id", values.get("semantic_end_token_id")),
+        )
+        if config.num_codebooks < 2:
+            raise CheckpointMismatchError("config.json: num_codebooks must be at least 2")
+        return config
+
+
+def _block(values: Mapping[str, Any], prefix: str) -> BlockConfig:
+    """Read one stack's block; what `prefix` does not say is said by the slow stack's key."""
+
+    def stated(name: str) -> Any:
+        own = values.get(prefix + name)
+        return values.get(name) if own is None else own
+
+    def size(name: str, default: int | None = None) -> int:
+        return _size(prefix + name, stated(name), default)
+
+    dim, heads = size("dim"), size("n_head")
+    kv_heads = heads if stated("n_local_heads") in (None, -1) else size("n_local_heads")
+    if heads % kv_heads:
+        raise CheckpointMismatchError(f"config.json: {prefix}n_head={heads} is no multiple of n_local_heads={kv_heads}")
+    head_dim = size("head_dim", dim // heads)
+    if head_dim % 2:
+        raise CheckpointMismatchError(f"config.json: {prefix}head_dim={head_dim} is odd; rotary positions need pairs")
+    return BlockConfig(
+        dim=dim,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=size("intermediate_size", _default_intermediate(dim)),
+        norm_eps=float(values.get("norm_eps", 1e-5)),
+        qkv_bias=_flag(f"{prefix}attention_qkv_bias", stated("attention_qkv_bias")),
+        o_bias=_flag(f"{prefix}attention_o_bias", stated("attention_o_bias")),
+        qk_norm=_flag(f"{prefix}attention_qk_norm", stated("attention_qk_norm")),
+    )
+
+
+def _default_intermediate(dim: int) -> int:
+    """Two thirds of four times dim, rounded up to a multiple of 256 (LLaMA's rule, upstream's default)."""
+    return -(-int(2 * 4 * dim / 3) // 256) * 256
+
+
+def _size(name: str, value: Any, default: int | None = None) -> int:
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointMismatchError(f"config.json: {name}={value!r} is not a positive whole number")
+    return value
+
+
+def _flag(name: str, value: Any, *, default: bool = False) -> bool:
+    value = default if value is None else value
+    if not isinstance(value, bool):
+        raise CheckpointMismatchError(f"config.json: {name}={value!r} is neither true nor false")
+    return value

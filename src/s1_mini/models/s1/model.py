@@ -1,0 +1,211 @@
+"""S1 behind the family interface: rows of sequences, prompts read in, one frame a step.
+
+Everything a step needs is on the device; nothing in it looks at a value, so it can be captured whole.
+Shapes: B slots, S columns, K codebooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from s1_mini.config import Heads, RepetitionMode
+from s1_mini.exceptions import CapacityError
+from s1_mini.layers.kv_cache import KVCache
+from s1_mini.layers.sampling import draw, penalise, ranked_probabilities
+from s1_mini.models.base import Frames, Prompt, SamplingTensors
+from s1_mini.models.s1.network import S1Network
+from s1_mini.models.s1.prompt import build_prompt
+from s1_mini.models.s1.repetition import RepetitionWindow
+from s1_mini.models.s1.tokenizer import S1Tokenizer
+from s1_mini.types import Voice
+
+
+@dataclass(frozen=True)
+class S1State:
+    """Everything S1 remembers of B sequences. Tensors are changed in place, never replaced."""
+
+    cache: KVCache  # slow: one column per prompt or frame column, and a last one that inactive rows write to
+    fast_cache: KVCache  # fast: overwritten by every frame
+    window: RepetitionWindow
+    column: Tensor  # [B, K + 1]: what the row reads next; set by activate and step
+    position: Tensor  # [B]: the column it will stand in; set by activate and step
+    count: Tensor  # [B]: frames made; set by activate and step
+    active: Tensor  # [B] bool; set by activate and release
+
+    @property
+    def max_columns(self) -> int:
+        """Columns a row can hold."""
+        return self.cache.keys.shape[3] - 1
+
+
+class S1Model:
+    """One loaded S1 checkpoint."""
+
+    def __init__(
+        self,
+        network: S1Network,
+        tokenizer: S1Tokenizer,
+        *,
+        heads: Heads = "restricted",
+        repetition_mode: RepetitionMode = "upstream",
+    ) -> None:
+        self.network = network
+        self.tokenizer = tokenizer
+        self.heads = heads
+        self.repetition_mode = repetition_mode
+        self.num_codebooks = network.config.num_codebooks
+        self.max_columns = network.config.max_seq_len
+        self.end = tokenizer.control("im_end")
+        self.device = network.norm.weight.device
+        self.dtype = network.norm.weight.dtype
+        network.prepare(self.device)
+
+    def prompt(self, text: str, voices: Sequence[Voice] = ()) -> Prompt:
+        """Write the prompt for one sentence piece. Raises `CapacityError` if nothing could be said after it."""
+        prompt = build_prompt(self.tokenizer, self.num_codebooks, text, voices)
+        if prompt.columns.shape[1] >= self.max_columns:
+            raise CapacityError(
+                f"text and references make {prompt.columns.shape[1]} columns; the model reads {self.max_columns}. "
+                "Use a shorter reference or fewer of them."
+            )
+        return prompt
+
+    def allocate(self, slots: int, columns: int) -> S1State:
+        """Make the state of `slots` sequences of up to `columns` prompt and frame columns each."""
+        config = self.network.config
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        return S1State(
+            cache=KVCache.allocate(
+                layers=config.num_layers,
+                slots=slots,
+                heads=config.slow.num_kv_heads,
+                columns=min(columns, self.max_columns) + 1,
+                head_dim=config.slow.head_dim,
+                dtype=self.dtype,
+                device=self.device,
+            ),
+            fast_cache=KVCache.allocate(
+                layers=config.num_fast_layers,
+                slots=slots,
+                heads=config.fast.num_kv_heads,
+                columns=config.num_codebooks,
+                head_dim=config.fast.head_dim,
+                dtype=self.dtype,
+                device=self.device,
+            ),
+            window=RepetitionWindow(slots, config.num_codebooks, self.repetition_mode, self.device),
+            column=zeros(slots, config.num_codebooks + 1),
+            position=zeros(slots),
+            count=zeros(slots),
+            active=zeros(slots, dtype=torch.bool),
+        )
+
+    def prefill(self, state: S1State, slot: int, columns: Tensor, start: int = 0) -> None:
+        """Read prompt columns [K + 1, n] into `slot` at columns start … start + n."""
+        count = columns.shape[1]
+        if count == 0:
+            return
+        columns = columns.to(self.device).unsqueeze(0)
+        positions = torch.arange(start, start + count, device=self.device)
+        mask = torch.arange(start + count, device=self.device) <= positions.unsqueeze(1)
+        rows = slice(slot, slot + 1)
+        self.network.slow(
+            self.network.embed(columns, self._is_semantic(columns[:, 0])),
+            positions.unsqueeze(0),
+            mask,
+            lambda layer: state.cache.block_store(layer, rows, start),
+        )
+
+    def activate(self, state: S1State, slot: int, prompt: Prompt) -> None:
+        """Let `slot` generate from the end of `prompt`, whose columns but the last are read already."""
+        state.column[slot] = prompt.columns[:, -1].to(self.device)
+        state.position[slot] = prompt.columns.shape[1] - 1
+        state.count[slot] = 0
+        state.window.clear(slot)
+        state.active[slot] = True
+
+    def release(self, state: S1State, slot: int) -> None:
+        """Stop `slot` from generating; what it holds is overwritten by the next prompt."""
+        state.active[slot] = False
+
+    def step(self, state: S1State, sampling: SamplingTensors, span: int) -> Frames:
+        """Generate one frame for every active row, none of which may have more than `span` columns."""
+        hidden = self.hidden(state, span)
+        logits = self.network.main_logits(hidden)
+        valid = logits.isfinite().all(-1)
+        uniforms = sampling.uniforms[torch.arange(len(state.count), device=self.device), state.count]
+
+        def pick_code(codebook: int, logits: Tensor) -> Tensor:
+            return self._draw(logits, *state.window.codes(codebook, state.count), sampling, uniforms[:, codebook])
+
+        choice = self._draw(
+            self._hold_open(logits.float(), state.count), *self._penalised(state), sampling, uniforms[:, 0]
+        )
+        token, stop = self._token(choice)
+        codes = self.network.fast(hidden, self.first_code(token), state.fast_cache, pick_code)
+        self.advance(state, torch.cat((token.unsqueeze(1), codes), dim=1))
+        return Frames(codes=codes, stop=stop, valid=valid)
+
+    def hidden(self, state: S1State, span: int) -> Tensor:
+        """Run the slow transformer over every row's next column; its pre-norm output [B, dim]."""
+        columns = state.column.unsqueeze(-1)
+        mask = torch.arange(span, device=self.device) <= state.position.unsqueeze(1)
+        target = torch.where(state.active, state.position, state.max_columns)
+        x = self.network.slow(
+            self.network.embed(columns, self._is_semantic(columns[:, 0])),
+            state.position.unsqueeze(1),
+            mask[:, None, None],
+            lambda layer: state.cache.row_store(layer, target, span),
+        )
+        return x[:, 0]
+
+    def first_code(self, token: Tensor) -> Tensor:
+        """Give the first codebook's code of a main token; 0 for a token that is not semantic."""
+        return (token - self.tokenizer.semantic_begin).clamp(0, self.network.config.codebook_size - 1)
+
+    def advance(self, state: S1State, frame: Tensor) -> None:
+        """Take `frame` [B, K + 1], main token and codes, as what active rows just made."""
+        state.window.record(frame, state.count, state.active)
+        state.column.copy_(torch.where(state.active.unsqueeze(1), frame, state.column))
+        state.position.add_(state.active)
+        state.count.add_(state.active)
+
+    def _is_semantic(self, tokens: Tensor) -> Tensor:
+        return (tokens >= self.tokenizer.semantic_begin) & (tokens <= self.tokenizer.semantic_end)
+
+    # The restricted head's rows are the semantic tokens in order, then <|im_end|>; the full head's are all ids.
+
+    def _penalised(self, state: S1State) -> tuple[Tensor, Tensor]:
+        tokens, valid = state.window.main_tokens(state.count)
+        if self.heads == "full":
+            return tokens, valid
+        return self.first_code(tokens), valid & self._is_semantic(tokens)
+
+    def _token(self, choice: Tensor) -> tuple[Tensor, Tensor]:
+        if self.heads == "full":
+            return choice, choice == self.end
+        stop = choice == self.network.output.out_features - 1
+        return torch.where(stop, self.end, choice + self.tokenizer.semantic_begin), stop
+
+    def _hold_open(self, logits: Tensor, count: Tensor) -> Tensor:
+        """Forbid the end before the first frame: an utterance is never empty (upstream never stops there either)."""
+        if self.heads == "full":
+            return logits
+        logits[:, -1] = torch.where(count == 0, float("-inf"), logits[:, -1])
+        return logits
+
+    def _draw(
+        self, logits: Tensor, tokens: Tensor, valid: Tensor, sampling: SamplingTensors, uniform: Tensor
+    ) -> Tensor:
+        # Codes beyond the kept rows cannot be drawn, so they need no penalty.
+        inside = tokens < logits.shape[1]
+        tokens, valid = torch.where(inside, tokens, 0), valid & inside
+        logits = penalise(logits.float(), tokens, valid, sampling.repetition_penalty)
+        return draw(*ranked_probabilities(logits, sampling.temperature, sampling.top_p), uniform)

@@ -1,0 +1,91 @@
+"""The S1 network: embeddings, the slow transformer over frames, the fast one over the codebooks of a frame.
+
+Parameter names are those of the published checkpoint. Only the head rows that can be sampled are kept.
+Shapes: B rows, T columns, K codebooks, S attended columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from s1_mini.layers.kv_cache import KVCache, KVStore
+from s1_mini.layers.norm import RMSNorm
+from s1_mini.layers.rope import rope_table
+from s1_mini.layers.transformer import TransformerBlock
+from s1_mini.models.s1.config import S1Config
+
+# Chooses the code of a codebook (1 … K-1) for every row: (codebook, logits [B, V]) -> codes [B].
+PickCode = Callable[[int, Tensor], Tensor]
+
+
+class S1Network(nn.Module):
+    """Tensors in, logits out; no sampling, no state of its own beside the weights."""
+
+    def __init__(self, config: S1Config, *, main_rows: int, residual_rows: int) -> None:
+        super().__init__()
+        self.config = config
+        slow, fast = config.slow, config.fast
+        self.embeddings = nn.Embedding(config.vocab_size, slow.dim)
+        self.codebook_embeddings = nn.Embedding(config.codebook_size * config.num_codebooks, slow.dim)
+        self.layers = nn.ModuleList(TransformerBlock(slow) for _ in range(config.num_layers))
+        self.norm = RMSNorm(slow.dim, slow.norm_eps)
+        self.output = nn.Linear(slow.dim, main_rows, bias=False)
+        self.fast_project_in = nn.Linear(slow.dim, fast.dim) if slow.dim != fast.dim else nn.Identity()
+        self.fast_embeddings = nn.Embedding(config.codebook_size, fast.dim)
+        self.fast_layers = nn.ModuleList(TransformerBlock(fast) for _ in range(config.num_fast_layers))
+        self.fast_norm = RMSNorm(fast.dim, fast.norm_eps)
+        self.fast_output = nn.Linear(fast.dim, residual_rows, bias=False)
+
+    def prepare(self, device: torch.device) -> None:
+        """Compute what is not stored: rotary tables and codebook offsets."""
+        config = self.config
+        self.rope = rope_table(config.max_seq_len, config.slow.head_dim, config.rope_base, device)
+        self.fast_rope = rope_table(config.num_codebooks, config.fast.head_dim, config.rope_base, device)
+        self.offsets = torch.arange(config.num_codebooks, device=device).mul(config.codebook_size).unsqueeze(1)
+        self.pair_mask = torch.ones(2, 2, dtype=torch.bool, device=device).tril()
+
+    def embed(self, columns: Tensor, semantic: Tensor) -> Tensor:
+        """Embed columns [B, K + 1, T]: main token, plus codes where `semantic` [B, T]; [B, T, dim]."""
+        x = self.embeddings(columns[:, 0])
+        spoken = x + self.codebook_embeddings(columns[:, 1:] + self.offsets).sum(1)
+        if self.config.scale_codebook_embeddings:
+            spoken = spoken / math.sqrt(self.config.num_codebooks + 1)
+        return torch.where(semantic.unsqueeze(-1), spoken, x)
+
+    def slow(self, x: Tensor, positions: Tensor, mask: Tensor, store: Callable[[int], KVStore]) -> Tensor:
+        """Run x [B, T, dim] at `positions` [B or 1, T]; `store` gives each layer its keys and values. Pre-norm."""
+        rope = self.rope[positions]
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rope, mask, store(index))
+        return x
+
+    def main_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of the kept main head rows from the slow transformer's pre-norm output [B, dim]."""
+        return self.output(self.norm(hidden))
+
+    def fast(self, hidden: Tensor, code: Tensor, cache: KVCache, pick: PickCode) -> Tensor:
+        """Give all codes [B, K] of a frame from the slow output [B, dim] and its first code [B].
+
+        Positions 0 (the hidden state) and 1 (the first code) are both known at the start and run as one pass.
+        """
+        start = self.norm(hidden) if self.config.norm_fastlayer_input else hidden
+        x = torch.stack((self.fast_project_in(start), self.fast_embeddings(code)), dim=1)
+        codes, position = [code], 0
+        for codebook in range(1, self.config.num_codebooks):
+            x = self._fast_pass(x, position, cache)
+            code = pick(codebook, self.fast_output(self.fast_norm(x[:, -1])))
+            codes.append(code)
+            x, position = self.fast_embeddings(code).unsqueeze(1), codebook + 1
+        return torch.stack(codes, dim=1)
+
+    def _fast_pass(self, x: Tensor, position: int, cache: KVCache) -> Tensor:
+        count = x.shape[1]
+        rope = self.fast_rope[position : position + count].unsqueeze(0)
+        mask = self.pair_mask if count == 2 else None
+        for index, layer in enumerate(self.fast_layers):
+            x = layer(x, rope, mask, cache.block_store(index, slice(None), position))
+        return x

@@ -1,0 +1,52 @@
+"""The S1 prompt: one flat sequence in which every part is tokenised by itself.
+
+`<|interleave|>` { speaker REFERENCE-TEXT codes `<|im_end|>` }* speaker TEXT
+
+The model goes on with semantic tokens until `<|im_end|>`. All references are speaker 0, whose tag
+`<|speaker:0|>` is no control token in S1 but plain text (content_sequence.py and generate_long at d3df505).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from s1_mini.exceptions import RequestError
+from s1_mini.models.base import Prompt
+from s1_mini.models.s1.tokenizer import S1Tokenizer
+from s1_mini.types import Voice
+
+SPEAKER = "<|speaker:0|>"
+
+
+def build_prompt(tokenizer: S1Tokenizer, num_codebooks: int, text: str, voices: Sequence[Voice]) -> Prompt:
+    """Write the prompt for `text`, spoken like `voices`. Raises `RequestError` if codes do not fit the model."""
+
+    def text_part(part: str) -> Tensor:
+        return _control_part(tokenizer.encode(part), num_codebooks)
+
+    speaker = text_part(SPEAKER)
+    end = _control_part([tokenizer.control("im_end")], num_codebooks)
+    parts = [_control_part([tokenizer.control("interleave")], num_codebooks)]
+    for voice in voices:
+        parts += [speaker, text_part(voice.text), _codes_part(tokenizer, num_codebooks, voice.codes), end]
+    shared = [*parts, speaker]
+    return Prompt(torch.cat([*shared, text_part(text)], dim=1), sum(part.shape[1] for part in shared))
+
+
+def _control_part(tokens: list[int], num_codebooks: int) -> Tensor:
+    columns = torch.zeros(num_codebooks + 1, len(tokens), dtype=torch.int64)
+    columns[0] = torch.tensor(tokens, dtype=torch.int64)
+    return columns
+
+
+def _codes_part(tokenizer: S1Tokenizer, num_codebooks: int, codes: Tensor) -> Tensor:
+    num_semantic = tokenizer.semantic_end - tokenizer.semantic_begin + 1
+    if codes.dim() != 2 or codes.shape[0] != num_codebooks or codes.shape[1] < 1:
+        raise RequestError("voice", f"codes have shape {tuple(codes.shape)}; the model needs [{num_codebooks}, frames]")
+    if not 0 <= int(codes.min()) <= int(codes[0].max()) < num_semantic:
+        raise RequestError("voice", f"codes lie outside 0 … {num_semantic - 1}; were they made by another codec?")
+    codes = codes.to(torch.int64)
+    return torch.cat((codes[:1] + tokenizer.semantic_begin, codes))

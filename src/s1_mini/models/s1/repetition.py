@@ -1,0 +1,55 @@
+"""Which tokens the repetition penalty looks back at, kept on the device for every row.
+
+`upstream` reproduces the original (decode_n_tokens at d3df505) with its two faults: the main token is penalised
+only by what was said exactly 16 frames ago (a column is read where a row was meant), and code 0 is penalised
+during the first 16 frames (unwritten history reads as zeros). The first frame is never remembered.
+`fixed` does what was meant: the last 16 frames, all of them, and nothing that was not said.
+Shapes: B rows, W window, K codebooks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from s1_mini.config import RepetitionMode
+
+WINDOW = 16  # frames, about 0.74 s
+
+
+class RepetitionWindow:
+    """A ring of the last frames of every row. `count` [B] is always the number of frames a row has made."""
+
+    def __init__(self, rows: int, num_codebooks: int, mode: RepetitionMode, device: torch.device) -> None:
+        self.history = torch.zeros(rows, WINDOW, num_codebooks + 1, dtype=torch.int64, device=device)
+        self._as_meant = mode == "fixed"
+        self._skipped = 0 if self._as_meant else 1  # frames at the start that are not remembered
+        self._slots = torch.arange(WINDOW, device=device)
+        self._rows = torch.arange(rows, device=device)
+
+    def main_tokens(self, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the ids to penalise when the main token is drawn, and which of them count: [B, N] each."""
+        if self._as_meant:
+            return self.history[:, :, 0], self._spoken(count)
+        recorded = count - self._skipped
+        oldest = torch.where(recorded >= WINDOW, recorded % WINDOW, 0)
+        tokens = self.history[self._rows, oldest]
+        return tokens, (recorded >= 0).unsqueeze(1).expand_as(tokens)
+
+    def codes(self, codebook: int, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the codes to penalise when `codebook` is drawn, and which of them count: [B, W] each."""
+        codes = self.history[:, :, codebook + 1]
+        return codes, self._spoken(count) if self._as_meant else (count >= self._skipped).unsqueeze(1).expand_as(codes)
+
+    def record(self, frame: Tensor, count: Tensor, active: Tensor) -> None:
+        """Remember the frame [B, K + 1] that active rows made as their `count`-th (from 0)."""
+        slot = (count - self._skipped) % WINDOW
+        kept = active & (count >= self._skipped)
+        self.history[self._rows, slot] = torch.where(kept.unsqueeze(1), frame, self.history[self._rows, slot])
+
+    def clear(self, row: int) -> None:
+        """Forget everything of one row."""
+        self.history[row] = 0
+
+    def _spoken(self, count: Tensor) -> Tensor:
+        return self._slots < count.unsqueeze(1)

@@ -1,0 +1,98 @@
+"""Text to token ids and back, through the checkpoint's own byte-pair vocabulary.
+
+Text is always encoded as text: a control token spelled out in it (`<|im_end|>`) becomes the tokens of its letters.
+Control tokens are only ever placed by `prompt.py`, by id.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from pathlib import Path
+
+import tiktoken
+
+from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
+from s1_mini.weights.files import read_json
+
+# The published split pattern, with its `(\?!\S)`: upstream's typo for a look-ahead, kept because the model was
+# trained with it.
+SPLIT_PATTERN = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"\p{P}",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(\?!\S)",
+        r"\s+",
+    )
+)
+_SEMANTIC = re.compile(r"<\|semantic:(\d+)\|>")
+_MAX_SLICE = 400_000  # characters that upstream hands to tiktoken at once
+
+
+class S1Tokenizer:
+    """Vocabulary of one checkpoint: `tokenizer.tiktoken` for text, `special_tokens.json` for control tokens."""
+
+    def __init__(self, ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
+        self.special_tokens = special_tokens
+        self._encoding = tiktoken.Encoding(
+            "s1", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=special_tokens
+        )
+        semantic = {int(m[1]): i for name, i in special_tokens.items() if (m := _SEMANTIC.fullmatch(name))}
+        if sorted(semantic) != list(range(len(semantic))) or not semantic:
+            raise CheckpointMismatchError(
+                "special_tokens.json: <|semantic:N|> tokens must be numbered from 0 without a gap"
+            )
+        self.semantic_begin, self.semantic_end = semantic[0], semantic[len(semantic) - 1]
+        if self.semantic_end - self.semantic_begin != len(semantic) - 1:
+            raise CheckpointMismatchError("special_tokens.json: the ids of <|semantic:N|> are not consecutive")
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> S1Tokenizer:
+        """Read both files. Raises `CheckpointFileError` or `CheckpointMismatchError`."""
+        special = read_json(directory / "special_tokens.json")
+        bad = [name for name, value in special.items() if not isinstance(value, int) or isinstance(value, bool)]
+        if bad:
+            raise CheckpointFileError(f"{directory / 'special_tokens.json'}: the id of {bad[0]} is not a whole number")
+        ranks = _read_ranks(directory / "tokenizer.tiktoken")
+        try:
+            return cls(ranks, special)
+        except (ValueError, KeyError) as error:
+            raise CheckpointMismatchError(
+                f"{directory}: vocabulary and special tokens do not go together: {error}"
+            ) from None
+
+    def encode(self, text: str) -> list[int]:
+        """Encode text as text; what looks like a control token is encoded letter by letter."""
+        slices = (text[i : i + _MAX_SLICE] for i in range(0, len(text), _MAX_SLICE))
+        return [token for part in slices for token in self._encoding.encode_ordinary(part)]
+
+    def decode(self, tokens: list[int]) -> str:
+        """Give the text of token ids; control tokens come out spelled."""
+        return self._encoding.decode(tokens)
+
+    def control(self, name: str) -> int:
+        """Give the id of a control token such as `im_end`. Raises `CheckpointMismatchError` if there is none."""
+        spelled = f"<|{name}|>"
+        if spelled not in self.special_tokens:
+            raise CheckpointMismatchError(f"special_tokens.json has no {spelled}; S1 prompts need it")
+        return self.special_tokens[spelled]
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    """Read lines of `base64 rank`; a line whose token is a bare `=` is a placeholder and is skipped."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+        pairs = (line.split() for line in lines if line and not line.startswith("= "))
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+    except FileNotFoundError:
+        raise CheckpointFileError(f"{path} is missing") from None
+    except (OSError, ValueError, binascii.Error) as error:
+        raise CheckpointFileError(f"{path} is no tiktoken vocabulary: {error}") from None
+    if not ranks:
+        raise CheckpointFileError(f"{path} is empty")
+    return ranks

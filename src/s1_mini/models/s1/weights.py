@@ -1,0 +1,143 @@
+"""Translate the published names of an S1 checkpoint into the network's, and fit them strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from s1_mini.config import Heads, RepetitionMode
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.models.s1.config import S1Config
+from s1_mini.models.s1.model import S1Model
+from s1_mini.models.s1.network import S1Network
+from s1_mini.models.s1.tokenizer import S1Tokenizer
+from s1_mini.weights.files import find_tensors, read_json, read_tensors
+from s1_mini.weights.fit import check_fit, fit, strip_prefix
+
+_JOINED = ("wq", "wk", "wv")
+
+
+def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give tensors the network's names: wrappers' prefixes off, `audio_*` ignored, legacy wq/wk/wv joined.
+
+    Idempotent. Siblings' prefixes (`text_model.model.`, `audio_decoder.`) are translated too (upstream's S2 loader).
+    """
+    named = strip_prefix(strip_prefix(tensors, "text_model.model."), "model.")
+    named = {_sibling_name(name): tensor for name, tensor in named.items()}
+    named = {name: tensor for name, tensor in named.items() if "audio_" not in name}
+    for name in [name for name in named if ".wq." in name]:
+        parts = [name.replace(".wq.", f".{part}.") for part in _JOINED]
+        missing = [part for part in parts if part not in named]
+        if missing:
+            raise CheckpointMismatchError(f"legacy attention weights are incomplete: {', '.join(missing)} missing")
+        named[name.replace(".wq.", ".wqkv.")] = torch.cat([named.pop(part) for part in parts])
+    return named
+
+
+def _sibling_name(name: str) -> str:
+    if not name.startswith("audio_decoder."):
+        return name
+    rest = name.removeprefix("audio_decoder.")
+    return rest if rest.startswith("codebook_embeddings.") else f"fast_{rest}"
+
+
+def build_network(
+    config: S1Config,
+    tokenizer: S1Tokenizer,
+    tensors: Mapping[str, Tensor],
+    *,
+    heads: Heads,
+    residual_codes: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    source: str,
+) -> S1Network:
+    """Build the network with only the head rows that can be sampled.
+
+    `residual_codes` is how many codes the codec's residual codebooks have, if fewer than the model's.
+    Raises `CheckpointMismatchError` where config, vocabulary and weights contradict each other.
+    """
+    _check_vocabulary(config, tokenizer)
+    named = translate(tensors)
+    if config.tie_word_embeddings and "embeddings.weight" in named:
+        named.setdefault("output.weight", named["embeddings.weight"])
+    main_rows, residual_rows = config.vocab_size, config.residual_codebook_size
+    _keep_rows(named, "fast_output.weight", config.codebook_size, slice(residual_rows), source)
+    if heads == "restricted":
+        rows = [*range(tokenizer.semantic_begin, tokenizer.semantic_end + 1), tokenizer.control("im_end")]
+        main_rows, residual_rows = len(rows), min(residual_rows, residual_codes or residual_rows)
+        _keep_rows(named, "output.weight", config.vocab_size, rows, source)
+        _keep_rows(named, "fast_output.weight", config.residual_codebook_size, slice(residual_rows), source)
+    with torch.device("meta"):
+        network = S1Network(config, main_rows=main_rows, residual_rows=residual_rows)
+    fit(network, named, source=source, dtype=dtype, device=device)
+    return network
+
+
+def check(directory: Path, named: Mapping[str, Tensor]) -> None:
+    """Raise `CheckpointError` unless translated tensors fit the directory's config and vocabulary."""
+    config = S1Config.from_json(read_json(directory / "config.json"))
+    _check_vocabulary(config, S1Tokenizer.from_directory(directory))
+    if config.tie_word_embeddings and "embeddings.weight" in named:
+        named = {"output.weight": named["embeddings.weight"], **named}
+    with torch.device("meta"):
+        network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
+    check_fit(network, named, source=f"the model of {directory}")
+
+
+def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer) -> None:
+    begin, end = tokenizer.semantic_begin, tokenizer.semantic_end
+    stated = (config.semantic_begin, config.semantic_end)
+    if any(value is not None for value in stated) and stated != (begin, end):
+        raise CheckpointMismatchError(
+            f"config.json puts semantic tokens at {stated}, special_tokens.json at {(begin, end)}"
+        )
+    if end >= config.vocab_size:
+        raise CheckpointMismatchError(
+            f"special_tokens.json has id {end}; config.json's vocab_size is {config.vocab_size}"
+        )
+    if end - begin + 1 > config.codebook_size:
+        raise CheckpointMismatchError(
+            f"special_tokens.json has {end - begin + 1} semantic tokens; "
+            f"config.json's codebook_size is {config.codebook_size}"
+        )
+
+
+def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | list[int], source: str) -> None:
+    """Keep some rows of a head, once it is certain that it has the `stored` rows its config says."""
+    if name not in named:
+        return  # `fit` names it as missing
+    if len(named[name]) != stored:
+        raise CheckpointMismatchError(
+            f"{source} does not fit its config: {name} {tuple(named[name].shape)} has not {stored} rows"
+        )
+    named[name] = named[name][rows]
+
+
+def open_s1(
+    directory: Path,
+    *,
+    heads: Heads,
+    repetition_mode: RepetitionMode,
+    residual_codes: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> S1Model:
+    """Open the model of a checkpoint directory. Raises `CheckpointError`."""
+    config = S1Config.from_json(read_json(directory / "config.json"))
+    tokenizer = S1Tokenizer.from_directory(directory)
+    path = find_tensors(directory, "model")
+    network = build_network(
+        config,
+        tokenizer,
+        read_tensors(path),
+        heads=heads,
+        residual_codes=residual_codes,
+        dtype=dtype,
+        device=device,
+        source=path.name,
+    )
+    return S1Model(network, tokenizer, heads=heads, repetition_mode=repetition_mode)

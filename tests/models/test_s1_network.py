@@ -1,0 +1,175 @@
+"""The network against its plain reference, for every switch a `config.json` can set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import reference_s1
+from s1_mini.checkpoint.random import RECIPES, Recipe, random_model, write_vocabulary
+from s1_mini.models.base import Prompt, SamplingTensors
+from s1_mini.models.s1.config import S1Config
+from s1_mini.models.s1.model import S1Model
+from s1_mini.models.s1.tokenizer import S1Tokenizer
+from s1_mini.models.s1.weights import build_network
+
+SWITCHES: dict[str, dict[str, Any]] = {
+    "published": {},
+    "qkv bias": {"attention_qkv_bias": True},
+    "o bias": {"attention_o_bias": True},
+    "no q/k norm": {"attention_qk_norm": False},
+    "fast q/k norm": {"fast_attention_qk_norm": True},
+    "tied head": {"tie_word_embeddings": True},
+    "unscaled codebooks": {"scale_codebook_embeddings": False},
+    "fast_dim differs": {"fast_dim": 24, "fast_n_head": 2},
+    "normed fast input": {"norm_fastlayer_input": True},
+    "no grouping": {"n_local_heads": -1},
+    "head_dim left out": {"head_dim": None},
+    "other rope base": {"rope_base": 10_000},
+    "four codebooks": {"num_codebooks": 4},
+}
+
+
+def build(tmp_path: Path, heads: str = "full", **switches: Any) -> tuple[S1Model, S1Config, dict[str, torch.Tensor]]:
+    recipe = Recipe(RECIPES["tiny"].model | switches, num_semantic=64)
+    write_vocabulary(tmp_path, recipe)
+    config, tokenizer = S1Config.from_json(recipe.model), S1Tokenizer.from_directory(tmp_path)
+    weights = random_model(recipe)
+    network = build_network(
+        config,
+        tokenizer,
+        weights,
+        heads=heads,
+        residual_codes=None,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        source="test",
+    )
+    return S1Model(network, tokenizer, heads=heads), config, weights
+
+
+def random_columns(model: S1Model, length: int, seed: int = 0) -> torch.Tensor:
+    """Some text, then frames: [K + 1, length]."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = torch.randint(0, 64, (model.num_codebooks + 1, length), generator=generator)
+    columns[0, length // 2 :] = model.tokenizer.semantic_begin + columns[1, length // 2 :]
+    columns[1:, : length // 2] = 0
+    return columns
+
+
+def sampling(rows: int, codebooks: int, frames: int = 8, temperature: float = 0.8) -> SamplingTensors:
+    table = torch.rand(rows, frames, codebooks, generator=torch.Generator().manual_seed(1))
+    return SamplingTensors(torch.full((rows,), temperature), torch.full((rows,), 0.9), torch.full((rows,), 1.1), table)
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("name", SWITCHES)
+def test_every_switch_computes_what_the_plain_reference_computes(name: str, tmp_path: Path) -> None:
+    model, config, weights = build(tmp_path, **SWITCHES[name])
+    columns = random_columns(model, 12)
+    state = model.allocate(1, 20)
+
+    model.prefill(state, 0, columns[:, :5], start=0)
+    model.prefill(state, 0, columns[:, 5:-1], start=5)
+    model.activate(state, 0, Prompt(columns, 0))
+    hidden = model.hidden(state, span=12)
+    fast_logits: list[torch.Tensor] = []
+
+    def follow(codebook: int, logits: torch.Tensor) -> torch.Tensor:
+        fast_logits.append(logits[0])
+        return columns[codebook + 1, -1:]
+
+    model.network.fast(hidden, columns[1, -1:], state.fast_cache, follow)
+
+    expected, expected_logits = reference_s1.slow(
+        config, weights, columns, model.tokenizer.semantic_begin, model.tokenizer.semantic_end
+    )
+    assert torch.allclose(hidden[0], expected[-1], atol=1e-4)
+    assert torch.allclose(model.network.main_logits(hidden)[0], expected_logits[-1], atol=1e-4)
+    expected_fast = reference_s1.fast(config, weights, expected[-1], columns[1:, -1].tolist())
+    assert torch.allclose(torch.stack(fast_logits), expected_fast, atol=1e-4)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_restricted_heads_are_rows_of_the_full_ones(tmp_path: Path) -> None:
+    """Semantic tokens in order, then the end."""
+    full, _, _ = build(tmp_path, "full")
+    restricted, _, _ = build(tmp_path, "restricted")
+    hidden = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
+    tokenizer = full.tokenizer
+
+    kept = [*range(tokenizer.semantic_begin, tokenizer.semantic_end + 1), tokenizer.control("im_end")]
+
+    expected = full.network.main_logits(hidden)[:, kept]
+    assert torch.allclose(restricted.network.main_logits(hidden), expected, atol=1e-6)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_rows_of_different_lengths_step_together_as_they_step_alone(tmp_path: Path) -> None:
+    model, _, _ = build(tmp_path, "restricted")
+    prompts = [random_columns(model, length, seed) for seed, length in enumerate((5, 9, 14))]
+    together = model.allocate(3, 32)
+    for slot, columns in enumerate(prompts):
+        model.prefill(together, slot, columns[:, :-1])
+        model.activate(together, slot, Prompt(columns, 0))
+    params = sampling(3, 10)
+
+    batch = torch.stack([model.step(together, params, span=14 + i).codes for i in range(6)], dim=1)
+
+    for slot, columns in enumerate(prompts):
+        alone = model.allocate(1, 32)
+        model.prefill(alone, 0, columns[:, :-1])
+        model.activate(alone, 0, Prompt(columns, 0))
+        own = SamplingTensors(*(getattr(params, f)[slot : slot + 1] for f in params.__dataclass_fields__))
+        single = [model.step(alone, own, span=columns.shape[1] + i).codes[0] for i in range(6)]
+        assert torch.equal(batch[slot], torch.stack(single))
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_a_row_at_rest_is_not_touched_by_its_neighbours_steps(tmp_path: Path) -> None:
+    model, _, _ = build(tmp_path, "restricted")
+    columns = random_columns(model, 8)
+    state = model.allocate(2, 16)
+    model.prefill(state, 0, columns[:, :-1])
+    model.prefill(state, 1, columns[:, :-1])
+    model.activate(state, 0, Prompt(columns, 0))
+    before = state.cache.keys[:, 1, :, : state.max_columns].clone()
+
+    model.step(state, sampling(2, 10), span=8)
+
+    assert torch.equal(state.cache.keys[:, 1, :, : state.max_columns], before)
+    assert state.position.tolist() == [8, 0]
+    assert state.count.tolist() == [1, 0]
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_the_first_frame_is_never_the_end(tmp_path: Path) -> None:
+    model, _, _ = build(tmp_path, "restricted")
+    model.network.output.weight[-1] = model.network.output.weight[:-1].sum(0) * 100
+    columns = random_columns(model, 8)
+    ends = []
+    for seed in range(20):
+        state = model.allocate(1, 16)
+        model.prefill(state, 0, random_columns(model, 8, seed)[:, :-1])
+        model.activate(state, 0, Prompt(columns, 0))
+        ends.append(bool(model.step(state, sampling(1, 10), span=8).stop))
+
+    assert not any(ends)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_logits_that_are_not_finite_are_reported_for_their_row_alone(tmp_path: Path) -> None:
+    model, _, _ = build(tmp_path, "restricted")
+    columns = random_columns(model, 8)
+    state = model.allocate(2, 16)
+    for slot in range(2):
+        model.prefill(state, slot, columns[:, :-1])
+        model.activate(state, slot, Prompt(columns, 0))
+    state.cache.values[0, 1, 0, 0] = float("nan")
+
+    frames = model.step(state, sampling(2, 10), span=8)
+
+    assert frames.valid.tolist() == [True, False]

@@ -1,0 +1,90 @@
+"""The S1 network written down once more, as plainly as possible: whole sequence, no cache, no batch, no slicing.
+
+Tests hold the real one against it, for switches that the original's oracle does not have. Works on published names.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from s1_mini.layers.transformer import BlockConfig
+from s1_mini.models.s1.config import S1Config
+
+Weights = dict[str, Tensor]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+
+def rotate(x: Tensor, base: float) -> Tensor:
+    """Rotate [T, D] by its positions 0 … T-1, pair by pair."""
+    out = x.clone()
+    for position in range(x.shape[0]):
+        for pair in range(x.shape[1] // 2):
+            angle = torch.tensor(float(position)) * (1.0 / (base ** torch.tensor(2 * pair / x.shape[1])))
+            cos, sin = (f(angle).to(torch.bfloat16).float() for f in (torch.cos, torch.sin))
+            a, b = x[position, 2 * pair], x[position, 2 * pair + 1]
+            out[position, 2 * pair] = a * cos - b * sin
+            out[position, 2 * pair + 1] = b * cos + a * sin
+    return out
+
+
+def block(x: Tensor, weights: Weights, prefix: str, config: BlockConfig, base: float) -> Tensor:
+    def get(name: str) -> Tensor | float:
+        return weights.get(f"{prefix}{name}", 0.0)
+
+    size, length = config.head_dim, x.shape[0]
+    normal = rms_norm(x, get("attention_norm.weight"), config.norm_eps)
+    qkv = normal @ get("attention.wqkv.weight").T + get("attention.wqkv.bias")
+    queries, keys, values = qkv.split(
+        (config.num_heads * size, config.num_kv_heads * size, config.num_kv_heads * size), dim=-1
+    )
+    heads = []
+    for head in range(config.num_heads):
+        group = head // (config.num_heads // config.num_kv_heads)
+        query = queries[:, head * size : (head + 1) * size]
+        key = keys[:, group * size : (group + 1) * size]
+        value = values[:, group * size : (group + 1) * size]
+        if config.qk_norm:
+            query = rms_norm(query, get("attention.q_norm.weight"), config.norm_eps)
+            key = rms_norm(key, get("attention.k_norm.weight"), config.norm_eps)
+        scores = rotate(query, base) @ rotate(key, base).T / size**0.5
+        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        heads.append(scores.masked_fill(future, float("-inf")).softmax(-1) @ value)
+    x = x + torch.cat(heads, dim=-1) @ get("attention.wo.weight").T + get("attention.wo.bias")
+    normal = rms_norm(x, get("ffn_norm.weight"), config.norm_eps)
+    gate = normal @ get("feed_forward.w1.weight").T
+    return x + (gate * gate.sigmoid() * (normal @ get("feed_forward.w3.weight").T)) @ get("feed_forward.w2.weight").T
+
+
+def slow(config: S1Config, weights: Weights, columns: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    """Hidden state [T, dim] before the norm, and logits [T, vocab], of columns [K + 1, T]."""
+    rows = []
+    for main, *codes in columns.T.tolist():
+        x = weights["embeddings.weight"][main]
+        if begin <= main <= end:
+            for book, code in enumerate(codes):
+                x = x + weights["codebook_embeddings.weight"][book * config.codebook_size + code]
+            if config.scale_codebook_embeddings:
+                x = x / (config.num_codebooks + 1) ** 0.5
+        rows.append(x)
+    x = torch.stack(rows)
+    for layer in range(config.num_layers):
+        x = block(x, weights, f"layers.{layer}.", config.slow, config.rope_base)
+    head = weights["embeddings.weight" if config.tie_word_embeddings else "output.weight"]
+    return x, rms_norm(x, weights["norm.weight"], config.slow.norm_eps) @ head.T
+
+
+def fast(config: S1Config, weights: Weights, hidden: Tensor, codes: list[int]) -> Tensor:
+    """Logits [K - 1, codebook] of codebooks 1 … K-1, given the slow output [dim] and all codes of the frame."""
+    if config.norm_fastlayer_input:
+        hidden = rms_norm(hidden, weights["norm.weight"], config.slow.norm_eps)
+    if "fast_project_in.weight" in weights:
+        hidden = weights["fast_project_in.weight"] @ hidden + weights["fast_project_in.bias"]
+    x = torch.stack([hidden, *(weights["fast_embeddings.weight"][code] for code in codes[:-1])])
+    for layer in range(config.num_fast_layers):
+        x = block(x, weights, f"fast_layers.{layer}.", config.fast, config.rope_base)
+    x = rms_norm(x, weights["fast_norm.weight"], config.fast.norm_eps)
+    return (x @ weights["fast_output.weight"].T)[1:]
