@@ -1,0 +1,35 @@
+"""The small interface behind which every codec stands.
+
+Shapes: B rows, K codebooks, F frames; waves are float, one channel, in [-1, 1].
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class CodecStream(Protocol):
+    """Decodes B rows piece by piece; any cutting gives the samples of one call."""
+
+    def push(self, codes: Tensor) -> Tensor:
+        """Decode the next frames [B, K, F] of every row to samples [B, F * samples_per_frame]."""
+
+
+class Codec(Protocol):
+    """Frames of codes to sound, and sound to frames."""
+
+    sample_rate: int
+    samples_per_frame: int
+    num_codebooks: int
+    max_frames: int  # longest stream, in frames
+
+    def encode(self, wave: Tensor) -> Tensor:
+        """Encode one wave [samples] to codes [K, F]; the last frame is filled up with silence."""
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Decode codes [B, K, F] to samples [B, F * samples_per_frame]."""
+
+    def open(self, rows: int) -> CodecStream:
+        """Begin a stream of `rows` rows."""

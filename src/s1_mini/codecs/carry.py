@@ -1,0 +1,53 @@
+"""What a causal network remembers between two chunks, so that any chunking gives the samples of one call.
+
+A causal layer depends on a fixed number of past inputs. Each layer asks the carry to put those before its new
+input; at the start they are zeros, which is what a causal layer pads with anyway. So there is one code path for
+whole and streamed work. Tensors are made at first use and changed in place afterwards (graph-safe).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# A layer and, where it keeps more than one thing, which.
+CarryKey = tuple[object, str]
+
+
+class Carry:
+    """Past inputs of every layer for B rows."""
+
+    def __init__(self) -> None:
+        self._past: dict[CarryKey, Tensor] = {}
+
+    def extend(self, key: CarryKey, new: Tensor, context: int, axis: int = -1) -> Tensor:
+        """Give `new` with the last `context` inputs before it on `axis`, and remember its own end."""
+        if context == 0:
+            return new
+        past = self._past.get(key)
+        if past is None:
+            shape = list(new.shape)
+            shape[axis] = context
+            past = self._past[key] = new.new_zeros(shape)
+        joined = torch.cat((past, new), dim=axis)
+        past.copy_(joined.narrow(axis, joined.shape[axis] - context, context))
+        return joined
+
+    def advance(self, key: CarryKey, rows: int, count: int, device: torch.device) -> Tensor:
+        """Count `count` more inputs and give how many each row had before: int64 [rows]."""
+        seen = self._past.get(key)
+        if seen is None:
+            seen = self._past[key] = torch.zeros(rows, dtype=torch.int64, device=device)
+        before = seen.clone()
+        seen.add_(count)
+        return before
+
+    def reset(self, row: int) -> None:
+        """Begin a new stream in one row."""
+        for past in self._past.values():
+            past[row] = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held, in bytes."""
+        return sum(past.numel() * past.element_size() for past in self._past.values())

@@ -1,0 +1,104 @@
+"""Causal bricks of the codec. Each takes its input and the carry that holds what came before.
+
+Parameter names are those of the published checkpoint with weight norm folded.
+Shapes: B rows, C channels, T steps.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from s1_mini.codecs.carry import Carry
+
+
+class Chain(nn.ModuleList):
+    """Layers one after another, all with the same carry."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(layers)
+
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        for layer in self:
+            x = layer(x, carry)
+        return x
+
+
+class CausalConv1d(nn.Module):
+    """Convolution that sees only the past; T must be a multiple of the stride."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1, groups: int = 1
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups)
+        self.context = (kernel - 1) * dilation + 1 - stride
+
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        return self.conv(carry.extend((self, ""), x, self.context))
+
+
+class CausalConvTranspose1d(nn.Module):
+    """Transposed convolution that sees only the past: T steps become T * stride."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose1d(inputs, outputs, kernel, stride=stride)
+        self.stride = stride
+        self.context = -(-kernel // stride) - 1  # inputs whose outputs reach into the next step's
+
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        start, length = self.context * self.stride, x.shape[-1] * self.stride
+        return self.conv(carry.extend((self, ""), x, self.context))[..., start : start + length]
+
+
+class Snake(nn.Module):
+    """x + sin²(αx) / α, per channel (Ziyin et al. 2020)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.empty(1, channels, 1))
+
+    def forward(self, x: Tensor, _carry: Carry) -> Tensor:
+        return x + (self.alpha * x).sin().square() / (self.alpha + 1e-9)
+
+
+class Tanh(nn.Module):
+    """Bounds samples to (-1, 1)."""
+
+    def forward(self, x: Tensor, _carry: Carry) -> Tensor:
+        return x.tanh()
+
+
+class ResidualUnit(nn.Module):
+    """Two Snake convolutions, the first dilated, around a skip."""
+
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        self.block = Chain(
+            Snake(channels),
+            CausalConv1d(channels, channels, 7, dilation=dilation),
+            Snake(channels),
+            CausalConv1d(channels, channels, 1),
+        )
+
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        return x + self.block(x, carry)
+
+
+class ConvNeXtBlock(nn.Module):
+    """Depthwise convolution and a pointwise bottleneck around a skip (Liu et al. 2022), made causal."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.dwconv = CausalConv1d(channels, channels, 7, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.pwconv1 = nn.Linear(channels, 4 * channels)
+        self.pwconv2 = nn.Linear(4 * channels, channels)
+        self.gamma = nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        inner = self.norm(self.dwconv(x, carry).transpose(1, 2))
+        inner = self.gamma * self.pwconv2(F.gelu(self.pwconv1(inner)))
+        return x + inner.transpose(1, 2)

@@ -1,0 +1,223 @@
+"""The DAC codec: codes to sound and sound to codes, whole or streamed through the same path.
+
+decode: codes -> vectors -> post_module -> upsample -> decoder -> samples
+encode: samples -> encoder -> downsample -> pre_module -> codes
+Without `encodes` the encoding half is not built at all (it is more than half of the weights).
+Shapes: B rows, K codebooks, F frames, C channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from s1_mini.codecs.carry import Carry
+from s1_mini.codecs.dac.config import ROPE_BASE, DacConfig
+from s1_mini.codecs.dac.layers import (
+    CausalConv1d,
+    CausalConvTranspose1d,
+    Chain,
+    ConvNeXtBlock,
+    ResidualUnit,
+    Snake,
+    Tanh,
+)
+from s1_mini.codecs.dac.quantizer import QuantizerStack
+from s1_mini.codecs.dac.transformer import WindowTransformer
+from s1_mini.exceptions import CapacityError
+
+DILATIONS = (1, 3, 9)
+
+# Frames worked on at once by `decode` and `encode`: bounds their memory, whatever the length.
+DECODE_BLOCK = 64
+ENCODE_BLOCK = 256
+
+
+class EncoderBlock(nn.Module):
+    """Residual units, then a strided convolution that doubles the channels, then transformer layers if any."""
+
+    def __init__(self, config: DacConfig, dim: int, stride: int, num_layers: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [ResidualUnit(dim // 2, dilation) for dilation in DILATIONS]
+        layers += [Snake(dim // 2), CausalConv1d(dim // 2, dim, 2 * stride, stride=stride)]
+        if num_layers:
+            layers.append(
+                WindowTransformer(
+                    config.encoder_block(dim),
+                    layers=num_layers,
+                    window=config.enc_window,
+                    max_steps=config.enc_block_size,
+                    rope_base=ROPE_BASE,
+                )
+            )
+        self.block = Chain(*layers)
+
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        return self.block(x, carry)
+
+
+class Encoder(nn.Module):
+    """Samples [B, 1, T] to vectors [B, C, T / product of the rates]."""
+
+    def __init__(self, config: DacConfig) -> None:
+        super().__init__()
+        dim = config.encoder_dim
+        layers: list[nn.Module] = [CausalConv1d(1, dim, 7)]
+        for stride, num_layers in zip(config.encoder_rates, config.encoder_transformer_layers, strict=True):
+            dim *= 2
+            layers.append(EncoderBlock(config, dim, stride, num_layers))
+        layers += [Snake(dim), CausalConv1d(dim, config.input_dim, 3)]
+        self.block = Chain(*layers)
+
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        return self.block(x, carry)
+
+
+class DecoderBlock(nn.Module):
+    """A transposed convolution that halves the channels, then residual units."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.block = Chain(
+            Snake(inputs),
+            CausalConvTranspose1d(inputs, outputs, 2 * stride, stride=stride),
+            *(ResidualUnit(outputs, dilation) for dilation in DILATIONS),
+        )
+
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        return self.block(x, carry)
+
+
+class Decoder(nn.Module):
+    """Vectors [B, C, T] to samples [B, 1, T * product of the rates]."""
+
+    def __init__(self, config: DacConfig) -> None:
+        super().__init__()
+        dim = config.decoder_dim
+        layers: list[nn.Module] = [CausalConv1d(config.input_dim, dim, 7)]
+        for stride in config.decoder_rates:
+            layers.append(DecoderBlock(dim, dim // 2, stride))
+            dim //= 2
+        layers += [Snake(dim), CausalConv1d(dim, 1, 7), Tanh()]
+        self.model = Chain(*layers)
+
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        return self.model(x, carry)
+
+
+class Quantizer(nn.Module):
+    """All codebooks, and what stands between them and the convolutions."""
+
+    def __init__(self, config: DacConfig, *, encodes: bool) -> None:
+        super().__init__()
+        dim, code_dim = config.input_dim, config.codebook_dim
+        self.semantic_quantizer = QuantizerStack(1, dim, config.semantic_codebook_size, code_dim, encodes=encodes)
+        self.quantizer = QuantizerStack(config.n_codebooks, dim, config.codebook_size, code_dim, encodes=encodes)
+        self.post_module = self._transformer(config)
+        factors = config.downsample_factor
+        self.upsample = Chain(
+            *(Chain(CausalConvTranspose1d(dim, dim, f, stride=f), ConvNeXtBlock(dim)) for f in reversed(factors))
+        )
+        if encodes:
+            self.pre_module = self._transformer(config)
+            self.downsample = Chain(*(Chain(CausalConv1d(dim, dim, f, stride=f), ConvNeXtBlock(dim)) for f in factors))
+
+    @staticmethod
+    def _transformer(config: DacConfig) -> WindowTransformer:
+        return WindowTransformer(
+            config.quantizer_block(),
+            layers=config.q_n_layer,
+            window=config.q_window,
+            max_steps=config.q_block_size,
+            rope_base=ROPE_BASE,
+        )
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Vectors [B, C, F] of codes [B, K, F], before the post module."""
+        return self.semantic_quantizer.decode(codes[:, :1]) + self.quantizer.decode(codes[:, 1:])
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Codes [B, K, F] of vectors [B, C, F], after the pre module."""
+        semantic, rest = self.semantic_quantizer.encode(x)
+        residual, _ = self.quantizer.encode(rest)
+        return torch.cat((semantic, residual), dim=1)
+
+
+class Dac(nn.Module):
+    """One loaded codec."""
+
+    def __init__(self, config: DacConfig, *, encodes: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.encodes = encodes
+        self.sample_rate = config.sample_rate
+        self.samples_per_frame = config.samples_per_frame
+        self.num_codebooks = config.num_codebooks
+        self.max_frames = config.q_block_size
+        self.quantizer = Quantizer(config, encodes=encodes)
+        self.decoder = Decoder(config)
+        if encodes:
+            self.encoder = Encoder(config)
+
+    def prepare(self) -> None:
+        """Compute what is not stored, on the weights' device."""
+        self.device = self.quantizer.post_module.norm.weight.device
+        for module in self.modules():
+            if isinstance(module, WindowTransformer):
+                module.prepare(self.device)
+
+    def vectors(self, codes: Tensor, carry: Carry) -> Tensor:
+        """Decoder input [B, C, F * upsampling] of codes [B, K, F]."""
+        return self.quantizer.upsample(self.quantizer.post_module(self.quantizer.decode(codes), carry), carry)
+
+    def push(self, codes: Tensor, carry: Carry) -> Tensor:
+        """Decode the next frames [B, K, F] of the streams that `carry` holds, to samples [B, T]."""
+        return self.decoder(self.vectors(codes, carry), carry).squeeze(1)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Decode codes [B, K, F] to samples [B, T]. Raises `CapacityError` beyond `max_frames`."""
+        stream = self.open(len(codes))
+        return torch.cat([stream.push(block) for block in codes.split(DECODE_BLOCK, dim=-1)], dim=-1)
+
+    def open(self, rows: int) -> DacStream:
+        """Begin a stream of `rows` rows."""
+        return DacStream(self, rows)
+
+    def encode(self, wave: Tensor) -> Tensor:
+        """Encode one wave [T] to codes [K, F]; the last frame is filled up with silence.
+
+        Raises `CapacityError` beyond `max_frames`.
+        """
+        assert self.encodes, "this codec was loaded for decoding only"
+        self._check_length(-(-len(wave) // self.samples_per_frame))
+        wave = nn.functional.pad(wave, (0, -len(wave) % self.samples_per_frame))
+        carry, codes = Carry(), []
+        for block in wave.split(ENCODE_BLOCK * self.samples_per_frame):
+            x = self.quantizer.downsample(self.encoder(block[None, None], carry), carry)
+            codes.append(self.quantizer.encode(self.quantizer.pre_module(x, carry))[0])
+        return torch.cat(codes, dim=-1)
+
+    def _check_length(self, frames: int) -> None:
+        if frames > self.max_frames:
+            rate = self.samples_per_frame / self.sample_rate
+            raise CapacityError(
+                f"{frames} frames ({frames * rate:.0f} s) are more than the codec's {self.max_frames} "
+                f"({self.max_frames * rate:.0f} s); split the text or shorten the reference."
+            )
+
+
+class DacStream:
+    """Streams of B rows that move on together."""
+
+    def __init__(self, codec: Dac, rows: int) -> None:
+        self.rows = rows
+        self._codec = codec
+        self._carry = Carry()
+        self._frames = 0
+
+    def push(self, codes: Tensor) -> Tensor:
+        """Decode the next frames [B, K, F] to samples [B, T]. Raises `CapacityError` beyond the codec's longest."""
+        assert codes.shape[:2] == (self.rows, self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"
+        self._codec._check_length(self._frames + codes.shape[-1])
+        self._frames += codes.shape[-1]
+        return self._codec.push(codes, self._carry)

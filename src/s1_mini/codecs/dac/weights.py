@@ -1,0 +1,105 @@
+"""Translate the published names of a DAC checkpoint into the codec's, and fit them strictly.
+
+Weight norm comes in two spellings and is folded: w = g · v / ‖v‖ with the norm over all axes but the first
+(Salimans & Kingma 2016), for transposed convolutions too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.codecs.dac.model import Dac
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.weights.files import find_tensors, read_json, read_tensors
+from s1_mini.weights.fit import check_fit, fit, strip_prefix
+
+_SPELLINGS = ((".weight_g", ".weight_v"), (".parametrizations.weight.original0", ".parametrizations.weight.original1"))
+_BUFFERS = (".freqs_cis", ".causal_mask")  # computed, not loaded; the masks alone are 302 MB in S1-mini
+_ENCODING = ("encoder.", "quantizer.pre_module.", "quantizer.downsample.")
+
+
+def translate(tensors: Mapping[str, Tensor], *, encodes: bool = True) -> dict[str, Tensor]:
+    """Give tensors the codec's names: prefix off, buffers dropped, weight norm folded. Idempotent.
+
+    Without `encodes`, what only encoding needs is dropped too. Raises `CheckpointMismatchError` for half a pair.
+    """
+    named = strip_prefix(tensors, "generator.")
+    named = {name: tensor for name, tensor in named.items() if not name.endswith(_BUFFERS)}
+    if not encodes:
+        named = {name: tensor for name, tensor in named.items() if not _is_encoding(name)}
+    for scale_suffix, direction_suffix in _SPELLINGS:
+        for name in [name for name in named if name.endswith(scale_suffix)]:
+            stem = name.removesuffix(scale_suffix)
+            if stem + direction_suffix not in named:
+                raise CheckpointMismatchError(f"codec weights have {name} but no {stem}{direction_suffix}")
+            named[f"{stem}.weight"] = _fold(named.pop(name), named.pop(stem + direction_suffix))
+    return named
+
+
+def can_encode(tensors: Mapping[str, Tensor]) -> bool:
+    """Tell whether the file has the encoding half."""
+    return any(_is_encoding(name.removeprefix("generator.")) for name in tensors)
+
+
+def _is_encoding(name: str) -> bool:
+    return name.startswith(_ENCODING) or ".in_proj." in name
+
+
+def _fold(scale: Tensor, direction: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(direction.float(), dim=tuple(range(1, direction.dim())), keepdim=True)
+    return (direction.float() * (scale.float() / norm)).to(direction.dtype)
+
+
+def build_codec(
+    config: DacConfig,
+    tensors: Mapping[str, Tensor],
+    *,
+    encodes: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    source: str,
+) -> Dac:
+    """Build the codec, without its encoding half unless `encodes`.
+
+    Raises `CheckpointMismatchError` where config and weights contradict each other.
+    """
+    if encodes and not can_encode(tensors):
+        raise CheckpointMismatchError(f"{source} was written for decoding only; it cannot encode a reference")
+    with torch.device("meta"):
+        codec = Dac(config, encodes=encodes)
+    fit(codec, translate(tensors, encodes=encodes), source=source, dtype=dtype, device=device)
+    codec.prepare()
+    return codec
+
+
+def check(config: DacConfig, named: Mapping[str, Tensor], *, encodes: bool) -> None:
+    """Raise `CheckpointMismatchError` unless translated tensors fit `config`."""
+    with torch.device("meta"):
+        codec = Dac(config, encodes=encodes)
+    check_fit(codec, named, source="the codec")
+
+
+def read_dac_config(directory: Path) -> DacConfig:
+    """Read `codec_config.json`; a published directory has none and means the published sizes."""
+    path = directory / "codec_config.json"
+    return DacConfig.from_json(read_json(path)) if path.exists() else DacConfig()
+
+
+def open_dac(
+    directory: Path, *, encodes: bool, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> Dac:
+    """Open the codec of a checkpoint directory. Raises `CheckpointError`."""
+    path = find_tensors(directory, "codec")
+    return build_codec(
+        read_dac_config(directory),
+        read_tensors(path),
+        encodes=encodes,
+        dtype=dtype,
+        device=device or torch.device("cpu"),
+        source=path.name,
+    )

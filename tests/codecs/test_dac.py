@@ -1,0 +1,121 @@
+"""The codec: streamed equals whole, whatever the chunking; limits and clamps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from s1_mini.checkpoint.random import RECIPES, random_codec
+from s1_mini.codecs.dac import model as dac_model
+from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.dac.weights import build_codec, open_dac
+from s1_mini.exceptions import CapacityError, CheckpointMismatchError
+
+SCHEDULES = {"ttfa": [1, 2, 4, 8, 12], "balanced": [4, 4, 8, 16, 25], "frame by frame": [1], "one call": [40]}
+
+
+def build(**sizes: int) -> Dac:
+    config = DacConfig.from_json(RECIPES["tiny"].codec | sizes)
+    tensors = random_codec(RECIPES["tiny"])
+    return build_codec(config, tensors, encodes=True, dtype=torch.float32, device=torch.device("cpu"), source="test")
+
+
+CODEC = build()
+
+
+def random_codes(frames: int, rows: int = 1, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 32, (rows, 10, frames), generator=torch.Generator().manual_seed(seed))
+
+
+def in_chunks(codec: Dac, codes: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    stream, waves, position = codec.open(len(codes)), [], 0
+    while position < codes.shape[-1]:
+        size = sizes[min(len(waves), len(sizes) - 1)]
+        waves.append(stream.push(codes[..., position : position + size]))
+        position += size
+    return torch.cat(waves, dim=-1)
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_stream_gives_the_samples_of_one_call(name: str, oracle: Path) -> None:
+    """Beyond the transformers' window and the convolutions' reach; ≤ 1e-5 in fp32 for the order of sums."""
+    codec, codes = open_dac(oracle, encodes=False), random_codes(40)
+
+    streamed = in_chunks(codec, codes, SCHEDULES[name])
+
+    assert streamed.shape == (1, 40 * 2048)
+    assert (streamed - codec.open(1).push(codes)).abs().max() <= 1e-5
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12))
+def test_any_chunking_gives_the_same_samples(sizes: list[int]) -> None:
+    with torch.inference_mode():
+        codes = random_codes(30)
+
+        streamed = in_chunks(CODEC, codes, sizes)
+
+        assert (streamed - CODEC.decode(codes)).abs().max() <= 1e-5
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_rows_of_a_batch_do_not_hear_each_other() -> None:
+    codes = random_codes(12, rows=3)
+
+    together = CODEC.decode(codes)
+
+    for row in range(3):
+        assert (together[row] - CODEC.decode(codes[row : row + 1])[0]).abs().max() <= 1e-5
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_encoding_in_blocks_gives_the_codes_of_one_block(monkeypatch: pytest.MonkeyPatch, tone: object) -> None:
+    wave = torch.from_numpy(tone)
+    whole = CODEC.encode(wave)
+
+    monkeypatch.setattr(dac_model, "ENCODE_BLOCK", 5)
+
+    assert torch.equal(CODEC.encode(wave), whole)
+    assert whole.shape == (10, 22)  # 44100 samples, the last frame filled up
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_codes_past_a_book_mean_its_last_entry() -> None:
+    """Upstream clamps them; the model's residual head may be wider than the codec's books."""
+    high, last = random_codes(4), random_codes(4)
+    high[:, 3], last[:, 3] = 1000, 31
+
+    assert torch.equal(CODEC.decode(high), CODEC.decode(last))
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_a_stream_longer_than_the_codec_reaches_is_refused() -> None:
+    codec = build(q_block_size=16, enc_block_size=64)
+    stream = codec.open(1)
+    stream.push(random_codes(16))
+
+    with pytest.raises(CapacityError, match=r"17 frames .* more than the codec's 16"):
+        stream.push(random_codes(1))
+    with pytest.raises(CapacityError, match="split the text or shorten the reference"):
+        codec.encode(torch.zeros(17 * 2048))
+
+
+def test_a_decoder_only_codec_has_half_the_weights_and_no_encoder(tiny: Path) -> None:
+    whole, half = (sum(p.numel() for p in open_dac(tiny, encodes=e).parameters()) for e in (True, False))
+
+    assert half < 0.6 * whole
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"q_dim": 64}, {"decoder_rates": [8, 8, 4, 4]}, {"n_codebooks": 0}, {"encoder_rates": "fast"}, {"input_dim": 33}],
+)
+def test_a_codec_config_that_cannot_be_is_refused(sizes: dict[str, object]) -> None:
+    with pytest.raises(CheckpointMismatchError, match=r"codec_config\.json"):
+        DacConfig.from_json(RECIPES["tiny"].codec | sizes)

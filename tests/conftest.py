@@ -1,0 +1,69 @@
+"""What tests share: random tiny checkpoints, the oracle of the original, and an engine that is started once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.checkpoint.random import RECIPES, write_random_checkpoint
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+@pytest.fixture(autouse=True)
+def _clean_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the machine that runs the tests reaches them."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("S1_MINI_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Path:
+    """Directory of the original's tiny checkpoint; `oracle.pt` beside it holds what the original computed."""
+    return ASSETS / "s1_tiny"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint in the compact form."""
+    directory = tmp_path_factory.mktemp("compact") / "tiny"
+    write_random_checkpoint(directory, RECIPES["tiny"])
+    return directory
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same random weights in the published form."""
+    directory = tmp_path_factory.mktemp("published") / "tiny"
+    write_random_checkpoint(directory, RECIPES["tiny"], form="published")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
+    """A started engine that speaks noise."""
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def tone() -> np.ndarray:
+    """A second of a voice-like wave at 44.1 kHz: float32 [samples]."""
+    time = np.arange(44_100) / 44_100
+    wave = sum(np.sin(2 * np.pi * 120 * k * time) / k for k in range(1, 12))
+    return (0.2 * wave * (1 + np.sin(2 * np.pi * 4 * time))).astype(np.float32)
+
+
+@pytest.fixture
+def no_grad() -> Iterator[None]:
+    """Run a test without gradients, as the engine runs models."""
+    with torch.inference_mode():
+        yield
