@@ -1,0 +1,210 @@
+"""Make a checkpoint with random weights, in the published form or the compact one. It speaks noise.
+
+Speed, memory and plumbing do not depend on what weights say, and the published ones are gated. Shapes come from
+the modules themselves, so a random checkpoint always is what the loader expects.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from s1_mini.checkpoint.files import new_directory, write_json, write_tensors
+from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.dac.transformer import WindowTransformer
+from s1_mini.layers.rope import rope_table
+from s1_mini.models.s1.config import S1Config
+from s1_mini.models.s1.network import S1Network
+
+Form = Literal["published", "compact"]
+Size = Literal["tiny", "full"]
+
+CONTROL_TOKENS = (
+    *("begin_of_text", "end_of_text", "pad", "im_start", "im_end"),
+    *("phoneme_start", "phoneme_end", "tool_call_start", "tool_call_end"),
+    *("text", "voice", "interleave", "audio_start", "audio_end", "audio"),
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a random checkpoint is made from: both config files, and how many text tokens there are."""
+
+    model: dict[str, Any]
+    codec: dict[str, Any] = field(default_factory=dict)  # empty: the published codec
+    num_text_tokens: int = 256
+    num_semantic: int = 4096
+
+
+FULL_MODEL = {
+    "model_type": "dual_ar",
+    "vocab_size": 155_776,
+    "dim": 1024,
+    "n_layer": 28,
+    "n_head": 16,
+    "n_local_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "n_fast_layer": 4,
+    "fast_dim": 1024,
+    "fast_n_head": 16,
+    "fast_n_local_heads": 8,
+    "fast_head_dim": 64,
+    "fast_intermediate_size": 3072,
+    "attention_qk_norm": True,
+    "fast_attention_qk_norm": False,
+    "codebook_size": 4096,
+    "num_codebooks": 10,
+    "rope_base": 1_000_000,
+    "norm_eps": 1e-6,
+    "max_seq_len": 8192,
+    "tie_word_embeddings": False,
+    "scale_codebook_embeddings": True,
+}
+TINY_MODEL = FULL_MODEL | {
+    "vocab_size": 256 + len(CONTROL_TOKENS) + 64 + 1,  # one id above the last semantic one, as published
+    "dim": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_local_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "n_fast_layer": 2,
+    "fast_dim": 32,
+    "fast_n_head": 4,
+    "fast_n_local_heads": 2,
+    "fast_head_dim": 8,
+    "fast_intermediate_size": 64,
+    "codebook_size": 64,
+    "max_seq_len": 2560,
+}
+TINY_CODEC = {
+    "encoder_dim": 2,
+    "input_dim": 32,
+    "encoder_transformer_layers": [0, 0, 0, 1],
+    "enc_block_size": 4096,
+    "enc_head_dim": 32,
+    "enc_window": 24,
+    "decoder_dim": 16,
+    "codebook_size": 32,
+    "semantic_codebook_size": 64,
+    "q_block_size": 1024,
+    "q_n_layer": 2,
+    "q_n_head": 2,
+    "q_dim": 32,
+    "q_inter": 64,
+    "q_window": 16,
+}
+RECIPES: dict[Size, Recipe] = {
+    "tiny": Recipe(TINY_MODEL, TINY_CODEC, num_semantic=64),
+    "full": Recipe(FULL_MODEL, num_text_tokens=151_643),
+}
+
+# Where the published codec spells its weights as weight norm, and how.
+_CONV_NORM = re.compile(r"((?:encoder|decoder)\..*\.conv)\.weight")
+_PROJECTION_NORM = re.compile(r"(.*\.(?:in|out)_proj)\.weight")
+
+
+def write_random_checkpoint(
+    directory: Path, recipe: Recipe, *, form: Form = "compact", seed: int = 0, dtype: torch.dtype = torch.float32
+) -> None:
+    """Write a checkpoint directory that did not exist. `dtype` is the model's; a published codec is always fp32.
+
+    Raises `CheckpointFileError` if `directory` exists or cannot be written.
+    """
+    suffix = {"published": ".pth", "compact": ".safetensors"}[form]
+    with new_directory(directory) as target:
+        write_json(target / "config.json", recipe.model)
+        if recipe.codec:
+            write_json(target / "codec_config.json", recipe.codec)
+        write_vocabulary(target, recipe)
+        write_tensors(target / f"model{suffix}", random_model(recipe, seed, dtype))
+        write_tensors(target / f"codec{suffix}", random_codec(recipe, seed + 1, form=form))
+
+
+def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Give random tensors under every published name of `model.pth`."""
+    config = S1Config.from_json(recipe.model)
+    with torch.device("meta"):
+        network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
+    tensors = dict(_fill(network, torch.Generator().manual_seed(seed), dtype))
+    if config.tie_word_embeddings:
+        del tensors["output.weight"]
+    return tensors
+
+
+def random_codec(recipe: Recipe, seed: int = 0, *, form: Form = "compact") -> dict[str, Tensor]:
+    """Give random tensors under every name of `codec.pth` (weight norm and buffers included) or of the compact form."""
+    config = DacConfig.from_json(recipe.codec)
+    with torch.device("meta"):
+        codec = Dac(config)
+    tensors = dict(_fill(codec, torch.Generator().manual_seed(seed), torch.float32))
+    return tensors if form == "compact" else published_codec(codec, tensors)
+
+
+def published_codec(codec: Dac, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Spell a codec's tensors as published: weight norm unfolded, buffers added."""
+    unfolded = dict(pair for name, tensor in tensors.items() for pair in _unfold(name, tensor))
+    return unfolded | dict(_buffers(codec))
+
+
+def write_vocabulary(directory: Path, recipe: Recipe) -> None:
+    """Write a vocabulary of single bytes and made-up longer tokens, and the control tokens after it."""
+    count = recipe.num_text_tokens
+    tokens = [bytes([i]) for i in range(256)] + [b"\0" + i.to_bytes(3, "big") for i in range(256, count)]
+    lines = (f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
+    (directory / "tokenizer.tiktoken").write_text("".join(lines), encoding="ascii")
+    names = [f"<|{name}|>" for name in CONTROL_TOKENS] + [f"<|semantic:{i}|>" for i in range(recipe.num_semantic)]
+    special = {name: count + index for index, name in enumerate(names)}
+    write_json(directory / "special_tokens.json", special)
+
+
+def _fill(module: nn.Module, generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Random values of a scale that keeps activations near one, whatever the size."""
+    for name, parameter in module.named_parameters():
+        tensor = torch.empty(parameter.shape, dtype=dtype)
+        if name.endswith(("norm.weight", "alpha")):
+            tensor.uniform_(0.9, 1.1, generator=generator)
+        elif name.endswith("gamma"):
+            tensor.uniform_(0.1, 0.3, generator=generator)
+        elif name.endswith("bias"):
+            tensor.normal_(0.0, 0.02, generator=generator)
+        else:
+            fan_in = 1 if "embeddings" in name or "codebook" in name else parameter[0].numel()
+            gain = 0.6 if parameter.dim() > 2 else 1.0  # convolutions add up on their skips
+            tensor.normal_(0.0, gain * fan_in**-0.5, generator=generator)
+        yield name, tensor
+
+
+def _unfold(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Split a folded weight into scale and direction, spelled as published."""
+    conv, projection = _CONV_NORM.fullmatch(name), _PROJECTION_NORM.fullmatch(name)
+    if conv:
+        yield f"{conv[1]}.parametrizations.weight.original0", _scale(tensor)
+        yield f"{conv[1]}.parametrizations.weight.original1", tensor
+    elif projection:
+        yield f"{projection[1]}.weight_g", _scale(tensor)
+        yield f"{projection[1]}.weight_v", tensor
+    else:
+        yield name, tensor
+
+
+def _scale(tensor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.dim())), keepdim=True)
+
+
+def _buffers(codec: Dac) -> Iterator[tuple[str, Tensor]]:
+    """The tables that a published codec file carries along."""
+    for name, module in codec.named_modules():
+        if isinstance(module, WindowTransformer):
+            steps = module.rope_shape[0]
+            yield f"{name}.freqs_cis", rope_table(*module.rope_shape).to(torch.bfloat16)
+            yield f"{name}.causal_mask", torch.ones(steps, steps, dtype=torch.bool).tril_()

@@ -1,0 +1,209 @@
+"""Prove that a checkpoint, run by this engine, gives the tensors that the original implementation gave.
+
+An oracle file holds, for one checkpoint, what the original computed: prompts, hidden states and logits teacher-forced
+along a generated sequence, greedy tokens, sampler vectors, every stage of the codec. Everything is computed anew by
+the engine's own path (prefill, then single steps; streamed codec) in fp32, with the full heads and the original's
+penalty, and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from s1_mini.codecs.carry import Carry
+from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.dac.weights import open_dac
+from s1_mini.exceptions import CheckpointFileError, VerificationError
+from s1_mini.layers.sampling import MIN_TEMPERATURE, penalise, ranked_probabilities
+from s1_mini.models.base import Prompt, SamplingTensors
+from s1_mini.models.s1.model import S1Model
+from s1_mini.models.s1.prompt import SPEAKER
+from s1_mini.runtime.loader import choose_device, find_checkpoint, open_checkpoint
+from s1_mini.types import Choice, Voice
+from s1_mini.weights.files import read_object
+
+TOLERANCE = 1e-4  # largest absolute difference in fp32; the order of sums differs between implementations
+_CASE_KEYS = ("prompt", "seq", "slow_logits", "fast_logits", "hidden")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: the largest absolute difference of real numbers, or the share of equal tokens."""
+
+    name: str
+    difference: float | None = None
+    agreement: float | None = None
+    passed: bool = False
+
+
+def verify_checkpoint(
+    checkpoint: Path, oracle: Path, *, tolerance: float = TOLERANCE, device: str = "cpu"
+) -> Iterator[Check]:
+    """Yield one check after another.
+
+    Raises `CheckpointError` for the checkpoint and `VerificationError` for an oracle that is none or holds nothing.
+    """
+    content = _read_oracle(oracle)
+    speaker = open_checkpoint(
+        find_checkpoint(checkpoint),
+        device=choose_device(device),
+        precision=Choice("float32", "verification"),
+        heads="full",
+        repetition_mode="upstream",
+    )
+    with torch.inference_mode():
+        for name, case in content.items():
+            if isinstance(case, Mapping) and all(key in case for key in _CASE_KEYS):
+                yield from _check_case(speaker.model, name, case, tolerance)
+        yield from _check_sampler(content.get("sampler", []))
+        if "codec" in content:
+            codec = open_dac(checkpoint, encodes=True, device=torch.device(speaker.device.value))
+            yield from _check_codec(codec, content["codec"], tolerance)
+
+
+def _read_oracle(path: Path) -> Mapping[str, Any]:
+    try:
+        content = read_object(path)
+    except CheckpointFileError as error:
+        raise VerificationError(f"the oracle cannot be read: {error}") from None
+    known = isinstance(content, Mapping) and (
+        {"codec", "sampler"} & set(content)
+        or any(isinstance(value, Mapping) and "prompt" in value for value in content.values())
+    )
+    if not known:
+        raise VerificationError(f"{path} is no oracle: it holds neither generated sequences, nor sampler, nor codec")
+    return content
+
+
+def _check_case(model: S1Model, name: str, case: Mapping[str, Any], tolerance: float) -> Iterator[Check]:
+    columns = case["prompt"].long()
+    prompt = _rebuild_prompt(model, columns)
+    yield _equal(f"{name} prompt", prompt.columns, columns)
+    sequence = case["seq"].long()
+    forced = _run_forced(model, Prompt(columns, 0), sequence)
+    for key, computed in forced.items():
+        yield _close(f"{name} {key}", computed, case[key], tolerance)
+    if case["sampling"]["temperature"] <= MIN_TEMPERATURE:
+        generated = _run_greedy(model, Prompt(columns, 0), sequence.shape[1] - columns.shape[1])
+        yield _equal(f"{name} greedy tokens", generated, sequence[:, columns.shape[1] :])
+
+
+def _rebuild_prompt(model: S1Model, columns: Tensor) -> Prompt:
+    """Read text and references out of a prompt's tokens, then write the prompt anew from them."""
+    tokenizer = model.tokenizer
+    tokens, end = columns[0].tolist(), tokenizer.control("im_end")
+    *references, last = _split_at(tokens[1:], end)
+    voices, start = [], 1
+    for tokens in references:
+        num_text = sum(token < tokenizer.semantic_begin for token in tokens)
+        voices.append(Voice(columns[1:, start + num_text : start + len(tokens)], _text(model, tokens[:num_text])))
+        start += len(tokens) + 1
+    return model.prompt(_text(model, last), voices)
+
+
+def _split_at(tokens: list[int], mark: int) -> list[list[int]]:
+    parts: list[list[int]] = [[]]
+    for token in tokens:
+        if token == mark:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def _text(model: S1Model, tokens: list[int]) -> str:
+    return model.tokenizer.decode(tokens).removeprefix(SPEAKER)
+
+
+def _run_forced(model: S1Model, prompt: Prompt, sequence: Tensor) -> dict[str, Tensor]:
+    """Walk along `sequence` [K + 1, T], whatever the logits say, and collect what the network gives at every step."""
+    start, sequence = prompt.columns.shape[1], sequence.to(model.device)
+    state = _open(model, prompt, sequence.shape[1])
+    results: dict[str, list[Tensor]] = {"hidden": [], "slow_logits": [], "fast_logits": []}
+    for column in range(start, sequence.shape[1]):
+        frame = sequence[:, column]
+        fast_logits: list[Tensor] = []
+
+        def follow(codebook: int, logits: Tensor, frame: Tensor = frame, seen: list[Tensor] = fast_logits) -> Tensor:
+            seen.append(logits[0])
+            return frame[codebook + 1].unsqueeze(0)
+
+        hidden = model.hidden(state, span=column)
+        model.network.fast(hidden, frame[1:2], state.fast_cache, follow)
+        results["hidden"].append(hidden[0])
+        results["slow_logits"].append(model.network.main_logits(hidden)[0])
+        results["fast_logits"].append(torch.stack(fast_logits))
+        model.advance(state, frame.unsqueeze(0))
+    return {key: torch.stack(values) for key, values in results.items()}
+
+
+def _run_greedy(model: S1Model, prompt: Prompt, num_frames: int) -> Tensor:
+    """Generate by arg max, past any end, as the original's oracle did: [K + 1, frames]."""
+    start = prompt.columns.shape[1]
+    state = _open(model, prompt, start + num_frames)
+
+    def row(value: float) -> Tensor:
+        return torch.tensor([value], device=model.device)
+
+    table = torch.zeros(1, num_frames, model.num_codebooks, device=model.device)
+    sampling = SamplingTensors(row(0.0), row(1e-6), row(1.0), table)
+    frames = []
+    for index in range(num_frames):
+        model.step(state, sampling, span=start + index)
+        frames.append(state.column[0].clone())
+    return torch.stack(frames, dim=1)
+
+
+def _open(model: S1Model, prompt: Prompt, columns: int) -> Any:
+    state = model.allocate(1, columns)
+    model.prefill(state, 0, prompt.columns[:, :-1])
+    model.activate(state, 0, prompt)
+    return state
+
+
+def _check_sampler(vectors: list[Mapping[str, Any]]) -> Iterator[Check]:
+    for index, vector in enumerate(vectors):
+        previous = vector["prev"].long().unsqueeze(0)
+        temperature, top_p, penalty = (torch.tensor([float(vector[key])]) for key in ("t", "p", "r"))
+        logits = penalise(vector["logits"].unsqueeze(0), previous, torch.ones_like(previous, dtype=torch.bool), penalty)
+        probabilities, tokens = ranked_probabilities(logits, temperature, top_p)
+        computed = torch.zeros_like(probabilities).scatter(1, tokens, probabilities)[0]
+        yield _close(f"sampler {index}", computed, vector["probs"], 1e-5)
+
+
+def _check_codec(codec: Dac, stored: Mapping[str, Tensor], tolerance: float) -> Iterator[Check]:
+    if "codes" in stored:
+        codes, carry = stored["codes"].to(codec.device), Carry()
+        stages = {"zq": codec.quantizer.decode(codes)}
+        stages["post"] = codec.quantizer.post_module(stages["zq"], carry)
+        stages["z"] = codec.quantizer.upsample(stages["post"], carry)
+        stages["audio"] = codec.decoder(stages["z"], carry)
+        stages["prefix20"] = codec.decode(codes[..., :20]).unsqueeze(1)
+        for key, computed in stages.items():
+            if key in stored:
+                yield _close(f"codec {key}", computed, stored[key], tolerance)
+    if "wav" in stored and "enc_codes" in stored:
+        encoded = codec.encode(stored["wav"].flatten().to(codec.device))
+        yield _equal("codec encoded codes", encoded, stored["enc_codes"][0])
+        if "enc_lens" in stored:
+            yield _equal("codec encoded length", torch.tensor([encoded.shape[-1]]), stored["enc_lens"])
+
+
+def _close(name: str, computed: Tensor, expected: Tensor, tolerance: float) -> Check:
+    if computed.shape != expected.shape:
+        return Check(name, difference=float("inf"))
+    difference = float((computed.cpu() - expected).abs().max())
+    return Check(name, difference=difference, passed=difference <= tolerance)
+
+
+def _equal(name: str, computed: Tensor, expected: Tensor) -> Check:
+    if computed.shape != expected.shape:
+        return Check(name, agreement=0.0)
+    agreement = float((computed.cpu() == expected).float().mean())
+    return Check(name, agreement=agreement, passed=agreement == 1.0)

@@ -1,0 +1,132 @@
+"""Open a checkpoint directory: family and codec are introduced to each other here and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.dac.weights import open_dac, read_dac_config
+from s1_mini.config import EngineConfig, Heads, Precision, RepetitionMode
+from s1_mini.exceptions import CheckpointMismatchError, CheckpointNotFoundError, ConfigurationError
+from s1_mini.layers.transformer import TransformerBlock
+from s1_mini.models.registry import find_family
+from s1_mini.models.s1.model import S1Model
+from s1_mini.runtime.compilation import Compiler, choose_backend
+from s1_mini.types import Choice
+from s1_mini.weights.files import read_json
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
+
+_NO_VOICE = """No voice to speak with: no checkpoint was named, and this release ships none of its own yet.
+Name the directory of one with --checkpoint DIR, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
+S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-BY-NC-SA-4.0, non-commercial).
+To try the machinery without a voice: s1-mini random-checkpoint DIR (speaks noise)."""
+
+
+@dataclass
+class Speaker:
+    """A loaded checkpoint: the model, the codec that goes with it, and how both were placed."""
+
+    directory: Path
+    model: S1Model
+    codec: Dac
+    device: Choice
+    precision: Choice
+    compiler: Compiler
+
+    def encoding_codec(self) -> Dac:
+        """Give a codec that can encode; its encoding half is only loaded when the first reference comes."""
+        if not self.codec.encodes:
+            self.codec = open_dac(self.directory, encodes=True, device=torch.device(self.device.value))
+        return self.codec
+
+
+def find_checkpoint(path: Path | None) -> Path:
+    """Give the checkpoint directory to use. Raises `CheckpointNotFoundError`."""
+    if path is None:
+        if not (DEFAULT_MODEL / "config.json").is_file():
+            raise CheckpointNotFoundError(_NO_VOICE)
+        return DEFAULT_MODEL
+    if not path.is_dir():
+        raise CheckpointNotFoundError(f"checkpoint {path} is {'a file, not' if path.exists() else 'no'} directory")
+    return path
+
+
+def load(config: EngineConfig) -> Speaker:
+    """Load what `config` names. Raises `CheckpointError` or `ConfigurationError`."""
+    directory = find_checkpoint(config.checkpoint_path)
+    device = choose_device(config.device)
+    precision = choose_precision(config.precision, device.value)
+    speaker = open_checkpoint(
+        directory, device=device, precision=precision, heads=config.heads, repetition_mode=config.repetition_mode
+    )
+    choice = choose_backend(config.compile, config.compile_backend, device=torch.device(device.value).type)
+    speaker.compiler = Compiler(choice)
+    _compile_blocks(speaker)
+    for name, chosen in (("device", device), ("precision", precision), ("compile", choice)):
+        logger.info("chose", extra={"what": name, "value": chosen.value, "reason": chosen.reason})
+    return speaker
+
+
+def open_checkpoint(
+    directory: Path, *, device: Choice, precision: Choice, heads: Heads, repetition_mode: RepetitionMode
+) -> Speaker:
+    """Open model and codec, uncompiled. Raises `CheckpointError`."""
+    codec_config = read_dac_config(directory)
+    open_family = find_family(read_json(directory / "config.json"))
+    target = torch.device(device.value)
+    model = open_family(
+        directory,
+        heads=heads,
+        repetition_mode=repetition_mode,
+        residual_codes=codec_config.codebook_size,
+        dtype=getattr(torch, precision.value),
+        device=target,
+    )
+    if model.num_codebooks != codec_config.num_codebooks:
+        raise CheckpointMismatchError(
+            f"config.json has num_codebooks={model.num_codebooks}; the codec has {codec_config.num_codebooks}"
+        )
+    codec = open_dac(directory, encodes=False, device=target)
+    return Speaker(directory, model, codec, device, precision, Compiler(Choice("off", "not asked for")))
+
+
+def choose_device(setting: str) -> Choice:
+    """Choose where to run. Raises `ConfigurationError` for a device that is not there."""
+    cuda = torch.cuda.is_available()
+    if setting == "auto":
+        if cuda:
+            return Choice("cuda", f"found {torch.cuda.get_device_name()}")
+        return Choice("cpu", "no CUDA device was found")
+    if setting.startswith("cuda"):
+        index = int(setting.partition(":")[2] or 0)
+        if not cuda or index >= torch.cuda.device_count():
+            raise ConfigurationError(f"device={setting!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+    if setting == "mps" and not torch.backends.mps.is_available():
+        raise ConfigurationError("device='mps': this machine has no Metal device; use auto or cpu")
+    return Choice(setting, "named by the settings")
+
+
+def choose_precision(setting: Precision, device: str) -> Choice:
+    """Choose the model's number format; the codec stays in float32, as upstream keeps it."""
+    if setting != "auto":
+        return Choice(setting, "named by the settings")
+    if not device.startswith("cuda"):
+        return Choice("float32", f"half precision is not faster on {device}")
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return Choice("bfloat16", "the published precision, and this GPU has it")
+    return Choice("float16", "this GPU has no bfloat16")
+
+
+def _compile_blocks(speaker: Speaker) -> None:
+    if speaker.compiler.choice.value != "inductor":
+        return
+    for module in speaker.model.network.modules():
+        if isinstance(module, TransformerBlock):
+            module.feed = speaker.compiler(module.feed)  # type: ignore[method-assign]

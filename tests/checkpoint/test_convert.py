@@ -1,0 +1,91 @@
+"""Converting: smaller, the same voice, and nothing half-written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.checkpoint import convert as convert_module
+from s1_mini.checkpoint.convert import convert_checkpoint
+from s1_mini.checkpoint.random import RECIPES, write_random_checkpoint
+from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError
+
+
+def speak(checkpoint: Path) -> np.ndarray:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine:
+        return engine.generate("Same voice.", seed=1, max_new_tokens=12).audio
+
+
+def test_a_converted_checkpoint_is_smaller_and_speaks_alike(published: Path, tmp_path: Path) -> None:
+    exact = tmp_path / "exact"
+
+    sizes = convert_checkpoint(published, exact, codec_precision="float32")
+
+    assert sizes["codec.safetensors"] < (published / "codec.pth").stat().st_size / 2
+    assert np.abs(speak(exact) - speak(published)).max() < 1e-5
+
+
+def test_rounding_the_codec_spares_what_decides_on_codes(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert_module, "_SMALL", 512)
+
+    convert_checkpoint(published, tmp_path / "half")
+
+    tensors = load_file(tmp_path / "half" / "codec.safetensors")
+    assert tensors["decoder.model.0.conv.weight"].dtype == torch.float16
+    assert tensors["quantizer.semantic_quantizer.quantizers.0.codebook.weight"].dtype == torch.float32
+    assert tensors["decoder.model.1.block.0.alpha"].dtype == torch.float32
+
+
+def test_converting_twice_changes_nothing(published: Path, tmp_path: Path) -> None:
+    convert_checkpoint(published, tmp_path / "once")
+    convert_checkpoint(tmp_path / "once", tmp_path / "twice")
+
+    for name in ("model.safetensors", "codec.safetensors", "codec_config.json"):
+        assert (tmp_path / "once" / name).read_bytes() == (tmp_path / "twice" / name).read_bytes()
+
+
+def test_a_decode_only_checkpoint_speaks_but_says_that_it_cannot_listen(
+    published: Path, tmp_path: Path, tone: np.ndarray
+) -> None:
+    convert_checkpoint(published, tmp_path / "half", decode_only=True)
+
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "half", device="cpu")) as engine:
+        assert engine.generate("Hello.", max_new_tokens=4).success
+        with pytest.raises(CheckpointMismatchError, match="written for decoding only"):
+            engine.generate("Hello.", reference_audio=tone)
+
+
+def test_nothing_is_left_behind_when_the_weights_contradict_their_config(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write_random_checkpoint(source, RECIPES["tiny"])
+    text = (source / "config.json").read_text()
+    (source / "config.json").write_text(text.replace('"n_layer": 3', '"n_layer": 4'))
+
+    with pytest.raises(CheckpointMismatchError, match=r"layers\.3\.attention"):
+        convert_checkpoint(source, tmp_path / "target")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_an_existing_directory_is_never_written_over(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(CheckpointFileError, match="exists already"):
+        convert_checkpoint(tiny, tmp_path / "mine")
+
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint directory"):
+        convert_checkpoint(tmp_path / "nowhere", tmp_path / "target")
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        convert_checkpoint(tmp_path, tmp_path / "target")

@@ -1,0 +1,102 @@
+"""Which backend is chosen where, and that a failing compiler only costs speed."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+import pytest
+import torch
+
+from s1_mini.runtime.compilation import Compiler, choose_backend
+from s1_mini.types import Choice
+
+
+def has_generator(_device: str) -> str | None:
+    return "Triton"
+
+
+def has_none(_device: str) -> str | None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("switch", "backend", "system", "device", "expected"),
+    [
+        ("auto", "auto", "Linux", "cuda", "inductor"),
+        ("auto", "auto", "Windows", "cuda", "eager"),
+        ("auto", "auto", "Darwin", "mps", "eager"),
+        ("auto", "auto", "Linux", "cpu", "eager"),
+        ("true", "auto", "Linux", "cpu", "inductor"),
+        ("true", "auto", "Windows", "cuda", "eager"),
+        ("auto", "inductor", "Windows", "cuda", "inductor"),
+        ("auto", "eager", "Linux", "cuda", "eager"),
+        ("auto", "off", "Linux", "cuda", "off"),
+        ("false", "inductor", "Linux", "cuda", "off"),
+    ],
+)
+def test_the_choice_follows_switch_backend_platform_and_device(
+    switch: str, backend: str, system: str, device: str, expected: str
+) -> None:
+    choice = choose_backend(switch, backend, device=device, system=system, find_generator=has_generator)
+
+    assert choice.value == expected
+    assert choice.reason
+
+
+def test_without_a_code_generator_the_choice_is_eager_and_says_what_is_missing() -> None:
+    gpu = choose_backend("auto", "auto", device="cuda", system="Linux", find_generator=has_none)
+    cpu = choose_backend("true", "auto", device="cpu", system="Linux", find_generator=has_none)
+
+    assert (gpu.value, cpu.value) == ("eager", "eager")
+    assert "Triton" in gpu.reason
+    assert "C++ compiler" in cpu.reason
+
+
+def test_eager_and_off_run_the_function_itself() -> None:
+    for value in ("eager", "off"):
+        assert Compiler(Choice(value, "test"))(torch.sin) is torch.sin
+
+
+def test_a_failing_compile_falls_back_to_eager_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken_compile(_function: object, **_options: object) -> object:
+        def fail(*_arguments: object) -> None:
+            raise RuntimeError("no code for you\nlong details")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken_compile)
+    compiler = Compiler(Choice("inductor", "test"))
+    double = compiler(lambda x: 2 * x)
+
+    with caplog.at_level(logging.WARNING):
+        results = [double(torch.ones(1)).item() for _ in range(2)]
+
+    assert results == [2.0, 2.0]
+    assert compiler.choice == Choice("eager", "inductor failed: no code for you")
+    assert [record.message for record in caplog.records] == ["compilation failed, running eager"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_error_of_the_function_itself_is_not_hidden() -> None:
+    def wrong(_x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        Compiler(Choice("inductor", "test"))(wrong)(torch.ones(1))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_inductor_computes_what_eager_computes() -> None:
+    def feed(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(x) * x.tanh()
+
+    compiler = Compiler(Choice("inductor", "test"))
+    x = torch.linspace(-2, 2, 64)
+
+    assert torch.allclose(compiler(feed)(x), feed(x), atol=1e-6)
+    assert compiler.choice.value == "inductor"

@@ -1,0 +1,155 @@
+"""Opening checkpoints: every published form, every contradiction by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.exceptions import (
+    CheckpointFileError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+)
+from s1_mini.runtime.loader import choose_device, choose_precision, load
+
+
+def speak(checkpoint: Path) -> np.ndarray:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine:
+        return engine.generate("Same voice.", seed=1, max_new_tokens=12).audio
+
+
+def edit(checkpoint: Path, target: Path, change: Callable[[dict[str, torch.Tensor]], object], file: str) -> Path:
+    """Copy a published checkpoint with its tensors changed."""
+    shutil.copytree(checkpoint, target)
+    tensors = torch.load(target / file, weights_only=True)
+    torch.save(change(tensors), target / file)
+    return target
+
+
+def legacy_attention(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    split = {}
+    for name, tensor in tensors.items():
+        if ".wqkv." in name:
+            heads, groups = (64, 32) if name.startswith("layers") else (32, 16)
+            for part, rows in zip("qkv", tensor.split((heads, groups, groups)), strict=True):
+                split[name.replace("wqkv", f"w{part}")] = rows.clone()
+        else:
+            split[name] = tensor
+    return split
+
+
+MODEL_FORMS = {
+    "lightning wrapper and prefix": lambda t: {"state_dict": {f"model.{name}": v for name, v in t.items()}},
+    "legacy wq/wk/wv": legacy_attention,
+    "audio tensors to ignore": lambda t: t | {"audio_projector.weight": torch.ones(3, 3)},
+    "sibling's prefixes": lambda t: {
+        f"audio_decoder.{n.removeprefix('fast_')}" if n.startswith("fast_") else f"text_model.model.{n}": v
+        for n, v in t.items()
+    },
+}
+
+
+@pytest.mark.parametrize("form", MODEL_FORMS)
+def test_every_published_form_of_a_model_speaks_with_the_same_voice(form: str, published: Path, tmp_path: Path) -> None:
+    changed = edit(published, tmp_path / "c", MODEL_FORMS[form], "model.pth")
+
+    assert np.array_equal(speak(changed), speak(published))
+
+
+def test_a_codec_with_its_generators_prefix_is_the_same_codec(published: Path, tmp_path: Path) -> None:
+    changed = edit(published, tmp_path / "c", lambda t: {f"generator.{n}": v for n, v in t.items()}, "codec.pth")
+
+    assert np.array_equal(speak(changed), speak(published))
+
+
+MODEL_FAULTS = {
+    "missing": (lambda t: {n: v for n, v in t.items() if n != "norm.weight"}, "norm.weight is missing"),
+    "extra": (lambda t: t | {"layers.9.new": torch.ones(1)}, "layers.9.new is not part of this architecture"),
+    "misshapen": (lambda t: t | {"norm.weight": torch.ones(5)}, r"norm.weight \(5,\), config says \(32,\)"),
+    "short head": (lambda t: t | {"output.weight": torch.ones(7, 32)}, r"output.weight \(7, 32\) has not 336 rows"),
+    "half a legacy attention": (lambda t: t | {"layers.0.attention.wq.weight": torch.ones(1)}, "incomplete"),
+}
+
+
+@pytest.mark.parametrize("fault", MODEL_FAULTS)
+def test_a_model_that_contradicts_its_config_is_refused_by_tensor(fault: str, published: Path, tmp_path: Path) -> None:
+    change, complaint = MODEL_FAULTS[fault]
+    changed = edit(published, tmp_path / "c", change, "model.pth")
+
+    with pytest.raises(CheckpointMismatchError, match=complaint):
+        load(EngineConfig(checkpoint_path=changed, device="cpu"))
+
+
+def test_half_a_weight_norm_is_refused(published: Path, tmp_path: Path) -> None:
+    name = "decoder.model.0.conv.parametrizations.weight.original1"
+    changed = edit(published, tmp_path / "c", lambda t: {n: v for n, v in t.items() if n != name}, "codec.pth")
+
+    with pytest.raises(CheckpointMismatchError, match="original0 but no decoder"):
+        load(EngineConfig(checkpoint_path=changed, device="cpu"))
+
+
+CONFIG_FAULTS = {
+    "foreign family": ({"model_type": "llama"}, "model_type='llama' is no family"),
+    "not a number": ({"dim": "wide"}, "dim='wide' is not a positive whole number"),
+    "heads that do not group": ({"n_local_heads": 3}, "n_head=4 is no multiple of n_local_heads=3"),
+    "a switch that is none": ({"attention_qk_norm": "yes"}, "neither true nor false"),
+    "other codebooks than the codec": ({"num_codebooks": 4}, "codebook_embeddings.weight|the codec has 10"),
+    "semantic range": ({"semantic_begin_id": 5, "semantic_end_id": 9}, r"semantic tokens at \(5, 9\)"),
+    "vocabulary too small": ({"vocab_size": 300}, "vocab_size is 300"),
+}
+
+
+@pytest.mark.parametrize("fault", CONFIG_FAULTS)
+def test_a_config_that_contradicts_the_rest_is_refused_by_field(fault: str, tiny: Path, tmp_path: Path) -> None:
+    values, complaint = CONFIG_FAULTS[fault]
+    shutil.copytree(tiny, tmp_path / "c")
+    path = tmp_path / "c" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    with pytest.raises(CheckpointMismatchError, match=complaint):
+        load(EngineConfig(checkpoint_path=tmp_path / "c", device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "codec.safetensors", "tokenizer.tiktoken", "special_tokens.json"]
+)
+def test_a_missing_file_is_named(name: str, tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "c")
+    (tmp_path / "c" / name).unlink()
+
+    with pytest.raises(CheckpointFileError, match=name.split(".", maxsplit=1)[0]):
+        load(EngineConfig(checkpoint_path=tmp_path / "c", device="cpu"))
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match="nowhere is no directory"):
+        load(EngineConfig(checkpoint_path=tmp_path / "nowhere"))
+
+
+def test_the_encoding_half_is_loaded_with_the_first_reference_only(tiny: Path) -> None:
+    speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
+
+    assert not speaker.codec.encodes
+    assert speaker.encoding_codec().encodes
+    assert speaker.encoding_codec() is speaker.codec
+
+
+def test_choices_of_device_and_precision_explain_themselves() -> None:
+    assert choose_device("cpu").reason == "named by the settings"
+    assert choose_precision("auto", "cpu").value == "float32"
+    assert choose_precision("bfloat16", "cpu").value == "bfloat16"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    assert choose_device("auto").value == "cpu"
+    with pytest.raises(ConfigurationError, match="this machine has 0 CUDA devices"):
+        choose_device("cuda")

@@ -1,0 +1,198 @@
+"""The engine's promises to its callers, kept with a random voice."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from s1_mini import EngineConfig, GenerationResponse, ProductionTTSEngine
+from s1_mini.exceptions import (
+    EngineNotReadyError,
+    ParameterError,
+    ReferenceAudioError,
+    RequestTimeoutError,
+    TextError,
+)
+
+
+def test_a_text_becomes_sound_of_whole_frames(engine: ProductionTTSEngine) -> None:
+    response = engine.generate("Hello.", seed=1, max_new_tokens=12)
+
+    assert response.success
+    assert response.frames == 12
+    assert len(response.audio) == 12 * 2048
+    assert response.finish_reason == "length"
+    assert 0 < np.abs(response.audio).max() <= 1
+    assert response.real_time_factor > 0
+
+
+def test_streamed_sound_is_the_whole_sound(engine: ProductionTTSEngine) -> None:
+    text = "One sentence here. " * 20
+
+    chunks = list(engine.stream(text, seed=4, max_new_tokens=15))
+    whole = engine.generate(text, seed=4, max_new_tokens=15)
+
+    assert np.array_equal(np.concatenate([chunk.wave for chunk in chunks]), whole.audio)
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert sum(chunk.frames for chunk in chunks) == whole.frames
+
+
+def test_the_same_seed_speaks_the_same_and_no_seed_does_not(engine: ProductionTTSEngine) -> None:
+    first, second = (engine.generate("Hello.", seed=7, max_new_tokens=8).audio for _ in range(2))
+    third, fourth = (engine.generate("Hello.", max_new_tokens=8).audio for _ in range(2))
+
+    assert np.array_equal(first, second)
+    assert not np.array_equal(third, fourth)
+
+
+def test_a_reference_changes_the_voice(engine: ProductionTTSEngine, tone: np.ndarray) -> None:
+    plain = engine.generate("Hello.", seed=7, max_new_tokens=8).audio
+    like_tone = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=tone, reference_text="Ah.").audio
+
+    assert not np.array_equal(plain, like_tone)
+
+
+def test_long_text_is_spoken_in_pieces_with_pauses_and_nothing_is_lost(engine: ProductionTTSEngine) -> None:
+    sentences = [f"This is sentence number {i} of a long text." for i in range(12)]
+
+    response = engine.generate(" ".join(sentences), seed=1, max_new_tokens=6)
+
+    pieces = response.frames // 6
+    assert pieces >= 3
+    assert len(response.audio) == response.frames * 2048 + (pieces - 1) * round(0.12 * 44_100)
+
+
+@pytest.mark.parametrize("audio_format", ["wav", "flac", "mp3", "opus"])
+def test_bytes_are_a_file_that_others_can_read(engine: ProductionTTSEngine, audio_format: str) -> None:
+    response = engine.generate("Hello.", seed=1, max_new_tokens=12, return_bytes=True, audio_format=audio_format)
+
+    wave, rate = soundfile.read(io.BytesIO(response.audio_bytes))
+    assert abs(len(wave) / rate - response.audio_seconds) < 0.1
+
+
+def test_a_batch_gives_one_result_per_text_and_a_bad_item_fails_alone(engine: ProductionTTSEngine) -> None:
+    batch = engine.generate_batch(texts=["Hello.", " ", "World."], seed=3, max_new_tokens=6, return_bytes=True)
+
+    assert [result.success for result in batch.results] == [True, False, True]
+    assert batch.results[1].error_code == "text_invalid"
+    assert batch.results[1].error.startswith("text:")
+    assert not batch.success
+    assert batch.total_time >= sum(result.generation_time for result in batch.results) * 0.9
+
+
+def test_a_batch_item_sounds_as_it_sounds_alone(engine: ProductionTTSEngine) -> None:
+    batch = asyncio.run(engine.generate_batch_async(texts=["Hello.", "World."], seed=3, max_new_tokens=6))
+
+    for text, result in zip(["Hello.", "World."], batch.results, strict=True):
+        assert np.array_equal(result.audio, engine.generate(text, seed=3, max_new_tokens=6).audio)
+
+
+def test_lists_of_different_lengths_are_refused(engine: ProductionTTSEngine) -> None:
+    with pytest.raises(ParameterError, match="reference_audios: has 1 items for 2 texts"):
+        engine.generate_batch(texts=["a", "b"], reference_audios=[None])
+
+
+def test_threads_get_their_own_sound(engine: ProductionTTSEngine) -> None:
+    expected = {text: engine.generate(text, seed=5, max_new_tokens=6).audio for text in ("One.", "Two.", "Three.")}
+    results: dict[str, GenerationResponse] = {}
+
+    def speak(text: str) -> None:
+        results[text] = engine.generate(text, seed=5, max_new_tokens=6)
+
+    threads = [threading.Thread(target=speak, args=(text,)) for text in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert all(np.array_equal(results[text].audio, expected[text]) for text in expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"temperature": -0.1}, r"temperature: -0.1 is not a number in \[0, 2\]"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0}, r"top_p: 0 is not a number in \(0, 1\]"),
+        ({"repetition_penalty": 2.5}, "repetition_penalty"),
+        ({"max_new_tokens": 0}, "max_new_tokens: 0 is not a whole number"),
+        ({"seed": -1}, "seed"),
+        ({"speed": 2}, "speed: is no parameter; there are temperature"),
+        ({"reference_text": "Without a recording."}, "reference_text: was given without reference_audio"),
+    ],
+)
+def test_parameters_out_of_range_are_refused_by_name(
+    engine: ProductionTTSEngine, options: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(ParameterError, match=complaint):
+        engine.generate("Hello.", **options)
+
+
+@pytest.mark.parametrize("text", ["", " \n ", "x" * 100_000, "lone \ud800 surrogate", "bell \x07", "…!?"])
+def test_text_that_cannot_be_spoken_is_refused(engine: ProductionTTSEngine, text: str) -> None:
+    with pytest.raises(TextError, match=r"^text: "):
+        engine.generate(text)
+
+
+@pytest.mark.parametrize("samples", [0, 4410, 44_100 * 600])
+def test_references_too_short_or_too_long_are_refused(engine: ProductionTTSEngine, samples: int) -> None:
+    wave = np.full(samples, 0.1, dtype=np.float32)
+
+    with pytest.raises(ReferenceAudioError, match=r"^reference_audio: "):
+        engine.generate("Hello.", reference_audio=wave, reference_text="Ah.")
+
+
+def test_a_bad_transcript_is_named_as_such(engine: ProductionTTSEngine, tone: np.ndarray) -> None:
+    with pytest.raises(TextError, match=r"^reference_text: "):
+        engine.generate("Hello.", reference_audio=tone, reference_text="\x00")
+
+
+def test_an_engine_that_is_not_started_says_so_and_is_healthy_to_ask() -> None:
+    engine = ProductionTTSEngine(EngineConfig())
+
+    assert engine.health_check() == {
+        "status": "stopped",
+        "ready": False,
+        "vram": {"used_gb": 0.0, "total_gb": 0.0},
+    }
+    with pytest.raises(EngineNotReadyError, match="call start"):
+        engine.generate("Hello.")
+
+
+def test_a_started_engine_tells_what_it_chose_and_why(engine: ProductionTTSEngine) -> None:
+    health = engine.health_check()
+
+    assert health["ready"]
+    assert health["device"] == {"value": "cpu", "reason": "named by the settings"}
+    assert health["precision"]["value"] == "float32"
+    assert health["compile"]["reason"]
+
+
+def test_a_stopped_engine_starts_again(tiny: Path) -> None:
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu"))
+    engine.start()
+    first = engine.generate("Hello.", seed=2, max_new_tokens=6).audio
+    engine.stop()
+    engine.start()
+
+    assert np.array_equal(engine.generate("Hello.", seed=2, max_new_tokens=6).audio, first)
+
+
+def test_a_request_that_takes_too_long_ends_with_an_error(tiny: Path) -> None:
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", request_timeout_s=1e-6)
+
+    with ProductionTTSEngine(config) as engine, pytest.raises(RequestTimeoutError, match="not finished in time"):
+        engine.generate("Hello.")
+
+
+def test_full_heads_and_the_fixed_penalty_speak_too(tiny: Path) -> None:
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", heads="full", repetition_mode="fixed")
+
+    with ProductionTTSEngine(config) as engine:
+        assert engine.generate("Hello.", seed=12, max_new_tokens=20).success
