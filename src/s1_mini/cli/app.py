@@ -1,0 +1,56 @@
+"""The verbs of `s1-mini` put together, and what a failure looks like: one sentence on stderr, exit code not 0."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+import typer
+
+from s1_mini import __version__
+from s1_mini.cli import checkpoints, say
+from s1_mini.exceptions import S1MiniError
+
+app = typer.Typer(
+    name="s1-mini",
+    help="Text to speech with codec language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("say")(say.say)
+app.command("convert")(checkpoints.convert)
+app.command("verify")(checkpoints.verify)
+app.command("random-checkpoint")(checkpoints.random_checkpoint)
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        typer.echo(f"s1-mini {__version__}")
+        raise typer.Exit
+
+
+def run() -> int:
+    """Run the command line on `sys.argv`; give the exit code."""
+    warnings.showwarning = _print_warning
+    try:
+        app()
+    except S1MiniError as error:
+        print(f"s1-mini: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our stdout went away: not our failure, but nothing more can be written there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    return 0
+
+
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"s1-mini: warning: {message}", file=sys.stderr)

@@ -1,0 +1,115 @@
+"""`s1-mini convert`, `verify` and `random-checkpoint`: work on checkpoint directories."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Checkpoint = Annotated[Path, typer.Option("--checkpoint", help="Checkpoint directory.", show_default=False)]
+
+
+class ModelPrecision(StrEnum):
+    """Number formats of a converted model."""
+
+    keep = "keep"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class CodecPrecision(StrEnum):
+    """Number formats of a converted codec."""
+
+    float16 = "float16"
+    float32 = "float32"
+
+
+class Size(StrEnum):
+    """Sizes of a random checkpoint."""
+
+    tiny = "tiny"
+    full = "full"
+
+
+class Form(StrEnum):
+    """File forms of a random checkpoint."""
+
+    compact = "compact"
+    published = "published"
+
+
+def convert(
+    checkpoint: Checkpoint,
+    output: Annotated[Path, typer.Option("--output", "-o", help="New directory to write.", show_default=False)],
+    precision: Annotated[ModelPrecision, typer.Option(help="Number format of the model.")] = ModelPrecision.keep,
+    codec_precision: Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")] = (
+        CodecPrecision.float16
+    ),
+    decode_only: Annotated[bool, typer.Option("--decode-only", help="Leave out what only references need.")] = False,
+) -> None:
+    """Write a checkpoint in compact form: safetensors, weight norm folded, dead buffers gone.
+
+    Example: s1-mini convert --checkpoint openaudio-s1-mini -o s1-mini-compact
+    """
+    from s1_mini.checkpoint.convert import convert_checkpoint
+
+    sizes = convert_checkpoint(
+        checkpoint,
+        output,
+        precision=precision.value,
+        codec_precision=codec_precision.value,
+        decode_only=decode_only,
+    )
+    for name, size in sizes.items():
+        typer.echo(f"{size:>14,}  {name}", err=True)
+
+
+def verify(
+    checkpoint: Checkpoint,
+    oracle: Annotated[Path, typer.Option(help="Reference tensors of this checkpoint.", show_default=False)],
+    tolerance: Annotated[float, typer.Option(help="Largest absolute difference allowed.")] = 1e-4,
+    device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+) -> None:
+    """Recompute an oracle's tensors and compare; exit code 0 only if all are within tolerance.
+
+    Example: s1-mini verify --checkpoint s1_tiny --oracle s1_tiny/oracle.pt
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from s1_mini.checkpoint.verify import Check, verify_checkpoint
+    from s1_mini.exceptions import VerificationError
+
+    checks: list[Check] = list(verify_checkpoint(checkpoint, oracle, tolerance=tolerance, device=device))
+    table = Table("check", "largest difference", "tokens equal", "")
+    for check in checks:
+        difference = "" if check.difference is None else f"{check.difference:.1e}"
+        agreement = "" if check.agreement is None else f"{check.agreement:.2%}"
+        table.add_row(check.name, difference, agreement, "ok" if check.passed else "FAILED")
+    Console().print(table)
+    failed = [check.name for check in checks if not check.passed]
+    if failed or not checks:
+        raise VerificationError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
+    typer.echo(f"all {len(checks)} checks passed")
+
+
+def random_checkpoint(
+    directory: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],
+    size: Annotated[Size, typer.Option(help="tiny: under a megabyte; full: S1-mini's own.")] = Size.tiny,
+    form: Annotated[Form, typer.Option(help="As published (.pth) or compact (safetensors).")] = Form.compact,
+    seed: Annotated[int, typer.Option(min=0, help="Which random weights.")] = 0,
+) -> None:
+    """Write a checkpoint with random weights, for speed and plumbing. It speaks noise.
+
+    Example: s1-mini random-checkpoint noise && s1-mini say "Hello" --checkpoint noise -o noise.wav
+    """
+    import torch
+
+    from s1_mini.checkpoint.random import RECIPES, write_random_checkpoint
+
+    dtype = torch.bfloat16 if size is Size.full else torch.float32
+    write_random_checkpoint(directory, RECIPES[size.value], form=form.value, seed=seed, dtype=dtype)
+    typer.echo(f"wrote {directory}", err=True)

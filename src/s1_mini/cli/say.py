@@ -1,0 +1,149 @@
+"""`s1-mini say`: one text to one sound, to a file or down a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from s1_mini.audio.container import AudioFormat
+    from s1_mini.types import AudioChunk
+
+PIPE = "-"
+
+
+def say(
+    text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.", show_default=False)],
+    output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")] = "out.wav",
+    audio_format: Annotated[
+        str | None, typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm; else by the file's suffix.")
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint directory.", show_default=False)] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="Recording whose voice to use, any sound file.", show_default=False)
+    ] = None,
+    reference_text: Annotated[
+        str | None, typer.Option(help="What is said in the reference.", show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same sound.", show_default=False)] = None,
+    temperature: Annotated[float, typer.Option(help="0 is always the likeliest.")] = 0.8,
+    top_p: Annotated[float, typer.Option(help="How much of the probability to draw from.")] = 0.8,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 avoids repeating.")] = 1.1,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest sentence piece, in frames of 46 ms.")] = 1024,
+    stream: Annotated[bool, typer.Option("--stream", help="Send sound on while it is made (wav or pcm).")] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", show_default=False)] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, float32, float16, bfloat16.", show_default=False)] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say how long it took.")] = False,
+) -> None:
+    """Say a text.
+
+    Example: s1-mini say "Good morning." -o morning.wav --reference me.wav --reference-text "What I say there."
+    """
+    from s1_mini.config import EngineConfig
+    from s1_mini.engine import ProductionTTSEngine
+
+    format_ = _format(output, audio_format, stream)
+    settings = {"checkpoint_path": checkpoint, "device": device, "precision": precision}
+    # One sentence for one person: as long as it takes.
+    config = EngineConfig(request_timeout_s=float("inf"), **{k: v for k, v in settings.items() if v is not None})
+    with ProductionTTSEngine(config) as engine:
+        started = time.perf_counter()
+        chunks = engine.stream(
+            sys.stdin.read() if text == PIPE else text,
+            reference_audio=reference,
+            reference_text=reference_text,
+            temperature=temperature,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+        )
+        rate = engine.sample_rate
+        chunks = _with_progress(chunks, rate)
+        wave, reason = _send(chunks, rate, format_) if stream else _collect(chunks)
+        if not stream:
+            _save(wave, rate, output, format_)
+        _report(output, len(wave) / rate, time.perf_counter() - started, reason, verbose=verbose)
+
+
+def _format(output: str, named: str | None, stream: bool) -> AudioFormat:
+    from s1_mini.audio.container import check_format, format_of
+    from s1_mini.exceptions import ParameterError
+
+    if named is None:
+        chosen: AudioFormat = "wav" if output == PIPE else format_of(output)
+    else:
+        chosen = check_format(named)
+    if stream and output != PIPE:
+        raise ParameterError("stream", f"sends sound to stdout; use -o -, not -o {output}")
+    if stream and chosen not in ("wav", "pcm"):
+        raise ParameterError("format", f"{chosen} cannot be streamed down a pipe; use wav or pcm")
+    return chosen
+
+
+def _collect(chunks: Iterator[AudioChunk]) -> tuple[np.ndarray, str | None]:
+    import numpy as np
+
+    received = list(chunks)
+    return np.concatenate([chunk.wave for chunk in received]), received[-1].finish_reason
+
+
+def _send(chunks: Iterator[AudioChunk], rate: int, format_: AudioFormat) -> tuple[np.ndarray, str | None]:
+    """Send every chunk down stdout as soon as it is there."""
+    import numpy as np
+
+    from s1_mini.audio.container import wav_stream_header
+    from s1_mini.audio.pcm import to_int16
+
+    sent, reason, header = [], None, wav_stream_header(rate) if format_ == "wav" else b""
+    for chunk in chunks:
+        sys.stdout.buffer.write(header + to_int16(chunk.wave).tobytes())
+        sys.stdout.buffer.flush()
+        header = b""
+        sent.append(chunk.wave)
+        reason = chunk.finish_reason
+    return np.concatenate(sent), reason
+
+
+def _save(wave: np.ndarray, rate: int, output: str, format_: AudioFormat) -> None:
+    from s1_mini.audio.container import encode, write
+
+    if output == PIPE:
+        sys.stdout.buffer.write(encode(wave, rate, format_))
+        sys.stdout.buffer.flush()
+    else:
+        write(output, wave, rate, format_)
+
+
+def _with_progress(chunks: Iterator[AudioChunk], rate: int) -> Iterator[AudioChunk]:
+    """Show how much has been said, if a person is looking."""
+    if not sys.stderr.isatty():
+        yield from chunks
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("speaking"), BarColumn(), TextColumn("{task.fields[said]:.1f} s of sound"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+        task, said = progress.add_task("speaking", total=None, said=0.0), 0.0
+        for chunk in chunks:
+            said += len(chunk.wave) / rate
+            progress.update(task, said=said)
+            yield chunk
+
+
+def _report(output: str, said_s: float, took_s: float, reason: str | None, *, verbose: bool) -> None:
+    if reason == "length":
+        typer.echo("s1-mini: warning: a sentence reached --max-new-tokens and was cut there", err=True)
+    if verbose or sys.stderr.isatty():
+        where = "stdout" if output == PIPE else output
+        typer.echo(
+            f"{where}: {said_s:.2f} s of sound in {took_s:.2f} s (real-time factor {took_s / said_s:.2f})", err=True
+        )

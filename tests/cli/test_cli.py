@@ -1,0 +1,150 @@
+"""The command line as a person meets it: real processes, real files, exit codes that tell the truth."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from s1_mini.cli.app import run
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
+
+
+def s1_mini(*arguments: str | Path, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "s1_mini", *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, env=ENVIRONMENT | environment, check=False)
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """Run in this process, which has torch loaded already."""
+    monkeypatch.setattr(sys, "argv", ["s1-mini", *map(str, arguments)])
+    return run()
+
+
+def test_say_writes_a_file_and_is_quiet_where_nobody_looks(tiny: Path, tmp_path: Path) -> None:
+    result = s1_mini("say", "Hello.", "--checkpoint", tiny, "-o", tmp_path / "a.wav", "--seed", "1")
+
+    assert (result.returncode, result.stdout) == (0, b"")
+    wave, rate = soundfile.read(tmp_path / "a.wav")
+    assert rate == 44_100
+    assert len(wave) > 0
+
+
+def test_text_comes_from_stdin_and_sound_goes_to_stdout(tiny: Path) -> None:
+    options = ["--checkpoint", tiny, "--seed", "1", "--max-new-tokens", "12"]
+
+    piped = s1_mini("say", "-", "-o", "-", *options, "--format", "flac", stdin=b"Hello.\n")
+    streamed = s1_mini("say", "Hello.", "-o", "-", *options, "--stream")
+
+    whole, _ = soundfile.read(io.BytesIO(piped.stdout), dtype="int16")
+    samples = np.frombuffer(streamed.stdout[44:], dtype="<i2")
+    assert streamed.stdout.startswith(b"RIFF")
+    assert np.array_equal(samples, whole)
+
+
+def test_a_reference_file_of_any_rate_and_channels_is_taken(tiny: Path, tmp_path: Path, tone: np.ndarray) -> None:
+    soundfile.write(tmp_path / "ref.flac", np.stack([tone, tone], axis=1), 22_050)
+
+    result = s1_mini(
+        *("say", "Hello.", "--checkpoint", tiny, "-o", tmp_path / "a.ogg", "--max-new-tokens", "12"),
+        *("--reference", tmp_path / "ref.flac", "--reference-text", "Ah.", "--verbose"),
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert b"real-time factor" in result.stderr
+    assert soundfile.info(tmp_path / "a.ogg").subtype == "OPUS"
+
+
+def test_without_a_checkpoint_it_says_which_voice_is_missing_and_how_to_get_one(tmp_path: Path) -> None:
+    result = s1_mini("say", "Hello.", "-o", tmp_path / "a.wav")
+
+    assert result.returncode == 1
+    assert b"openaudio-s1-mini" in result.stderr
+    assert b"--checkpoint DIR" in result.stderr
+    assert b"Traceback" not in result.stderr
+
+
+def test_the_checkpoint_may_be_named_by_its_variable(tiny: Path, tmp_path: Path) -> None:
+    result = s1_mini("say", "Hi.", "-o", tmp_path / "a.wav", "--max-new-tokens", "4", S1_MINI_CHECKPOINT_PATH=str(tiny))
+
+    assert result.returncode == 0
+
+
+BAD_CALLS = {
+    "empty text": (["say", " "], "text: "),
+    "unknown suffix": (["say", "Hi.", "-o", "{tmp}/a.doc"], "format: 'doc' is not known"),
+    "no folder": (["say", "Hi.", "-o", "{tmp}/no/a.wav", "--max-new-tokens", "2"], "output: cannot write"),
+    "temperature": (["say", "Hi.", "--temperature", "9"], "temperature: 9.0 is not a number in [0, 2]"),
+    "reference that is no sound": (["say", "Hi.", "--reference", __file__], "reference_audio: "),
+    "reference that is not there": (["say", "Hi.", "--reference", "{tmp}/none.wav"], "reference_audio: "),
+    "mp3 stream": (["say", "Hi.", "-o", "-", "--stream", "--format", "mp3"], "cannot be streamed"),
+    "stream to a file": (["say", "Hi.", "-o", "{tmp}/a.wav", "--stream"], "use -o -"),
+    "no such device": (["say", "Hi.", "--device", "tpu"], "device='tpu'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_a_bad_call_gets_one_sentence_and_leaves_nothing_behind(
+    name: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, complaint = BAD_CALLS[name]
+    arguments = [argument.format(tmp=tmp_path) for argument in arguments]
+    if "-o" not in arguments:
+        arguments += ["-o", str(tmp_path / "a.wav")]
+
+    code = run_here(monkeypatch, *arguments, "--checkpoint", tiny)
+
+    said = capsys.readouterr().err
+    assert code == 1
+    assert complaint in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_that_reaches_the_limit_is_reported(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_here(monkeypatch, "say", "Hi.", "--checkpoint", tiny, "-o", tmp_path / "a.wav", "--max-new-tokens", "4")
+
+    assert "reached --max-new-tokens" in capsys.readouterr().err
+
+
+def test_verify_prints_a_table_and_exits_by_its_outcome(
+    oracle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("verify", "--checkpoint", oracle, "--oracle", oracle / "oracle.pt")
+
+    passed, failed = run_here(monkeypatch, *arguments), run_here(monkeypatch, *arguments, "--tolerance", "1e-12")
+
+    captured = capsys.readouterr()
+    assert (passed, failed) == (0, 1)
+    assert "codec encoded codes" in captured.out
+    assert "checks failed" in captured.err
+
+
+def test_convert_and_random_checkpoint_work_on_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = run_here(monkeypatch, "random-checkpoint", tmp_path / "noise", "--form", "published")
+    convert = ("convert", "--checkpoint", tmp_path / "noise", "-o", tmp_path / "compact")
+    converted, again = run_here(monkeypatch, *convert), run_here(monkeypatch, *convert)
+
+    said = capsys.readouterr().err
+    assert (made, converted, again) == (0, 0, 1)
+    assert "model.safetensors" in said
+    assert "exists already" in said
+
+
+@pytest.mark.parametrize("verb", ["say", "convert", "verify", "random-checkpoint"])
+def test_every_verb_helps_with_an_example(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(monkeypatch, verb, "--help") == 0
+    assert "Example: s1-mini" in capsys.readouterr().out
