@@ -1,0 +1,356 @@
+"""Make `.venv` ready: the pinned packages and this checkout, editable. Standard library only.
+
+Called by demo.py and test.py on a machine that has Python and nothing else. Knows nothing of speech or of checks.
+What a person can mend is raised as `SetupError`, a sentence that tells the way out; `run_main` turns it into exit
+code 1. The scripts parse on Python 3.6, so that an old Python says which one is needed and not `SyntaxError`.
+
+A run that is interrupted leaves its step in `.venv/s1_mini-setup.json`, and the next run repairs what that step may
+have left half done. The lock is the system's own: it ends with the process that holds it and is never stale.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NamedTuple
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+if TYPE_CHECKING:
+    Run = Callable[[Sequence[str], Path | None], int]  # command, file its output is appended to → exit code
+
+MIN_PYTHON = (3, 11)
+NEEDED_BYTES = 3 * 10**9  # 1.1 GB installed with torch for CPU, as much again while pip unpacks it, and some room
+DOWNLOAD_MB = {"base": 250, "test": 30}  # with torch for CPU
+
+LOCK_NAME = "s1_mini-setup.lock"
+STATE_NAME = "s1_mini-setup.json"
+LOG_NAME = "install.log"
+
+CHECKOUT = "s1_mini"  # the part that is this checkout itself; every other part is a file of pins
+PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
+PIP_HAS_BEGUN = "Installing collected packages"  # until pip says this it has changed nothing
+
+# What an output says, and the sentence for it; the first that matches is right.
+CAUSES = (
+    (
+        r"No space left|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|\[WinError 112\]|not enough space",
+        "The disk is full: free about 3 GB (pip also needs room in its temporary folder, which TMPDIR names), "
+        "then run this again",
+    ),
+    (
+        r"ensurepip is not available|No module named '?(venv|ensurepip|pip)\b",
+        "This Python came without venv or pip: install them (Debian and Ubuntu: `apt install python3-venv`), "
+        "then run this again",
+    ),
+    (
+        r"CERTIFICATE_VERIFY_FAILED|\bSSLError",
+        "The package index cannot be trusted over TLS from here: set PIP_CERT to your network's certificate bundle, "
+        "then run this again",
+    ),
+    (
+        r"NewConnectionError|Failed to establish a new connection|name resolution|NameResolutionError|getaddrinfo"
+        r"|ConnectTimeout|Read ?time(d ?)?out|ProtocolError|ProxyError|Network is unreachable"
+        r"|Connection (refused|reset)|HTTP error \d+",
+        "The package index cannot be reached: connect to the network, or set PIP_INDEX_URL to an index or "
+        "PIP_FIND_LINKS to a folder of wheels that you can reach, then run this again",
+    ),
+    (
+        r"Permission denied|\[Errno (1|13|30)\]|Read-only file system|Access is denied|\[WinError (5|32)\]",
+        "No permission to write there: close programs that use .venv, make the checkout and .venv writable for you, "
+        "or copy the checkout to a folder of yours, then run this again",
+    ),
+    (
+        r"No matching distribution found for (\S+)",
+        r"The package index has no \1 for this machine: use 64-bit Python 3.11, 3.12 or 3.13 on Linux, Windows or "
+        "macOS 14 or newer with Apple silicon, or set PIP_INDEX_URL or PIP_FIND_LINKS to where it is",
+    ),
+)
+
+
+class SetupError(Exception):
+    """The environment cannot be made ready; the message tells the way out."""
+
+
+class State(NamedTuple):
+    """What `.venv` holds, and the step that was begun last: empty once it has ended."""
+
+    root: str
+    step: str
+    installed: "Mapping[str, str]"  # part → fingerprint of the files it was installed from
+
+
+def ensure(root: Path, extras: "Sequence[str]" = ()) -> Path:
+    """Return the python of `root`'s `.venv`, with the base packages, the `extras` and this checkout installed."""
+    return Environment(root).ensure(extras)
+
+
+def run_main(main: "Callable[[list[str]], int]") -> int:
+    """Run a script's `main` with the command line's arguments and return its exit code; no traceback for a person."""
+    try:
+        require_python(sys.version_info[:3])
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the children too, as Ctrl-C does
+        return main(sys.argv[1:])
+    except SetupError as error:
+        say(str(error))
+        return 1
+    except OSError as error:
+        say(f"{explain(str(error)) or 'The system refused'} ({error}).")
+        return 1
+    except KeyboardInterrupt:
+        say("Interrupted: run this again when you like.")
+        return 130
+
+
+def require_python(version: "Sequence[int]") -> None:
+    """Raise SetupError if `version` is too old to run the engine."""
+    if tuple(version[:2]) < MIN_PYTHON:
+        given, needed = _dotted(version), _dotted(MIN_PYTHON)
+        raise SetupError(
+            f"This is Python {given} and s1_mini needs {needed} or newer: install one and start this script with it, "
+            f"as in `python{needed} {sys.argv[0]}`."
+        )
+
+
+def say(sentence: str) -> None:
+    """Tell the person what happens, at once; standard output is for results."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def child_env(environ: "Mapping[str, str]", is_terminal: bool) -> "dict[str, str]":
+    """Return the variables for a program in `.venv`: its own packages only, UTF-8, colour only on a terminal."""
+    dropped = {"PYTHONHOME", "PYTHONPATH"}
+    if not is_terminal:
+        dropped |= {"FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "MYPY_FORCE_COLOR"}
+    env = {name: value for name, value in environ.items() if name not in dropped}
+    env["PYTHONUTF8"] = "1"
+    if not is_terminal:
+        env["NO_COLOR"] = "1"
+    return env
+
+
+def explain(output: str) -> str:
+    """Return the sentence, without its full stop, for the cause that an output tells; nothing for an unknown one."""
+    for pattern, sentence in CAUSES:
+        match = re.search(pattern, output)
+        if match:
+            return match.expand(sentence)
+    return ""
+
+
+class Environment:
+    """The `.venv` of one checkout. `run` and `free_bytes` are the real thing unless a test gives its own."""
+
+    def __init__(self, root: Path, run: "Run | None" = None, free_bytes: "Callable[[Path], int] | None" = None) -> None:
+        self.root = root
+        self.venv = root / ".venv"
+        self.python = self.venv.joinpath(*(["Scripts", "python.exe"] if sys.platform == "win32" else ["bin", "python"]))
+        self.log = self.venv / LOG_NAME
+        self._run = run or _run_logged
+        self._free_bytes = free_bytes or _free_bytes
+
+    def ensure(self, extras: "Sequence[str]" = ()) -> Path:
+        """Make it hold the base packages, the `extras` and the checkout, and return its python."""
+        wanted = self.fingerprints(extras)
+        if not self.is_ready(wanted):
+            self.venv.mkdir(exist_ok=True)
+            with only_one(self.venv / LOCK_NAME):
+                if not self.is_ready(wanted):  # the run that was waited for may have done it
+                    self._build(wanted)
+        return self.python
+
+    def fingerprints(self, extras: "Sequence[str]") -> "dict[str, str]":
+        """Return for each part that is wanted a hash of the Python and the files that decide what it installs."""
+        files = {part: [self._lock_file(part)] for part in ("base", *extras)}
+        files[CHECKOUT] = [self.root / "setup.cfg", self.root / "requirements.txt"]
+        missing = [path.name for paths in files.values() for path in paths if not path.is_file()]
+        if missing:
+            raise SetupError(f"{self.root} lacks {', '.join(missing)}: get the whole checkout again.")
+        return {part: _fingerprint(paths) for part, paths in files.items()}
+
+    def is_ready(self, wanted: "Mapping[str, str]") -> bool:
+        """Tell whether it holds all that is wanted: a few small files to read and one python to start."""
+        state = self._read_state()
+        return all(state.installed.get(part) == wanted[part] for part in wanted) and not self._fault(state)
+
+    def _fault(self, state: State) -> str:
+        """Tell why it must be made anew, or nothing; a .venv that a person made may stay if it works."""
+        if not (self.venv / "pyvenv.cfg").exists():
+            return "it is no virtual environment"
+        if state.step == "create" or (state.step == "install" and PIP_HAS_BEGUN in self._last_step()):
+            return "an earlier run did not finish"
+        if state.root not in ("", str(self.root)):
+            return "the checkout was moved"
+        if not self._python_works():
+            return f"its Python is broken or not {_dotted(sys.version_info[:2])}"
+        return ""
+
+    def _python_works(self) -> bool:
+        test = f"import sys, pip; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
+        try:
+            return self._run([str(self.python), "-c", test], None) == 0
+        except OSError:  # not there, or not a program of this machine
+            return False
+
+    def _build(self, wanted: "Mapping[str, str]") -> None:
+        state = self._read_state()
+        fault = self._fault(state)
+        self.log.write_text("", encoding="utf-8")  # only now: the fault is read from the old one
+        if fault:
+            state = State(str(self.root), "create", {})
+            self._write_state(state)
+            self._clear(fault)
+            self._create()
+        self._install(wanted, state._replace(root=str(self.root)))
+
+    def _clear(self, fault: str) -> None:
+        """Remove all but the files of the run that is going on."""
+        found = [path for path in self.venv.iterdir() if path.name not in (LOCK_NAME, STATE_NAME, LOG_NAME)]
+        if found:
+            say(f"Removing the old .venv ({fault}) …")
+        for path in found:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(str(path))
+            else:
+                path.unlink()
+
+    def _create(self) -> None:
+        free_bytes = self._free_bytes(self.venv)
+        if free_bytes < NEEDED_BYTES:
+            raise SetupError(
+                f".venv needs about {NEEDED_BYTES / 1e9:.0f} GB on its disk and {free_bytes / 1e9:.1f} GB are free: "
+                "free some, or make .venv a link to a folder on a larger disk."
+            )
+        say(f"Creating .venv with Python {_dotted(sys.version_info[:3])} …")
+        # Outside any venv: the Python that runs this may be the one that was just removed.
+        python = getattr(sys, "_base_executable", None) or sys.executable
+        self._perform([python, "-m", "venv", str(self.venv)])
+
+    def _install(self, wanted: "Mapping[str, str]", state: State) -> None:
+        """Install the pins if any file of them is new, and the checkout if its metadata is."""
+        stale = [part for part in wanted if state.installed.get(part) != wanted[part]]
+        stale_pins = [part for part in stale if part != CHECKOUT]
+        if stale_pins:
+            say(self._announcement(stale_pins))
+            files = [f"--requirement={self._lock_file(part)}" for part in wanted if part != CHECKOUT]
+            state = self._pip_install(files, state, {part: wanted[part] for part in stale_pins})
+        if CHECKOUT in stale:
+            say("Installing s1_mini from this checkout …")
+            editable = ["--no-deps", "--no-build-isolation", f"--editable={self.root}"]
+            self._pip_install(editable, state, {CHECKOUT: wanted[CHECKOUT]})
+
+    def _announcement(self, parts: "Sequence[str]") -> str:
+        texts = [self._lock_file(part).read_text(encoding="utf-8") for part in parts]
+        # The only marker in the files of pins says Windows (tests/test_scripts.py).
+        lines = [line.partition("#")[0] for text in texts for line in text.splitlines()]
+        here = [line for line in lines if "==" in line and (sys.platform == "win32" or ";" not in line)]
+        size = f"about {sum(DOWNLOAD_MB.get(part, 0) for part in parts)} MB"
+        if "base" in parts and sys.platform == "linux":
+            size += ", several GB where torch comes with CUDA"
+        if "base" in parts:
+            size += "; a few minutes the first time"
+        return f"Installing {len(here)} packages ({size}) …"
+
+    def _pip_install(self, arguments: "Sequence[str]", state: State, gained: "Mapping[str, str]") -> State:
+        """Run one `pip install` and return the state that it leaves."""
+        self._write_state(state._replace(step="install"))
+        self._perform([str(self.python), "-m", "pip", "install", *PIP_OPTIONS, *arguments])
+        state = State(state.root, "", {**state.installed, **gained})
+        self._write_state(state)
+        return state
+
+    def _perform(self, command: "Sequence[str]") -> None:
+        """Run one step with its output in the log; raise SetupError with the cause that the output tells."""
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"\n$ {' '.join(command)}\n")
+        code = self._run(command, self.log)
+        if code:
+            output = self._last_step()
+            end = "\n".join(output.splitlines()[-15:])
+            sentence = explain(output) or f"{end}\nA step of the setup failed (exit code {code}); its end is above"
+            raise SetupError(f"{sentence} (log: {self.log}).")
+
+    def _last_step(self) -> str:
+        """Return the last command in the log, with its output."""
+        try:
+            return self.log.read_text(encoding="utf-8", errors="replace").rpartition("\n$ ")[2]
+        except FileNotFoundError:
+            return ""
+
+    def _read_state(self) -> State:
+        try:
+            return State(**json.loads((self.venv / STATE_NAME).read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, TypeError):  # never written, or not by us
+            return State("", "", {})
+
+    def _write_state(self, state: State) -> None:
+        """Replace the state whole: a reader sees the old one or the new one."""
+        draft = self.venv / (STATE_NAME + ".new")
+        draft.write_text(json.dumps(state._asdict(), indent=1), encoding="utf-8")
+        draft.replace(self.venv / STATE_NAME)
+
+    def _lock_file(self, part: str) -> Path:
+        return self.root / ("requirements.lock.txt" if part == "base" else f"requirements-{part}.lock.txt")
+
+
+@contextmanager
+def only_one(path: Path, max_wait_s: float = 3600.0, sleep: "Callable[[float], None]" = time.sleep) -> "Iterator[None]":
+    """Hold the lock file at `path`; wait for the run that holds it, and raise SetupError if it takes too long."""
+    waited_s = 0.0
+    with path.open("a") as file:
+        while not _try_lock(file):
+            if waited_s == 0:
+                say("Another run is setting up .venv; waiting for it …")
+            if waited_s >= max_wait_s:
+                minutes = f"{waited_s / 60:.0f} minutes"
+                raise SetupError(f"Another run has set up .venv for {minutes}: end it or let it finish (lock: {path}).")
+            sleep(0.25)
+            waited_s += 0.25
+        yield
+
+
+def _try_lock(file: "IO[str]") -> bool:
+    """Take the lock unless another process has it; closing the file gives it back, and so does dying."""
+    try:
+        if sys.platform == "win32":
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _run_logged(command: "Sequence[str]", log: "Path | None") -> int:
+    """Run a command with its output appended to `log`, or dropped, and return its exit code."""
+    env = child_env(os.environ, is_terminal=False)
+    env["PIP_USER"] = "0"  # a person's pip settings may say otherwise, and a venv cannot
+    with open(str(log or os.devnull), "ab") as output:
+        return subprocess.call(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env)
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(str(folder)).free
+
+
+def _fingerprint(paths: "Sequence[Path]") -> str:
+    digest = hashlib.sha256(_dotted(sys.version_info[:2]).encode())
+    for path in paths:
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _dotted(version: "Sequence[int]") -> str:
+    return ".".join(str(number) for number in version)

@@ -1,0 +1,528 @@
+"""Promises of scripts/ and of the files of pins. Nothing here reaches an index or starts pip."""
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "scripts"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"scripts_{name}", SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+environment = load("environment")
+
+
+@pytest.fixture
+def demo(monkeypatch):
+    monkeypatch.setitem(sys.modules, "environment", environment)
+    return load("demo")
+
+
+@pytest.fixture
+def check(monkeypatch):
+    monkeypatch.setitem(sys.modules, "environment", environment)
+    return load("test")
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Return a checkout in small."""
+    (tmp_path / "requirements.lock.txt").write_text("one==1  # why; really\ntwo==2  # why\n")
+    (tmp_path / "requirements-test.lock.txt").write_text("three==3  # why\n")
+    (tmp_path / "requirements.txt").write_text("one\n")
+    (tmp_path / "setup.cfg").write_text("[metadata]\n")
+    return tmp_path
+
+
+class Machine:
+    """A machine without a network: it writes down each step, and a step goes wrong if it was told so."""
+
+    def __init__(self, root):
+        self.root = root
+        self.steps = []  # "probe", "venv", "pins" or "checkout"
+        self.commands = []
+        self.output = {}  # step → what it says
+        self.failure = {}  # step → exit code, or what it raises, until a venv is made anew
+        self.free_bytes = 10**12
+
+    def run(self, command, log):
+        step = self.step_of(command)
+        self.steps.append(step)
+        self.commands.append(command)
+        if log:
+            log.write_text(log.read_text() + self.output.get(step, ""))
+        if step == "venv":
+            self.failure.pop("probe", None)
+            self.make_venv()
+        failure = self.failure.get(step, 0)
+        if isinstance(failure, BaseException):
+            raise failure
+        return failure
+
+    def step_of(self, command):
+        if "-c" in command:
+            return "probe"
+        if "venv" in command:
+            return "venv"
+        return "checkout" if any(word.startswith("--editable=") for word in command) else "pins"
+
+    def make_venv(self):
+        (self.root / ".venv").mkdir(exist_ok=True)
+        (self.root / ".venv" / "pyvenv.cfg").touch()
+
+    def ensure(self, extras=()):
+        """Return the steps that it took, a python that was only looked at left out."""
+        self.steps.clear()
+        environment.Environment(self.root, self.run, lambda _: self.free_bytes).ensure(extras)
+        return [step for step in self.steps if step != "probe"]
+
+
+@pytest.fixture
+def machine(root):
+    return Machine(root)
+
+
+EVERYTHING = ["venv", "pins", "checkout"]
+
+
+# Setting up
+
+
+def test_the_first_run_makes_the_venv_and_installs_the_pins_and_the_checkout(machine, capsys):
+    assert machine.ensure() == EVERYTHING
+
+    assert "--no-build-isolation" in machine.commands[-1]
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in said] == ["Creating", "Installing", "Installing"]
+    assert said[1].startswith("Installing 2 packages (about 250 MB")
+
+
+def test_the_second_run_starts_one_python_and_says_nothing(machine, capsys):
+    machine.ensure(["test"])
+    capsys.readouterr()
+
+    machine.ensure(["test"])
+
+    assert machine.steps == ["probe"]
+    assert capsys.readouterr().err == ""
+    assert machine.ensure() == [], "the base is a part of what is there"
+
+
+@pytest.mark.parametrize(
+    ("changed", "steps"),
+    [
+        ("requirements.lock.txt", ["pins"]),
+        ("requirements-test.lock.txt", ["pins"]),
+        ("setup.cfg", ["checkout"]),
+        ("requirements.txt", ["checkout"]),
+        ("README.md", []),
+    ],
+)
+def test_a_changed_file_installs_what_it_decides_and_no_more(machine, root, changed, steps):
+    machine.ensure(["test"])
+
+    with (root / changed).open("a") as file:
+        file.write("\n")
+
+    assert machine.ensure(["test"]) == steps
+    assert machine.ensure(["test"]) == []
+
+
+def test_an_extra_joins_what_is_there_with_all_pins_in_sight(machine, root):
+    machine.ensure()
+
+    assert machine.ensure(["test"]) == ["pins"]
+    assert [
+        Path(word.partition("=")[2]).name for word in machine.commands[-1] if word.startswith("--requirement=")
+    ] == [
+        "requirements.lock.txt",
+        "requirements-test.lock.txt",
+    ]
+
+
+@pytest.mark.parametrize("failure", [1, PermissionError("not a program of this machine")])
+def test_a_venv_with_a_broken_or_another_python_is_made_anew(machine, root, failure):
+    machine.ensure()
+    (root / ".venv" / "leftover").mkdir()
+
+    machine.failure["probe"] = failure
+
+    assert machine.ensure() == EVERYTHING
+    assert not (root / ".venv" / "leftover").exists()
+
+
+def test_a_venv_made_by_hand_is_completed_and_not_removed(machine, root):
+    machine.make_venv()
+    (root / ".venv" / "mine").touch()
+
+    assert machine.ensure() == ["pins", "checkout"]
+    assert (root / ".venv" / "mine").exists()
+
+
+def test_a_moved_checkout_gets_a_new_venv(machine, root):
+    machine.ensure()
+
+    machine.root = root.rename(root.with_name("elsewhere"))
+
+    assert machine.ensure() == EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("step", "output", "steps"),
+    [
+        ("venv", "", EVERYTHING),
+        ("pins", "Collecting one==1\n", ["pins", "checkout"]),
+        ("pins", "Collecting one==1\nInstalling collected packages: one\n", EVERYTHING),
+        ("checkout", "Obtaining file:///checkout\n", ["checkout"]),
+        ("checkout", "Installing collected packages: s1_mini\n", EVERYTHING),
+    ],
+)
+def test_the_run_after_an_interrupted_one_repairs_what_may_be_half_done(machine, step, output, steps):
+    machine.output[step] = output
+    machine.failure[step] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        machine.ensure()
+
+    machine.failure.clear()
+
+    assert machine.ensure() == steps
+    assert machine.ensure() == []
+
+
+def test_pins_that_could_not_be_downloaded_leave_the_venv_as_it_was(machine, root):
+    machine.ensure()
+    (root / "requirements.lock.txt").write_text("one==2  # why\n")
+    machine.output["pins"] = "connection broken by 'NewConnectionError(...)'"
+    machine.failure["pins"] = 1
+
+    with pytest.raises(environment.SetupError, match="PIP_INDEX_URL"):
+        machine.ensure()
+
+    machine.failure.clear()
+    assert machine.ensure() == ["pins"]
+
+
+def test_a_failure_of_unknown_cause_shows_the_end_of_the_output_and_where_the_rest_is(machine, root):
+    machine.output["pins"] = "".join(f"line {number}\n" for number in range(100))
+    machine.failure["pins"] = 7
+
+    with pytest.raises(environment.SetupError) as caught:
+        machine.ensure()
+
+    assert "line 99\n" in str(caught.value)
+    assert "line 50\n" not in str(caught.value)
+    assert "exit code 7" in str(caught.value)
+    assert str(root / ".venv" / "install.log") in str(caught.value)
+
+
+def test_a_disk_without_room_is_told_before_anything_is_made(machine):
+    machine.free_bytes = 10**9
+
+    with pytest.raises(environment.SetupError, match=r"3 GB .* 1\.0 GB are free"):
+        machine.ensure()
+
+    assert machine.steps == []
+
+
+def test_a_checkout_that_lacks_a_file_is_told_by_its_name(machine, root):
+    (root / "setup.cfg").unlink()
+
+    with pytest.raises(environment.SetupError, match=r"lacks setup\.cfg"):
+        machine.ensure()
+
+
+# One run at a time
+
+
+def test_a_run_waits_for_the_one_that_holds_the_lock(tmp_path, capsys):
+    path = tmp_path / "lock"
+    holder = path.open("a")
+    assert environment._try_lock(holder)
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            holder.close()
+
+    with environment.only_one(path, sleep=sleep):
+        pass
+
+    assert len(waits) == 3
+    assert capsys.readouterr().err.count("waiting for it") == 1
+
+
+def test_a_run_that_waits_too_long_says_which_lock_is_held(tmp_path):
+    path = tmp_path / "lock"
+
+    late = environment.only_one(path, max_wait_s=120.0, sleep=lambda _: None)
+    with environment.only_one(path), pytest.raises(environment.SetupError, match=r"for 2 minutes: .*lock"), late:
+        pass
+
+
+def test_the_lock_of_a_dead_process_is_free(tmp_path):
+    code = (
+        f"import sys, os; sys.path.insert(0, {str(SCRIPTS)!r}); import environment, pathlib\n"
+        "with environment.only_one(pathlib.Path('lock')): os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 9
+
+    with environment.only_one(tmp_path / "lock", max_wait_s=5.0):
+        pass
+
+
+# Sentences
+
+
+@pytest.mark.parametrize(
+    ("output", "way_out"),
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "TMPDIR"),
+        ("OSError: [WinError 112] There is not enough space on the disk", "TMPDIR"),
+        ("The virtual environment was not created successfully because ensurepip is not available.", "python3-venv"),
+        ("/usr/bin/python3: No module named venv", "python3-venv"),
+        (
+            "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<pip>: Failed to "
+            "establish a new connection: [Errno 111] Connection refused')': /simple/numpy/\n"
+            "ERROR: No matching distribution found for numpy==2.4.6",
+            "PIP_FIND_LINKS",
+        ),
+        ("[Errno -3] Temporary failure in name resolution", "PIP_INDEX_URL"),
+        ("pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.", "PIP_INDEX_URL"),
+        ("ERROR: HTTP error 403 while getting numpy", "PIP_INDEX_URL"),
+        (
+            "Max retries exceeded (Caused by SSLError(SSLCertVerificationError('CERTIFICATE_VERIFY_FAILED')))",
+            "PIP_CERT",
+        ),
+        ("[Errno 13] Permission denied: '.venv'", "writable"),
+        ("[Errno 30] Read-only file system: '.venv'", "writable"),
+        ("[WinError 32] The process cannot access the file", "close programs"),
+        ("ERROR: No matching distribution found for torch==2.13.0", "no torch==2.13.0 for this machine"),
+    ],
+)
+def test_each_known_cause_has_one_sentence_with_the_way_out(output, way_out):
+    sentence = environment.explain(output)
+
+    assert way_out in sentence
+    assert ". " not in sentence
+
+
+def test_an_unknown_cause_is_not_guessed():
+    assert environment.explain("error: metadata-generation-failed") == ""
+
+
+@pytest.mark.parametrize("version", [(3, 6, 15), (3, 10, 14), (2, 7, 18)])
+def test_an_old_python_is_told_which_one_is_needed(version):
+    with pytest.raises(environment.SetupError, match=r"needs 3\.11 or newer"):
+        environment.require_python(version)
+
+
+@pytest.mark.parametrize("version", [(3, 11, 0), (3, 14, 1), (4, 0, 0)])
+def test_python_3_11_and_newer_are_good(version):
+    environment.require_python(version)
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "said"),
+    [
+        (environment.SetupError("Free some space."), 1, "Free some space.\n"),
+        (PermissionError(13, "Permission denied", ".venv"), 1, "No permission to write there: "),
+        (FileExistsError(17, "File exists", ".venv"), 1, "The system refused ([Errno 17] File exists: '.venv')."),
+        (KeyboardInterrupt(), 130, "Interrupted"),
+    ],
+)
+def test_a_person_sees_a_sentence_and_no_traceback(error, exit_code, said, capsys, monkeypatch):
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def main(arguments):
+        raise error
+
+    assert environment.run_main(main) == exit_code
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.name)
+def test_an_old_python_reads_the_scripts_far_enough_to_say_so(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 6))
+
+    hints = [node.annotation for node in ast.walk(tree) if isinstance(node, (ast.arg, ast.AnnAssign))]
+    hints += [node.returns for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert all(isinstance(hint, (ast.Name, ast.Constant, type(None))) for hint in hints), (
+        "quote what 3.6 cannot compute"
+    )
+
+
+# What the programs in .venv see
+
+
+def test_children_see_their_own_packages_in_utf_8_and_without_colour_in_a_file():
+    given = {"PATH": "/bin", "PYTHONPATH": "/elsewhere", "PYTHONHOME": "/elsewhere", "FORCE_COLOR": "1"}
+
+    assert environment.child_env(given, is_terminal=False) == {"PATH": "/bin", "PYTHONUTF8": "1", "NO_COLOR": "1"}
+    assert environment.child_env(given, is_terminal=True) == {"PATH": "/bin", "PYTHONUTF8": "1", "FORCE_COLOR": "1"}
+
+
+# demo.py
+
+
+def test_a_random_voice_speaks_only_where_there_is_no_other(demo, tmp_path):
+    assert demo.needs_random_voice(tmp_path, {})
+    assert not demo.needs_random_voice(tmp_path, {"S1_MINI_CHECKPOINT_PATH": "voice"})
+
+    (tmp_path / "src/s1_mini/default_model").mkdir(parents=True)
+    (tmp_path / "src/s1_mini/default_model/config.json").touch()
+    assert not demo.needs_random_voice(tmp_path, {})
+
+
+def test_options_that_the_demo_does_not_know_go_to_say(demo):
+    options, passed_on = demo.parse(["A sentence.", "--seed", "3", "-o", "a.wav", "--checkpoint", "voice"])
+
+    assert (options.text, options.output, options.checkpoint) == ("A sentence.", "a.wav", "voice")
+    assert passed_on == ["--seed", "3"]
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """Return root and environment of a checkout whose package counts how often it made a checkpoint."""
+    package = tmp_path / "src" / "s1_mini"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()  # else an installed s1_mini goes first
+    (package / "__main__.py").write_text(
+        "import os, sys\nprint('its words')\nsys.exit(3) if 'FAILS' in os.environ else os.mkdir(sys.argv[2])\n"
+    )
+    (tmp_path / ".venv").mkdir()
+    return tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+
+
+def test_the_random_checkpoint_is_made_once_and_again_when_the_package_is_newer(demo, stand_in, capsys):
+    root, env = stand_in
+
+    folders = [demo.random_checkpoint(root, Path(sys.executable), env) for _ in range(2)]
+    assert capsys.readouterr().err.count("Making") == 1
+    os.utime(folders[0], (0, 0))
+    demo.random_checkpoint(root, Path(sys.executable), env)
+
+    assert capsys.readouterr().err.count("Making") == 1
+    assert [path.name for path in (root / ".venv").iterdir()] == ["s1_mini-demo-checkpoint"]
+    assert folders == [root / ".venv" / "s1_mini-demo-checkpoint"] * 2
+
+
+def test_a_random_checkpoint_that_fails_shows_its_words_and_leaves_nothing(demo, stand_in):
+    root, env = stand_in
+
+    with pytest.raises(environment.SetupError, match="its words"):
+        demo.random_checkpoint(root, Path(sys.executable), {**env, "FAILS": "1"})
+
+    assert list((root / ".venv").iterdir()) == []
+
+
+# test.py
+
+
+def test_pytest_runs_last_and_on_gpu_tests_only_if_asked(check):
+    for arguments, marker in ([], "not gpu"), (["--gpu"], "gpu"):
+        checks = check.checks(Path("python"), *check.parse([*arguments, "-k", "scheduler"]))
+
+        assert [name for name, _ in checks] == ["ruff check", "ruff format", "mypy", "lint-imports", "pytest"]
+        assert checks[-1][1] == ["python", "-m", "pytest", "-m", marker, "-k", "scheduler"]
+
+
+def test_the_summary_names_what_failed(check):
+    good, bad = check.Result("mypy", 1.25, True), check.Result("pytest", 10.0, False)
+
+    assert "All checks pass." in check.summary([good])
+    assert check.summary([good, bad]).endswith(
+        "mypy              1.2 s  pass\npytest           10.0 s  FAIL\nNot in order: pytest."
+    )
+
+
+# Files of pins
+
+
+def lines_of(name):
+    """Return requirement and reason of each line that is not all comment."""
+    lines = [line.partition(" # ") for line in (ROOT / name).read_text(encoding="utf-8").splitlines()]
+    return [(Requirement(spec), reason.strip()) for spec, _, reason in lines if not spec.startswith("#")]
+
+
+def pins_of(*names):
+    """Return package → version."""
+    return {
+        canonicalize_name(pin.name): next(iter(pin.specifier)).version for name in names for pin, _ in lines_of(name)
+    }
+
+
+ALL_LOCKS = ("requirements.lock.txt", "requirements-test.lock.txt")
+
+
+@pytest.mark.parametrize("name", ALL_LOCKS)
+def test_each_pin_is_exact_and_says_why_it_is_there(name):
+    for pin, reason in lines_of(name):
+        assert [spec.operator for spec in pin.specifier] == ["=="], pin
+        assert "*" not in str(pin.specifier)
+        assert reason, pin
+
+
+@pytest.mark.parametrize("name", ALL_LOCKS)
+def test_the_only_marker_is_windows_as_the_count_of_packages_takes_it(name):
+    assert {str(pin.marker) for pin, _ in lines_of(name) if pin.marker} <= {'platform_system == "Windows"'}
+
+
+@pytest.mark.parametrize(
+    ("ranges", "locks"), [("requirements.txt", ALL_LOCKS[:1]), ("requirements-test.txt", ALL_LOCKS[1:])]
+)
+def test_every_requirement_is_pinned_within_its_range(ranges, locks):
+    pins = pins_of(*locks)
+
+    for requirement, reason in lines_of(ranges):
+        assert reason, requirement
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_no_package_is_pinned_twice():
+    names = [canonicalize_name(pin.name) for name in ALL_LOCKS for pin, _ in lines_of(name)]
+
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_pins_bring_all_that_they_need_at_versions_that_suit_each_other(count):
+    pins = pins_of(*ALL_LOCKS[:count])
+    cuda = ("cuda-", "nvidia-", "triton")  # torch pins these itself, where it comes with CUDA
+
+    for name in pins:
+        for need in needs_of(name):
+            if not need.name.startswith(cuda):
+                assert need.specifier.contains(pins.get(canonicalize_name(need.name), "0")), f"{name} needs {need}"
+                assert canonicalize_name(need.name) in pins, f"{name} needs {need}"
+
+
+def test_via_names_the_packages_that_need_it():
+    for name in ALL_LOCKS:
+        for pin, reason in lines_of(name):
+            for parent in reason.removeprefix("via ").split(", ") if reason.startswith("via ") else []:
+                needs = {canonicalize_name(need.name) for need in needs_of(parent)}
+                assert canonicalize_name(pin.name) in needs or pin.marker or not needs, f"{pin.name} via {parent}"
+
+
+def needs_of(name):
+    """Return the requirements of an installed package that count on this machine; of one not installed, none."""
+    try:
+        needs = [Requirement(text) for text in metadata.requires(name) or []]
+    except metadata.PackageNotFoundError:
+        return []
+    return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
