@@ -79,22 +79,28 @@ class ProductionTTSEngine:
         self,
         text: str,
         *,
+        voice: str | None = None,
         reference_audio: Audio | None = None,
         reference_text: str | None = None,
         **sampling: Any,
     ) -> Iterator[AudioChunk]:
         """Speak `text` and yield its sound while it is made; `sampling` is that of `SamplingParams`.
 
+        The voice is the named one, or the reference's, or the checkpoint's default if it has one.
+
         Raises `RequestError` for what the caller got wrong, before any sound, and `EngineError` for what failed.
         """
         self._ready()
-        request = make_request(text, reference_audio, reference_text, **sampling)
+        request = make_request(
+            text, voice=voice, reference_audio=reference_audio, reference_text=reference_text, **sampling
+        )
         return self._speak(request)
 
     def generate(
         self,
         text: str,
         *,
+        voice: str | None = None,
         reference_audio: Audio | None = None,
         reference_text: str | None = None,
         return_bytes: bool = False,
@@ -106,7 +112,9 @@ class ProductionTTSEngine:
         Raises as `stream` does.
         """
         started = time.perf_counter()
-        chunks = list(self.stream(text, reference_audio=reference_audio, reference_text=reference_text, **sampling))
+        chunks = list(
+            self.stream(text, voice=voice, reference_audio=reference_audio, reference_text=reference_text, **sampling)
+        )
         wave, rate = np.concatenate([chunk.wave for chunk in chunks]), chunks[-1].sample_rate
         return GenerationResponse(
             success=True,
@@ -181,8 +189,15 @@ class ProductionTTSEngine:
         with self._lock:
             speaker, generator = self._ready()
             pieces = split(normalize(request.text, self.config.max_text_length), self.config.chunk_length)
-            voices = [self._encode(speaker, reference) for reference in request.references]
+            voices = self._voices(speaker, request)
             yield from generator.speak(pieces, voices, request.sampling, deadline=deadline)
+
+    def _voices(self, speaker: Speaker, request: TTSRequest) -> list[Voice]:
+        if request.voice is not None:
+            return [speaker.voices.describe(request.voice).voice]
+        if request.references:
+            return [self._encode(speaker, reference) for reference in request.references]
+        return [speaker.voices.default] if speaker.voices.default else []
 
     def _encode(self, speaker: Speaker, reference: Reference) -> Voice:
         codec = speaker.encoding_codec()
@@ -204,7 +219,12 @@ class ProductionTTSEngine:
 
 
 def make_request(
-    text: str, reference_audio: Audio | None = None, reference_text: str | None = None, **sampling: Any
+    text: str,
+    *,
+    voice: str | None = None,
+    reference_audio: Audio | None = None,
+    reference_text: str | None = None,
+    **sampling: Any,
 ) -> TTSRequest:
     """Put a request together. Raises `ParameterError` for parameters that are unknown or out of range."""
     unknown = sorted(set(sampling) - set(SamplingParams.__dataclass_fields__))
@@ -212,8 +232,10 @@ def make_request(
         raise ParameterError(unknown[0], f"is no parameter; there are {', '.join(SamplingParams.__dataclass_fields__)}")
     if reference_audio is None and reference_text:
         raise ParameterError("reference_text", "was given without reference_audio; give both or neither")
+    if voice is not None and reference_audio is not None:
+        raise ParameterError("voice", "was given beside reference_audio; give one of them")
     references = () if reference_audio is None else (Reference(reference_audio, reference_text or ""),)
-    return TTSRequest(text, references, SamplingParams(**sampling))
+    return TTSRequest(text, references, voice, SamplingParams(**sampling))
 
 
 def _matched(name: str, values: Sequence[Any] | None, texts: Sequence[str]) -> Sequence[Any]:

@@ -14,6 +14,7 @@ S1MiniError
 ├── RequestError                the request itself is wrong; `field` says where
 │   ├── TextError                   text empty, too long, or not text
 │   ├── ParameterError              a sampling or output parameter is out of range
+│   ├── VoiceError                  a named voice is not there, or its name cannot be one
 │   └── ReferenceAudioError         a reference is empty, silent, too short, too long or not audio
 └── EngineError                 the engine cannot do it
     ├── EngineNotReadyError         not started, or already stopped
@@ -87,6 +88,12 @@ class ParameterError(RequestError):
     """A sampling or output parameter is out of its range."""
 
     code = "parameter_invalid"
+
+
+class VoiceError(RequestError):
+    """A named voice is not there, or a name cannot be one."""
+
+    code = "voice_invalid"
 
 
 class ReferenceAudioError(RequestError):

@@ -80,6 +80,7 @@ class TTSRequest:
 
     text: str
     references: tuple[Reference, ...] = ()
+    voice: str | None = None  # a named voice of the checkpoint, instead of references
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
 

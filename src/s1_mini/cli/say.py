@@ -26,6 +26,7 @@ def say(
         str | None, typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm; else by the file's suffix.")
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint directory.", show_default=False)] = None,
+    voice: Annotated[str | None, typer.Option(help="A named voice of the checkpoint.", show_default=False)] = None,
     reference: Annotated[
         Path | None, typer.Option(help="Recording whose voice to use, any sound file.", show_default=False)
     ] = None,
@@ -57,6 +58,7 @@ def say(
         started = time.perf_counter()
         chunks = engine.stream(
             sys.stdin.read() if text == PIPE else text,
+            voice=voice,
             reference_audio=reference,
             reference_text=reference_text,
             temperature=temperature,

@@ -51,3 +51,17 @@ class Carry:
     def num_bytes(self) -> int:
         """Memory held, in bytes."""
         return sum(past.numel() * past.element_size() for past in self._past.values())
+
+
+class NoCarry(Carry):
+    """Every call is a whole stream: the past is zeros, nothing is remembered. For training, and for single calls."""
+
+    def extend(self, key: CarryKey, new: Tensor, context: int, axis: int = -1) -> Tensor:
+        """Give `new` with `context` zeros before it on `axis`."""
+        shape = list(new.shape)
+        shape[axis] = context
+        return torch.cat((new.new_zeros(shape), new), dim=axis) if context else new
+
+    def advance(self, key: CarryKey, rows: int, count: int, device: torch.device) -> Tensor:
+        """Every row begins: zeros [rows]."""
+        return torch.zeros(rows, dtype=torch.int64, device=device)

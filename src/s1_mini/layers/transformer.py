@@ -55,9 +55,8 @@ class Attention(nn.Module):
         if self.config.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         keys, values = store(rotate(key, rope), value)
-        out = F.scaled_dot_product_attention(
-            rotate(query, rope), keys, values, attn_mask=mask, enable_gqa=heads != groups
-        )
+        grouped = keys.shape[1] != heads  # a store may give every query head its own copy
+        out = F.scaled_dot_product_attention(rotate(query, rope), keys, values, attn_mask=mask, enable_gqa=grouped)
         return self.wo(out.transpose(1, 2).flatten(2))
 
 

@@ -17,6 +17,7 @@ from s1_mini.models.registry import find_family
 from s1_mini.models.s1.model import S1Model
 from s1_mini.runtime.compilation import Compiler, choose_backend
 from s1_mini.types import Choice
+from s1_mini.voices.library import VoiceLibrary
 from s1_mini.weights.files import read_json
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Speaker:
     device: Choice
     precision: Choice
     compiler: Compiler
+    voices: VoiceLibrary
 
     def encoding_codec(self) -> Dac:
         """Give a codec that can encode; its encoding half is only loaded when the first reference comes."""
@@ -94,7 +96,8 @@ def open_checkpoint(
             f"config.json has num_codebooks={model.num_codebooks}; the codec has {codec_config.num_codebooks}"
         )
     codec = open_dac(directory, encodes=False, device=target)
-    return Speaker(directory, model, codec, device, precision, Compiler(Choice("off", "not asked for")))
+    compiler = Compiler(Choice("off", "not asked for"))
+    return Speaker(directory, model, codec, device, precision, compiler, VoiceLibrary.open(directory))
 
 
 def choose_device(setting: str) -> Choice:

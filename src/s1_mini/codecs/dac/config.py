@@ -92,11 +92,6 @@ class DacConfig:
                 f"codec_config.json: encoder_rates {self.encoder_rates} and decoder_rates {self.decoder_rates} "
                 "differ in product"
             )
-        if self.input_dim != self.encoder_dim * 2 ** len(self.encoder_rates):
-            raise CheckpointMismatchError(
-                f"codec_config.json: input_dim={self.input_dim} is not encoder_dim={self.encoder_dim} "
-                f"doubled {len(self.encoder_rates)} times"
-            )
         if self.q_dim != self.input_dim:
             raise CheckpointMismatchError(f"codec_config.json: q_dim={self.q_dim} is not input_dim={self.input_dim}")
         if len(self.encoder_transformer_layers) != len(self.encoder_rates):

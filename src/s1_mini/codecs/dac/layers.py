@@ -61,7 +61,7 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.empty(1, channels, 1))
 
     def forward(self, x: Tensor, _carry: Carry) -> Tensor:
-        return x + (self.alpha * x).sin().square() / (self.alpha + 1e-9)
+        return (x + (self.alpha * x).sin().square() / (self.alpha + 1e-9)).to(x.dtype)
 
 
 class Tanh(nn.Module):

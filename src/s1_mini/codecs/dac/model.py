@@ -166,13 +166,9 @@ class Dac(nn.Module):
             if isinstance(module, WindowTransformer):
                 module.prepare(self.device)
 
-    def vectors(self, codes: Tensor, carry: Carry) -> Tensor:
-        """Decoder input [B, C, F * upsampling] of codes [B, K, F]."""
-        return self.quantizer.upsample(self.quantizer.post_module(self.quantizer.decode(codes), carry), carry)
-
     def push(self, codes: Tensor, carry: Carry) -> Tensor:
         """Decode the next frames [B, K, F] of the streams that `carry` holds, to samples [B, T]."""
-        return self.decoder(self.vectors(codes, carry), carry).squeeze(1)
+        return self.synthesise(self.quantizer.decode(codes), carry).squeeze(1)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode codes [B, K, F] to samples [B, T]. Raises `CapacityError` beyond `max_frames`."""
@@ -188,14 +184,29 @@ class Dac(nn.Module):
 
         Raises `CapacityError` beyond `max_frames`.
         """
+        return self.encode_rows(wave.unsqueeze(0))[0]
+
+    def encode_rows(self, waves: Tensor) -> Tensor:
+        """Encode waves [B, T] to codes [B, K, F]; being causal, silence appended to a row changes none of its frames.
+
+        Raises `CapacityError` beyond `max_frames`.
+        """
         assert self.encodes, "this codec was loaded for decoding only"
-        self._check_length(-(-len(wave) // self.samples_per_frame))
-        wave = nn.functional.pad(wave, (0, -len(wave) % self.samples_per_frame))
+        self._check_length(-(-waves.shape[-1] // self.samples_per_frame))
+        waves = nn.functional.pad(waves, (0, -waves.shape[-1] % self.samples_per_frame))
         carry, codes = Carry(), []
-        for block in wave.split(ENCODE_BLOCK * self.samples_per_frame):
-            x = self.quantizer.downsample(self.encoder(block[None, None], carry), carry)
-            codes.append(self.quantizer.encode(self.quantizer.pre_module(x, carry))[0])
+        for block in waves.unsqueeze(1).split(ENCODE_BLOCK * self.samples_per_frame, dim=-1):
+            codes.append(self.quantizer.encode(self.latents(block, carry)))
         return torch.cat(codes, dim=-1)
+
+    def latents(self, waves: Tensor, carry: Carry) -> Tensor:
+        """Vectors [B, C, F] of samples [B, 1, T], ready to be quantised; T is a whole number of frames."""
+        x = self.quantizer.downsample(self.encoder(waves, carry), carry)
+        return self.quantizer.pre_module(x, carry)
+
+    def synthesise(self, vectors: Tensor, carry: Carry) -> Tensor:
+        """Samples [B, 1, T] of quantised vectors [B, C, F]."""
+        return self.decoder(self.quantizer.upsample(self.quantizer.post_module(vectors, carry), carry), carry)
 
     def _check_length(self, frames: int) -> None:
         if frames > self.max_frames:

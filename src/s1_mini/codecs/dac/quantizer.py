@@ -28,8 +28,12 @@ class VectorQuantizer(nn.Module):
         return self.out_proj(self.codebook(codes.clamp(0, last)).transpose(1, 2))
 
     def encode(self, x: Tensor) -> Tensor:
-        """Codes [B, F] of the entries nearest by angle to vectors [B, C, F]."""
-        query = F.normalize(self.in_proj(x).transpose(1, 2), dim=-1)
+        """Codes [B, F] of vectors [B, C, F]."""
+        return self.nearest(self.in_proj(x))
+
+    def nearest(self, projected: Tensor) -> Tensor:
+        """Codes [B, F] of the entries nearest by angle to projected vectors [B, code_dim, F]."""
+        query = F.normalize(projected.transpose(1, 2), dim=-1)
         entries = F.normalize(self.codebook.weight, dim=-1)
         # Of unit vectors the nearest has the largest product; written as upstream's distance, for its rounding.
         distance = query.square().sum(-1, keepdim=True) - 2 * query @ entries.T + entries.square().sum(-1)
@@ -44,18 +48,19 @@ class QuantizerStack(nn.Module):
         self.quantizers = nn.ModuleList(VectorQuantizer(dim, size, code_dim, encodes=encodes) for _ in range(count))
 
     @property
-    def _books(self) -> list[VectorQuantizer]:
+    def books(self) -> list[VectorQuantizer]:
+        """The codebooks in order."""
         return cast("list[VectorQuantizer]", self.quantizers)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Sum of the vectors [B, C, F] of codes [B, K, F]."""
-        first, *others = (book.decode(codes[:, index]) for index, book in enumerate(self._books))
+        first, *others = (book.decode(codes[:, index]) for index, book in enumerate(self.books))
         return sum(others, start=first)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Codes [B, K, F] of vectors [B, C, F], and what is left of the vectors."""
         codes = []
-        for book in self._books:
+        for book in self.books:
             codes.append(book.encode(x))
             x = x - book.decode(codes[-1])
         return torch.stack(codes, dim=1), x

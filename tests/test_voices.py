@@ -1,0 +1,78 @@
+"""Named voices: read from the checkpoint, asked for by name, never guessed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.exceptions import CheckpointFileError, ParameterError, VoiceError
+from s1_mini.types import Voice
+from s1_mini.voices.library import FOLDER, VoiceLibrary, write_voice
+
+
+@pytest.fixture
+def voiced(tiny: Path, tmp_path: Path) -> Path:
+    """A checkpoint with two voices, of which `anna` is the default."""
+    checkpoint = tmp_path / "voiced"
+    shutil.copytree(tiny, checkpoint)
+    (checkpoint / FOLDER).mkdir()
+    for index, name in enumerate(("anna", "bert")):
+        codes = torch.randint(0, 32, (10, 9), generator=torch.Generator().manual_seed(index))
+        write_voice(
+            checkpoint / FOLDER, name, Voice(codes, f"I am {name}."), description="made up", is_default=index == 0
+        )
+    return checkpoint
+
+
+def test_a_voice_comes_back_as_it_was_written(voiced: Path) -> None:
+    library = VoiceLibrary.open(voiced)
+
+    anna = library.describe("anna")
+    assert library.names == ["anna", "bert"]
+    assert (anna.voice.text, anna.description, anna.is_default) == ("I am anna.", "made up", True)
+    assert anna.voice.codes.shape == (10, 9)
+    assert library.default is anna.voice
+
+
+def test_the_default_voice_speaks_when_none_is_asked_for(voiced: Path) -> None:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
+        default, anna, bert = (
+            engine.generate("Hello.", seed=1, max_new_tokens=6, voice=name).audio for name in (None, "anna", "bert")
+        )
+
+    assert np.array_equal(default, anna)
+    assert not np.array_equal(default, bert)
+
+
+@pytest.mark.parametrize("name", ["clara", "../anna", "", "ANNA"])
+def test_an_unknown_voice_is_an_error_that_lists_the_known_ones(name: str, voiced: Path) -> None:
+    with (
+        ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine,
+        pytest.raises(VoiceError, match="there are: anna, bert"),
+    ):
+        engine.generate("Hello.", voice=name)
+
+
+def test_a_voice_and_a_reference_together_are_refused(engine: ProductionTTSEngine, tone: np.ndarray) -> None:
+    with pytest.raises(ParameterError, match="voice: was given beside reference_audio"):
+        engine.generate("Hello.", voice="anna", reference_audio=tone)
+
+
+@pytest.mark.parametrize("name", ["", "Anna", "../up", "a" * 65, "-x", "con.aux"])
+def test_a_name_that_cannot_be_a_files_everywhere_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(VoiceError, match="is no name"):
+        write_voice(tmp_path, name, Voice(torch.zeros(10, 3, dtype=torch.int64), ""))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_voice_file_is_named(voiced: Path) -> None:
+    (voiced / FOLDER / "bert.safetensors").write_bytes(b"not safetensors")
+
+    with pytest.raises(CheckpointFileError, match=r"bert\.safetensors is no voice file"):
+        VoiceLibrary.open(voiced)
