@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from s1_mini import EngineConfig, GenerationResponse, ProductionTTSEngine
 from s1_mini.exceptions import (
     EngineNotReadyError,
+    GenerationError,
     ParameterError,
     ReferenceAudioError,
     RequestTimeoutError,
     TextError,
 )
+from s1_mini.models.s1.network import S1Network
 
 
 def test_a_text_becomes_sound_of_whole_frames(engine: ProductionTTSEngine) -> None:
@@ -123,7 +127,7 @@ def test_threads_get_their_own_sound(engine: ProductionTTSEngine) -> None:
         ({"repetition_penalty": 2.5}, "repetition_penalty"),
         ({"max_new_tokens": 0}, "max_new_tokens: 0 is not a whole number"),
         ({"seed": -1}, "seed"),
-        ({"speed": 2}, "speed: is no parameter; there are temperature"),
+        ({"audio_format": "m4a", "return_bytes": True}, "format: 'm4a' is not known"),
         ({"reference_text": "Without a recording."}, "reference_text: was given without reference_audio"),
     ],
 )
@@ -151,6 +155,74 @@ def test_references_too_short_or_too_long_are_refused(engine: ProductionTTSEngin
 def test_a_bad_transcript_is_named_as_such(engine: ProductionTTSEngine, tone: np.ndarray) -> None:
     with pytest.raises(TextError, match=r"^reference_text: "):
         engine.generate("Hello.", reference_audio=tone, reference_text="\x00")
+
+
+def test_a_stream_left_half_way_holds_up_nobody(engine: ProductionTTSEngine) -> None:
+    expected = engine.generate("World.", seed=2, max_new_tokens=8).audio
+    half = engine.stream("Hello. " * 10, seed=1)
+    next(half)
+
+    assert np.array_equal(engine.generate("World.", seed=2, max_new_tokens=8).audio, expected)
+    assert len(next(half).wave) > 0
+
+
+def test_streams_under_way_together_sound_as_alone(engine: ProductionTTSEngine) -> None:
+    texts = ("One sentence here.", "Another one there.")
+    alone = [engine.generate(text, seed=3, max_new_tokens=20).audio for text in texts]
+    streams = [engine.stream(text, seed=3, max_new_tokens=20) for text in texts]
+
+    turns = list(zip_longest(*streams))
+
+    for index, expected in enumerate(alone):
+        waves = [turn[index].wave for turn in turns if turn[index] is not None]
+        assert np.array_equal(np.concatenate(waves), expected)
+
+
+def test_stopping_ends_a_stream_with_an_error(tiny: Path) -> None:
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu"))
+    engine.start()
+    stream = engine.stream("Hello.")
+    next(stream)
+
+    engine.stop()
+
+    with pytest.raises(EngineNotReadyError, match="stopped while this was being spoken"):
+        list(stream)
+
+
+def test_running_out_of_memory_is_an_error_of_its_own_and_fails_one_item(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a lot.")
+
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
+        monkeypatch.setattr(S1Network, "main_logits", full)
+        batch = engine.generate_batch(["One.", " "], max_new_tokens=4)
+
+    assert [result.error_code for result in batch.results] == ["capacity_exceeded", "text_invalid"]
+
+
+def test_samples_that_are_not_finite_are_an_error_and_never_sound(tiny: Path) -> None:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
+        codec = engine._running[0].codec
+        codec.decoder.model[0].conv.bias.data[0] = float("nan")
+
+        with pytest.raises(GenerationError, match="not finite"):
+            engine.generate("Hello.", max_new_tokens=4)
+
+
+def test_lines_that_say_nothing_are_not_spoken(engine: ProductionTTSEngine) -> None:
+    response = engine.generate("Chapter one\n\n* * *\n\nHe left.", seed=1, max_new_tokens=5)
+    plain = engine.generate("Chapter one\n\nHe left.", seed=1, max_new_tokens=5)
+
+    assert response.frames == plain.frames
+
+
+@pytest.mark.parametrize("texts", ["Hello.", None, 3])
+def test_a_batch_that_is_no_list_is_refused(engine: ProductionTTSEngine, texts: object) -> None:
+    with pytest.raises(ParameterError, match=r"texts: is a .*; give a list"):
+        engine.generate_batch(texts)
 
 
 def test_an_engine_that_is_not_started_says_so_and_is_healthy_to_ask() -> None:

@@ -45,7 +45,7 @@ def test_a_batch_takes_the_seeds_keywords() -> None:
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    """Budget 0.2 s: torch takes seconds, pydantic half of one; neither is loaded before it is needed."""
+    """Torch takes seconds, pydantic half of one; neither is loaded before it is needed."""
     code = "import s1_mini, sys; print([m for m in ('torch', 'numpy', 'pydantic', 'typer') if m in sys.modules])"
 
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

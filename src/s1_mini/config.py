@@ -7,6 +7,7 @@ differs from request to request is not here either (`types.SamplingParams`).
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -48,7 +49,7 @@ class EngineConfig(BaseSettings):
 
     # What to load, and where.
     checkpoint_path: Path | None = None
-    device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
+    device: str = "auto"  # or cpu, mps, cuda, cuda:N
     precision: Precision = "auto"
     heads: Heads = "restricted"
     repetition_mode: RepetitionMode = "upstream"
@@ -57,7 +58,7 @@ class EngineConfig(BaseSettings):
     compile: CompileSwitch = "auto"
     compile_backend: CompileBackend = "auto"
 
-    # Batching.
+    # Batching and caches: accepted, and without effect until the engine batches (2026-11).
     enable_batching: bool = True
     max_batch_size: int = Field(4, ge=1, le=4096, validation_alias=_variables("MAX_BATCH_SIZE", "BATCH_SIZE"))
     batch_timeout_ms: float = Field(
@@ -65,7 +66,6 @@ class EngineConfig(BaseSettings):
     )
     batch_grouping: bool = True
 
-    # Caches, in entries.
     kv_cache_size: int = Field(100, ge=0)
     reference_cache_size: int = Field(1000, ge=0)
 
@@ -76,7 +76,7 @@ class EngineConfig(BaseSettings):
     max_reference_bytes: int = Field(64 * 2**20, ge=1024)
     request_timeout_s: float = Field(60.0, gt=0)
 
-    # Upkeep.
+    # Upkeep: without effect until the engine batches (2026-11).
     vram_clear_on_oom: bool = True
     metrics_enabled: bool = True
 
@@ -87,6 +87,20 @@ class EngineConfig(BaseSettings):
             raise ConfigurationError(_sentence(error)) from None
         for warning in unknown_variables(os.environ):
             warnings.warn(warning, stacklevel=2)
+
+    @field_validator("checkpoint_path", mode="before")
+    @classmethod
+    def _read_path(cls, value: Any) -> Any:
+        if value == "":
+            raise ValueError("is empty; name a directory, or leave it out for the voice that ships")
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
+            raise ValueError("is no device; allowed are auto, cpu, mps, cuda and cuda:N")
+        return value
 
     @field_validator("precision", mode="before")
     @classmethod

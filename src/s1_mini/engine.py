@@ -1,6 +1,6 @@
 """`ProductionTTSEngine`: text and reference in, sound out. A façade; the work is done in the rooms below.
 
-Safe to call from several threads; requests are spoken one after another.
+Safe to call from several threads. Requests under way take turns at the device, frame by frame.
 """
 
 from __future__ import annotations
@@ -8,19 +8,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from s1_mini.audio.container import AudioFormat, encode
+from s1_mini.audio.container import AudioFormat, check_format, encode
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import EngineNotReadyError, ParameterError, S1MiniError
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker, load
-from s1_mini.text.normalize import normalize
+from s1_mini.text.normalize import is_speakable, normalize
 from s1_mini.text.split import split
 from s1_mini.types import (
     AudioChunk,
@@ -44,22 +45,22 @@ class ProductionTTSEngine:
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
-        self._speaker: Speaker | None = None
-        self._generator: Generator | None = None
-        self._lock = threading.Lock()
+        self._running: tuple[Speaker, Generator] | None = None
+        self._lifecycle = threading.Lock()
 
     def start(self) -> None:
         """Load the checkpoint; does nothing if it is loaded. Raises `CheckpointError` or `ConfigurationError`."""
-        with self._lock:
-            if self._speaker is None:
+        with self._lifecycle:
+            if self._running is None:
                 speaker = load(self.config)
-                self._generator = Generator(speaker)
-                self._speaker = speaker
+                self._running = speaker, Generator(speaker)
 
     def stop(self) -> None:
-        """Finish the request that is being spoken, then let go of the checkpoint."""
-        with self._lock:
-            self._speaker = self._generator = None
+        """Let go of the checkpoint; what is being spoken ends at its next frame with `EngineNotReadyError`."""
+        with self._lifecycle:
+            if self._running is not None:
+                self._running[1].close()
+            self._running = None
 
     def __enter__(self) -> ProductionTTSEngine:
         self.start()
@@ -82,19 +83,20 @@ class ProductionTTSEngine:
         voice: str | None = None,
         reference_audio: Audio | None = None,
         reference_text: str | None = None,
-        **sampling: Any,
+        max_new_tokens: int = 1024,
+        temperature: float = 0.8,
+        top_p: float = 0.8,
+        repetition_penalty: float = 1.1,
+        seed: int | None = None,
     ) -> Iterator[AudioChunk]:
-        """Speak `text` and yield its sound while it is made; `sampling` is that of `SamplingParams`.
+        """Speak `text` and give its sound while it is made, the finish reason with the last chunk.
 
-        The voice is the named one, or the reference's, or the checkpoint's default if it has one.
-
-        Raises `RequestError` for what the caller got wrong, before any sound, and `EngineError` for what failed.
+        The voice is the named one, or the reference's, or the checkpoint's default if it has one. The numbers are
+        those of `SamplingParams`. What the caller got wrong raises `RequestError` at once; what fails later raises
+        `EngineError` from the iterator.
         """
-        self._ready()
-        request = make_request(
-            text, voice=voice, reference_audio=reference_audio, reference_text=reference_text, **sampling
-        )
-        return self._speak(request)
+        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+        return self._speak(make_request(text, sampling, voice, reference_audio, reference_text))
 
     def generate(
         self,
@@ -103,28 +105,21 @@ class ProductionTTSEngine:
         voice: str | None = None,
         reference_audio: Audio | None = None,
         reference_text: str | None = None,
+        max_new_tokens: int = 1024,
+        temperature: float = 0.8,
+        top_p: float = 0.8,
+        repetition_penalty: float = 1.1,
+        seed: int | None = None,
         return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
-        **sampling: Any,
     ) -> GenerationResponse:
         """Speak `text` and give the whole sound: `audio`, and with `return_bytes` a file's `audio_bytes` too.
 
-        Raises as `stream` does.
+        Raises as `stream` does, and `ParameterError` for a format that is none.
         """
-        started = time.perf_counter()
-        chunks = list(
-            self.stream(text, voice=voice, reference_audio=reference_audio, reference_text=reference_text, **sampling)
-        )
-        wave, rate = np.concatenate([chunk.wave for chunk in chunks]), chunks[-1].sample_rate
-        return GenerationResponse(
-            success=True,
-            audio=wave,
-            audio_bytes=encode(wave, rate, audio_format) if return_bytes else None,
-            sample_rate=rate,
-            frames=sum(chunk.frames for chunk in chunks),
-            finish_reason=chunks[-1].finish_reason,
-            generation_time=time.perf_counter() - started,
-        )
+        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+        request = make_request(text, sampling, voice, reference_audio, reference_text)
+        return self._generate(request, check_format(audio_format) if return_bytes else None)
 
     def generate_batch(
         self,
@@ -132,118 +127,162 @@ class ProductionTTSEngine:
         reference_audios: Sequence[Audio | None] | None = None,
         reference_texts: Sequence[str | None] | None = None,
         *,
+        voice: str | None = None,
+        max_new_tokens: int = 1024,
+        temperature: float = 0.8,
+        top_p: float = 0.8,
+        repetition_penalty: float = 1.1,
+        seed: int | None = None,
         return_bytes: bool = True,
         audio_format: AudioFormat = "wav",
-        **sampling: Any,
     ) -> BatchGenerationResponse:
         """Speak several texts, each with its own reference or none; an item that fails, fails alone.
 
-        Raises `ParameterError` if the lists differ in length.
+        Raises `ParameterError` if what holds for all items is wrong, or the lists differ in length.
         """
         self._ready()
         started = time.perf_counter()
-        audios = _matched("reference_audios", reference_audios, texts)
-        transcripts = _matched("reference_texts", reference_texts, texts)
+        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+        chosen = check_format(audio_format) if return_bytes else None
+        texts = _listed("texts", texts)
+        audios = _matched("reference_audios", reference_audios, len(texts))
+        transcripts = _matched("reference_texts", reference_texts, len(texts))
         results = [
-            self._attempt(
-                text,
-                reference_audio=audio,
-                reference_text=transcript,
-                return_bytes=return_bytes,
-                audio_format=audio_format,
-                **sampling,
-            )
-            for text, audio, transcript in zip(texts, audios, transcripts, strict=True)
+            self._attempt(partial(make_request, text, sampling, voice if audio is None else None, audio, said), chosen)
+            for text, audio, said in zip(texts, audios, transcripts, strict=True)
         ]
         success = all(result.success for result in results)
         return BatchGenerationResponse(success, results, time.perf_counter() - started)
 
-    async def generate_batch_async(self, texts: Sequence[str], *args: Any, **options: Any) -> BatchGenerationResponse:
+    async def generate_batch_async(
+        self,
+        texts: Sequence[str],
+        reference_audios: Sequence[Audio | None] | None = None,
+        reference_texts: Sequence[str | None] | None = None,
+        *,
+        voice: str | None = None,
+        max_new_tokens: int = 1024,
+        temperature: float = 0.8,
+        top_p: float = 0.8,
+        repetition_penalty: float = 1.1,
+        seed: int | None = None,
+        return_bytes: bool = True,
+        audio_format: AudioFormat = "wav",
+    ) -> BatchGenerationResponse:
         """Do as `generate_batch` without blocking the event loop."""
-        return await asyncio.to_thread(self.generate_batch, texts, *args, **options)
+        return await asyncio.to_thread(
+            self.generate_batch,
+            texts,
+            reference_audios,
+            reference_texts,
+            voice=voice,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            return_bytes=return_bytes,
+            audio_format=audio_format,
+        )
 
     def health_check(self) -> dict[str, Any]:
-        """Tell state, placement and memory; never blocks and never raises."""
-        speaker = self._speaker
-        if speaker is None:
+        """Tell state, placement and memory; never waits for what is being spoken and never raises."""
+        if self._running is None:
             return {"status": "stopped", "ready": False, "vram": _vram(None)}
+        speaker = self._running[0]
         choices = {"device": speaker.device, "precision": speaker.precision, "compile": speaker.compiler.choice}
         return {
             "status": "ready",
             "ready": True,
             "checkpoint": str(speaker.directory),
+            "voices": speaker.voices.names,
             **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},
             "vram": _vram(speaker.device.value),
         }
 
-    def _attempt(self, text: str, **options: Any) -> GenerationResponse:
+    def _attempt(self, make: partial[TTSRequest], audio_format: AudioFormat | None) -> GenerationResponse:
         started = time.perf_counter()
         try:
-            return self.generate(text, **options)
+            return self._generate(make(), audio_format)
         except S1MiniError as error:
             elapsed = time.perf_counter() - started
             return GenerationResponse(success=False, error=str(error), error_code=error.code, generation_time=elapsed)
 
+    def _generate(self, request: TTSRequest, audio_format: AudioFormat | None) -> GenerationResponse:
+        started = time.perf_counter()
+        chunks = list(self._speak(request))
+        wave, rate = np.concatenate([chunk.wave for chunk in chunks]), chunks[-1].sample_rate
+        return GenerationResponse(
+            success=True,
+            audio=wave,
+            audio_bytes=encode(wave, rate, audio_format) if audio_format else None,
+            sample_rate=rate,
+            frames=sum(chunk.frames for chunk in chunks),
+            finish_reason=chunks[-1].finish_reason,
+            generation_time=time.perf_counter() - started,
+        )
+
     def _speak(self, request: TTSRequest) -> Iterator[AudioChunk]:
         deadline = time.monotonic() + self.config.request_timeout_s
-        with self._lock:
-            speaker, generator = self._ready()
-            pieces = split(normalize(request.text, self.config.max_text_length), self.config.chunk_length)
-            voices = self._voices(speaker, request)
-            yield from generator.speak(pieces, voices, request.sampling, deadline=deadline)
+        speaker, generator = self._ready()
+        text = normalize(request.text, self.config.max_text_length)
+        pieces = [piece for piece in split(text, self.config.chunk_length) if is_speakable(piece)]
+        voices = self._voices(speaker, generator, request)
+        return generator.speak(pieces, voices, request.sampling, deadline=deadline)
 
-    def _voices(self, speaker: Speaker, request: TTSRequest) -> list[Voice]:
+    def _voices(self, speaker: Speaker, generator: Generator, request: TTSRequest) -> list[Voice]:
         if request.voice is not None:
             return [speaker.voices.describe(request.voice).voice]
         if request.references:
-            return [self._encode(speaker, reference) for reference in request.references]
+            return [self._encode(speaker, generator, reference) for reference in request.references]
         return [speaker.voices.default] if speaker.voices.default else []
 
-    def _encode(self, speaker: Speaker, reference: Reference) -> Voice:
-        codec = speaker.encoding_codec()
-        with torch.inference_mode():
-            return encode_reference(
-                reference,
-                encode=codec.encode,
-                sample_rate=codec.sample_rate,
-                device=torch.device(speaker.device.value),
-                max_s=self.config.max_reference_s,
-                max_bytes=self.config.max_reference_bytes,
-                max_text_length=self.config.max_text_length,
-            )
+    def _encode(self, speaker: Speaker, generator: Generator, reference: Reference) -> Voice:
+        return encode_reference(
+            reference,
+            encode=generator.encode,
+            sample_rate=speaker.codec.sample_rate,
+            max_s=self.config.max_reference_s,
+            max_bytes=self.config.max_reference_bytes,
+            max_text_length=self.config.max_text_length,
+        )
 
     def _ready(self) -> tuple[Speaker, Generator]:
-        if self._speaker is None or self._generator is None:
+        running = self._running
+        if running is None:
             raise EngineNotReadyError("the engine is not started; call start() or use it in a with block")
-        return self._speaker, self._generator
+        return running
 
 
 def make_request(
     text: str,
-    *,
+    sampling: SamplingParams,
     voice: str | None = None,
     reference_audio: Audio | None = None,
     reference_text: str | None = None,
-    **sampling: Any,
 ) -> TTSRequest:
-    """Put a request together. Raises `ParameterError` for parameters that are unknown or out of range."""
-    unknown = sorted(set(sampling) - set(SamplingParams.__dataclass_fields__))
-    if unknown:
-        raise ParameterError(unknown[0], f"is no parameter; there are {', '.join(SamplingParams.__dataclass_fields__)}")
+    """Put a request together. Raises `ParameterError` where its parts contradict each other."""
     if reference_audio is None and reference_text:
         raise ParameterError("reference_text", "was given without reference_audio; give both or neither")
     if voice is not None and reference_audio is not None:
         raise ParameterError("voice", "was given beside reference_audio; give one of them")
     references = () if reference_audio is None else (Reference(reference_audio, reference_text or ""),)
-    return TTSRequest(text, references, voice, SamplingParams(**sampling))
+    return TTSRequest(text, references, voice, sampling)
 
 
-def _matched(name: str, values: Sequence[Any] | None, texts: Sequence[str]) -> Sequence[Any]:
+def _listed(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ParameterError(name, f"is a {type(values).__name__}; give a list")
+    return list(values)
+
+
+def _matched(name: str, values: Any, count: int) -> list[Any]:
     if values is None:
-        return [None] * len(texts)
-    if len(values) != len(texts):
-        raise ParameterError(name, f"has {len(values)} items for {len(texts)} texts; give one each, None for none")
-    return values
+        return [None] * count
+    listed = _listed(name, values)
+    if len(listed) != count:
+        raise ParameterError(name, f"has {len(listed)} items for {count} texts; give one each, None for none")
+    return listed
 
 
 def _vram(device: str | None) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from s1_mini.checkpoint import convert as convert_module
 from s1_mini.checkpoint.convert import convert_checkpoint
 from s1_mini.checkpoint.random import RECIPES, write_random_checkpoint
 from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError
+from s1_mini.types import Voice
+from s1_mini.voices.library import VoiceLibrary, write_voice
 
 
 def speak(checkpoint: Path) -> np.ndarray:
@@ -41,6 +44,17 @@ def test_rounding_the_codec_spares_what_decides_on_codes(
     assert tensors["decoder.model.0.conv.weight"].dtype == torch.float16
     assert tensors["quantizer.semantic_quantizer.quantizers.0.codebook.weight"].dtype == torch.float32
     assert tensors["decoder.model.1.block.0.alpha"].dtype == torch.float32
+
+
+def test_named_voices_come_along(published: Path, tmp_path: Path) -> None:
+    shutil.copytree(published, tmp_path / "source")
+    (tmp_path / "source" / "voices").mkdir()
+    codes = torch.zeros(10, 4, dtype=torch.int64)
+    write_voice(tmp_path / "source" / "voices", "anna", Voice(codes, "Hello."), is_default=True)
+
+    convert_checkpoint(tmp_path / "source", tmp_path / "target")
+
+    assert VoiceLibrary.open(tmp_path / "target").default.text == "Hello."
 
 
 def test_converting_twice_changes_nothing(published: Path, tmp_path: Path) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import reference_s1
+from s1_mini.checkpoint.random import RECIPES, Recipe, write_random_checkpoint
 from s1_mini.checkpoint.verify import verify_checkpoint
 from s1_mini.exceptions import VerificationError
+from s1_mini.models.s1.config import S1Config
+from s1_mini.models.s1.prompt import build_prompt
+from s1_mini.models.s1.tokenizer import S1Tokenizer
 
 
 def test_the_originals_every_tensor_is_reproduced(oracle: Path) -> None:
@@ -18,7 +25,7 @@ def test_the_originals_every_tensor_is_reproduced(oracle: Path) -> None:
     checks = {check.name: check for check in verify_checkpoint(oracle, oracle / "oracle.pt")}
 
     assert [name for name, check in checks.items() if not check.passed] == []
-    for name in ("ref/greedyish prompt", "ref/greedyish greedy tokens", "codec encoded codes"):
+    for name in ("ref/greedyish prompt", "ref/greedyish greedy tokens", "codec enc_codes"):
         assert checks[name].agreement == 1.0
     for name in ("ref/sampled hidden", "ref/sampled fast_logits", "sampler 3", "codec post", "codec audio"):
         assert checks[name].difference is not None
@@ -30,7 +37,7 @@ def test_the_originals_every_tensor_is_reproduced(oracle: Path) -> None:
         ("model", "layers.1.attention.k_norm.weight", "ref/sampled hidden"),
         ("model", "fast_output.weight", "ref/greedyish fast_logits"),
         ("codec", "quantizer.post_module.layers.0.attention.wo.weight", "codec post"),
-        ("codec", "encoder.block.6.conv.weight", "codec encoded codes"),
+        ("codec", "encoder.block.6.conv.weight", "codec enc_codes"),
     ],
 )
 def test_a_changed_weight_is_noticed(file: str, tensor: str, check: str, oracle: Path, tmp_path: Path) -> None:
@@ -42,6 +49,95 @@ def test_a_changed_weight_is_noticed(file: str, tensor: str, check: str, oracle:
     failed = [c.name for c in verify_checkpoint(tmp_path / "c", oracle / "oracle.pt") if not c.passed]
 
     assert check in failed
+
+
+def changed(oracle: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Write the oracle with something changed."""
+    content = torch.load(oracle / "oracle.pt", weights_only=True)
+    change(content)
+    torch.save(content, tmp_path / "oracle.pt")
+    return tmp_path / "oracle.pt"
+
+
+@pytest.mark.parametrize(
+    ("change", "row"),
+    [
+        (lambda o: o["ref/sampled"].update(new=torch.ones(2)), "ref/sampled new (not known)"),
+        (lambda o: o["codec"].pop("codes"), "codec zq (not known)"),
+        (lambda o: o.update(vocoder={"x": torch.ones(2)}), "vocoder (not known)"),
+    ],
+)
+def test_what_is_stored_but_not_recomputed_fails(
+    change: Callable[[dict[str, Any]], object], row: str, oracle: Path, tmp_path: Path
+) -> None:
+    """Nothing is passed over in silence."""
+    checks = {check.name: check for check in verify_checkpoint(oracle, changed(oracle, tmp_path, change))}
+
+    assert not checks[row].passed
+
+
+def test_a_case_without_fast_logits_is_still_checked_for_the_rest(oracle: Path, tmp_path: Path) -> None:
+    path = changed(oracle, tmp_path, lambda o: o["ref/sampled"].pop("fast_logits"))
+
+    checks = {check.name: check.passed for check in verify_checkpoint(oracle, path)}
+
+    assert checks["ref/sampled hidden"]
+    assert "ref/sampled fast_logits" not in checks
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda o: o["ref/sampled"].update(seq=o["ref/sampled"]["prompt"]),
+        lambda o: o["ref/sampled"]["seq"].add_(100_000),
+        lambda o: o.update(sampler={"logits": 1}),
+        lambda o: o["codec"].update(codes=torch.zeros(3)),
+    ],
+)
+def test_an_oracle_of_another_form_is_an_error_and_no_traceback(
+    change: Callable[[dict[str, Any]], object], oracle: Path, tmp_path: Path
+) -> None:
+    path = changed(oracle, tmp_path, change)
+
+    with pytest.raises(VerificationError, match="not of the form of an oracle"):
+        list(verify_checkpoint(oracle, path))
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_hidden_states_may_be_stored_before_or_behind_the_projection(projected: bool, tmp_path: Path) -> None:
+    """Where fast_dim differs from dim; the reference is the plain one of the tests."""
+    recipe = Recipe(RECIPES["tiny"].model | {"fast_dim": 24, "fast_n_head": 2}, RECIPES["tiny"].codec, num_semantic=64)
+    write_random_checkpoint(tmp_path / "c", recipe)
+    config = S1Config.from_json(recipe.model)
+    tokenizer = S1Tokenizer.from_directory(tmp_path / "c")
+    weights = load_file(tmp_path / "c" / "model.safetensors")
+    prompt = build_prompt(tokenizer, config, "Hello.", []).columns
+    frames = torch.randint(0, 32, (11, 3), generator=torch.Generator().manual_seed(0))
+    frames[0] = frames[1] + tokenizer.semantic_begin
+    sequence = torch.cat((prompt, frames), dim=1)
+    hidden, logits = reference_s1.slow(
+        config, weights, sequence[:, :-1], tokenizer.semantic_begin, tokenizer.semantic_end
+    )
+    hidden, logits = hidden[-3:], logits[-3:]
+    fast = [
+        reference_s1.fast(config, weights, state, frame.tolist())
+        for state, frame in zip(hidden, frames[1:].T, strict=True)
+    ]
+    if projected:
+        hidden = hidden @ weights["fast_project_in.weight"].T + weights["fast_project_in.bias"]
+    case = {
+        "prompt": prompt,
+        "seq": sequence,
+        "hidden": hidden,
+        "slow_logits": logits,
+        "fast_logits": torch.stack(fast),
+    }
+    torch.save({"noref/sampled": case}, tmp_path / "oracle.pt")
+
+    checks = list(verify_checkpoint(tmp_path / "c", tmp_path / "oracle.pt"))
+
+    assert [check.name for check in checks if not check.passed] == []
+    assert len(checks) == 4
 
 
 @pytest.mark.parametrize("content", [{"a": torch.ones(1)}, [1, 2], None])

@@ -76,7 +76,7 @@ def test_a_failing_compile_falls_back_to_eager_and_says_so(
 
     assert results == [2.0, 2.0]
     assert compiler.choice == Choice("eager", "inductor failed: no code for you")
-    assert [record.message for record in caplog.records] == ["compilation failed, running eager"]
+    assert [record.message for record in caplog.records] == ["compilation failed, running eager: no code for you"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

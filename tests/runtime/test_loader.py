@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.checkpoint.random import RECIPES, Recipe, write_random_checkpoint
 from s1_mini.exceptions import (
     CheckpointFileError,
     CheckpointMismatchError,
@@ -49,6 +50,7 @@ def legacy_attention(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
 MODEL_FORMS = {
     "lightning wrapper and prefix": lambda t: {"state_dict": {f"model.{name}": v for name, v in t.items()}},
     "legacy wq/wk/wv": legacy_attention,
+    "audio decoder tensors beside fast ones": lambda t: t | {"audio_decoder.mystery": torch.ones(3)},
     "audio tensors to ignore": lambda t: t | {"audio_projector.weight": torch.ones(3, 3)},
     "sibling's prefixes": lambda t: {
         f"audio_decoder.{n.removeprefix('fast_')}" if n.startswith("fast_") else f"text_model.model.{n}": v
@@ -75,6 +77,13 @@ MODEL_FAULTS = {
     "extra": (lambda t: t | {"layers.9.new": torch.ones(1)}, "layers.9.new is not part of this architecture"),
     "misshapen": (lambda t: t | {"norm.weight": torch.ones(5)}, r"norm.weight \(5,\), config says \(32,\)"),
     "short head": (lambda t: t | {"output.weight": torch.ones(7, 32)}, r"output.weight \(7, 32\) has not 336 rows"),
+    "a head of no shape": (lambda t: t | {"output.weight": torch.tensor(1.0)}, r"output.weight \(\) has not 336 rows"),
+    "whole numbers": (lambda t: t | {"norm.weight": torch.ones(32, dtype=torch.int64)}, "norm.weight is not floating"),
+    "the same twice": (lambda t: t | {"model.norm.weight": torch.ones(32)}, "two tensors of the file mean norm.weight"),
+    "legacy beside joined": (
+        lambda t: t | {f"layers.0.attention.w{p}.weight": torch.ones(8, 32) for p in "qkv"},
+        "there joined and as",
+    ),
     "half a legacy attention": (lambda t: t | {"layers.0.attention.wq.weight": torch.ones(1)}, "incomplete"),
 }
 
@@ -96,7 +105,44 @@ def test_half_a_weight_norm_is_refused(published: Path, tmp_path: Path) -> None:
         load(EngineConfig(checkpoint_path=changed, device="cpu"))
 
 
+@pytest.mark.parametrize("shape", [(1,), (16,), (16, 1), (1, 1, 1)])
+def test_a_misshapen_scale_of_a_weight_norm_is_refused(shape: tuple[int, ...], published: Path, tmp_path: Path) -> None:
+    name = "decoder.model.0.conv.parametrizations.weight.original0"
+    changed = edit(published, tmp_path / "c", lambda t: t | {name: torch.ones(shape)}, "codec.pth")
+
+    with pytest.raises(CheckpointMismatchError, match=r"the scale of decoder\.model\.0\.conv"):
+        load(EngineConfig(checkpoint_path=changed, device="cpu"))
+
+
+def test_a_fault_of_the_encoding_half_is_found_before_the_first_reference(published: Path, tmp_path: Path) -> None:
+    changed = edit(published, tmp_path / "c", lambda t: t | {"encoder.block.5.alpha": torch.ones(1, 7, 1)}, "codec.pth")
+
+    with pytest.raises(CheckpointMismatchError, match=r"encoder\.block\.5\.alpha"):
+        load(EngineConfig(checkpoint_path=changed, device="cpu"))
+
+
+def test_a_tied_head_that_is_another_is_refused(published: Path, tmp_path: Path) -> None:
+    changed = edit(published, tmp_path / "c", lambda t: t, "model.pth")
+    path = changed / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+
+    with pytest.raises(CheckpointMismatchError, match="ties the head to the embeddings"):
+        load(EngineConfig(checkpoint_path=changed, device="cpu"))
+
+
+@pytest.mark.parametrize("books", [{"semantic_codebook_size": 128}, {"codebook_size": 256}])
+def test_a_codec_whose_codes_the_model_does_not_know_is_refused(books: dict[str, int], tmp_path: Path) -> None:
+    recipe = Recipe(RECIPES["tiny"].model, RECIPES["tiny"].codec | books, num_semantic=64)
+    write_random_checkpoint(tmp_path / "c", recipe)
+
+    with pytest.raises(CheckpointMismatchError, match="the codec's books have"):
+        load(EngineConfig(checkpoint_path=tmp_path / "c", device="cpu"))
+
+
 CONFIG_FAULTS = {
+    "far too large": ({"n_layer": 10**9}, "n_layer=1000000000 is not a positive whole number up to 256"),
+    "no base": ({"rope_base": 0}, "rope_base=0 is not a positive number"),
+    "a list for a name": ({"model_type": ["dual_ar"]}, "is no family"),
     "foreign family": ({"model_type": "llama"}, "model_type='llama' is no family"),
     "not a number": ({"dim": "wide"}, "dim='wide' is not a positive whole number"),
     "heads that do not group": ({"n_local_heads": 3}, "n_head=4 is no multiple of n_local_heads=3"),

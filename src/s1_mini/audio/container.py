@@ -114,9 +114,23 @@ def _encode(samples: np.ndarray, sample_rate: int, container: str, coding: str) 
     return buffer.getvalue()
 
 
+def check_writable(path: str | Path) -> None:
+    """Raise `ParameterError` where `write` could not create or replace `path`: no folder, no permission, no file."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise ParameterError("output", f"cannot write {str(path)!r}: it is a folder")
+    if not target.parent.is_dir():
+        raise ParameterError("output", f"cannot write {str(path)!r}: there is no folder {str(target.parent)!r}")
+    if not os.access(target if target.is_char_device() else target.parent, os.W_OK):
+        raise ParameterError("output", f"cannot write {str(path)!r}: no permission")
+
+
 def _replace(path: Path, content: bytes) -> None:
+    if path.is_char_device():  # such as /dev/null: written to, never replaced
+        path.write_bytes(content)
+        return
     if path.exists() and not path.is_file():
-        raise OSError("it is a folder or a device, not a file")
+        raise OSError("it is a folder, a pipe or a device, not a file")
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         temporary.write_bytes(content)

@@ -20,6 +20,7 @@ from s1_mini.codecs.dac import weights as dac_weights
 from s1_mini.exceptions import CheckpointNotFoundError
 from s1_mini.models.registry import find_family
 from s1_mini.models.s1 import weights as s1_weights
+from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.weights.files import find_tensors, read_json, read_tensors
 
 ModelPrecision = Literal["keep", "float32", "float16", "bfloat16"]
@@ -56,10 +57,13 @@ def convert_checkpoint(
     with new_directory(target) as folder:
         for name in _COPIED:
             shutil.copyfile(source / name, folder / name)
+        if (source / VOICES).is_dir():
+            shutil.copytree(source / VOICES, folder / VOICES)
         write_json(folder / "codec_config.json", dataclasses.asdict(codec_config))
         write_tensors(folder / "model.safetensors", _cast_model(model, precision))
         write_tensors(folder / "codec.safetensors", _cast_codec(codec, codec_precision))
-    return {path.name: path.stat().st_size for path in sorted(target.iterdir())}
+    files = sorted(path for path in target.rglob("*") if path.is_file())
+    return {path.relative_to(target).as_posix(): path.stat().st_size for path in files}
 
 
 def _cast_model(tensors: Mapping[str, Tensor], precision: ModelPrecision) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
         raise CheckpointFileError(f"{directory} cannot be written: {error.strerror}") from None
     try:
         yield target
-        for path in (target, *target.iterdir()):  # made private by tempfile and safetensors
+        for path in (target, *target.rglob("*")):  # made private by tempfile and safetensors
             path.chmod(0o755 if path.is_dir() else 0o644)
         if directory.exists():
             directory.rmdir()

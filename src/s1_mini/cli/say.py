@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from s1_mini.audio.container import AudioFormat
+    from s1_mini.config import EngineConfig
     from s1_mini.types import AudioChunk
 
 PIPE = "-"
@@ -38,7 +40,9 @@ def say(
     top_p: Annotated[float, typer.Option(help="How much of the probability to draw from.")] = 0.8,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 avoids repeating.")] = 1.1,
     max_new_tokens: Annotated[int, typer.Option(help="Longest sentence piece, in frames of 46 ms.")] = 1024,
-    stream: Annotated[bool, typer.Option("--stream", help="Send sound on while it is made (wav or pcm).")] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Send sound down stdout while it is made (wav or pcm).")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", show_default=False)] = None,
     precision: Annotated[str | None, typer.Option(help="auto, float32, float16, bfloat16.", show_default=False)] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say how long it took.")] = False,
@@ -47,17 +51,16 @@ def say(
 
     Example: s1-mini say "Good morning." -o morning.wav --reference me.wav --reference-text "What I say there."
     """
-    from s1_mini.config import EngineConfig
     from s1_mini.engine import ProductionTTSEngine
 
     format_ = _format(output, audio_format, stream)
-    settings = {"checkpoint_path": checkpoint, "device": device, "precision": precision}
-    # One sentence for one person: as long as it takes.
-    config = EngineConfig(request_timeout_s=float("inf"), **{k: v for k, v in settings.items() if v is not None})
-    with ProductionTTSEngine(config) as engine:
+    words = _read_stdin() if text == PIPE else text
+    started = time.perf_counter()
+    with ProductionTTSEngine(_settings(checkpoint_path=checkpoint, device=device, precision=precision)) as engine:
+        loaded_s = time.perf_counter() - started
         started = time.perf_counter()
         chunks = engine.stream(
-            sys.stdin.read() if text == PIPE else text,
+            words,
             voice=voice,
             reference_audio=reference,
             reference_text=reference_text,
@@ -69,23 +72,55 @@ def say(
         )
         rate = engine.sample_rate
         chunks = _with_progress(chunks, rate)
-        wave, reason = _send(chunks, rate, format_) if stream else _collect(chunks)
-        if not stream:
+        if stream and output == PIPE:
+            wave, reason = _send(chunks, rate, format_)
+        else:
+            wave, reason = _collect(chunks)
             _save(wave, rate, output, format_)
-        _report(output, len(wave) / rate, time.perf_counter() - started, reason, verbose=verbose)
+        took_s = time.perf_counter() - started
+    if reason == "length":
+        typer.echo("s1-mini: warning: a sentence reached --max-new-tokens and was cut there", err=True)
+    if verbose or sys.stderr.isatty():
+        where = "stdout" if output == PIPE else output
+        said_s = len(wave) / rate
+        typer.echo(
+            f"{where}: {said_s:.2f} s of sound in {took_s:.2f} s (real-time factor {took_s / said_s:.2f}), "
+            f"loaded in {loaded_s:.2f} s",
+            err=True,
+        )
+
+
+def _settings(**named: object) -> EngineConfig:
+    """Settings from variables and options; one sentence for one person may take as long as it takes."""
+    from s1_mini.config import ENV_PREFIX, EngineConfig
+
+    values = {name: value for name, value in named.items() if value is not None}
+    if f"{ENV_PREFIX}REQUEST_TIMEOUT_S" not in os.environ:
+        values["request_timeout_s"] = float("inf")
+    return EngineConfig(**values)
+
+
+def _read_stdin() -> str:
+    """Read the text as UTF-8, whatever the terminal's code page is."""
+    from s1_mini.exceptions import TextError
+
+    try:
+        return sys.stdin.buffer.read().decode("utf-8-sig")
+    except (UnicodeDecodeError, AttributeError, OSError) as error:
+        raise TextError("text", f"stdin does not give UTF-8 text: {error}") from None
 
 
 def _format(output: str, named: str | None, stream: bool) -> AudioFormat:
-    from s1_mini.audio.container import check_format, format_of
+    from s1_mini.audio.container import check_format, check_writable, format_of
     from s1_mini.exceptions import ParameterError
 
+    if output != PIPE:
+        check_writable(output)  # before an hour of speech, not after
     if named is None:
         chosen: AudioFormat = "wav" if output == PIPE else format_of(output)
     else:
         chosen = check_format(named)
-    if stream and output != PIPE:
-        raise ParameterError("stream", f"sends sound to stdout; use -o -, not -o {output}")
-    if stream and chosen not in ("wav", "pcm"):
+    if stream and output == PIPE and chosen not in ("wav", "pcm"):
         raise ParameterError("format", f"{chosen} cannot be streamed down a pipe; use wav or pcm")
     return chosen
 
@@ -106,20 +141,30 @@ def _send(chunks: Iterator[AudioChunk], rate: int, format_: AudioFormat) -> tupl
 
     sent, reason, header = [], None, wav_stream_header(rate) if format_ == "wav" else b""
     for chunk in chunks:
-        sys.stdout.buffer.write(header + to_int16(chunk.wave).tobytes())
-        sys.stdout.buffer.flush()
+        _write_stdout(header + to_int16(chunk.wave).tobytes())
         header = b""
         sent.append(chunk.wave)
         reason = chunk.finish_reason
     return np.concatenate(sent), reason
 
 
+def _write_stdout(content: bytes) -> None:
+    from s1_mini.exceptions import ParameterError
+
+    try:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise  # whoever listened has heard enough
+    except (OSError, AttributeError) as error:
+        raise ParameterError("output", f"cannot write to stdout: {error}") from None
+
+
 def _save(wave: np.ndarray, rate: int, output: str, format_: AudioFormat) -> None:
     from s1_mini.audio.container import encode, write
 
     if output == PIPE:
-        sys.stdout.buffer.write(encode(wave, rate, format_))
-        sys.stdout.buffer.flush()
+        _write_stdout(encode(wave, rate, format_))
     else:
         write(output, wave, rate, format_)
 
@@ -139,13 +184,3 @@ def _with_progress(chunks: Iterator[AudioChunk], rate: int) -> Iterator[AudioChu
             said += len(chunk.wave) / rate
             progress.update(task, said=said)
             yield chunk
-
-
-def _report(output: str, said_s: float, took_s: float, reason: str | None, *, verbose: bool) -> None:
-    if reason == "length":
-        typer.echo("s1-mini: warning: a sentence reached --max-new-tokens and was cut there", err=True)
-    if verbose or sys.stderr.isatty():
-        where = "stdout" if output == PIPE else output
-        typer.echo(
-            f"{where}: {said_s:.2f} s of sound in {took_s:.2f} s (real-time factor {took_s / said_s:.2f})", err=True
-        )

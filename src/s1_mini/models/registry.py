@@ -14,7 +14,7 @@ FAMILIES = {"dual_ar": open_s1}
 def find_family(config: Mapping[str, Any]) -> Any:
     """Give the function that opens checkpoints of this family. Raises `CheckpointMismatchError` for a foreign one."""
     name = config.get("model_type", "dual_ar")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise CheckpointMismatchError(
             f"config.json: model_type={name!r} is no family of this engine ({', '.join(FAMILIES)})"
         )

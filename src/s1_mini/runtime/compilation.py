@@ -82,6 +82,8 @@ class Compiler:
             if self.choice.value == "inductor":
                 try:
                     return compiled(*arguments)
+                except torch.OutOfMemoryError:
+                    raise
                 except (RuntimeError, ImportError, OSError) as error:
                     # Errors of the function itself come again, and are raised, from the call below.
                     self._fall_back(error)
@@ -92,4 +94,4 @@ class Compiler:
     def _fall_back(self, error: Exception) -> None:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         self.choice = Choice("eager", f"inductor failed: {reason}")
-        logger.warning("compilation failed, running eager", extra={"reason": reason})
+        logger.warning("compilation failed, running eager: %s", reason)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac, read_dac_config
 from s1_mini.config import EngineConfig, Heads, Precision, RepetitionMode
@@ -72,7 +73,7 @@ def load(config: EngineConfig) -> Speaker:
     speaker.compiler = Compiler(choice)
     _compile_blocks(speaker)
     for name, chosen in (("device", device), ("precision", precision), ("compile", choice)):
-        logger.info("chose", extra={"what": name, "value": chosen.value, "reason": chosen.reason})
+        logger.info("%s: %s (%s)", name, chosen.value, chosen.reason)
     return speaker
 
 
@@ -91,13 +92,24 @@ def open_checkpoint(
         dtype=getattr(torch, precision.value),
         device=target,
     )
-    if model.num_codebooks != codec_config.num_codebooks:
-        raise CheckpointMismatchError(
-            f"config.json has num_codebooks={model.num_codebooks}; the codec has {codec_config.num_codebooks}"
-        )
+    _check_pair(model, codec_config)
     codec = open_dac(directory, encodes=False, device=target)
     compiler = Compiler(Choice("off", "not asked for"))
     return Speaker(directory, model, codec, device, precision, compiler, VoiceLibrary.open(directory))
+
+
+def _check_pair(model: S1Model, codec: DacConfig) -> None:
+    """Every code of the codec must mean something to the model. Raises `CheckpointMismatchError`."""
+    num_semantic = model.tokenizer.semantic_end - model.tokenizer.semantic_begin + 1
+    if model.num_codebooks != codec.num_codebooks:
+        raise CheckpointMismatchError(
+            f"config.json has num_codebooks={model.num_codebooks}; the codec has {codec.num_codebooks}"
+        )
+    if codec.semantic_codebook_size != num_semantic or codec.codebook_size > model.network.config.codebook_size:
+        raise CheckpointMismatchError(
+            f"the codec's books have {codec.semantic_codebook_size} and {codec.codebook_size} entries; the model has "
+            f"{num_semantic} semantic tokens and {model.network.config.codebook_size} codes"
+        )
 
 
 def choose_device(setting: str) -> Choice:

@@ -43,6 +43,11 @@ def normalize(text: str, max_length: int) -> str:
     return tidy
 
 
+def is_speakable(text: str) -> bool:
+    """Tell whether `text` says anything: it has a letter, a number or a symbol."""
+    return not all(unicodedata.category(character).startswith(_UNSPOKEN) for character in text)
+
+
 def _one_space(run: re.Match[str]) -> str:
     white = run.group()
     is_break = "\u2029" in white or len(_LINE_BREAK.findall(white)) > 1
@@ -62,5 +67,5 @@ def _check_characters(text: str) -> None:
 def _check_speakable(text: str) -> None:
     if not text:
         raise TextError("text", "it is empty; send at least one letter, number or symbol")
-    if all(unicodedata.category(character).startswith(_UNSPOKEN) for character in text):
+    if not is_speakable(text):
         raise TextError("text", f"{text[:20]!r} has nothing to say; send at least one letter, number or symbol")

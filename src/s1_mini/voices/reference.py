@@ -21,7 +21,6 @@ def encode_reference(
     *,
     encode: Callable[[Tensor], Tensor],
     sample_rate: int,
-    device: torch.device,
     max_s: float,
     max_bytes: int,
     max_text_length: int,
@@ -35,4 +34,4 @@ def encode_reference(
         text = normalize(reference.text, max_text_length) if reference.text else ""
     except TextError as error:
         raise TextError("reference_text", str(error).removeprefix(f"{error.field}: ")) from None
-    return Voice(encode(torch.from_numpy(wave).to(device)).cpu(), text)
+    return Voice(encode(torch.from_numpy(wave)), text)

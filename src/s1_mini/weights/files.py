@@ -42,7 +42,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointFileError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointFileError(f"{path} is not readable JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointFileError(f"{path} holds a JSON {type(value).__name__}, not an object")
@@ -99,12 +99,11 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointFileError(f"{index} has no weight_map")
-    names = set(weight_map.values())
     tensors: dict[str, Tensor] = {}
-    for name in sorted(names):
-        if Path(name).name != name:
-            raise CheckpointFileError(f"{index} names the shard {name!r}, which is not a file beside it")
-        tensors |= read_tensors(index.parent / name)
+    for name in sorted(set(map(str, weight_map.values()))):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointFileError(f"{index} names the shard {name!r}, which is not a safetensors file beside it")
+        tensors |= _read_safetensors(index.parent / name)
     return tensors
 
 
@@ -116,7 +115,11 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
         content = inner
     if not isinstance(content, dict) or not content:
         raise CheckpointFileError(f"{path} holds no dictionary of tensors")
-    foreign = [name for name, value in content.items() if not isinstance(value, Tensor)]
+    foreign = [name for name, value in content.items() if not isinstance(name, str) or not _is_plain(value)]
     if foreign:
-        raise CheckpointFileError(f"{path} holds entries that are no tensors: {', '.join(map(str, foreign[:5]))}")
+        raise CheckpointFileError(f"{path} holds entries that are no plain tensors: {', '.join(map(str, foreign[:5]))}")
     return content
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,17 @@ _MOST_NAMED = 6
 
 def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
     """Drop `prefix` from the names that carry it (training wrappers leave such)."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return rename(tensors, lambda name: name.removeprefix(prefix))
+
+
+def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor]:
+    """Give every tensor its new name. Raises `CheckpointMismatchError` where two would get the same."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if new_name(name) in renamed:
+            raise CheckpointMismatchError(f"two tensors of the file mean {new_name(name)}; one of them is {name}")
+        renamed[new_name(name)] = tensor
+    return renamed
 
 
 def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -32,6 +44,7 @@ def check_fit(module: nn.Module, tensors: Tensors, *, source: str) -> None:
     expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     faults = [
+        ("not floating point", [name for name, tensor in tensors.items() if not tensor.is_floating_point()]),
         ("missing", [name for name in expected if name not in given]),
         ("not part of this architecture", [name for name in given if name not in expected]),
         (

@@ -13,6 +13,10 @@ from s1_mini.layers.transformer import BlockConfig
 NORM_EPS = 1e-5
 ROPE_BASE = 10_000
 
+# Far beyond any codec, near enough that a damaged config cannot ask for the machine's whole memory.
+MAX_SIZE = 2**18
+MAX_LAYERS = 256
+
 
 @dataclass(frozen=True)
 class DacConfig:
@@ -87,6 +91,13 @@ class DacConfig:
         return config
 
     def _check(self) -> None:
+        if self.n_codebooks > MAX_LAYERS or self.q_n_layer > MAX_LAYERS:
+            raise CheckpointMismatchError(f"codec_config.json: more than {MAX_LAYERS} codebooks or layers")
+        if self.q_dim % self.q_n_head or self.q_n_head % (self.q_n_local_heads or self.q_n_head):
+            raise CheckpointMismatchError(
+                f"codec_config.json: q_dim={self.q_dim}, q_n_head={self.q_n_head} and "
+                f"q_n_local_heads={self.q_n_local_heads} do not divide each other"
+            )
         if math.prod(self.decoder_rates) * math.prod(self.downsample_factor) != self.samples_per_frame:
             raise CheckpointMismatchError(
                 f"codec_config.json: encoder_rates {self.encoder_rates} and decoder_rates {self.decoder_rates} "
@@ -101,14 +112,16 @@ class DacConfig:
 
 
 def _size(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointMismatchError(f"codec_config.json: {name}={value!r} is not a positive whole number")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
+        raise CheckpointMismatchError(
+            f"codec_config.json: {name}={value!r} is not a positive whole number up to {MAX_SIZE}"
+        )
     return value
 
 
 def _sizes(name: str, value: Any) -> tuple[int, ...]:
     low = 0 if name == "encoder_transformer_layers" else 1
-    whole = isinstance(value, list) and value and all(type(v) is int and v >= low for v in value)
+    whole = isinstance(value, list) and value and all(type(v) is int and low <= v <= MAX_LAYERS for v in value)
     if not whole:
         raise CheckpointMismatchError(
             f"codec_config.json: {name}={value!r} is not a list of whole numbers from {low} up"

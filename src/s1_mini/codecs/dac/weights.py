@@ -37,7 +37,9 @@ def translate(tensors: Mapping[str, Tensor], *, encodes: bool = True) -> dict[st
             stem = name.removesuffix(scale_suffix)
             if stem + direction_suffix not in named:
                 raise CheckpointMismatchError(f"codec weights have {name} but no {stem}{direction_suffix}")
-            named[f"{stem}.weight"] = _fold(named.pop(name), named.pop(stem + direction_suffix))
+            if f"{stem}.weight" in named:
+                raise CheckpointMismatchError(f"codec weights have {name} and {stem}.weight, which is the same twice")
+            named[f"{stem}.weight"] = _fold(stem, named.pop(name), named.pop(stem + direction_suffix))
     return named
 
 
@@ -50,7 +52,11 @@ def _is_encoding(name: str) -> bool:
     return name.startswith(_ENCODING) or ".in_proj." in name
 
 
-def _fold(scale: Tensor, direction: Tensor) -> Tensor:
+def _fold(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
+    if direction.dim() < 2 or scale.shape != (len(direction), *[1] * (direction.dim() - 1)):
+        raise CheckpointMismatchError(
+            f"codec weights: the scale of {stem} has shape {tuple(scale.shape)}, its direction {tuple(direction.shape)}"
+        )
     norm = torch.linalg.vector_norm(direction.float(), dim=tuple(range(1, direction.dim())), keepdim=True)
     return (direction.float() * (scale.float() / norm)).to(direction.dtype)
 
@@ -70,6 +76,9 @@ def build_codec(
     """
     if encodes and not can_encode(tensors):
         raise CheckpointMismatchError(f"{source} was written for decoding only; it cannot encode a reference")
+    # Both halves are checked now, so that a fault of the encoding half is not found by the first reference.
+    shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    check(config, translate(shapes, encodes=can_encode(tensors)), encodes=can_encode(tensors), source=source)
     with torch.device("meta"):
         codec = Dac(config, encodes=encodes)
     fit(codec, translate(tensors, encodes=encodes), source=source, dtype=dtype, device=device)
@@ -77,11 +86,11 @@ def build_codec(
     return codec
 
 
-def check(config: DacConfig, named: Mapping[str, Tensor], *, encodes: bool) -> None:
+def check(config: DacConfig, named: Mapping[str, Tensor], *, encodes: bool, source: str = "the codec") -> None:
     """Raise `CheckpointMismatchError` unless translated tensors fit `config`."""
     with torch.device("meta"):
         codec = Dac(config, encodes=encodes)
-    check_fit(codec, named, source="the codec")
+    check_fit(codec, named, source=source)
 
 
 def read_dac_config(directory: Path) -> DacConfig:

@@ -13,6 +13,10 @@ from s1_mini.layers.transformer import BlockConfig
 # (decode_one_token_ar at d3df505).
 RESIDUAL_CODEBOOK_SIZE = 1024
 
+# Far beyond any checkpoint, near enough that a damaged config cannot ask for the machine's whole memory.
+MAX_SIZE = 2**20
+MAX_LAYERS = 256
+
 
 @dataclass(frozen=True)
 class S1Config:
@@ -40,50 +44,53 @@ class S1Config:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> S1Config:
-        """Read `config.json`. A key that is absent has upstream's default; fast_* falls back to the slow stack.
+        """Read `config.json`. What the fast stack does not say it has from the slow one, as upstream fills it in.
 
         Raises `CheckpointMismatchError` for a value that is missing, of the wrong type, or impossible.
         """
 
-        def size(name: str, default: int | None = None) -> int:
-            return _size(name, values.get(name), default)
+        def size(name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+            return _size(name, values.get(name), default, most)
 
-        config = cls(
+        slow = _block(values, "", None)
+        return cls(
             vocab_size=size("vocab_size"),
-            num_layers=size("n_layer"),
-            slow=_block(values, ""),
-            num_fast_layers=size("n_fast_layer", 4),
-            fast=_block(values, "fast_"),
+            num_layers=size("n_layer", most=MAX_LAYERS),
+            slow=slow,
+            num_fast_layers=size("n_fast_layer", 4, most=MAX_LAYERS),
+            fast=_block(values, "fast_", slow),
             codebook_size=size("codebook_size"),
-            num_codebooks=size("num_codebooks"),
+            num_codebooks=size("num_codebooks", most=MAX_LAYERS),
             max_seq_len=size("max_seq_len"),
-            rope_base=float(values.get("rope_base", 10_000)),
+            rope_base=_number("rope_base", values.get("rope_base"), 10_000.0),
             tie_word_embeddings=_flag("tie_word_embeddings", values.get("tie_word_embeddings"), default=True),
             scale_codebook_embeddings=_flag("scale_codebook_embeddings", values.get("scale_codebook_embeddings")),
             norm_fastlayer_input=_flag("norm_fastlayer_input", values.get("norm_fastlayer_input")),
             semantic_begin=values.get("semantic_begin_id", values.get("semantic_start_token_id")),
             semantic_end=values.get("semantic_end_id", values.get("semantic_end_token_id")),
         )
-        if config.num_codebooks < 2:
+
+    def __post_init__(self) -> None:
+        if self.num_codebooks < 2:
             raise CheckpointMismatchError("config.json: num_codebooks must be at least 2")
-        return config
 
 
-def _block(values: Mapping[str, Any], prefix: str) -> BlockConfig:
-    """Read one stack's block; what `prefix` does not say is said by the slow stack's key."""
-
-    def stated(name: str) -> Any:
-        own = values.get(prefix + name)
-        return values.get(name) if own is None else own
+def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> BlockConfig:
+    """Read one stack's block; what it does not say it has from `like`."""
 
     def size(name: str, default: int | None = None) -> int:
-        return _size(prefix + name, stated(name), default)
+        return _size(prefix + name, values.get(prefix + name), default)
 
-    dim, heads = size("dim"), size("n_head")
-    kv_heads = heads if stated("n_local_heads") in (None, -1) else size("n_local_heads")
+    def flag(name: str, *, default: bool) -> bool:
+        return _flag(prefix + name, values.get(prefix + name), default=default)
+
+    dim, heads = size("dim", like.dim if like else None), size("n_head", like.num_heads if like else None)
+    stated = values.get(f"{prefix}n_local_heads")
+    kv_heads = heads if stated == -1 else size("n_local_heads", like.num_kv_heads if like else heads)
     if heads % kv_heads:
         raise CheckpointMismatchError(f"config.json: {prefix}n_head={heads} is no multiple of n_local_heads={kv_heads}")
-    head_dim = size("head_dim", dim // heads)
+    # Upstream's field is 64 when left out and dim / n_head when null.
+    head_dim = size("head_dim", like.head_dim if like else dim // heads if "head_dim" in values else 64)
     if head_dim % 2:
         raise CheckpointMismatchError(f"config.json: {prefix}head_dim={head_dim} is odd; rotary positions need pairs")
     return BlockConfig(
@@ -91,11 +98,11 @@ def _block(values: Mapping[str, Any], prefix: str) -> BlockConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=size("intermediate_size", _default_intermediate(dim)),
-        norm_eps=float(values.get("norm_eps", 1e-5)),
-        qkv_bias=_flag(f"{prefix}attention_qkv_bias", stated("attention_qkv_bias")),
-        o_bias=_flag(f"{prefix}attention_o_bias", stated("attention_o_bias")),
-        qk_norm=_flag(f"{prefix}attention_qk_norm", stated("attention_qk_norm")),
+        intermediate_size=size("intermediate_size", like.intermediate_size if like else _default_intermediate(dim)),
+        norm_eps=_number("norm_eps", values.get("norm_eps"), 1e-5),
+        qkv_bias=flag("attention_qkv_bias", default=bool(like and like.qkv_bias)),
+        o_bias=flag("attention_o_bias", default=bool(like and like.o_bias)),
+        qk_norm=flag("attention_qk_norm", default=bool(like and like.qk_norm)),
     )
 
 
@@ -104,11 +111,18 @@ def _default_intermediate(dim: int) -> int:
     return -(-int(2 * 4 * dim / 3) // 256) * 256
 
 
-def _size(name: str, value: Any, default: int | None = None) -> int:
+def _size(name: str, value: Any, default: int | None = None, most: int = MAX_SIZE) -> int:
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointMismatchError(f"config.json: {name}={value!r} is not a positive whole number")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise CheckpointMismatchError(f"config.json: {name}={value!r} is not a positive whole number up to {most}")
     return value
+
+
+def _number(name: str, value: Any, default: float) -> float:
+    value = default if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise CheckpointMismatchError(f"config.json: {name}={value!r} is not a positive number")
+    return float(value)
 
 
 def _flag(name: str, value: Any, *, default: bool = False) -> bool:

@@ -66,7 +66,7 @@ class S1Model:
 
     def prompt(self, text: str, voices: Sequence[Voice] = ()) -> Prompt:
         """Write the prompt for one sentence piece. Raises `CapacityError` if nothing could be said after it."""
-        prompt = build_prompt(self.tokenizer, self.num_codebooks, text, voices)
+        prompt = build_prompt(self.tokenizer, self.network.config, text, voices)
         if prompt.columns.shape[1] >= self.max_columns:
             raise CapacityError(
                 f"text and references make {prompt.columns.shape[1]} columns; the model reads {self.max_columns}. "
@@ -148,7 +148,7 @@ class S1Model:
         choice = self._draw(
             self._hold_open(logits.float(), state.count), *self._penalised(state), sampling, uniforms[:, 0]
         )
-        token, stop = self._token(choice)
+        token, stop = self._token(choice, state.count)
         codes = self.network.fast(hidden, self.first_code(token), state.fast_cache, pick_code)
         self.advance(state, torch.cat((token.unsqueeze(1), codes), dim=1))
         return Frames(codes=codes, stop=stop, valid=valid)
@@ -188,14 +188,14 @@ class S1Model:
             return tokens, valid
         return self.first_code(tokens), valid & self._is_semantic(tokens)
 
-    def _token(self, choice: Tensor) -> tuple[Tensor, Tensor]:
+    def _token(self, choice: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         if self.heads == "full":
-            return choice, choice == self.end
+            return choice, (choice == self.end) & (count > 0)  # upstream does not look for the end in frame 0
         stop = choice == self.network.output.out_features - 1
         return torch.where(stop, self.end, choice + self.tokenizer.semantic_begin), stop
 
     def _hold_open(self, logits: Tensor, count: Tensor) -> Tensor:
-        """Forbid the end before the first frame: an utterance is never empty (upstream never stops there either)."""
+        """Forbid the end before the first frame: an utterance is never empty."""
         if self.heads == "full":
             return logits
         logits[:, -1] = torch.where(count == 0, float("-inf"), logits[:, -1])

@@ -13,16 +13,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from s1_mini.exceptions import RequestError
+from s1_mini.exceptions import VoiceError
 from s1_mini.models.base import Prompt
+from s1_mini.models.s1.config import S1Config
 from s1_mini.models.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
 
 SPEAKER = "<|speaker:0|>"
 
 
-def build_prompt(tokenizer: S1Tokenizer, num_codebooks: int, text: str, voices: Sequence[Voice]) -> Prompt:
-    """Write the prompt for `text`, spoken like `voices`. Raises `RequestError` if codes do not fit the model."""
+def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Sequence[Voice]) -> Prompt:
+    """Write the prompt for `text`, spoken like `voices`. Raises `VoiceError` if codes do not fit the model."""
+    num_codebooks = config.num_codebooks
 
     def text_part(part: str) -> Tensor:
         return _control_part(tokenizer.encode(part), num_codebooks)
@@ -31,7 +33,7 @@ def build_prompt(tokenizer: S1Tokenizer, num_codebooks: int, text: str, voices: 
     end = _control_part([tokenizer.control("im_end")], num_codebooks)
     parts = [_control_part([tokenizer.control("interleave")], num_codebooks)]
     for voice in voices:
-        parts += [speaker, text_part(voice.text), _codes_part(tokenizer, num_codebooks, voice.codes), end]
+        parts += [speaker, text_part(voice.text), _codes_part(tokenizer, config, voice.codes), end]
     shared = [*parts, speaker]
     return Prompt(torch.cat([*shared, text_part(text)], dim=1), sum(part.shape[1] for part in shared))
 
@@ -42,11 +44,13 @@ def _control_part(tokens: list[int], num_codebooks: int) -> Tensor:
     return columns
 
 
-def _codes_part(tokenizer: S1Tokenizer, num_codebooks: int, codes: Tensor) -> Tensor:
+def _codes_part(tokenizer: S1Tokenizer, config: S1Config, codes: Tensor) -> Tensor:
     num_semantic = tokenizer.semantic_end - tokenizer.semantic_begin + 1
-    if codes.dim() != 2 or codes.shape[0] != num_codebooks or codes.shape[1] < 1:
-        raise RequestError("voice", f"codes have shape {tuple(codes.shape)}; the model needs [{num_codebooks}, frames]")
-    if not 0 <= int(codes.min()) <= int(codes[0].max()) < num_semantic:
-        raise RequestError("voice", f"codes lie outside 0 … {num_semantic - 1}; were they made by another codec?")
+    if codes.dim() != 2 or codes.shape[0] != config.num_codebooks or codes.shape[1] < 1:
+        raise VoiceError(
+            "voice", f"codes have shape {tuple(codes.shape)}; the model needs [{config.num_codebooks}, frames]"
+        )
     codes = codes.to(torch.int64)
+    if int(codes.min()) < 0 or int(codes[0].max()) >= num_semantic or int(codes.max()) >= config.codebook_size:
+        raise VoiceError("voice", f"codes lie outside 0 … {num_semantic - 1}; were they made by another codec?")
     return torch.cat((codes[:1] + tokenizer.semantic_begin, codes))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections import Counter
 from pathlib import Path
 
 import tiktoken
@@ -31,6 +32,7 @@ SPLIT_PATTERN = "|".join(
     )
 )
 _SEMANTIC = re.compile(r"<\|semantic:(\d+)\|>")
+MAX_ID = 2**24  # far beyond any vocabulary
 _MAX_SLICE = 400_000  # characters that upstream hands to tiktoken at once
 
 
@@ -38,7 +40,9 @@ class S1Tokenizer:
     """Vocabulary of one checkpoint: `tokenizer.tiktoken` for text, `special_tokens.json` for control tokens."""
 
     def __init__(self, ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
+        _check_ids(ranks, special_tokens)
         self.special_tokens = special_tokens
+        self.highest_id = max([*ranks.values(), *special_tokens.values()])
         self._encoding = tiktoken.Encoding(
             "s1", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=special_tokens
         )
@@ -83,16 +87,30 @@ class S1Tokenizer:
         return self.special_tokens[spelled]
 
 
+def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
+    """Refuse what tiktoken cannot take: it panics on some of these."""
+    missing = next((value for value in range(256) if bytes([value]) not in ranks), None)
+    if missing is not None:
+        raise CheckpointMismatchError(f"tokenizer.tiktoken has no token for the byte {missing}; some texts need it")
+    ids = [*ranks.values(), *special_tokens.values()]
+    if len(set(ids)) != len(ids):
+        twice = next(number for number, count in Counter(ids).items() if count > 1)
+        raise CheckpointMismatchError(f"the id {twice} is given twice in tokenizer.tiktoken and special_tokens.json")
+    if min(ids) < 0 or max(ids) >= MAX_ID:
+        raise CheckpointMismatchError(f"tokenizer.tiktoken and special_tokens.json: ids must be from 0 to {MAX_ID - 1}")
+
+
 def _read_ranks(path: Path) -> dict[bytes, int]:
     """Read lines of `base64 rank`; a line whose token is a bare `=` is a placeholder and is skipped."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
         pairs = (line.split() for line in lines if line and not line.startswith("= "))
-        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+        decoded = [(base64.b64decode(token, validate=True), int(rank)) for token, rank in pairs]
     except FileNotFoundError:
         raise CheckpointFileError(f"{path} is missing") from None
     except (OSError, ValueError, binascii.Error) as error:
         raise CheckpointFileError(f"{path} is no tiktoken vocabulary: {error}") from None
-    if not ranks:
-        raise CheckpointFileError(f"{path} is empty")
+    ranks = dict(decoded)
+    if not ranks or len(ranks) != len(decoded):
+        raise CheckpointFileError(f"{path} is empty or names a token twice")
     return ranks

@@ -15,7 +15,7 @@ from s1_mini.models.s1.model import S1Model
 from s1_mini.models.s1.network import S1Network
 from s1_mini.models.s1.tokenizer import S1Tokenizer
 from s1_mini.weights.files import find_tensors, read_json, read_tensors
-from s1_mini.weights.fit import check_fit, fit, strip_prefix
+from s1_mini.weights.fit import check_fit, fit, rename, strip_prefix
 
 _JOINED = ("wq", "wk", "wv")
 
@@ -26,15 +26,26 @@ def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Idempotent. Siblings' prefixes (`text_model.model.`, `audio_decoder.`) are translated too (upstream's S2 loader).
     """
     named = strip_prefix(strip_prefix(tensors, "text_model.model."), "model.")
-    named = {_sibling_name(name): tensor for name, tensor in named.items()}
+    if not any(name.startswith("fast_") for name in named):
+        named = rename(named, _sibling_name)
     named = {name: tensor for name, tensor in named.items() if "audio_" not in name}
     for name in [name for name in named if ".wq." in name]:
-        parts = [name.replace(".wq.", f".{part}.") for part in _JOINED]
-        missing = [part for part in parts if part not in named]
-        if missing:
-            raise CheckpointMismatchError(f"legacy attention weights are incomplete: {', '.join(missing)} missing")
-        named[name.replace(".wq.", ".wqkv.")] = torch.cat([named.pop(part) for part in parts])
+        named[name.replace(".wq.", ".wqkv.")] = _join(named, name)
     return named
+
+
+def _join(named: dict[str, Tensor], name: str) -> Tensor:
+    """Take legacy wq, wk and wv out of `named` and join their rows."""
+    parts = [name.replace(".wq.", f".{part}.") for part in _JOINED]
+    missing = [part for part in parts if part not in named]
+    if missing:
+        raise CheckpointMismatchError(f"legacy attention weights are incomplete: {', '.join(missing)} missing")
+    if name.replace(".wq.", ".wqkv.") in named:
+        raise CheckpointMismatchError(f"attention weights are there joined and as {name}")
+    tensors = [named.pop(part) for part in parts]
+    if len({tensor.shape[1:] for tensor in tensors}) > 1 or tensors[0].dim() == 0:
+        raise CheckpointMismatchError(f"legacy attention weights {', '.join(parts)} do not fit together")
+    return torch.cat(tensors)
 
 
 def _sibling_name(name: str) -> str:
@@ -42,6 +53,17 @@ def _sibling_name(name: str) -> str:
         return name
     rest = name.removeprefix("audio_decoder.")
     return rest if rest.startswith("codebook_embeddings.") else f"fast_{rest}"
+
+
+def _tie(config: S1Config, named: dict[str, Tensor], source: str) -> None:
+    """Let a tied head be the embeddings. A head of its own beside them contradicts the config."""
+    if not config.tie_word_embeddings or "embeddings.weight" not in named:
+        return
+    own = named.setdefault("output.weight", named["embeddings.weight"])
+    if own is not named["embeddings.weight"] and not torch.equal(own, named["embeddings.weight"]):
+        raise CheckpointMismatchError(
+            f"{source}: config.json ties the head to the embeddings, but the file has another"
+        )
 
 
 def build_network(
@@ -62,8 +84,7 @@ def build_network(
     """
     _check_vocabulary(config, tokenizer)
     named = translate(tensors)
-    if config.tie_word_embeddings and "embeddings.weight" in named:
-        named.setdefault("output.weight", named["embeddings.weight"])
+    _tie(config, named, source)
     main_rows, residual_rows = config.vocab_size, config.residual_codebook_size
     _keep_rows(named, "fast_output.weight", config.codebook_size, slice(residual_rows), source)
     if heads == "restricted":
@@ -77,12 +98,12 @@ def build_network(
     return network
 
 
-def check(directory: Path, named: Mapping[str, Tensor]) -> None:
+def check(directory: Path, translated: Mapping[str, Tensor]) -> None:
     """Raise `CheckpointError` unless translated tensors fit the directory's config and vocabulary."""
     config = S1Config.from_json(read_json(directory / "config.json"))
     _check_vocabulary(config, S1Tokenizer.from_directory(directory))
-    if config.tie_word_embeddings and "embeddings.weight" in named:
-        named = {"output.weight": named["embeddings.weight"], **named}
+    named = dict(translated)
+    _tie(config, named, f"the model of {directory}")
     with torch.device("meta"):
         network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
     check_fit(network, named, source=f"the model of {directory}")
@@ -95,9 +116,9 @@ def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer) -> None:
         raise CheckpointMismatchError(
             f"config.json puts semantic tokens at {stated}, special_tokens.json at {(begin, end)}"
         )
-    if end >= config.vocab_size:
+    if tokenizer.highest_id >= config.vocab_size:
         raise CheckpointMismatchError(
-            f"special_tokens.json has id {end}; config.json's vocab_size is {config.vocab_size}"
+            f"the vocabulary has id {tokenizer.highest_id}; config.json's vocab_size is {config.vocab_size}"
         )
     if end - begin + 1 > config.codebook_size:
         raise CheckpointMismatchError(
@@ -110,7 +131,7 @@ def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | l
     """Keep some rows of a head, once it is certain that it has the `stored` rows its config says."""
     if name not in named:
         return  # `fit` names it as missing
-    if len(named[name]) != stored:
+    if named[name].dim() != 2 or len(named[name]) != stored:
         raise CheckpointMismatchError(
             f"{source} does not fit its config: {name} {tuple(named[name].shape)} has not {stored} rows"
         )
