@@ -135,6 +135,7 @@ def child_env(environ: "Mapping[str, str]", is_terminal: bool) -> "dict[str, str
         dropped |= {"FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "MYPY_FORCE_COLOR"}
     env = {name: value for name, value in environ.items() if name not in dropped}
     env["PYTHONUTF8"] = "1"
+    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait do not fight for the cores with other programs
     if not is_terminal:
         env["NO_COLOR"] = "1"
     return env
