@@ -1,0 +1,112 @@
+import itertools
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+if str(Path(__file__).parents[2]) not in sys.path:  # training/ is not installed
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from training import texts
+
+
+@pytest.fixture(scope="module")
+def many() -> list[str]:
+    return list(itertools.islice(texts.utterances(3), 4000))
+
+
+def test_the_same_seed_says_the_same(many):
+    assert list(itertools.islice(texts.utterances(3), 50)) == many[:50]
+    assert list(itertools.islice(texts.utterances(4), 50)) != many[:50]
+
+
+def test_a_stream_can_be_entered_anywhere(many):
+    assert list(itertools.islice(texts.utterances(3, start=1234), 30)) == many[1234:1264]
+
+
+def test_held_out_sentences_never_come():
+    held_out = texts.held_out_sentences()
+    corpora = texts.Corpora(
+        sentences=[*held_out["plain"], "Something else."], common=["yes", "no", "stone"], words=["yes", "tree"]
+    )
+
+    spoken = itertools.islice(texts.utterances(0, corpora), 2000)
+
+    unwanted = {texts._bare(text) for kind in held_out.values() for text in kind}
+    assert not unwanted & {texts._bare(text) for text in spoken}
+
+
+def test_held_out_sentences_are_as_many_and_as_long_as_promised():
+    held_out = texts.held_out_sentences()
+
+    sizes = {"plain": 100, "numbers": 20, "names": 20, "short": 20, "long": 5, "reference": 40}
+    assert {kind: len(lines) for kind, lines in held_out.items()} == sizes
+    assert len({text for lines in held_out.values() for text in lines}) == sum(sizes.values())
+    assert all(4 <= len(text.split()) <= 14 for text in held_out["plain"])
+    assert all(len(text.split()) <= 2 for text in held_out["short"])
+    assert all(150 <= len(text) <= 220 for text in held_out["long"])
+
+
+def test_every_kind_comes_and_hardly_anything_twice(many):
+    assert all(0 < len(text) <= texts.MAX_CHARACTERS for text in many)
+    assert len(set(many)) > 0.94 * len(many)
+    patterns = [r"\$\d", "£", "€", r"\d:\d\d", r"\d/\d\d/\d{4}", r"\dth\b", "%", r"\bDr\.", r"\?$", "!$", '"']
+    for pattern in patterns:
+        assert any(re.search(pattern, text) for text in many), pattern
+    lengths = sorted(map(len, many))
+    assert 25 <= lengths[len(lengths) // 2] <= 90
+    assert lengths[-1] > 150
+
+
+def test_natural_sentences_are_used_up_before_one_comes_again():
+    corpora = texts.Corpora([f"Sentence {i} of many." for i in range(130)], ["word", "other"], ["stone", "tree"])
+    num_natural = 130 * texts.BLOCK // texts.WEIGHTS["natural"]
+
+    said = [text for text in itertools.islice(texts.utterances(5, corpora), num_natural) if text in corpora.sentences]
+
+    assert sorted(said) == sorted(corpora.sentences)
+
+
+def test_all_that_is_spoken_is_letters(many):
+    for text in many:
+        assert re.fullmatch(r"[A-Za-z ,.'!?;:\"-]+", texts.spoken(text)), text
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("The answer is 42.", "The answer is forty two."),
+        ("It was 1984.", "It was nineteen eighty four."),
+        (
+            "In 1905, 2000, 2005 and 2023.",
+            "In nineteen oh five, two thousand, two thousand five and twenty twenty three.",
+        ),
+        ("It costs $3.50, £20 or €1.", "It costs three dollars fifty cents, twenty pounds or one euro."),
+        ("At 10:45, 9:05 am or 7 pm.", "At ten forty five, nine oh five ay em or seven pee em."),
+        ("At 10:00.", "At ten o'clock."),
+        ("On 12/05/2023.", "On December fifth, twenty twenty three."),
+        ("On March 3rd, 2024.", "On March third, twenty twenty four."),
+        ("The 12th, 21st and 100th.", "The twelfth, twenty first and one hundredth."),
+        ("About 7.5% of 640,000.", "About seven point five percent of six hundred forty thousand."),
+        ("5 km at -3 degrees", "five kilometers at minus three degrees"),
+        ("The U.S. and NASA.", "The U S and NASA."),
+        ("An API of the FBI.", "An ay P I of the F B I."),
+        ("Prof. King came at 5 p.m.", "Professor King came at five pee em."),
+        ("“Hello”—it’s fine", '"Hello", it\'s fine'),
+        ("Nothing to read out.", "Nothing to read out."),
+    ],
+)
+def test_figures_are_read_aloud_in_one_way(written, read):
+    assert texts.spoken(written) == read
+
+
+def test_prepared_corpora_come_back(tmp_path, monkeypatch):
+    for source in ("_examples", "_glosses", "_verses", "_fortunes", "_words"):
+        monkeypatch.setattr(texts, source, lambda: iter(["the cat ran away", "two", "a 3rd <b>", "the cat ran away "]))
+
+    texts.prepare(tmp_path / "texts.xz")
+
+    corpora = texts.load(tmp_path / "texts.xz")
+    assert corpora.sentences == ["The cat ran away."]
+    assert corpora.words == ["two"]
