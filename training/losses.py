@@ -1,0 +1,43 @@
+"""How far a decoded wave is from the original: log-mel spectra at several resolutions (Kumar et al. 2023, DAC)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+# Window length in samples and mel bands of every scale; hops are a quarter window.
+SCALES = ((64, 10), (128, 20), (256, 40), (512, 80), (1024, 80))
+FLOOR = 1e-5  # amplitude below which nothing is heard
+
+
+class MelLoss(nn.Module):
+    """Mean absolute difference of log10 mel amplitudes, summed over `SCALES`; waves are [B, 1, T]."""
+
+    def __init__(self, sample_rate: int) -> None:
+        super().__init__()
+        for window, bands in SCALES:
+            self.register_buffer(f"window_{window}", torch.hann_window(window), persistent=False)
+            self.register_buffer(f"bank_{window}", mel_bank(sample_rate, window, bands), persistent=False)
+
+    def forward(self, expected: Tensor, decoded: Tensor) -> Tensor:
+        total = expected.new_zeros(())
+        both = torch.cat((expected, decoded)).squeeze(1).float()
+        for size, _ in SCALES:
+            window, bank = getattr(self, f"window_{size}"), getattr(self, f"bank_{size}")
+            spectrum = torch.stft(both, size, size // 4, window=window, return_complex=True)
+            amplitude = (spectrum.real.square() + spectrum.imag.square() + 1e-10).sqrt()
+            mel, other = (bank @ amplitude).clamp_min(FLOOR).log10().chunk(2)
+            total = total + (mel - other).abs().mean()
+        return total
+
+
+def mel_bank(sample_rate: int, window: int, bands: int) -> Tensor:
+    """Triangles, equally wide on the mel scale (O'Shaughnessy 1987): [bands, window / 2 + 1]."""
+    mels = np.linspace(0.0, 2595.0 * np.log10(1.0 + sample_rate / 2 / 700.0), bands + 2)
+    edges = 700.0 * (10.0 ** (mels / 2595.0) - 1.0)
+    bins = np.linspace(0.0, sample_rate / 2, window // 2 + 1)
+    low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    rise = (bins - low) / (centre - low + 1e-9)
+    fall = (high - bins) / (high - centre + 1e-9)
+    return torch.from_numpy(np.maximum(0.0, np.minimum(rise, fall)).astype(np.float32))

@@ -1,0 +1,26 @@
+"""The voice's vocabulary: single bytes, the pieces of the speaker tag, S1's control tokens, semantic tokens.
+
+Bytes are enough for a language this model only has to read aloud; the tag is merged so that it costs five tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+from s1_mini.checkpoint.random import CONTROL_TOKENS
+
+NUM_SEMANTIC = 1024
+MERGED = ("<|", "|>", "sp", "spe", "spea", "speak", "speake", "speaker")
+
+
+def write_vocabulary(directory: Path) -> int:
+    """Write `tokenizer.tiktoken` and `special_tokens.json`; give the size of the model's vocabulary."""
+    tokens = [bytes([value]) for value in range(256)] + [text.encode() for text in MERGED]
+    lines = (f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
+    (directory / "tokenizer.tiktoken").write_text("".join(lines), encoding="ascii")
+    names = [f"<|{name}|>" for name in CONTROL_TOKENS] + [f"<|semantic:{i}|>" for i in range(NUM_SEMANTIC)]
+    special = {name: len(tokens) + index for index, name in enumerate(names)}
+    (directory / "special_tokens.json").write_text(json.dumps(special) + "\n", encoding="utf-8")
+    return len(tokens) + len(names)
