@@ -27,6 +27,7 @@ def desk(tiny: Path, tone: np.ndarray, tmp_path: Path, monkeypatch: pytest.Monke
     """A folder with what the README supposes: a checkpoint and a recording."""
     shutil.copytree(tiny, tmp_path / "openaudio-s1-mini")
     soundfile.write(tmp_path / "me.wav", tone, 44_100)
+    shutil.copytree(ROOT / "tests" / "assets", tmp_path / "tests" / "assets")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

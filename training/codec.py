@@ -53,6 +53,9 @@ CONFIG: dict[str, Any] = {
 }
 
 
+MAX_WAIT_S = 120  # for the first minute of speech
+
+
 @dataclass(frozen=True)
 class Plan:
     """How long and how hard to train."""
@@ -331,7 +334,10 @@ def main() -> None:
     )
     trainer = Trainer(options.work, plan, device)
     trainer.resume()
+    waited = time.monotonic()
     while trainer.pool.num_samples < 60 * 16_000:
+        if time.monotonic() - waited > MAX_WAIT_S:
+            raise SystemExit(f"no minute of speech came into {options.work / 'speech'} within {MAX_WAIT_S} s")
         trainer.pool.refill()
         time.sleep(0.2)
     sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in trainer.codec.named_children()}

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
 
-_NO_VOICE = """No voice to speak with: no checkpoint was named, and this release ships none of its own yet.
-Name the directory of one with --checkpoint DIR, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
+_NO_VOICE = "No voice to speak with: no checkpoint was named, and this release ships none of its own yet."
+_WAY_OUT = """Name one's directory with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
 S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-BY-NC-SA-4.0, non-commercial).
 To try the machinery without a voice: s1-mini random-checkpoint DIR (speaks noise)."""
 
@@ -54,10 +54,11 @@ def find_checkpoint(path: Path | None) -> Path:
     """Give the checkpoint directory to use. Raises `CheckpointNotFoundError`."""
     if path is None:
         if not (DEFAULT_MODEL / "config.json").is_file():
-            raise CheckpointNotFoundError(_NO_VOICE)
+            raise CheckpointNotFoundError(f"{_NO_VOICE}\n{_WAY_OUT}")
         return DEFAULT_MODEL
     if not path.is_dir():
-        raise CheckpointNotFoundError(f"checkpoint {path} is {'a file, not' if path.exists() else 'no'} directory")
+        kind = "a file, not a directory" if path.exists() else "no directory"
+        raise CheckpointNotFoundError(f"checkpoint {path} is {kind}.\n{_WAY_OUT}")
     return path
 
 
