@@ -81,13 +81,13 @@ def say(
     if reason == "length":
         typer.echo("s1-mini: warning: a sentence reached --max-new-tokens and was cut there", err=True)
     if verbose or sys.stderr.isatty():
-        where = "stdout" if output == PIPE else output
-        said_s = len(wave) / rate
-        typer.echo(
-            f"{where}: {said_s:.2f} s of sound in {took_s:.2f} s (real-time factor {took_s / said_s:.2f}), "
-            f"loaded in {loaded_s:.2f} s",
-            err=True,
-        )
+        _report(output, len(wave) / rate, took_s, loaded_s)
+
+
+def _report(output: str, said_s: float, took_s: float, loaded_s: float) -> None:
+    where = "stdout" if output == PIPE else output
+    speed = f"{said_s:.2f} s of sound in {took_s:.2f} s (real-time factor {took_s / said_s:.2f})"
+    typer.echo(f"{where}: {speed}, loaded in {loaded_s:.2f} s", err=True)
 
 
 def _settings(**named: object) -> EngineConfig:

@@ -86,12 +86,11 @@ def build_network(
     named = translate(tensors)
     _tie(config, named, source)
     main_rows, residual_rows = config.vocab_size, config.residual_codebook_size
-    _keep_rows(named, "fast_output.weight", config.codebook_size, slice(residual_rows), source)
     if heads == "restricted":
         rows = [*range(tokenizer.semantic_begin, tokenizer.semantic_end + 1), tokenizer.control("im_end")]
         main_rows, residual_rows = len(rows), min(residual_rows, residual_codes or residual_rows)
         _keep_rows(named, "output.weight", config.vocab_size, rows, source)
-        _keep_rows(named, "fast_output.weight", config.residual_codebook_size, slice(residual_rows), source)
+    _keep_rows(named, "fast_output.weight", config.codebook_size, slice(residual_rows), source)
     with torch.device("meta"):
         network = S1Network(config, main_rows=main_rows, residual_rows=residual_rows)
     fit(network, named, source=source, dtype=dtype, device=device)
