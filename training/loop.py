@@ -1,0 +1,152 @@
+"""What the trainings of the codec and of the dual-AR model share: a captured step, replayed for some seconds.
+
+`DIR/NAME.pt` is what the next call goes on from; `DIR/NAME.safetensors` holds the exponential mean of the weights. With
+the latter alone (a machine that was given back) training starts from those weights, with a fresh optimiser.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from training.graph import capture
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast to learn."""
+
+    total_s: float
+    rate: float  # the peak; it falls by half a cosine to a fiftieth
+    warm_up: int  # steps
+    mean_decay: float = 0.999  # of the exponential mean of the weights
+
+
+class TimedTraining(ABC):
+    """A network, its optimiser, the mean of its weights and the time it has had."""
+
+    name: str  # of the files
+    report_every: int  # steps
+
+    def __init__(self, work: Path, schedule: Schedule, device: torch.device, network: nn.Module) -> None:
+        self.work, self.schedule, self.device = work, schedule, device
+        self.names = [name for name, _ in network.named_parameters()]
+        self.parameters: list[Tensor] = list(network.parameters())
+        self.mean = [parameter.detach().clone() for parameter in self.parameters]
+        self.rate = torch.tensor(0.0, device=device)
+        self.spent, self.steps = 0.0, 0
+
+    def adam(self, groups: Sequence[Mapping[str, Any]], betas: tuple[float, float]) -> torch.optim.AdamW:
+        """Make the optimiser, whose rate a captured step reads from `self.rate`."""
+        on_gpu = self.device.type == "cuda"
+        return torch.optim.AdamW(
+            [dict(group) for group in groups], lr=self.rate, betas=betas, fused=on_gpu, capturable=on_gpu
+        )
+
+    @property
+    @abstractmethod
+    def optimiser(self) -> torch.optim.Optimizer:
+        """What `descend` moves the weights with."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Train on one batch; is captured, so it may not look at values."""
+
+    def between(self) -> None:  # noqa: B027 - most have nothing to do there
+        """Do what a captured step cannot; called after every step."""
+
+    @abstractmethod
+    def tell(self, steps_per_s: float) -> None:
+        """Print how it goes; called every `report_every` steps and at the end."""
+
+    def descend(self, loss: Tensor) -> None:
+        """Follow the gradient of one loss, and let the mean weights follow the weights."""
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
+        self.optimiser.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(self.mean, self.parameters, 1 - self.schedule.mean_decay)
+
+    def half(self) -> torch.autocast:
+        """Compute in bfloat16 where there is a GPU."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
+
+    def run(self, seconds: float) -> None:
+        """Train for `seconds` or to the end of the schedule, then save."""
+        began, before = time.monotonic(), self.spent
+        seconds = min(seconds, self.schedule.total_s - before)
+        self._set_rate()
+        replay = capture(self.step, self.device)
+        print(f"{self.name}: captured in {time.monotonic() - began:.1f} s", flush=True)
+        marked, first = time.monotonic(), self.steps
+        while time.monotonic() - began < seconds:
+            self.spent = before + time.monotonic() - began
+            self._set_rate()
+            replay()
+            self.steps += 1
+            self.between()
+            if self.steps % self.report_every == 0:
+                self.tell((self.steps - first) / (time.monotonic() - marked))
+                marked, first = time.monotonic(), self.steps
+        self.tell((self.steps - first) / (time.monotonic() - marked))
+        self.spent = before + time.monotonic() - began
+        self.save()
+
+    def _set_rate(self) -> None:
+        done = min(1.0, self.spent / self.schedule.total_s)
+        rate = self.schedule.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+        self.rate.fill_(rate * min(1.0, (self.steps + 1) / self.schedule.warm_up))
+
+    def state(self) -> dict[str, Any]:
+        """All that the next call needs."""
+        return {
+            "parameters": self.parameters,
+            "optimiser": self.optimiser.state_dict(),
+            "mean": self.mean,
+            "spent": self.spent,
+            "steps": self.steps,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
+        self.fill(state["parameters"], state["mean"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.rate  # keep the tensor that the schedule writes to
+        self.spent, self.steps = state["spent"], state["steps"]
+
+    def fill(self, parameters: Sequence[Tensor], mean: Sequence[Tensor]) -> None:
+        """Set the weights and their mean."""
+        with torch.no_grad():
+            for mine, saved in zip((*self.parameters, *self.mean), (*parameters, *mean), strict=True):
+                mine.copy_(saved)
+
+    def save(self) -> None:
+        """Write what the next call goes on from."""
+        torch.save(self.state(), self.work / f"{self.name}.tmp")
+        (self.work / f"{self.name}.tmp").replace(self.work / f"{self.name}.pt")
+
+    def export(self, dtype: torch.dtype) -> None:
+        """Write the mean weights under the names that a checkpoint has."""
+        tensors = {n: t.detach().to("cpu", dtype).contiguous() for n, t in zip(self.names, self.mean, strict=True)}
+        save_file(tensors, self.work / f"{self.name}.safetensors")
+
+    def resume(self) -> None:
+        """Go on from the last `save`, or else from exported weights, or else from the beginning."""
+        path, weights = self.work / f"{self.name}.pt", self.work / f"{self.name}.safetensors"
+        if path.exists():
+            self.restore(torch.load(path, map_location=self.device, weights_only=True))
+        elif weights.exists():
+            tensors = load_file(weights)
+            values = [tensors[name] for name in self.names]
+            self.fill(values, values)
