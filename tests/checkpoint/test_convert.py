@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.checkpoint import convert as convert_module
@@ -43,7 +43,21 @@ def test_rounding_the_codec_spares_what_decides_on_codes(
     tensors = load_file(tmp_path / "half" / "codec.safetensors")
     assert tensors["decoder.model.0.conv.weight"].dtype == torch.float16
     assert tensors["quantizer.semantic_quantizer.quantizers.0.codebook.weight"].dtype == torch.float32
-    assert tensors["decoder.model.1.block.0.alpha"].dtype == torch.float32
+    assert tensors["decoder.model.0.conv.bias"].dtype == torch.float32
+
+
+def test_what_half_precision_holds_exactly_is_stored_in_it(published: Path, tmp_path: Path) -> None:
+    convert_checkpoint(published, tmp_path / "half")
+    before = load_file(tmp_path / "half" / "codec.safetensors")
+    exact = {name: tensor.half() for name, tensor in before.items()}
+    shutil.copytree(tmp_path / "half", tmp_path / "source")
+    save_file(exact, tmp_path / "source" / "codec.safetensors")
+
+    convert_checkpoint(tmp_path / "source", tmp_path / "target")
+
+    after = load_file(tmp_path / "target" / "codec.safetensors")
+    assert {tensor.dtype for tensor in after.values()} == {torch.float16}
+    assert all(torch.equal(after[name], exact[name]) for name in exact)
 
 
 def test_named_voices_come_along(published: Path, tmp_path: Path) -> None:

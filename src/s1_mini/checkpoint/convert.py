@@ -1,7 +1,7 @@
 """Write a checkpoint in the compact form: safetensors, weight norm folded, dead buffers gone, half precision.
 
-The model keeps the precision it is stored in. Of the codec, the large kernels become float16 and everything that
-decides on codes or is small stays float32; S1-mini's codec shrinks from 1.87 GB to 0.8 GB.
+The model keeps the precision it is stored in. Of the codec, the large kernels become float16, and what decides on
+codes or is small does so only where float16 holds it exactly; S1-mini's codec shrinks from 1.87 GB to 0.8 GB.
 """
 
 from __future__ import annotations
@@ -79,5 +79,7 @@ def _cast_codec(tensors: Mapping[str, Tensor], precision: CodecPrecision) -> dic
 
 
 def _may_round(name: str, tensor: Tensor) -> bool:
+    if torch.equal(tensor.half().to(tensor.dtype), tensor):
+        return True
     decides = "codebook" in name or "in_proj" in name
     return not decides and tensor.numel() >= _SMALL and bool(tensor.abs().max() < torch.finfo(torch.float16).max)
