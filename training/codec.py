@@ -51,7 +51,7 @@ CONFIG: dict[str, Any] = {
     "q_inter": 512,
     "q_window": 32,
 }
-SCHEDULE = Schedule(total_s=1500.0, rate=8e-4, warm_up=1000)
+SCHEDULE = Schedule(total_s=1010.0, rate=8e-4, warm_up=1000)
 ROWS = 16  # of a batch
 FRAMES = 32  # of a row: 1.28 s, as long as the transformers' window
 MEL_WEIGHT = 15.0

@@ -19,7 +19,7 @@ from training.codec import CodecTraining, arguments, use_fast_kernels
 from training.graph import use_capture_stream
 from training.loop import Schedule
 
-SCHEDULE = Schedule(total_s=1000.0, rate=4e-4, warm_up=1000)
+SCHEDULE = Schedule(total_s=1330.0, rate=4e-4, warm_up=1000)
 ROWS = 32
 DECODING = ("decoder.", "quantizer.post_module.", "quantizer.upsample.")
 

@@ -1,6 +1,6 @@
 """Evaluate a voice: teacher, codec and model speak the same held-out sentences, and are measured alike.
 
-python training/evaluate.py --checkpoint DIR --sentences 60 --output results
+python training/evaluate.py --checkpoint DIR --sentences 165 --output results
 
 Prints a table and the gates of issue 3, then one JSON line; progress goes to stderr. Speaks on the CPU, one process a
 core, so that figures depend on seed, checkpoint and library versions only. The exit code is 1 if a gate fails.
@@ -658,11 +658,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0],
-        epilog="Example: python training/evaluate.py --checkpoint build/voice --sentences 60 --output build/evaluation",
+        epilog="Example: python training/evaluate.py --checkpoint build/voice --sentences 165 --output build/evaluation",
     )
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     parser.add_argument("--what", type=_what, default=WHAT, help=f"some of {','.join(WHAT)}; clone: with reference")
-    parser.add_argument("--sentences", type=int, default=60, metavar="N")
+    parser.add_argument("--sentences", type=int, default=165, metavar="N", help="of 165 that were held out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, metavar="DIR", help="plots, samples and details go there")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes; changes no figure")

@@ -19,12 +19,12 @@ from training.speech import Speaker, synthesise
 
 # Name, speaker, what is said, description. The first is the default.
 VOICES = (
-    ("anna", Speaker("slt"), "The morning train was full, so we walked along the river.", "a woman, plain"),
     ("robert", Speaker("rms"), "He put the letter on the table and opened the window.", "a man, plain"),
+    ("anna", Speaker("slt"), "The morning train was full, so we walked along the river.", "a woman, plain"),
     ("alan", Speaker("awb"), "We met in the old library and talked about the weather.", "a man, Scottish"),
     (
         "clara",
-        Speaker("slt", pitch=1.2, formants=1.05),
+        Speaker("slt", pitch=1.2),
         "She bought two apples and a loaf of bread.",
         "a woman, bright",
     ),

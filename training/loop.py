@@ -83,6 +83,9 @@ class TimedTraining(ABC):
 
     def run(self, seconds: float) -> None:
         """Train for `seconds` or to the end of the schedule, then save."""
+        if self.spent >= self.schedule.total_s:
+            print(f"{self.name}: finished before", flush=True)
+            return
         began, before = time.monotonic(), self.spent
         seconds = min(seconds, self.schedule.total_s - before)
         self._set_rate()

@@ -1,9 +1,9 @@
 """The whole recipe, from texts to the voice that ships. Every stage saves what the next one needs.
 
-python -m training.run --work DIR [--seconds 540] [--output src/s1_mini/default_model]
+python -m training.run --work DIR [--seconds 540] [--utterances 1300000] [--output src/s1_mini/default_model]
 
 With `--seconds` it stops in time and goes on from there when called again, so it fits into short leases of a GPU.
-The dual-AR model is only trained on a codec that has passed its gate.
+The dual-AR model is only trained on a codec that has passed its gate. 1,300,000 utterances take 145 GB.
 """
 
 from __future__ import annotations
@@ -16,54 +16,61 @@ import time
 from pathlib import Path
 
 MAX_CODEC_WER_RATIO = 1.3  # word error of the codec's round trip by the teacher's
-PLAIN_S, ADVERSARIAL_S, MODEL_S = 1500.0, 900.0, 900.0
+UTTERANCES = 1_300_000
+SAVING_S = 30.0  # kept back at the end of a limited call
 
 
 class Recipe:
     """Stages in order, within a time limit."""
 
-    def __init__(self, work: Path, output: Path | None, seconds: float) -> None:
-        self.work, self.output = work, output
+    def __init__(self, work: Path, output: Path | None, seconds: float, utterances: int) -> None:
+        self.work, self.output, self.utterances = work, output, utterances
         self.deadline = time.monotonic() + seconds
 
     def run(self) -> bool:
         """Do what there is time for; tell whether all is done."""
         self.work.mkdir(parents=True, exist_ok=True)
-        texts = self.work / "texts.xz"
-        if not texts.exists():
-            self._stage("training.texts", "prepare", "--output", str(texts))
-        with self._speech(texts):
-            budgets = ("--plain-s", str(PLAIN_S), "--adversarial-s", str(ADVERSARIAL_S))
-            if not (self.work / "gate.json").exists() and not self._trained("training.codec", *budgets):
-                return False
-        if not (self.work / "gate.json").exists():
-            self._stage("training.gate", "--work", str(self.work), "--most", str(MAX_CODEC_WER_RATIO))
-        if not (self.work / "tokens.npz").exists():
-            self._stage("training.tokens", "--work", str(self.work))
-        if not self._trained("training.model", "--total", str(MODEL_S)):
-            return False
+        if not (self.work / "texts.xz").exists():
+            self._stage("training.texts", "prepare", "--output", str(self.work / "texts.xz"))
+        with self._beside("training.speech", "make", *self._plan_of_speech()):
+            if not (self.work / "gate.json").exists():
+                if not self._trained("training.codec"):
+                    return False
+                self._stage("training.gate", *self._work, "--most", str(MAX_CODEC_WER_RATIO))
+            with self._beside("training.tokens", *self._work, "--follow", "inf"):
+                if not (self._trained("training.decoder") and self._trained("training.model")):
+                    return False
         if self.output is not None:
-            self._stage("training.export", "--work", str(self.work), "--output", str(self.output))
+            self._stage("training.export", *self._work, "--output", str(self.output))
             self._stage("training.evaluate", "--checkpoint", str(self.output), "--output", str(self.work / "report"))
         return True
 
-    def _speech(self, texts: Path) -> _Background:
-        """Let the teacher speak beside the training of the codec; terminated on leaving the `with` block."""
-        workers = str(max(1, (os.cpu_count() or 2) - 2))
-        command = ["make", "--texts", str(texts), "--output", str(self.work / "speech"), "--workers", workers]
-        return _Background([sys.executable, "-m", "training.speech", *command])
+    @property
+    def _work(self) -> tuple[str, str]:
+        return "--work", str(self.work)
 
-    def _trained(self, module: str, *options: str) -> bool:
-        left = self.deadline - time.monotonic() - 30  # to save
-        if left < 30:
+    def _plan_of_speech(self) -> tuple[str, ...]:
+        workers = max(1, (os.cpu_count() or 2) - 2)
+        folders = ("--texts", str(self.work / "texts.xz"), "--output", str(self.work / "speech"))
+        return *folders, "--workers", str(workers), "--count", str(self.utterances)
+
+    def _trained(self, module: str) -> bool:
+        """Train until the end of the module's schedule or of the time; tell which."""
+        left = self.deadline - time.monotonic() - SAVING_S
+        if left < SAVING_S:
             return False
-        self._stage(module, "--work", str(self.work), "--seconds", f"{left:.0f}", *options)
-        return time.monotonic() < self.deadline - 30
+        self._stage(module, *self._work, "--seconds", f"{left:.0f}")
+        return time.monotonic() < self.deadline - SAVING_S
 
     @staticmethod
     def _stage(module: str, *arguments: str) -> None:
         print(f"--- {module}", flush=True)
         subprocess.run([sys.executable, "-m", module, *arguments], check=True)
+
+    @staticmethod
+    def _beside(module: str, *arguments: str) -> _Background:
+        """Let a module work beside the training; it is terminated on leaving the `with` block."""
+        return _Background([sys.executable, "-m", module, *arguments])
 
 
 class _Background(subprocess.Popen[bytes]):
@@ -80,8 +87,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--utterances", type=int, default=UTTERANCES)
     options = parser.parse_args()
-    return 0 if Recipe(options.work, options.output, options.seconds).run() else 3
+    return 0 if Recipe(options.work, options.output, options.seconds, options.utterances).run() else 3
 
 
 if __name__ == "__main__":
