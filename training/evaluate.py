@@ -658,7 +658,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0],
-        epilog="Example: python training/evaluate.py --checkpoint build/voice --sentences 165 --output build/evaluation",
+        epilog="Example: python training/evaluate.py --checkpoint build/voice --output build/evaluation",
     )
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     parser.add_argument("--what", type=_what, default=WHAT, help=f"some of {','.join(WHAT)}; clone: with reference")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,9 +45,7 @@ def encode(codec: Dac, waves: list[NDArray[np.int16]]) -> list[NDArray[np.int16]
     return [codes[index] for index in range(len(waves))]
 
 
-def as_segments(
-    utterances: list[Utterance], codes: list[NDArray[np.int16]], tokenizer: S1Tokenizer
-) -> dict[str, NDArray[np.integer]]:
+def as_segments(utterances: list[Utterance], codes: list[NDArray[np.int16]], tokenizer: S1Tokenizer) -> dict[str, Any]:
     """Write the utterances one after the other as the parts of a prompt; the arrays of a shard."""
     tag, end = tokenizer.encode(SPEAKER), tokenizer.control("im_end")
     main: list[NDArray[np.int32]] = []
