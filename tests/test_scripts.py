@@ -2,7 +2,6 @@
 
 import ast
 import importlib.util
-import os
 import subprocess
 import sys
 from importlib import metadata
@@ -381,55 +380,11 @@ def test_children_see_their_own_packages_in_utf_8_and_without_colour_in_a_file()
 # demo.py
 
 
-def test_a_random_voice_speaks_only_where_there_is_no_other(demo, tmp_path):
-    assert demo.needs_random_voice(tmp_path, {})
-    assert not demo.needs_random_voice(tmp_path, {"S1_MINI_CHECKPOINT_PATH": "voice"})
-
-    (tmp_path / "src/s1_mini/default_model").mkdir(parents=True)
-    (tmp_path / "src/s1_mini/default_model/config.json").touch()
-    assert not demo.needs_random_voice(tmp_path, {})
-
-
 def test_options_that_the_demo_does_not_know_go_to_say(demo):
     options, passed_on = demo.parse(["A sentence.", "--seed", "3", "-o", "a.wav", "--checkpoint", "voice"])
 
     assert (options.text, options.output, options.checkpoint) == ("A sentence.", "a.wav", "voice")
     assert passed_on == ["--seed", "3"]
-
-
-@pytest.fixture
-def stand_in(tmp_path):
-    """Return root and environment of a checkout whose package counts how often it made a checkpoint."""
-    package = tmp_path / "src" / "s1_mini"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()  # else an installed s1_mini goes first
-    (package / "__main__.py").write_text(
-        "import os, sys\nprint('its words')\nsys.exit(3) if 'FAILS' in os.environ else os.mkdir(sys.argv[2])\n"
-    )
-    (tmp_path / ".venv").mkdir()
-    return tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
-
-
-def test_the_random_checkpoint_is_made_once_and_again_when_the_package_is_newer(demo, stand_in, capsys):
-    root, env = stand_in
-
-    folders = [demo.random_checkpoint(root, Path(sys.executable), env) for _ in range(2)]
-    assert capsys.readouterr().err.count("Making") == 1
-    os.utime(folders[0], (0, 0))
-    demo.random_checkpoint(root, Path(sys.executable), env)
-
-    assert capsys.readouterr().err.count("Making") == 1
-    assert [path.name for path in (root / ".venv").iterdir()] == ["s1_mini-demo-checkpoint"]
-    assert folders == [root / ".venv" / "s1_mini-demo-checkpoint"] * 2
-
-
-def test_a_random_checkpoint_that_fails_shows_its_words_and_leaves_nothing(demo, stand_in):
-    root, env = stand_in
-
-    with pytest.raises(environment.SetupError, match="its words"):
-        demo.random_checkpoint(root, Path(sys.executable), {**env, "FAILS": "1"})
-
-    assert list((root / ".venv").iterdir()) == []
 
 
 # test.py

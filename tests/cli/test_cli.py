@@ -101,8 +101,15 @@ def test_a_reference_file_of_any_rate_and_channels_is_taken(tiny: Path, tmp_path
     assert soundfile.info(tmp_path / "a.ogg").subtype == "OPUS"
 
 
-def test_without_a_checkpoint_it_says_which_voice_is_missing_and_how_to_get_one(tmp_path: Path) -> None:
-    result = s1_mini("say", "Hello.", "-o", tmp_path / "a.wav")
+def test_without_a_checkpoint_the_voice_that_ships_speaks(tmp_path: Path) -> None:
+    result = s1_mini("say", "Hello.", "-o", tmp_path / "a.wav", "--seed", "1")
+
+    assert result.returncode == 0
+    assert 0.3 < soundfile.info(tmp_path / "a.wav").duration < 2.0
+
+
+def test_a_checkpoint_that_is_not_there_is_told_with_the_way_to_one(tmp_path: Path) -> None:
+    result = s1_mini("say", "Hello.", "--checkpoint", tmp_path / "nowhere", "-o", tmp_path / "a.wav")
 
     assert result.returncode == 1
     assert b"openaudio-s1-mini" in result.stderr
