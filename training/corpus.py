@@ -45,9 +45,9 @@ class Corpus:
                 main, codes = torch.from_numpy(shard["main"]), torch.from_numpy(shard["codes"])
             first, end = self.num_tokens, self.num_tokens + len(main)
             last = self.num_groups + len(groups[0])
-            if end > len(self._main) or last > len(self._starts):
-                return
             self._read.add(name)
+            if end > len(self._main) or last > len(self._starts):
+                continue  # there is no room for it
             self._main[first:end] = main.to(self._main.device)
             self._codes[:, first:end] = codes.to(self._codes.device)
             self._starts[self.num_groups : last] = torch.from_numpy(groups[0]).to(self._starts.device) + first

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from training.speech import Speaker
 
 ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ROOT / "src" / "s1_mini" / "default_model"
 RATE_HZ = 16_000  # of the teacher and of everything that is measured
 WHAT = ("codec", "model", "clone", "speed")
 MIX = ("plain",) * 10 + ("numbers", "names", "short") * 3 + ("long",)  # of every twenty sentences
@@ -660,7 +661,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=(__doc__ or "").splitlines()[0],
         epilog="Example: python training/evaluate.py --checkpoint build/voice --output build/evaluation",
     )
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--checkpoint", type=Path, default=SHIPPED, metavar="DIR", help="[the voice that ships]")
     parser.add_argument("--what", type=_what, default=WHAT, help=f"some of {','.join(WHAT)}; clone: with reference")
     parser.add_argument("--sentences", type=int, default=165, metavar="N", help="of 165 that were held out")
     parser.add_argument("--seed", type=int, default=0)

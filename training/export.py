@@ -1,6 +1,6 @@
 """Make the voice that ships: the trained checkpoint in compact form, its built-in voices, its card.
 
-python -m training.export --work DIR --output src/s1_mini/default_model
+python -m training.export --work DIR --output build/voice
 """
 
 from __future__ import annotations

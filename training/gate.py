@@ -23,6 +23,9 @@ from training.evaluate import codec_gate
 from training.speech import held_out_speakers
 from training.texts import held_out_sentences
 
+# Every sentence by so many speakers: over one casting of 100 sentences the ratio of one codec went from 0.9 to 1.5.
+CASTINGS = 4
+
 
 @torch.inference_mode()
 def round_trip(codec: Dac, waves: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -45,9 +48,11 @@ def main() -> int:
     def trip(waves: list[Any]) -> list[np.ndarray]:
         return round_trip(codec, waves)
 
-    gate = codec_gate(trip, held_out_sentences()["plain"], held_out_speakers(), sample_rate=codec.sample_rate)
+    sentences = held_out_sentences()["plain"] * CASTINGS
+    gate = codec_gate(trip, sentences, held_out_speakers(), sample_rate=codec.sample_rate)
     print(gate, flush=True)
     if gate.ratio > options.most:
+        print(f"the codec may not cost more than {options.most} times the teacher's word error", file=sys.stderr)
         return 1
     (options.work / "gate.json").write_text(json.dumps(gate._asdict()) + "\n", encoding="utf-8")
     return 0

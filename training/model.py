@@ -153,6 +153,7 @@ class ModelTraining(TimedTraining):
         logits = network.main_logits(hidden).float()
         slow = (F.cross_entropy(logits, target, reduction="none") * spoken).sum() / spoken.sum()
 
+        frames = min(frames, len(is_frame))
         chosen = (torch.rand(is_frame.shape, device=self.device) + is_frame).topk(frames).indices
         codes = columns[:, 1:, 1:].transpose(1, 2).flatten(0, 1)[chosen]
         fast_logits = self._fast(hidden[chosen], codes).float()
@@ -242,7 +243,7 @@ def main() -> None:
     """Train for some seconds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--total", type=float, default=SCHEDULE.total_s, help="seconds of all calls together")
     parser.add_argument("--rate", type=float, default=SCHEDULE.rate)
     parser.add_argument("--rows", type=int, default=Batch.rows)

@@ -1,8 +1,9 @@
 """The whole recipe, from texts to the voice that ships. Every stage saves what the next one needs.
 
-python -m training.run --work DIR [--seconds 540] [--utterances 1300000] [--output src/s1_mini/default_model]
+python -m training.run --work DIR [--seconds 540] [--utterances 1300000] [--output build/voice]
 
-With `--seconds` it stops in time and goes on from there when called again, so it fits into short leases of a GPU.
+With `--seconds` training stops in time and goes on from there when called again, so that it fits into short leases of a
+GPU; what runs on the cores (texts, gate, export, evaluation) takes the time it takes. The output is a new directory.
 The dual-AR model is only trained on a codec that has passed its gate. 1,300,000 utterances take 145 GB.
 """
 
@@ -41,7 +42,8 @@ class Recipe:
                 if not (self._trained("training.decoder") and self._trained("training.model")):
                     return False
         if self.output is not None:
-            self._stage("training.export", *self._work, "--output", str(self.output))
+            if not self.output.exists():
+                self._stage("training.export", *self._work, "--output", str(self.output))
             self._stage("training.evaluate", "--checkpoint", str(self.output), "--output", str(self.work / "report"))
         return True
 
@@ -89,7 +91,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--utterances", type=int, default=UTTERANCES)
     options = parser.parse_args()
-    return 0 if Recipe(options.work, options.output, options.seconds, options.utterances).run() else 3
+    try:
+        return 0 if Recipe(options.work, options.output, options.seconds, options.utterances).run() else 3
+    except subprocess.CalledProcessError as error:
+        print(f"{error.cmd[2]} did not succeed; what it says stands above", file=sys.stderr)
+        return error.returncode
 
 
 if __name__ == "__main__":

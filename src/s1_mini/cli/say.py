@@ -39,7 +39,7 @@ def say(
     temperature: Annotated[float, typer.Option(help="0 is always the likeliest.")] = 0.8,
     top_p: Annotated[float, typer.Option(help="How much of the probability to draw from.")] = 0.8,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 avoids repeating.")] = 1.1,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest sentence piece, in frames of 46 ms.")] = 1024,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest sentence piece, in frames (S1-mini: 46 ms).")] = 1024,
     stream: Annotated[
         bool, typer.Option("--stream", help="Send sound down stdout while it is made (wav or pcm).")
     ] = False,

@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
 
 _NO_VOICE = "No voice to speak with: no checkpoint was named, and this installation lacks the one that ships with it."
-_WAY_OUT = """Name one's directory with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...);
-without a name, the voice that ships speaks.
+_WAY_OUT = """Name one's directory with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
 S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-BY-NC-SA-4.0, non-commercial)."""
 
 
