@@ -134,3 +134,30 @@ def test_a_decoder_only_codec_has_half_the_weights_and_no_encoder(tiny: Path) ->
 def test_a_codec_config_that_cannot_be_is_refused(sizes: dict[str, object]) -> None:
     with pytest.raises(CheckpointMismatchError, match=r"codec_config\.json"):
         DacConfig.from_json(RECIPES["tiny"].codec | sizes)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_rows_that_move_on_by_turns_sound_as_they_do_alone() -> None:
+    codec = build()
+    codes = random_codes(9, rows=3)
+    stream, heard = codec.open(3), {row: [torch.zeros(0)] for row in range(3)}
+
+    for turn in ({0: (0, 2)}, {2: (0, 3), 0: (2, 5)}, {1: (0, 9)}, {2: (3, 9)}, {0: (5, 9)}):
+        block = torch.stack([codes[row, :, begin:end] for row, (begin, end) in turn.items()])
+        for row, wave in zip(turn, stream.push(block, list(turn)), strict=True):
+            heard[row].append(wave)
+
+    for row, parts in heard.items():
+        assert torch.allclose(torch.cat(parts), codec.decode(codes[row : row + 1])[0], atol=1e-6)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_a_row_that_is_reset_remembers_nothing() -> None:
+    codec = build()
+    codes = random_codes(6, rows=2)
+    stream = codec.open(2)
+    stream.push(random_codes(4, rows=2, seed=1))
+
+    stream.reset(1)
+
+    assert torch.equal(stream.push(codes[1:], [1])[0], codec.open(1).push(codes[1:])[0])

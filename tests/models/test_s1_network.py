@@ -173,3 +173,47 @@ def test_logits_that_are_not_finite_are_reported_for_their_row_alone(tmp_path: P
     frames = model.step(state, sampling(2, 10), span=8)
 
     assert frames.valid.tolist() == [True, False]
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_a_saved_prefix_is_as_good_as_one_just_read(tmp_path: Path) -> None:
+    model, _, _ = build(tmp_path)
+    columns, shared = random_columns(model, 12), 7
+    state = model.allocate(2, 32)
+    model.prefill(state, 0, columns[:, :shared])
+    model.prefill(state, 0, columns[:, shared:-1], shared)
+
+    prefix = model.save(state, 0, shared)
+    model.load(state, 1, prefix)
+    model.prefill(state, 1, columns[:, shared:-1], shared)
+
+    for slot in (0, 1):
+        model.activate(state, slot, Prompt(columns, shared))
+    table = sampling(2, model.num_codebooks)
+    table.uniforms[1] = table.uniforms[0]
+    for step in range(6):
+        codes = model.step(state, table, 12 + step).codes
+        assert torch.equal(codes[0], codes[1])
+    assert prefix.num_bytes == sum(part.numel() * 4 for part in prefix.state)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_a_paused_row_goes_on_as_if_it_had_not_rested(tmp_path: Path) -> None:
+    model, _, _ = build(tmp_path)
+    columns = random_columns(model, 8)
+    table = sampling(1, model.num_codebooks)
+    frames = []
+    for rests in (False, True):
+        state = model.allocate(1, 32)
+        model.prefill(state, 0, columns[:, :-1])
+        model.activate(state, 0, Prompt(columns, 0))
+        said = []
+        for step in range(5):
+            if rests and step == 3:
+                model.pause(state, 0)
+                model.step(state, table, 32)
+                model.resume(state, 0)
+            said.append(model.step(state, table, 32).codes)
+        frames.append(torch.stack(said))
+
+    assert torch.equal(frames[0], frames[1])

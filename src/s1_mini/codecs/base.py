@@ -5,6 +5,7 @@ Shapes: B rows, K codebooks, F frames; waves are float, one channel, in [-1, 1].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -13,8 +14,11 @@ from torch import Tensor
 class CodecStream(Protocol):
     """Decodes B rows piece by piece; any cutting gives the samples of one call."""
 
-    def push(self, codes: Tensor) -> Tensor:
-        """Decode the next frames [B, K, F] of every row to samples [B, F * samples_per_frame]."""
+    def push(self, codes: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, F * samples_per_frame]."""
+
+    def reset(self, row: int) -> None:
+        """Begin a new utterance in one row."""
 
 
 class Codec(Protocol):

@@ -53,6 +53,39 @@ class Carry:
         return sum(past.numel() * past.element_size() for past in self._past.values())
 
 
+class CarryRows(Carry):
+    """Some rows of the carry of many streams: those that have something to decode now.
+
+    `chosen` [n] says which row of the whole each row of the input is; the others are left as they are.
+    """
+
+    def __init__(self, whole: Carry, num_rows: int, chosen: Tensor) -> None:
+        self._past = whole._past
+        self._num_rows, self._chosen = num_rows, chosen
+
+    def extend(self, key: CarryKey, new: Tensor, context: int, axis: int = -1) -> Tensor:
+        """Give `new` with the last `context` inputs of its rows before it, and remember its own end."""
+        if context == 0:
+            return new
+        past = self._past.get(key)
+        if past is None:
+            shape = [self._num_rows, *new.shape[1:]]
+            shape[axis] = context
+            past = self._past[key] = new.new_zeros(shape)
+        joined = torch.cat((past[self._chosen], new), dim=axis)
+        past[self._chosen] = joined.narrow(axis, joined.shape[axis] - context, context)
+        return joined
+
+    def advance(self, key: CarryKey, rows: int, count: int, device: torch.device) -> Tensor:
+        """Count `count` more inputs of the chosen rows and give how many each had before: int64 [n]."""
+        seen = self._past.get(key)
+        if seen is None:
+            seen = self._past[key] = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
+        before = seen[self._chosen]
+        seen[self._chosen] = before + count
+        return before
+
+
 class NoCarry(Carry):
     """Every call is a whole stream: the past is zeros, nothing is remembered. For training, and for single calls."""
 

@@ -39,6 +39,21 @@ class KVCache:
         shape = (layers, slots, heads, columns, head_dim)
         return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory held, in bytes."""
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def save(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
+        """Copy the first `count` columns of one slot: keys and values [layers, H, count, D]."""
+        return self.keys[:, slot, :, :count].clone(), self.values[:, slot, :, :count].clone()
+
+    def load(self, slot: int, saved: tuple[Tensor, Tensor]) -> None:
+        """Put what `save` gave into the first columns of one slot."""
+        count = saved[0].shape[2]
+        self.keys[:, slot, :, :count] = saved[0]
+        self.values[:, slot, :, :count] = saved[1]
+
     def block_store(self, layer: int, rows: slice, start: int) -> KVStore:
         """Store T tokens of every row of `rows` at columns start … start+T; give columns 0 … start+T."""
 

@@ -25,6 +25,15 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """What a model remembers of the leading columns of a prompt, ready to be put into any slot."""
+
+    columns: int
+    num_bytes: int
+    state: Any  # the family's own
+
+
+@dataclass(frozen=True)
 class SamplingTensors:
     """The sampling parameters of all rows, on the device."""
 
@@ -58,11 +67,23 @@ class SpeechModel(Protocol):
     def prefill(self, state: Any, slot: int, columns: Tensor, start: int) -> None:
         """Read prompt columns [K + 1, n] into `slot` from column `start` on."""
 
+    def save(self, state: Any, slot: int, columns: int) -> Prefix:
+        """Copy what `slot` holds of its first `columns` columns."""
+
+    def load(self, state: Any, slot: int, prefix: Prefix) -> None:
+        """Put a saved prefix into `slot`, as if its columns had just been read."""
+
     def activate(self, state: Any, slot: int, prompt: Prompt) -> None:
         """Let `slot` generate, once all columns of its prompt but the last are read."""
 
+    def pause(self, state: Any, slot: int) -> None:
+        """Keep `slot` from generating until `resume`; nothing it holds is lost."""
+
+    def resume(self, state: Any, slot: int) -> None:
+        """Let `slot` go on where it was paused."""
+
     def release(self, state: Any, slot: int) -> None:
-        """Stop `slot` from generating."""
+        """Stop `slot` from generating; it may be given to another sequence."""
 
     def step(self, state: Any, sampling: SamplingTensors, span: int) -> Frames:
         """Generate one frame for every active row; no row may have more than `span` columns."""

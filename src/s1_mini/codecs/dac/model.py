@@ -8,10 +8,12 @@ Shapes: B rows, K codebooks, F frames, C channels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from s1_mini.codecs.carry import Carry
+from s1_mini.codecs.carry import Carry, CarryRows
 from s1_mini.codecs.dac.config import ROPE_BASE, DacConfig
 from s1_mini.codecs.dac.layers import (
     CausalConv1d,
@@ -218,17 +220,35 @@ class Dac(nn.Module):
 
 
 class DacStream:
-    """Streams of B rows that move on together."""
+    """Streams of B rows; each moves on when it has something to decode."""
 
     def __init__(self, codec: Dac, rows: int) -> None:
         self.rows = rows
         self._codec = codec
         self._carry = Carry()
-        self._frames = 0
+        self._frames = [0] * rows
 
-    def push(self, codes: Tensor) -> Tensor:
-        """Decode the next frames [B, K, F] to samples [B, T]. Raises `CapacityError` beyond the codec's longest."""
-        assert codes.shape[:2] == (self.rows, self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"
-        self._codec._check_length(self._frames + codes.shape[-1])
-        self._frames += codes.shape[-1]
-        return self._codec.push(codes, self._carry)
+    def push(self, codes: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, T].
+
+        Raises `CapacityError` beyond the codec's longest, and decodes nothing then.
+        """
+        chosen = range(self.rows) if rows is None else rows
+        assert codes.shape[:2] == (len(chosen), self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"
+        self._codec._check_length(max(self._frames[row] for row in chosen) + codes.shape[-1])
+        for row in chosen:
+            self._frames[row] += codes.shape[-1]
+        return self._codec.push(codes, self._carry if rows is None else self._carry_of(rows, codes.device))
+
+    def reset(self, row: int) -> None:
+        """Begin a new utterance in one row."""
+        self._carry.reset(row)
+        self._frames[row] = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held by the rows' past, in bytes."""
+        return self._carry.num_bytes
+
+    def _carry_of(self, rows: Sequence[int], device: torch.device) -> Carry:
+        return CarryRows(self._carry, self.rows, torch.tensor(rows, device=device))

@@ -16,7 +16,7 @@ from s1_mini.config import Heads, RepetitionMode
 from s1_mini.exceptions import CapacityError
 from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.sampling import draw, penalise, ranked_probabilities
-from s1_mini.models.base import Frames, Prompt, SamplingTensors
+from s1_mini.models.base import Frames, Prefix, Prompt, SamplingTensors
 from s1_mini.models.s1.network import S1Network
 from s1_mini.models.s1.prompt import build_prompt
 from s1_mini.models.s1.repetition import RepetitionWindow
@@ -123,12 +123,29 @@ class S1Model:
             lambda layer: state.cache.block_store(layer, rows, start),
         )
 
+    def save(self, state: S1State, slot: int, columns: int) -> Prefix:
+        """Copy the keys and values of the first `columns` columns of `slot`."""
+        saved = state.cache.save(slot, columns)
+        return Prefix(columns, sum(part.numel() * part.element_size() for part in saved), saved)
+
+    def load(self, state: S1State, slot: int, prefix: Prefix) -> None:
+        """Put a saved prefix into `slot`, as if its columns had just been read."""
+        state.cache.load(slot, prefix.state)
+
     def activate(self, state: S1State, slot: int, prompt: Prompt) -> None:
         """Let `slot` generate from the end of `prompt`, whose columns but the last are read already."""
         state.column[slot] = prompt.columns[:, -1].to(self.device)
         state.position[slot] = prompt.columns.shape[1] - 1
         state.count[slot] = 0
         state.window.clear(slot)
+        state.active[slot] = True
+
+    def pause(self, state: S1State, slot: int) -> None:
+        """Keep `slot` from generating until `resume`; nothing it holds is lost."""
+        state.active[slot] = False
+
+    def resume(self, state: S1State, slot: int) -> None:
+        """Let `slot` go on where it was paused."""
         state.active[slot] = True
 
     def release(self, state: S1State, slot: int) -> None:

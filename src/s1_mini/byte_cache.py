@@ -1,0 +1,125 @@
+"""A cache bounded by bytes: what was used longest ago goes first, what is pinned stays.
+
+Knows nothing of what it holds but its size. Safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """How a cache has done since it was made."""
+
+    entries: int
+    num_bytes: int
+    max_bytes: int
+    pinned: int
+    hits: int
+    misses: int
+    evictions: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of lookups that found something; 0 before the first."""
+        lookups = self.hits + self.misses
+        return self.hits / lookups if lookups else 0.0
+
+
+@dataclass
+class _Entry(Generic[Value]):
+    value: Value
+    num_bytes: int
+
+
+class ByteCache(Generic[Value]):
+    """Values by key, together at most `max_bytes` bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._entries: OrderedDict[str, _Entry[Value]] = OrderedDict()  # the one used last stands last
+        self._pinned: set[str] = set()
+        self._num_bytes = self._hits = self._misses = self._evictions = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> Value | None:
+        """Give the value of `key`, if there is one, and count it as used."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                self._misses += 1
+                return None
+            self._hits += 1
+            self._entries.move_to_end(key)
+            return entry.value
+
+    def put(self, key: str, value: Value, num_bytes: int) -> bool:
+        """Keep `value`, at the cost of others; tell whether there is room for it beside what is pinned."""
+        with self._lock:
+            self._remove(key)
+            pinned = sum(self._entries[k].num_bytes for k in self._pinned if k in self._entries)
+            if pinned + num_bytes > self.max_bytes:
+                return False
+            self._entries[key] = _Entry(value, num_bytes)
+            self._num_bytes += num_bytes
+            self._shrink(self.max_bytes, spare=key)
+            return True
+
+    def pin(self, key: str) -> None:
+        """Never let `key` go, once it is there."""
+        with self._lock:
+            self._pinned.add(key)
+
+    def unpin(self, key: str) -> None:
+        """Let `key` go as any other."""
+        with self._lock:
+            self._pinned.discard(key)
+
+    def remove(self, key: str) -> None:
+        """Forget `key`, pinned or not; does nothing if it is not there."""
+        with self._lock:
+            self._pinned.discard(key)
+            self._remove(key)
+
+    def shrink(self, max_bytes: int) -> int:
+        """Let go until at most `max_bytes` are held, or only what is pinned; give the bytes freed."""
+        with self._lock:
+            before = self._num_bytes
+            self._shrink(max_bytes, spare=None)
+            return before - self._num_bytes
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    @property
+    def stats(self) -> CacheStats:
+        """Figures of this moment."""
+        with self._lock:
+            return CacheStats(
+                entries=len(self._entries),
+                num_bytes=self._num_bytes,
+                max_bytes=self.max_bytes,
+                pinned=sum(key in self._entries for key in self._pinned),
+                hits=self._hits,
+                misses=self._misses,
+                evictions=self._evictions,
+            )
+
+    def _shrink(self, max_bytes: int, *, spare: str | None) -> None:
+        for key in list(self._entries):
+            if self._num_bytes <= max_bytes:
+                return
+            if key not in self._pinned and key != spare:
+                self._remove(key)
+                self._evictions += 1
+
+    def _remove(self, key: str) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._num_bytes -= entry.num_bytes

@@ -1,0 +1,82 @@
+"""The cache keeps to its bytes, lets the least used go, and never what is pinned."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s1_mini.byte_cache import ByteCache
+
+
+def cache_of(*keys: str, max_bytes: int = 100, size: int = 30) -> ByteCache[str]:
+    cache: ByteCache[str] = ByteCache(max_bytes)
+    for key in keys:
+        assert cache.put(key, key.upper(), size)
+    return cache
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    cache = cache_of("a", "b", "c")
+    cache.get("a")
+
+    cache.put("d", "D", 30)
+
+    assert [key for key in "abcd" if key in cache] == ["a", "c", "d"]
+    assert cache.stats.evictions == 1
+
+
+def test_what_is_pinned_stays() -> None:
+    cache = cache_of("a", "b", "c")
+    cache.pin("a")
+
+    cache.put("d", "D", 60)
+
+    assert [key for key in "abcd" if key in cache] == ["a", "d"]
+
+
+def test_what_does_not_fit_beside_what_is_pinned_is_refused() -> None:
+    cache = cache_of("a", "b")
+    cache.pin("a")
+
+    assert not cache.put("big", "BIG", 71)
+    assert "big" not in cache
+    assert "b" in cache
+
+
+def test_a_new_value_replaces_the_old_with_its_bytes() -> None:
+    cache = cache_of("a")
+
+    cache.put("a", "other", 10)
+
+    assert cache.get("a") == "other"
+    assert cache.stats.num_bytes == 10
+
+
+def test_shrinking_gives_bytes_back_but_not_those_pinned() -> None:
+    cache = cache_of("a", "b", "c")
+    cache.pin("b")
+
+    assert cache.shrink(0) == 60
+    assert [key for key in "abc" if key in cache] == ["b"]
+
+
+def test_hits_and_misses_are_counted() -> None:
+    cache = cache_of("a")
+    cache.get("a")
+    cache.get("b")
+
+    stats = cache.stats
+    assert (stats.hits, stats.misses, stats.hit_rate) == (1, 1, 0.5)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 120), st.booleans()), max_size=40))
+def test_bytes_are_never_more_than_allowed(steps: list[tuple[str, int, bool]]) -> None:
+    cache: ByteCache[int] = ByteCache(100)
+    for key, size, pins in steps:
+        cache.put(key, size, size)
+        if pins:
+            cache.pin(key)
+
+        stats = cache.stats
+        assert stats.num_bytes <= 100
+        assert stats.num_bytes == sum(cache.get(k) or 0 for k in "abcdef" if k in cache)
