@@ -18,6 +18,7 @@ S1MiniError
 │   └── ReferenceAudioError         a reference is empty, silent, too short, too long or not audio
 └── EngineError                 the engine cannot do it
     ├── EngineNotReadyError         not started, or already stopped
+    ├── QueueFullError              too many are waiting; `retry_after_s` says when to come again
     ├── CapacityError               it does not fit into the slots or the memory there is
     ├── RequestTimeoutError         it took longer than it may
     └── GenerationError             the model failed on this request
@@ -112,6 +113,18 @@ class EngineNotReadyError(EngineError):
     """The engine was not started, or was stopped."""
 
     code = "engine_not_ready"
+
+
+class QueueFullError(EngineError):
+    """Too many requests are waiting; come again in `retry_after_s` seconds."""
+
+    code = "queue_full"
+
+    def __init__(self, waiting: int, max_size: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{waiting} sentences are waiting and at most {max_size} may; try again in {retry_after_s:.1f} s"
+        )
+        self.retry_after_s = retry_after_s
 
 
 class CapacityError(EngineError):

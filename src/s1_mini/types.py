@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
+# How sound is cut into chunks: soonest first sound, fewest chunks, or something between (`runtime/job.py`).
+ChunkProfile = Literal["ttfa", "balanced", "throughput"]
+
 # Upstream's defaults and bounds (ServeTTSRequest at d3df505); temperature 0 is ours and means greedy.
 MAX_TEMPERATURE = 2.0
 MAX_REPETITION_PENALTY = 2.0

@@ -1,0 +1,30 @@
+"""Jobs for tests of the engine room's bookkeeping: no model, no clock, no device."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import torch
+
+from s1_mini.models.base import Prompt
+from s1_mini.runtime.job import Job, Piece
+from s1_mini.types import SamplingParams
+
+_numbers = count()
+
+
+def job(arrived: float = 0.0, *, pieces: int = 1, columns: int = 20, shared: int = 0, **fields: Any) -> Job:
+    """A request whose pieces have prompts of `columns` columns."""
+    made = Job(next(_numbers), SamplingParams(), seed=0, arrived=arrived, deadline=float("inf"), **fields)
+    prompt = Prompt(torch.zeros(2, columns, dtype=torch.int64), shared)
+    made.pieces = [Piece(made, index, prompt, max_frames=100) for index in range(pieces)]
+    return made
+
+
+def with_frames(made: Job, frames: int, *, ended: bool = False) -> Job:
+    """The same job after its first piece has made `frames` frames."""
+    piece = made.pieces[0]
+    piece.frames = list(range(frames))
+    piece.finish_reason = "stop" if ended else None
+    return made
