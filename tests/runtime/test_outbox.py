@@ -60,9 +60,12 @@ def test_an_error_comes_after_what_was_said_before_it(outbox: Outbox) -> None:
     deliver(outbox, GenerationError("broken")).join()
     heard: list[float] = []
 
-    with pytest.raises(GenerationError, match="broken"):
+    def listen() -> None:
         for each in outbox:
             heard.append(float(each.wave[0]))
+
+    with pytest.raises(GenerationError, match="broken"):
+        listen()
 
     assert heard == pytest.approx([0.1, 0.2, 0.3])
     assert outbox.has_ended

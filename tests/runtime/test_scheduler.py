@@ -26,7 +26,7 @@ def read_on(scheduler: Scheduler, now: float = 0.0) -> tuple[int, int] | None:
     if plan.read is None:
         return None
     plan.read.num_read += plan.columns
-    if plan.read.is_read:
+    if plan.read.num_read == plan.read.last_column:
         scheduler.start(plan.read)
     return plan.read.job.number, plan.columns
 
@@ -125,7 +125,7 @@ def test_a_job_that_is_dropped_leaves_nothing_behind() -> None:
 
     scheduler.drop_job(made)
 
-    assert scheduler.is_idle
+    assert not scheduler.has_work
 
 
 @given(st.lists(st.booleans(), max_size=60))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from s1_mini.types import Voice
@@ -22,6 +23,7 @@ class Prompt:
 
     columns: Tensor  # int64 [K + 1, S]: main token, then codes
     num_shared: int  # leading columns that depend on the voice alone, not on the text
+    prefix_key: str = ""  # the same for prompts that share those columns
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class SpeechModel(Protocol):
 
     num_codebooks: int
     max_columns: int  # prompt and frames of one sequence together
+    column_bytes: int  # that a slot needs for each of its columns
+    device: torch.device
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
         """Write the prompt for one sentence piece. Host only."""

@@ -1,16 +1,21 @@
 """A request while it is in the engine room, and its sentence pieces.
 
-Times are seconds of one monotonic clock. The engine thread owns every field but `cancelled`, which anybody may set.
+Times are seconds of one monotonic clock. Once submitted, a job belongs to the engine thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from s1_mini.runtime.outbox import Outbox
 from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from s1_mini.audio.join import Joiner
     from s1_mini.models.base import Prompt
 
 # Frames of the first, second, … chunk of a piece, the last for all further ones (facts of Nari's Qwen3-TTS server).
@@ -51,14 +56,18 @@ class Piece:
         return int(self.prompt.columns.shape[1]) + len(self.frames)
 
     @property
-    def is_read(self) -> bool:
-        """Whether all of the prompt is read but the last column, which the first step reads."""
-        return self.num_read >= int(self.prompt.columns.shape[1]) - 1
+    def last_column(self) -> int:
+        """The prompt's last column, which the first step reads and not the prefill."""
+        return int(self.prompt.columns.shape[1]) - 1
+
+    def chunk_size(self, number: int) -> int:
+        """Frames of the chunk of this number, if the piece does not end in it."""
+        sizes = CHUNK_FRAMES[self.job.profile]
+        return sizes[min(number, len(sizes) - 1)]
 
     def next_chunk(self) -> int | None:
         """Frames of the chunk that can be decoded now; 0 if only the end is left, None if there is none yet."""
-        sizes = CHUNK_FRAMES[self.job.profile]
-        size = sizes[min(self.num_chunks, len(sizes) - 1)]
+        size = self.chunk_size(self.num_chunks)
         ready = len(self.frames) - self.num_decoded
         if ready >= size:
             return size
@@ -70,20 +79,22 @@ class Job:
     """One accepted request."""
 
     number: int  # in the order of arrival
+    outbox: Outbox
+    joiner: Joiner
     sampling: SamplingParams
     seed: int
     arrived: float
     deadline: float
     profile: ChunkProfile = "balanced"
     streams: bool = False  # somebody listens while it is made
-    prefix_key: str = ""  # of what its prompts have in common
     pieces: list[Piece] = field(default_factory=list)
+    # Where no voice was asked for, the first piece's becomes that of the others: its codes [K, F] make their pieces.
+    continue_with: Callable[[Tensor], list[Piece]] | None = None
     front: int = 0  # the piece whose sound is delivered now
     row: int | None = None  # of the codec, while sound is made
     first_sent: float | None = None
     sent_s: float = 0.0  # seconds of sound delivered
     last_turn: int = 0  # of the engine in which some of its frames became sound
-    cancelled: bool = False
 
     @property
     def runs_dry(self) -> float:

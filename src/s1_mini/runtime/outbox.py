@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 from s1_mini.types import AudioChunk
 
@@ -65,7 +66,7 @@ class Outbox:
         """Do the same without blocking the event loop."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         with self._changed:
-            self._wake = lambda: loop.call_soon_threadsafe(changed.set)
+            self._wake = partial(_set_in_loop, loop, changed)
         try:
             while True:
                 changed.clear()
@@ -100,5 +101,9 @@ class Outbox:
     def _notify(self) -> None:
         self._changed.notify_all()
         if self._wake is not None:
-            with suppress(RuntimeError):  # the event loop is closed: nobody listens there
-                self._wake()
+            self._wake()
+
+
+def _set_in_loop(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the event loop is closed: nobody listens there
+        loop.call_soon_threadsafe(event.set)

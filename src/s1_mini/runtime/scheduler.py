@@ -63,9 +63,9 @@ class Scheduler:
             self.speaking.remove(job)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing at all to do."""
-        return not (self.reading or self.running or self.speaking)
+    def has_work(self) -> bool:
+        """Whether there is anything to plan."""
+        return bool(self.reading or self.running) or any(job.next_chunk() is not None for job in self.speaking)
 
     def plan(self, now: float) -> Plan:
         """Plan the next turn."""
@@ -84,16 +84,16 @@ class Scheduler:
             return None, 0
         self._put_off = 0
         # A chunk never reaches over the end of what is shared: what is cached is read in the chunks of what is not.
-        shared, last = piece.prompt.num_shared, int(piece.prompt.columns.shape[1]) - 1
+        shared, last = piece.prompt.num_shared, piece.last_column
         end = shared if piece.num_read < shared else last
         return piece, min(self.prefill_columns, min(end, last) - piece.num_read)
 
     def _waits_for_prefix(self, piece: Piece) -> bool:
         """Whether another is reading what this piece shares with it: that is read once."""
-        key = piece.job.prefix_key
+        key = piece.prompt.prefix_key
         if not key or piece.num_read:
             return False
-        first = next(other for other in self.reading if other.job.prefix_key == key)
+        first = next(other for other in self.reading if other.prompt.prefix_key == key)
         return first is not piece and first.num_read < first.prompt.num_shared
 
     def _next_decodes(self, ready: list[Job], urgent: list[Job]) -> list[Job]:

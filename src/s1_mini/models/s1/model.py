@@ -62,6 +62,10 @@ class S1Model:
         self.end = tokenizer.control("im_end")
         self.device = network.norm.weight.device
         self.dtype = network.norm.weight.dtype
+        slow = network.config.slow
+        self.column_bytes = (
+            2 * network.config.num_layers * slow.num_kv_heads * slow.head_dim * network.norm.weight.element_size()
+        )
         network.prepare(self.device)
 
     def prompt(self, text: str, voices: Sequence[Voice] = ()) -> Prompt:

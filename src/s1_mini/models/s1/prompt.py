@@ -8,6 +8,7 @@ The model goes on with semantic tokens until `<|im_end|>`. All references are sp
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -35,7 +36,14 @@ def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Se
     for voice in voices:
         parts += [speaker, text_part(voice.text), _codes_part(tokenizer, config, voice.codes), end]
     shared = [*parts, speaker]
-    return Prompt(torch.cat([*shared, text_part(text)], dim=1), sum(part.shape[1] for part in shared))
+    columns = torch.cat([*shared, text_part(text)], dim=1)
+    num_shared = sum(part.shape[1] for part in shared)
+    return Prompt(columns, num_shared, prefix_key(columns[:, :num_shared]))
+
+
+def prefix_key(columns: Tensor) -> str:
+    """Name columns [K + 1, n] by what stands in them."""
+    return hashlib.blake2b(columns.contiguous().numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def _control_part(tokens: list[int], num_codebooks: int) -> Tensor:

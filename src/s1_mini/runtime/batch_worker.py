@@ -1,0 +1,391 @@
+"""The one thread that owns the device: it lets pieces in, reads, steps and makes sound, turn by turn.
+
+Requests come in through `submit` and leave through their outboxes; each that was taken in ends exactly once, with
+sound or with an error of its own. What goes wrong with one row is that row's error, and the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from s1_mini.byte_cache import ByteCache
+from s1_mini.exceptions import (
+    CapacityError,
+    EngineError,
+    EngineNotReadyError,
+    GenerationError,
+    QueueFullError,
+    RequestTimeoutError,
+    S1MiniError,
+)
+from s1_mini.models.base import Prefix
+from s1_mini.runtime.batch_queue import BatchQueue
+from s1_mini.runtime.job import Job, Piece
+from s1_mini.runtime.model_runner import HostFrames, ModelRunner
+from s1_mini.runtime.scheduler import Scheduler
+from s1_mini.runtime.slots import Slots
+from s1_mini.types import AudioChunk, FinishReason
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
+MIN_SHARED_COLUMNS = 16  # shorter prefixes are read sooner than they are found
+NOTHING = np.zeros(0, np.float32)
+
+Result = TypeVar("Result")
+
+
+class BatchedModelWorker:
+    """Runs jobs on one `ModelRunner`, in a thread of its own, once started."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        queue: BatchQueue,
+        prefixes: ByteCache[Prefix],
+        *,
+        max_decodes: int = 4,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runner, self.queue, self.prefixes, self.clock = runner, queue, prefixes, clock
+        self.slots = Slots(runner.slots)
+        self.scheduler = Scheduler(max_decodes=max_decodes)
+        self.failure: BaseException | None = None  # what killed the thread
+        self.frames_made = 0
+        self._jobs: dict[int, Job] = {}  # all that were taken in and have not ended
+        self._cancelled: deque[Job] = deque()
+        self._tasks: deque[tuple[Generator[None, None, Any], Future[Any]]] = deque()
+        self._changed = threading.Condition()
+        self._takes_in = self._drains = True
+        self._thread = threading.Thread(target=self._run, name="s1_mini engine", daemon=True)
+
+    # ---- from any thread ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Take a job in. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
+        with self._changed:
+            self._check_open()
+            self._jobs[job.number] = job  # first, since the engine may take its pieces at once
+            try:
+                self.queue.submit(job, self._retry_after_s())
+            except QueueFullError:
+                del self._jobs[job.number]
+                raise
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """End a job whose listener has gone, within one frame; does nothing if it has ended."""
+        with self._changed:
+            self._cancelled.append(job)
+            self._changed.notify()
+
+    def do(self, task: Generator[None, None, Result]) -> Future[Result]:
+        """Let the engine thread do a task between its turns, one `yield` at a time; give its result."""
+        done: Future[Result] = Future()
+        with self._changed:
+            self._check_open()
+            self._tasks.append((task, done))
+            self._changed.notify()
+        return done
+
+    def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
+        """Take in no more; finish what was taken in, or end it with `EngineNotReadyError`."""
+        with self._changed:
+            self._takes_in, self._drains = False, drains
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():  # it took too long: give up on the rest
+            with self._changed:
+                self._drains = False
+            self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that were taken in and have not ended."""
+        return len(self._jobs)
+
+    def _check_open(self) -> None:
+        if self.failure is not None:
+            raise EngineError(f"the engine's thread has died of {self.failure!r}; restart it")
+        if not self._takes_in:
+            raise EngineNotReadyError("the engine is stopping and takes in nothing more")
+
+    def _retry_after_s(self) -> float:
+        """Guess when there will be room: a piece takes some seconds, and all slots work at once."""
+        return max(1.0, 2.0 * len(self.queue) / self.slots.count)
+
+    # ---- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self.turn()
+        except BaseException as error:
+            self.failure = error
+            logger.exception("the engine's thread has died")
+        finally:
+            with self._changed:
+                self._takes_in = False
+            reason = "has died" if self.failure else "was stopped"
+            for job in list(self._jobs.values()):
+                self._end(job, EngineNotReadyError(f"the engine {reason} while this was being spoken"))
+            for task, done in self._tasks:
+                task.close()
+                done.set_exception(EngineNotReadyError(f"the engine {reason}"))
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; tell whether to go on at all."""
+        with self._changed:
+            while not self._has_work():
+                if not self._takes_in and not self._jobs:
+                    return False
+                wakes = self.queue.wakes(self.clock())
+                self._changed.wait(min(POLL_S, wakes) if wakes else POLL_S)
+                if self._jobs:
+                    break  # look at deadlines
+            return self._drains or self._takes_in
+
+    def _has_work(self) -> bool:
+        held_back = self.queue.wakes(self.clock())
+        can_admit = held_back is not None and held_back <= 0 and self.slots.num_free > 0
+        return bool(self._cancelled or self._tasks or can_admit or self.scheduler.has_work)
+
+    def turn(self) -> None:
+        """Do one plan: sound for those who wait for it, a frame of all that run, a piece of one prompt."""
+        now = self.clock()
+        self._end_cancelled()
+        self._end_late(now)
+        self._admit(now)
+        plan = self.scheduler.plan(now)
+        for job in plan.decode:
+            self._decode(job)
+        if self.scheduler.running:
+            self._step()
+        if plan.read is not None and plan.read in self.scheduler.reading:
+            self._read(plan.read, plan.columns)
+        self._do_task()
+
+    def _end_cancelled(self) -> None:
+        while self._cancelled:
+            job = self._cancelled.popleft()
+            if job.number in self._jobs:
+                self._deliver(job, NOTHING, 0, "cancelled")
+                self._end(job)
+
+    def _end_late(self, now: float) -> None:
+        for job in [job for job in list(self._jobs.values()) if now > job.deadline]:
+            made = sum(len(piece.frames) for piece in job.pieces)
+            self._end(job, RequestTimeoutError(f"not finished in time, after {made} frames"))
+
+    def _admit(self, now: float) -> None:
+        for piece in self.queue.take(self.slots.num_free, now):
+            piece.slot = self.slots.take()
+            self.scheduler.admit(piece)
+        for piece in self.scheduler.reading:
+            if piece.num_read == 0:
+                self._load_prefix(piece)
+
+    def _load_prefix(self, piece: Piece) -> None:
+        if piece.prompt.num_shared < MIN_SHARED_COLUMNS or not piece.prompt.prefix_key:
+            return
+        prefix = self.prefixes.get(piece.prompt.prefix_key) if piece.prompt.prefix_key in self.prefixes else None
+        if prefix is not None:
+            self._attempt(piece.job, partial(self.runner.load, piece, prefix))
+            piece.num_read = prefix.columns
+
+    def _read(self, piece: Piece, columns: int) -> None:
+        self._attempt(piece.job, partial(self._read_on, piece, columns))
+
+    def _read_on(self, piece: Piece, columns: int) -> None:
+        """Read a chunk; may be done again from the start if it fails on the way."""
+        self.runner.read(piece, columns)
+        end = piece.num_read + columns
+        if end == piece.prompt.num_shared:
+            self._save_prefix(piece)
+        if end == piece.last_column:
+            self.runner.start(piece)
+            self.scheduler.start(piece)
+        piece.num_read = end
+
+    def _save_prefix(self, piece: Piece) -> None:
+        key = piece.prompt.prefix_key
+        if key and piece.prompt.num_shared >= MIN_SHARED_COLUMNS and key not in self.prefixes:
+            prefix = self.runner.save(piece)
+            self.prefixes.put(key, prefix, prefix.num_bytes)
+
+    def _step(self) -> None:
+        running = list(self.scheduler.running)
+        try:
+            frames = self._with_memory(lambda: self.runner.step(running))
+        except torch.OutOfMemoryError as error:
+            self._end(running[-1].job, _out_of_memory(error))  # the newest makes room for the others
+        except Exception as error:
+            logger.warning("a step failed; each row is tried alone", exc_info=error)
+            self._step_one_by_one(running)
+        else:
+            for piece in running:
+                self._take(piece, frames)
+
+    def _step_one_by_one(self, running: list[Piece]) -> None:
+        for piece in running:
+            if piece not in self.scheduler.running:
+                continue  # its job has ended meanwhile
+            others = [other for other in self.scheduler.running if other is not piece]
+            if frames := self._attempt(piece.job, partial(self.runner.step_alone, piece, others)):
+                self._take(piece, frames)
+
+    def _take(self, piece: Piece, frames: HostFrames) -> None:
+        """Keep the frame that a piece has made, or end the piece."""
+        slot = piece.slot
+        if slot is None:
+            return  # its job has ended meanwhile
+        if not frames.valid[slot]:
+            self._end(piece.job, GenerationError(f"the model's logits were not finite at frame {len(piece.frames)}"))
+        elif frames.stop[slot]:
+            self._end_piece(piece, "stop")
+        else:
+            piece.frames.append(frames.codes[slot])
+            self.frames_made += 1
+            if len(piece.frames) == piece.max_frames:
+                self._end_piece(piece, "length")
+
+    def _end_piece(self, piece: Piece, reason: FinishReason) -> None:
+        piece.finish_reason = reason
+        self._free(piece)
+        job = piece.job
+        if job.continue_with is not None:
+            make, job.continue_with = job.continue_with, None
+            if added := self._attempt(job, lambda: make(torch.stack(piece.frames, dim=-1).cpu())):
+                job.pieces += added
+                self.queue.extend(added)
+
+    def _decode(self, job: Job) -> None:
+        size = job.next_chunk()
+        if size is None or (size and job.row is None and not self.runner.num_free_rows):
+            return
+        piece = job.pieces[job.front]
+        if size:
+            wave = self._attempt(job, lambda: self.runner.decode(job, size))
+            if wave is None:
+                return
+            piece.num_decoded += size
+            piece.num_chunks += 1
+            self._deliver(job, job.joiner.push(wave), size)
+        if piece.finish_reason is not None and piece.num_decoded == len(piece.frames):
+            self._end_sound(job)
+
+    def _end_sound(self, job: Job) -> None:
+        """Go on to the next piece, or end the job."""
+        self.runner.give_back_row(job)
+        job.front += 1
+        if job.front < len(job.pieces):
+            self._deliver(job, job.joiner.end_piece(), 0)
+        else:
+            cut = any(piece.finish_reason == "length" for piece in job.pieces)
+            self._deliver(job, job.joiner.finish(), 0, "length" if cut else "stop")
+            self._end(job)
+
+    def _do_task(self) -> None:
+        if not self._tasks:
+            return
+        task, done = self._tasks[0]
+        if done.cancelled():
+            task.close()
+            self._tasks.popleft()
+            return
+        try:
+            with torch.inference_mode():
+                self._with_memory(lambda: next(task))
+        except StopIteration as end:
+            self._tasks.popleft()
+            done.set_result(end.value)
+        except torch.OutOfMemoryError as error:
+            self._tasks.popleft()
+            done.set_exception(_out_of_memory(error))
+        except Exception as error:
+            self._tasks.popleft()
+            done.set_exception(error)
+
+    # ---- ends and errors ------------------------------------------------------------------------------------------
+
+    def _attempt(self, job: Job, work: Callable[[], Result]) -> Result | None:
+        """Do some work for one job and give its result; if it fails, the job ends with the reason."""
+        try:
+            return self._with_memory(work)
+        except torch.OutOfMemoryError as error:
+            self._end(job, _out_of_memory(error))
+        except S1MiniError as error:
+            self._end(job, error)
+        except Exception as error:
+            logger.exception("request %d failed", job.number)
+            self._end(job, GenerationError(f"the model failed on this request: {type(error).__name__}: {error}"))
+        return None
+
+    def _with_memory(self, work: Callable[[], Result]) -> Result:
+        """Do some work; if the memory runs out, let go of the caches and try once more."""
+        try:
+            return work()
+        except torch.OutOfMemoryError:
+            freed = self.prefixes.shrink(0)
+            self.runner.free_memory()
+            logger.warning("out of memory: let go of %.1f MB of prefixes, trying again", freed / 1e6)
+            return work()
+
+    def _deliver(self, job: Job, wave: np.ndarray, frames: int, reason: FinishReason | None = None) -> None:
+        rate = self.runner.codec.sample_rate
+        if len(wave) and job.first_sent is None:
+            job.first_sent = self.clock()
+        job.sent_s += len(wave) / rate
+        job.outbox.put(AudioChunk(wave, rate, frames, reason))
+
+    def _end(self, job: Job, error: S1MiniError | None = None) -> None:
+        """Let go of all that a job has, and tell its listener; does nothing the second time."""
+        if self._jobs.pop(job.number, None) is None:
+            return
+        self.queue.remove(job)
+        for piece in job.pieces:
+            self._free(piece)
+        self.scheduler.drop_job(job)
+        self.runner.give_back_row(job)
+        job.outbox.end(error)
+
+    def _free(self, piece: Piece) -> None:
+        self.scheduler.drop(piece)
+        if piece.slot is not None:
+            self.runner.release(piece.slot)
+            self.slots.give_back(piece.slot)
+            piece.slot = None
+
+    def audit(self) -> Iterator[str]:
+        """Tell what is held though no job holds it; nothing, if all is well."""
+        if not self._jobs:
+            if self.slots.num_free != self.slots.count:
+                yield f"{self.slots.count - self.slots.num_free} slots"
+            if self.runner.num_free_rows != 2 * self.runner.slots:
+                yield f"{2 * self.runner.slots - self.runner.num_free_rows} codec rows"
+            if len(self.queue) or self.scheduler.has_work or self.scheduler.speaking:
+                yield "waiting or running pieces"
+
+
+def _out_of_memory(error: BaseException) -> CapacityError:
+    reason = str(error).partition(".")[0]
+    return CapacityError(f"out of memory: {reason}. Use a shorter text or reference, or fewer requests at once.")

@@ -1,0 +1,154 @@
+"""All work on the device: the rows of the model's state, their parameters, the rows of the codec.
+
+Every step has the shape of all slots, whoever is in them, and reads columns up to a multiple of `SPAN`: so a row's
+numbers do not depend on its neighbours, bit by bit on a CPU. Knows no queue and no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.exceptions import GenerationError
+from s1_mini.layers.sampling import uniforms
+from s1_mini.models.base import Prefix, SamplingTensors
+from s1_mini.runtime.job import Job, Piece
+from s1_mini.runtime.loader import Speaker
+
+SPAN = 64  # columns; a multiple of what attention adds up at once
+
+
+@dataclass(frozen=True)
+class HostFrames:
+    """One frame of every row, where the scheduler can look at it."""
+
+    codes: Tensor  # [B, K]
+    stop: list[bool]
+    valid: list[bool]
+
+
+class ModelRunner:
+    """The tensors of one engine: made once, for `slots` pieces of up to `columns` columns each."""
+
+    def __init__(self, speaker: Speaker, *, slots: int, columns: int) -> None:
+        self.model, self.codec = speaker.model, speaker.codec
+        self.slots = slots
+        self.columns = min(columns, self.model.max_columns)
+        self.decodes_together = self.model.device.type != "cpu"  # there, rows of a batch differ in the last bit
+        draws = self.model.num_codebooks
+        with torch.inference_mode():
+            self._state = self.model.allocate(slots, self.columns)
+            ones = torch.ones(3, slots, device=self.model.device)
+            table = torch.zeros(slots, self.columns + 1, draws, device=self.model.device)
+            self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
+        self._stream = self.codec.open(2 * slots)  # a job may still sound when its slot is another's
+        self._free_rows = list(range(2 * slots))
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows of the codec that nobody has."""
+        return len(self._free_rows)
+
+    @torch.inference_mode()
+    def load(self, piece: Piece, prefix: Prefix) -> None:
+        """Put a prefix of its prompt into the piece's slot."""
+        self.model.load(self._state, _slot(piece), prefix)
+
+    @torch.inference_mode()
+    def save(self, piece: Piece) -> Prefix:
+        """Copy what the piece's slot holds of the shared columns."""
+        return self.model.save(self._state, _slot(piece), piece.prompt.num_shared)
+
+    @torch.inference_mode()
+    def read(self, piece: Piece, columns: int) -> None:
+        """Read the next `columns` columns of the piece's prompt."""
+        end = piece.num_read + columns
+        self.model.prefill(self._state, _slot(piece), piece.prompt.columns[:, piece.num_read : end], piece.num_read)
+
+    @torch.inference_mode()
+    def start(self, piece: Piece) -> None:
+        """Let the piece make frames, by its job's parameters and its own random numbers."""
+        slot, params = _slot(piece), piece.job.sampling
+        self._sampling.temperature[slot] = params.temperature
+        self._sampling.top_p[slot] = params.top_p
+        self._sampling.repetition_penalty[slot] = params.repetition_penalty
+        table = uniforms(piece.job.seed, piece.index, piece.max_frames, self.model.num_codebooks)
+        self._sampling.uniforms[slot, : piece.max_frames] = table.to(self.model.device)
+        self.model.activate(self._state, slot, piece.prompt)
+
+    @torch.inference_mode()
+    def step(self, pieces: Sequence[Piece]) -> HostFrames:
+        """Make one frame of all that were started; `pieces` are those, for their lengths."""
+        longest = max(piece.num_columns for piece in pieces)
+        span = min(-(-longest // SPAN) * SPAN, self.columns)
+        frames = self.model.step(self._state, self._sampling, span)
+        return HostFrames(frames.codes, frames.stop.tolist(), frames.valid.tolist())
+
+    @torch.inference_mode()
+    def step_alone(self, piece: Piece, others: Sequence[Piece]) -> HostFrames:
+        """Make one frame of one piece while the others rest; what it makes is what it would have made with them."""
+        for other in others:
+            self.model.pause(self._state, _slot(other))
+        try:
+            return self.step([piece, *others])
+        finally:
+            for other in others:
+                self.model.resume(self._state, _slot(other))
+
+    @torch.inference_mode()
+    def release(self, slot: int) -> None:
+        """Stop a slot from making frames."""
+        self.model.release(self._state, slot)
+
+    @torch.inference_mode()
+    def decode(self, job: Job, size: int) -> np.ndarray:
+        """Make the next `size` frames of the job's front piece sound: float32 [samples].
+
+        A chunk that fails on the way may be decoded again. Raises `GenerationError` if the samples are not finite.
+        """
+        piece = job.pieces[job.front]
+        try:
+            if job.row is None:
+                self._take_row(job, piece)
+            samples = self._push(job, piece.frames[piece.num_decoded : piece.num_decoded + size])
+        except BaseException:
+            self.give_back_row(job)  # what the row remembers may be half of something
+            raise
+        wave: np.ndarray = samples.float().cpu().numpy()
+        if not np.isfinite(wave).all():
+            raise GenerationError("the codec gave samples that are not finite; its weights may be damaged")
+        return wave
+
+    def _take_row(self, job: Job, piece: Piece) -> None:
+        """Give the job a row of the codec that remembers what was decoded of the piece before."""
+        job.row = self._free_rows.pop()
+        self._stream.reset(job.row)
+        done = 0
+        for number in range(piece.num_chunks):
+            size = piece.chunk_size(number)
+            self._push(job, piece.frames[done : done + size])
+            done += size
+
+    def _push(self, job: Job, frames: Sequence[Tensor]) -> Tensor:
+        assert job.row is not None
+        return self._stream.push(torch.stack(list(frames), dim=-1).unsqueeze(0), [job.row])[0]
+
+    def give_back_row(self, job: Job) -> None:
+        """End the sound of a piece: the codec begins anew with the next."""
+        if job.row is not None:
+            self._free_rows.append(job.row)
+            job.row = None
+
+    def free_memory(self) -> None:
+        """Give unused memory back to the device; only for when there is none left."""
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _slot(piece: Piece) -> int:
+    assert piece.slot is not None, "the piece has no slot"
+    return piece.slot
