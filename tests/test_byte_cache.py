@@ -43,6 +43,15 @@ def test_what_does_not_fit_beside_what_is_pinned_is_refused() -> None:
     assert "b" in cache
 
 
+def test_entries_may_be_bounded_too() -> None:
+    cache: ByteCache[str] = ByteCache(100, max_entries=2)
+    for key in "abc":
+        assert cache.put(key, key, 1)
+
+    assert [key for key in "abc" if key in cache] == ["b", "c"]
+    assert not ByteCache(100, max_entries=0).put("a", "a", 1)
+
+
 def test_a_new_value_replaces_the_old_with_its_bytes() -> None:
     cache = cache_of("a")
 

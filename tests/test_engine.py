@@ -87,7 +87,7 @@ def test_a_batch_gives_one_result_per_text_and_a_bad_item_fails_alone(engine: Pr
     assert batch.results[1].error_code == "text_invalid"
     assert batch.results[1].error.startswith("text:")
     assert not batch.success
-    assert batch.total_time >= sum(result.generation_time for result in batch.results) * 0.9
+    assert batch.total_time >= max(result.generation_time for result in batch.results)
 
 
 def test_a_batch_item_sounds_as_it_sounds_alone(engine: ProductionTTSEngine) -> None:
@@ -178,13 +178,13 @@ def test_streams_under_way_together_sound_as_alone(engine: ProductionTTSEngine) 
         assert np.array_equal(np.concatenate(waves), expected)
 
 
-def test_stopping_ends_a_stream_with_an_error(tiny: Path) -> None:
+def test_stopping_at_once_ends_a_stream_with_an_error(tiny: Path) -> None:
     engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu"))
     engine.start()
-    stream = engine.stream("Hello.", seed=1)
+    stream = engine.stream("Hello. " * 20, seed=1)
     next(stream)
 
-    engine.stop()
+    engine.stop(drain=False)
 
     with pytest.raises(EngineNotReadyError, match="stopped while this was being spoken"):
         list(stream)

@@ -39,10 +39,10 @@ class _Entry(Generic[Value]):
 
 
 class ByteCache(Generic[Value]):
-    """Values by key, together at most `max_bytes` bytes."""
+    """Values by key, together at most `max_bytes` bytes, and at most `max_entries` of them."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int, max_entries: int | None = None) -> None:
+        self.max_bytes, self.max_entries = max_bytes, max_entries
         self._entries: OrderedDict[str, _Entry[Value]] = OrderedDict()  # the one used last stands last
         self._pinned: set[str] = set()
         self._num_bytes = self._hits = self._misses = self._evictions = 0
@@ -63,8 +63,8 @@ class ByteCache(Generic[Value]):
         """Keep `value`, at the cost of others; tell whether there is room for it beside what is pinned."""
         with self._lock:
             self._remove(key)
-            pinned = sum(self._entries[k].num_bytes for k in self._pinned if k in self._entries)
-            if pinned + num_bytes > self.max_bytes:
+            pinned = [self._entries[k].num_bytes for k in self._pinned if k in self._entries]
+            if sum(pinned) + num_bytes > self.max_bytes or len(pinned) == self.max_entries:
                 return False
             self._entries[key] = _Entry(value, num_bytes)
             self._num_bytes += num_bytes
@@ -113,7 +113,7 @@ class ByteCache(Generic[Value]):
 
     def _shrink(self, max_bytes: int, *, spare: str | None) -> None:
         for key in list(self._entries):
-            if self._num_bytes <= max_bytes:
+            if self._num_bytes <= max_bytes and (self.max_entries is None or len(self._entries) <= self.max_entries):
                 return
             if key not in self._pinned and key != spare:
                 self._remove(key)

@@ -58,15 +58,20 @@ class EngineConfig(BaseSettings):
     compile: CompileSwitch = "auto"
     compile_backend: CompileBackend = "auto"
 
-    # Batching and caches: accepted, and without effect until the engine batches (2026-11).
+    # Batching: requests join and leave at every frame (runtime/batch_worker.py).
     enable_batching: bool = True
     max_batch_size: int = Field(4, ge=1, le=4096, validation_alias=_variables("MAX_BATCH_SIZE", "BATCH_SIZE"))
     batch_timeout_ms: float = Field(
         0.0, ge=0, le=60_000, validation_alias=_variables("BATCH_TIMEOUT_MS", "BATCH_TIMEOUT")
     )
     batch_grouping: bool = True
+    max_queue_size: int = Field(256, ge=1, description="sentence pieces that may wait")
 
-    kv_cache_size: int = Field(100, ge=0)
+    # Memory. Without `kv_cache_gb` it is half of a GPU's free memory, or 1 GB on a CPU.
+    kv_cache_gb: float | None = Field(None, gt=0)
+    max_columns: int | None = Field(None, ge=64, description="text, reference and frames of one piece")
+    prefix_cache_mb: float = Field(256.0, ge=0, description="keys and values of voices used before")
+    kv_cache_size: int = Field(100, ge=0, description="… and at most so many of them")
     reference_cache_size: int = Field(1000, ge=0)
 
     # Limits on what a client may send.

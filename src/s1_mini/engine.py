@@ -1,6 +1,6 @@
 """`ProductionTTSEngine`: text and reference in, sound out. A façade; the work is done in the rooms below.
 
-Safe to call from several threads. Requests under way take turns at the device, frame by frame.
+Safe to call from several threads. Requests are spoken together, and join and leave at every frame.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.exceptions import EngineNotReadyError, ParameterError, S1MiniError
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.outbox import Outbox
 from s1_mini.text.normalize import is_speakable, normalize
 from s1_mini.text.split import split
 from s1_mini.types import (
@@ -53,14 +54,17 @@ class ProductionTTSEngine:
         with self._lifecycle:
             if self._running is None:
                 speaker = load(self.config)
-                self._running = speaker, Generator(speaker)
+                self._running = speaker, Generator(speaker, self.config)
 
-    def stop(self) -> None:
-        """Let go of the checkpoint; what is being spoken ends at its next frame with `EngineNotReadyError`."""
+    def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
+        """Take in nothing more, finish what was taken in, and let go of the checkpoint.
+
+        Without `drain`, or after `timeout_s`, what is being spoken ends with `EngineNotReadyError`.
+        """
         with self._lifecycle:
-            if self._running is not None:
-                self._running[1].close()
-            self._running = None
+            running, self._running = self._running, None
+            if running is not None:
+                running[1].close(drains=drain, timeout_s=timeout_s)
 
     def __enter__(self) -> ProductionTTSEngine:
         self.start()
@@ -96,7 +100,25 @@ class ProductionTTSEngine:
         `EngineError` from the iterator.
         """
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
-        return self._speak(make_request(text, sampling, voice, reference_audio, reference_text))
+        return iter(self._speak(make_request(text, sampling, voice, reference_audio, reference_text), streams=True))
+
+    def stream_async(
+        self,
+        text: str,
+        *,
+        voice: str | None = None,
+        reference_audio: Audio | None = None,
+        reference_text: str | None = None,
+        max_new_tokens: int = 1024,
+        temperature: float = 0.8,
+        top_p: float = 0.8,
+        repetition_penalty: float = 1.1,
+        seed: int | None = None,
+    ) -> AsyncIterator[AudioChunk]:
+        """Do as `stream` for an event loop, which is not blocked while sound is made."""
+        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+        request = make_request(text, sampling, voice, reference_audio, reference_text)
+        return self._speak_async(request)
 
     def generate(
         self,
@@ -119,7 +141,8 @@ class ProductionTTSEngine:
         """
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
         request = make_request(text, sampling, voice, reference_audio, reference_text)
-        return self._generate(request, check_format(audio_format) if return_bytes else None)
+        chosen, started = check_format(audio_format) if return_bytes else None, time.perf_counter()
+        return self._whole(self._speak(request, streams=False), started, chosen)
 
     def generate_batch(
         self,
@@ -147,10 +170,11 @@ class ProductionTTSEngine:
         texts = _listed("texts", texts)
         audios = _matched("reference_audios", reference_audios, len(texts))
         transcripts = _matched("reference_texts", reference_texts, len(texts))
-        results = [
-            self._attempt(partial(make_request, text, sampling, voice if audio is None else None, audio, said), chosen)
+        begun = [
+            self._begin(partial(make_request, text, sampling, voice if audio is None else None, audio, said))
             for text, audio, said in zip(texts, audios, transcripts, strict=True)
         ]
+        results = [self._collect(outbox, started, chosen) for outbox in begun]
         success = all(result.success for result in results)
         return BatchGenerationResponse(success, results, time.perf_counter() - started)
 
@@ -189,46 +213,63 @@ class ProductionTTSEngine:
         """Tell state, placement and memory; never waits for what is being spoken and never raises."""
         if self._running is None:
             return {"status": "stopped", "ready": False, "vram": _vram(None)}
-        speaker = self._running[0]
+        speaker, generator = self._running
         choices = {"device": speaker.device, "precision": speaker.precision, "compile": speaker.compiler.choice}
         return {
-            "status": "ready",
-            "ready": True,
+            "status": "ready" if generator.worker.is_alive else "failed",
+            "ready": generator.worker.is_alive,
             "checkpoint": str(speaker.directory),
             "voices": speaker.voices.names,
             **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},
+            **generator.describe(),
             "vram": _vram(speaker.device.value),
         }
 
-    def _attempt(self, make: partial[TTSRequest], audio_format: AudioFormat | None) -> GenerationResponse:
-        started = time.perf_counter()
+    def _begin(self, make: partial[TTSRequest]) -> Outbox | S1MiniError:
         try:
-            return self._generate(make(), audio_format)
+            return self._speak(make(), streams=False)
+        except S1MiniError as error:
+            return error
+
+    def _collect(
+        self, begun: Outbox | S1MiniError, started: float, audio_format: AudioFormat | None
+    ) -> GenerationResponse:
+        """Wait for one item of a batch; an item that fails, fails alone."""
+        try:
+            if isinstance(begun, S1MiniError):
+                raise begun
+            return self._whole(begun, started, audio_format)
         except S1MiniError as error:
             elapsed = time.perf_counter() - started
             return GenerationResponse(success=False, error=str(error), error_code=error.code, generation_time=elapsed)
 
-    def _generate(self, request: TTSRequest, audio_format: AudioFormat | None) -> GenerationResponse:
-        started = time.perf_counter()
-        chunks = list(self._speak(request))
-        wave, rate = np.concatenate([chunk.wave for chunk in chunks]), chunks[-1].sample_rate
+    def _whole(
+        self, chunks: Iterable[AudioChunk], started: float, audio_format: AudioFormat | None
+    ) -> GenerationResponse:
+        heard = list(chunks)
+        wave, rate = np.concatenate([chunk.wave for chunk in heard]), heard[-1].sample_rate
         return GenerationResponse(
             success=True,
             audio=wave,
             audio_bytes=encode(wave, rate, audio_format) if audio_format else None,
             sample_rate=rate,
-            frames=sum(chunk.frames for chunk in chunks),
-            finish_reason=chunks[-1].finish_reason,
+            frames=sum(chunk.frames for chunk in heard),
+            finish_reason=heard[-1].finish_reason,
             generation_time=time.perf_counter() - started,
         )
 
-    def _speak(self, request: TTSRequest) -> Iterator[AudioChunk]:
+    def _speak(self, request: TTSRequest, *, streams: bool) -> Outbox:
         deadline = time.monotonic() + self.config.request_timeout_s
         speaker, generator = self._ready()
         text = normalize(request.text, self.config.max_text_length)
         pieces = [piece for piece in split(text, self.config.chunk_length) if is_speakable(piece)]
         voices = self._voices(speaker, generator, request)
-        return generator.speak(pieces, voices, request.sampling, deadline=deadline)
+        return generator.speak(pieces, voices, request.sampling, deadline=deadline, streams=streams)
+
+    async def _speak_async(self, request: TTSRequest) -> AsyncIterator[AudioChunk]:
+        outbox = await asyncio.to_thread(self._speak, request, streams=True)
+        async for chunk in outbox:
+            yield chunk
 
     def _voices(self, speaker: Speaker, generator: Generator, request: TTSRequest) -> list[Voice]:
         if request.voice is not None:

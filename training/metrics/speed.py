@@ -69,7 +69,7 @@ def _measure(checkpoint: Path, texts: Sequence[str], reference: Reference, sampl
     voice = encode()
     encoding_ms = 1000 * (time.perf_counter() - started)
 
-    generator = Generator(speaker)
+    generator = Generator(speaker, config)
     for text in (*texts, *texts)[:WARM_UP]:
         _speak(generator, text, voice, sampling)
     times = np.array([_speak(generator, text, voice, sampling) for text in texts])

@@ -5,7 +5,7 @@ Shapes: B rows, K codebooks, F frames; waves are float, one channel, in [-1, 1].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -31,6 +31,9 @@ class Codec(Protocol):
 
     def encode(self, wave: Tensor) -> Tensor:
         """Encode one wave [samples] to codes [K, F]; the last frame is filled up with silence."""
+
+    def encode_by_blocks(self, wave: Tensor) -> Generator[None, None, Tensor]:
+        """Do the same with a `yield` after each bounded piece of work; the codes come at the end."""
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode codes [B, K, F] to samples [B, F * samples_per_frame]."""

@@ -1,147 +1,154 @@
-"""The loop that speaks: prompt, prefill, one frame a step, frames to sound, pieces joined.
+"""What speaks: one loaded checkpoint, its memory, its door and its worker, put together.
 
-Every request has a state of its own, so several may be under way; the device is taken for one call at a time and
-never held while a caller makes up its mind. Streamed and whole are the same path.
+From here upward nobody knows of slots or turns: pieces of text go in, an outbox of sound comes out.
 """
 
 from __future__ import annotations
 
+import itertools
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from s1_mini.audio.join import Joiner
-from s1_mini.codecs.base import CodecStream
-from s1_mini.exceptions import CapacityError, EngineNotReadyError, GenerationError, RequestTimeoutError
-from s1_mini.layers.sampling import uniforms
-from s1_mini.models.base import Frames, Prompt, SamplingTensors
+from s1_mini.byte_cache import ByteCache
+from s1_mini.config import EngineConfig
+from s1_mini.exceptions import CapacityError, ConfigurationError
+from s1_mini.models.base import Prefix
+from s1_mini.runtime.batch_queue import BatchQueue
+from s1_mini.runtime.batch_worker import BatchedModelWorker
+from s1_mini.runtime.job import Job, Piece
 from s1_mini.runtime.loader import Speaker
-from s1_mini.types import AudioChunk, FinishReason, SamplingParams, Voice
+from s1_mini.runtime.model_runner import SPAN, ModelRunner
+from s1_mini.runtime.outbox import Outbox
+from s1_mini.types import ChunkProfile, SamplingParams, Voice
 
-# Frames per chunk, the last for all further ones: a first sound after 0.19 s of speech, then ever fewer, larger ones.
-CHUNK_FRAMES = (4, 4, 8, 16, 25)
-
-
-@dataclass
-class _Piece:
-    """One sentence piece while it is spoken."""
-
-    prompt: Prompt
-    state: Any
-    sampling: SamplingTensors
-    max_frames: int
-    num_frames: int = 0
-    finish_reason: FinishReason = "length"
-
-
-Result = TypeVar("Result")
+GB = 2**30
+CPU_KV_GB = 1.0  # where nothing is said about it
+GPU_KV_SHARE = 0.5  # of the memory that is free once the checkpoint is loaded
+WARM_UP = SamplingParams(max_new_tokens=2, seed=0)
 
 
 class Generator:
     """Speaks sentence pieces with one loaded checkpoint; safe to use from several threads."""
 
-    def __init__(self, speaker: Speaker) -> None:
+    def __init__(self, speaker: Speaker, config: EngineConfig) -> None:
         self._speaker, self._model = speaker, speaker.model
-        self._device_lock = threading.Lock()
-        self._closed = False
+        slots, columns = measure_slots(speaker, config)
+        queue = BatchQueue(
+            config.max_queue_size, batch_timeout_ms=config.batch_timeout_ms, grouping=config.batch_grouping
+        )
+        prefixes: ByteCache[Prefix] = ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size)
+        self.worker = BatchedModelWorker(ModelRunner(speaker, slots=slots, columns=columns), queue, prefixes)
+        self._numbers = itertools.count()
+        self.worker.start()
+        self._warm_up()
 
-    def close(self) -> None:
-        """End what is being spoken, at its next frame, with `EngineNotReadyError`."""
-        self._closed = True
+    def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
+        """Take in no more; end what is being spoken, or finish it first."""
+        self.worker.stop(drains=drains, timeout_s=timeout_s)
 
     def encode(self, wave: Tensor) -> Tensor:
         """Encode one reference wave [samples] to codes [K, F]; the encoding half is loaded when first needed."""
-        return self._on_device(lambda: self._speaker.encoding_codec().encode(wave.to(self._model.device)).cpu())
+        codec = self._speaker.encoding_codec()
+        task = self.worker.do(codec.encode_by_blocks(wave.to(self._model.device)))
+        return task.result().cpu()
 
     def speak(
-        self, pieces: Sequence[str], voices: Sequence[Voice], sampling: SamplingParams, *, deadline: float
-    ) -> Iterator[AudioChunk]:
-        """Yield the sound of `pieces` in order; the last chunk carries the finish reason.
+        self,
+        pieces: Sequence[str],
+        voices: Sequence[Voice],
+        sampling: SamplingParams,
+        *,
+        deadline: float,
+        profile: ChunkProfile = "balanced",
+        streams: bool = True,
+    ) -> Outbox:
+        """Begin to speak `pieces`; their sound comes out in order, the finish reason with the last chunk.
 
-        `deadline` is a `time.monotonic()`. Raises `EngineError`: `CapacityError`, `GenerationError`,
-        `RequestTimeoutError` or, once closed, `EngineNotReadyError`.
+        `deadline` is a `time.monotonic()`. Raises `CapacityError`, `QueueFullError` or `EngineNotReadyError` at once;
+        from the outbox come `CapacityError`, `GenerationError`, `RequestTimeoutError` and `EngineNotReadyError`.
         """
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        codec = self._speaker.codec
-        joiner = Joiner(sample_rate=codec.sample_rate)
-        reason: FinishReason = "stop"
-        for index, text in enumerate(pieces):
-            piece = self._on_device(partial(self._begin, text, voices, sampling, seed, index))
-            stream = codec.open(1)
-            for codes in self._blocks(piece, deadline):
-                wave = joiner.push(self._on_device(partial(_decode, stream, codes)))
-                yield AudioChunk(wave, codec.sample_rate, codes.shape[-1])
-            reason = "length" if piece.finish_reason == "length" else reason
-            if index < len(pieces) - 1:
-                yield AudioChunk(joiner.end_piece(), codec.sample_rate, 0)
-        yield AudioChunk(joiner.finish(), codec.sample_rate, 0, reason)
+        outbox = Outbox(lambda: self.worker.cancel(job))
+        job = Job(
+            number=next(self._numbers),
+            outbox=outbox,
+            joiner=Joiner(sample_rate=self._speaker.codec.sample_rate),
+            sampling=sampling,
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            arrived=time.monotonic(),
+            deadline=deadline,
+            profile=profile,
+            streams=streams,
+        )
+        if voices or len(pieces) == 1:
+            job.pieces = self._pieces(job, pieces, voices)
+        else:
+            job.pieces = self._pieces(job, pieces[:1], ())
+            job.continue_with = partial(self._continue, job, pieces)
+        self.worker.submit(job)
+        return outbox
 
-    def _begin(self, text: str, voices: Sequence[Voice], params: SamplingParams, seed: int, index: int) -> _Piece:
+    def describe(self) -> dict[str, Any]:
+        """Tell of queue, slots and caches at this moment."""
+        worker = self.worker
+        return {
+            "queue": asdict(worker.queue.stats) | {"max_size": worker.queue.max_size},
+            "slots": {"free": worker.slots.num_free, "total": worker.slots.count, "columns": worker.runner.columns},
+            "requests": worker.num_jobs,
+            "prefix_cache": asdict(worker.prefixes.stats),
+        }
+
+    def _pieces(self, job: Job, texts: Sequence[str], voices: Sequence[Voice], first: int = 0) -> list[Piece]:
+        return [self._piece(job, first + index, text, voices) for index, text in enumerate(texts)]
+
+    def _piece(self, job: Job, index: int, text: str, voices: Sequence[Voice]) -> Piece:
         prompt = self._model.prompt(text, voices)
         columns = prompt.columns.shape[1]
-        max_frames = min(params.max_new_tokens, self._model.max_columns - columns, self._speaker.codec.max_frames)
-        state = self._model.allocate(1, columns + max_frames)
-        table = uniforms(seed, index, max_frames, self._model.num_codebooks)
-        self._model.prefill(state, 0, prompt.columns[:, :-1])
-        self._model.activate(state, 0, prompt)
-        return _Piece(prompt, state, self._sampling(params, table), max_frames)
+        room = min(self.worker.runner.columns - columns, self._speaker.codec.max_frames)
+        if room < 1:
+            raise CapacityError(
+                f"text and references make {columns} columns; a slot holds {self.worker.runner.columns}. "
+                "Use a shorter reference, fewer of them, or give the engine more memory (S1_MINI_KV_CACHE_GB)."
+            )
+        return Piece(job, index, prompt, min(job.sampling.max_new_tokens, room))
 
-    def _sampling(self, params: SamplingParams, table: Tensor) -> SamplingTensors:
-        device = self._model.device
+    def _continue(self, job: Job, texts: Sequence[str], codes: Tensor) -> list[Piece]:
+        """Make the other pieces, in the voice that the first has found."""
+        return self._pieces(job, texts[1:], [Voice(codes, texts[0])], first=1)
 
-        def row(value: float) -> Tensor:
-            return torch.tensor([value], device=device)
+    def _warm_up(self) -> None:
+        """Run everything once, so that nothing is made anew for the first request."""
+        list(self.speak(["Ready."], (), WARM_UP, deadline=float("inf")))
 
-        return SamplingTensors(
-            row(params.temperature), row(params.top_p), row(params.repetition_penalty), table.unsqueeze(0).to(device)
+
+def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
+    """Choose how many pieces are spoken at once and how many columns each may have, by settings and memory.
+
+    Raises `ConfigurationError` if the memory does not suffice for one.
+    """
+    model = speaker.model
+    wanted = config.max_batch_size if config.enable_batching else 1
+    if config.kv_cache_gb is not None:
+        budget = config.kv_cache_gb * GB
+    elif model.device.type == "cuda":
+        budget = GPU_KV_SHARE * torch.cuda.mem_get_info(model.device)[0]
+    else:
+        budget = CPU_KV_GB * GB
+    columns = min(model.max_columns, config.max_columns or model.max_columns)
+    slots = min(wanted, int(budget // (columns * model.column_bytes)))
+    if slots >= 1:
+        return slots, columns
+    columns = int(budget // model.column_bytes) // SPAN * SPAN
+    if columns < SPAN:
+        raise ConfigurationError(
+            f"{budget / GB:.2f} GB of memory for keys and values hold {columns} columns of this checkpoint; "
+            f"it needs {model.column_bytes * SPAN / 1e6:.1f} MB at the least (S1_MINI_KV_CACHE_GB)"
         )
-
-    def _blocks(self, piece: _Piece, deadline: float) -> Iterator[Tensor]:
-        """Yield the codes [1, K, F] of one piece, chunk by chunk."""
-        sizes = iter(CHUNK_FRAMES)
-        size, block = next(sizes), []
-        while piece.num_frames < piece.max_frames:
-            if time.monotonic() > deadline:
-                raise RequestTimeoutError(f"not finished in time after {piece.num_frames} frames of a sentence")
-            frames = self._on_device(partial(self._step, piece))
-            if not bool(frames.valid):
-                raise GenerationError(f"the model's logits were not finite at frame {piece.num_frames}")
-            if bool(frames.stop):
-                piece.finish_reason = "stop"
-                break
-            piece.num_frames += 1
-            block.append(frames.codes)
-            if len(block) == size:
-                yield torch.stack(block, dim=-1)
-                size, block = next(sizes, size), []
-        if block:
-            yield torch.stack(block, dim=-1)
-
-    def _step(self, piece: _Piece) -> Frames:
-        span = piece.prompt.columns.shape[1] + piece.num_frames
-        return self._model.step(piece.state, piece.sampling, span)
-
-    def _on_device(self, work: Callable[[], Result]) -> Result:
-        """Do one piece of work while nobody else uses the device."""
-        with self._device_lock, torch.inference_mode():
-            if self._closed:
-                raise EngineNotReadyError("the engine was stopped while this was being spoken")
-            try:
-                return work()
-            except torch.OutOfMemoryError as error:
-                raise CapacityError(f"out of memory: {str(error).partition('.')[0]}. Use a shorter text.") from None
-
-
-def _decode(stream: CodecStream, codes: Tensor) -> np.ndarray:
-    wave: np.ndarray = stream.push(codes)[0].float().cpu().numpy()
-    if not np.isfinite(wave).all():
-        raise GenerationError("the codec gave samples that are not finite; its weights may be damaged")
-    return wave
+    return 1, columns

@@ -8,7 +8,7 @@ Shapes: B rows, K codebooks, F frames, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -188,17 +188,31 @@ class Dac(nn.Module):
         """
         return self.encode_rows(wave.unsqueeze(0))[0]
 
+    def encode_by_blocks(self, wave: Tensor) -> Generator[None, None, Tensor]:
+        """Do the same with a `yield` after every `ENCODE_BLOCK` frames; the codes are what it returns."""
+        return (yield from self._encode_blocks(wave.unsqueeze(0)))[0]
+
     def encode_rows(self, waves: Tensor) -> Tensor:
         """Encode waves [B, T] to codes [B, K, F]; being causal, silence appended to a row changes none of its frames.
 
         Raises `CapacityError` beyond `max_frames`.
         """
+        blocks = self._encode_blocks(waves)
+        while True:
+            try:
+                next(blocks)
+            except StopIteration as end:
+                codes: Tensor = end.value
+                return codes
+
+    def _encode_blocks(self, waves: Tensor) -> Generator[None, None, Tensor]:
         assert self.encodes, "this codec was loaded for decoding only"
         self._check_length(-(-waves.shape[-1] // self.samples_per_frame))
         waves = nn.functional.pad(waves, (0, -waves.shape[-1] % self.samples_per_frame))
         carry, codes = Carry(), []
         for block in waves.unsqueeze(1).split(ENCODE_BLOCK * self.samples_per_frame, dim=-1):
             codes.append(self.quantizer.encode(self.latents(block, carry)))
+            yield
         return torch.cat(codes, dim=-1)
 
     def latents(self, waves: Tensor, carry: Carry) -> Tensor:
