@@ -66,12 +66,13 @@ class KVCache:
         return store
 
     def row_store(self, layer: int, columns: Tensor, span: int) -> KVStore:
-        """Store one token per slot, each at its own column of `columns` [B]; give columns 0 … span of all."""
-        slots = torch.arange(columns.shape[0], device=columns.device)
+        """Store a token of each of the first n slots at its own column of `columns` [n]; give their first `span`."""
+        rows = columns.shape[0]
+        slots = torch.arange(rows, device=columns.device)
 
         def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             self.keys[layer, slots, :, columns] = key[:, :, 0]
             self.values[layer, slots, :, columns] = value[:, :, 0]
-            return self.keys[layer, :, :, :span], self.values[layer, :, :, :span]
+            return self.keys[layer, :rows, :, :span], self.values[layer, :rows, :, :span]
 
         return store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -20,6 +21,8 @@ class RMSNorm(nn.Module):
         self.round_last = round_last
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # both orders are the same here
         normal = x.float()
         normal = normal * torch.rsqrt(normal.square().mean(-1, keepdim=True) + self.eps)
         if self.round_last:

@@ -51,12 +51,14 @@ class Attention(nn.Module):
         """Attend from x [B, T, dim]; `mask` is true where [B or 1, 1, T, S] may look, None lets all look."""
         heads, groups = self.config.num_heads, self.config.num_kv_heads
         qkv = self.wqkv(x).unflatten(-1, (heads + 2 * groups, self.config.head_dim)).transpose(1, 2)
-        query, key, value = qkv.split((heads, groups, groups), dim=1)
+        turning, value = qkv.split((heads + groups, groups), dim=1)
         if self.config.qk_norm:
-            query, key = self.q_norm(query), self.k_norm(key)
-        keys, values = store(rotate(key, rope), value)
+            query, key = turning.split((heads, groups), dim=1)
+            turning = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
+        query, key = rotate(turning, rope).split((heads, groups), dim=1)
+        keys, values = store(key, value)
         grouped = keys.shape[1] != heads  # a store may give every query head its own copy
-        out = F.scaled_dot_product_attention(rotate(query, rope), keys, values, attn_mask=mask, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=grouped)
         return self.wo(out.transpose(1, 2).flatten(2))
 
 

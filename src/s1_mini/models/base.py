@@ -89,5 +89,9 @@ class SpeechModel(Protocol):
     def release(self, state: Any, slot: int) -> None:
         """Stop `slot` from generating; it may be given to another sequence."""
 
-    def step(self, state: Any, sampling: SamplingTensors, span: int) -> Frames:
-        """Generate one frame for every active row; no row may have more than `span` columns."""
+    def step(self, state: Any, sampling: SamplingTensors, span: int, rows: int | None = None) -> Frames:
+        """Generate one frame for every active row of the first `rows`, or of all.
+
+        No row may have more than `span` columns, and none beyond `rows` may be active. What a row makes does not depend
+        on `rows`; on a CPU not by a bit.
+        """

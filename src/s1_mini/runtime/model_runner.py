@@ -1,7 +1,7 @@
 """All work on the device: the rows of the model's state, their parameters, the rows of the codec.
 
-Every step has the shape of all slots, whoever is in them, and reads columns up to a multiple of `SPAN`: so a row's
-numbers do not depend on its neighbours, bit by bit on a CPU. Knows no queue and no order.
+A step computes the rows up to the last that is taken and reads columns up to a multiple of `SPAN`, in such shapes that
+a row's numbers do not depend on its neighbours, on a CPU not by a bit. Knows no queue and no order.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class ModelRunner:
         """Make one frame of all that were started; `pieces` are those, for their lengths."""
         longest = max(piece.num_columns for piece in pieces)
         span = min(-(-longest // SPAN) * SPAN, self.columns)
-        frames = self.model.step(self._state, self._sampling, span)
+        rows = 1 + max(_slot(piece) for piece in pieces)
+        frames = self.model.step(self._state, self._sampling, span, rows)
         return HostFrames(frames.codes, frames.stop.tolist(), frames.valid.tolist())
 
     @torch.inference_mode()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.config import Heads, RepetitionMode
@@ -22,6 +23,8 @@ from s1_mini.models.s1.prompt import build_prompt
 from s1_mini.models.s1.repetition import RepetitionWindow
 from s1_mini.models.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
+
+CPU_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -156,55 +159,68 @@ class S1Model:
         """Stop `slot` from generating; what it holds is overwritten by the next prompt."""
         state.active[slot] = False
 
-    def step(self, state: S1State, sampling: SamplingTensors, span: int) -> Frames:
-        """Generate one frame for every active row, none of which may have more than `span` columns."""
-        hidden = self.hidden(state, span)
-        logits = self.network.main_logits(hidden)
+    def step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int | None = None) -> Frames:
+        """Generate one frame for every active row of the first `rows`, none of which may have over `span` columns."""
+        rows = len(state.count) if rows is None else rows
+        hidden = self.hidden(state, span, self._width(state, rows))
+        logits, count = self.network.main_logits(hidden)[:rows], state.count[:rows]
         valid = logits.isfinite().all(-1)
-        uniforms = sampling.uniforms[torch.arange(len(state.count), device=self.device), state.count]
+        uniforms = sampling.uniforms[torch.arange(rows, device=self.device), count]
+        idle = len(hidden) - rows  # computed, but not drawn for
+        own = SamplingTensors(
+            sampling.temperature[:rows], sampling.top_p[:rows], sampling.repetition_penalty[:rows], uniforms
+        )
 
         def pick_code(codebook: int, logits: Tensor) -> Tensor:
-            return self._draw(logits, *state.window.codes(codebook, state.count), sampling, uniforms[:, codebook])
+            code = self._draw(logits[:rows], *state.window.codes(codebook, count), own, uniforms[:, codebook])
+            return F.pad(code, (0, idle))
 
-        choice = self._draw(
-            self._hold_open(logits.float(), state.count), *self._penalised(state), sampling, uniforms[:, 0]
-        )
-        token, stop = self._token(choice, state.count)
-        codes = self.network.fast(hidden, self.first_code(token), state.fast_cache, pick_code)
+        choice = self._draw(self._hold_open(logits.float(), count), *self._penalised(state, count), own, uniforms[:, 0])
+        token, stop = self._token(choice, count)
+        codes = self.network.fast(hidden, F.pad(self.first_code(token), (0, idle)), state.fast_cache, pick_code)[:rows]
         self.advance(state, torch.cat((token.unsqueeze(1), codes), dim=1))
         return Frames(codes=codes, stop=stop, valid=valid)
 
-    def hidden(self, state: S1State, span: int) -> Tensor:
-        """Run the slow transformer over every row's next column; its pre-norm output [B, dim]."""
-        columns = state.column.unsqueeze(-1)
-        mask = torch.arange(span, device=self.device) <= state.position.unsqueeze(1)
-        target = torch.where(state.active, state.position, state.max_columns)
+    def hidden(self, state: S1State, span: int, rows: int | None = None) -> Tensor:
+        """Run the slow transformer over the next column of the first `rows` rows; its pre-norm output [rows, dim]."""
+        rows = len(state.count) if rows is None else rows
+        columns, position = state.column[:rows].unsqueeze(-1), state.position[:rows]
+        mask = torch.arange(span, device=self.device) <= position.unsqueeze(1)
+        target = torch.where(state.active[:rows], position, state.max_columns)
         x = self.network.slow(
             self.network.embed(columns, self._is_semantic(columns[:, 0])),
-            state.position.unsqueeze(1),
+            position.unsqueeze(1),
             mask[:, None, None],
             lambda layer: state.cache.row_store(layer, target, span),
         )
         return x[:, 0]
+
+    def _width(self, state: S1State, rows: int) -> int:
+        """Rows to compute with: on a CPU, products of one to three rows are rounded otherwise than those of more."""
+        if self.device.type != "cpu":
+            return rows
+        return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.count))
 
     def first_code(self, token: Tensor) -> Tensor:
         """Give the first codebook's code of a main token; 0 for a token that is not semantic."""
         return (token - self.tokenizer.semantic_begin).clamp(0, self.network.config.codebook_size - 1)
 
     def advance(self, state: S1State, frame: Tensor) -> None:
-        """Take `frame` [B, K + 1], main token and codes, as what active rows just made."""
-        state.window.record(frame, state.count, state.active)
-        state.column.copy_(torch.where(state.active.unsqueeze(1), frame, state.column))
-        state.position.add_(state.active)
-        state.count.add_(state.active)
+        """Take `frame` [rows, K + 1], main token and codes, as what the active of the first rows just made."""
+        rows = len(frame)
+        active, column = state.active[:rows], state.column[:rows]
+        state.window.record(frame, state.count[:rows], active)
+        column.copy_(torch.where(active.unsqueeze(1), frame, column))
+        state.position[:rows].add_(active)
+        state.count[:rows].add_(active)
 
     def _is_semantic(self, tokens: Tensor) -> Tensor:
         return (tokens >= self.tokenizer.semantic_begin) & (tokens <= self.tokenizer.semantic_end)
 
     # The restricted head's rows are the semantic tokens in order, then <|im_end|>; the full head's are all ids.
 
-    def _penalised(self, state: S1State) -> tuple[Tensor, Tensor]:
-        tokens, valid = state.window.main_tokens(state.count)
+    def _penalised(self, state: S1State, count: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, valid = state.window.main_tokens(count)
         if self.heads == "full":
             return tokens, valid
         return self.first_code(tokens), valid & self._is_semantic(tokens)

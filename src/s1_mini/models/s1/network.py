@@ -87,5 +87,5 @@ class S1Network(nn.Module):
         rope = self.fast_rope[position : position + count].unsqueeze(0)
         mask = self.pair_mask if count == 2 else None
         for index, layer in enumerate(self.fast_layers):
-            x = layer(x, rope, mask, cache.block_store(index, slice(None), position))
+            x = layer(x, rope, mask, cache.block_store(index, slice(0, x.shape[0]), position))
         return x

@@ -18,7 +18,7 @@ WINDOW = 16  # frames, about 0.74 s
 
 
 class RepetitionWindow:
-    """A ring of the last frames of every row. `count` [B] is always the number of frames a row has made."""
+    """A ring of the last frames of every row. `count` [n] is always how many frames each of the first n rows made."""
 
     def __init__(self, rows: int, num_codebooks: int, mode: RepetitionMode, device: torch.device) -> None:
         self.history = torch.zeros(rows, WINDOW, num_codebooks + 1, dtype=torch.int64, device=device)
@@ -29,23 +29,25 @@ class RepetitionWindow:
 
     def main_tokens(self, count: Tensor) -> tuple[Tensor, Tensor]:
         """Give the ids to penalise when the main token is drawn, and which of them count: [B, N] each."""
+        rows = len(count)
         if self._as_meant:
-            return self.history[:, :, 0], self._spoken(count)
+            return self.history[:rows, :, 0], self._spoken(count)
         recorded = count - self._skipped
         oldest = torch.where(recorded >= WINDOW, recorded % WINDOW, 0)
-        tokens = self.history[self._rows, oldest]
+        tokens = self.history[self._rows[:rows], oldest]
         return tokens, (recorded >= 0).unsqueeze(1).expand_as(tokens)
 
     def codes(self, codebook: int, count: Tensor) -> tuple[Tensor, Tensor]:
         """Give the codes to penalise when `codebook` is drawn, and which of them count: [B, W] each."""
-        codes = self.history[:, :, codebook + 1]
+        codes = self.history[: len(count), :, codebook + 1]
         return codes, self._spoken(count) if self._as_meant else (count >= self._skipped).unsqueeze(1).expand_as(codes)
 
     def record(self, frame: Tensor, count: Tensor, active: Tensor) -> None:
         """Remember the frame [B, K + 1] that active rows made as their `count`-th (from 0)."""
         slot = (count - self._skipped) % WINDOW
         kept = active & (count >= self._skipped)
-        self.history[self._rows, slot] = torch.where(kept.unsqueeze(1), frame, self.history[self._rows, slot])
+        rows = self._rows[: len(count)]
+        self.history[rows, slot] = torch.where(kept.unsqueeze(1), frame, self.history[rows, slot])
 
     def clear(self, row: int) -> None:
         """Forget everything of one row."""
