@@ -24,8 +24,13 @@ FIELDS = [
     "max_batch_size",
     "batch_timeout_ms",
     "batch_grouping",
+    "max_queue_size",  # a full queue refuses at once; how long a queue is useful depends on the client
+    "kv_cache_gb",  # the memory that is shared with others on the device
+    "max_columns",  # more slots of less, or fewer of more
+    "prefix_cache_mb",
     "kv_cache_size",
     "reference_cache_size",
+    "reference_cache_path",
     "max_text_length",
     "chunk_length",
     "max_reference_s",

@@ -268,3 +268,26 @@ def test_full_heads_and_the_fixed_penalty_speak_too(tiny: Path) -> None:
 
     with ProductionTTSEngine(config) as engine:
         assert engine.generate("Hello.", seed=12, max_new_tokens=20).success
+
+
+def test_a_reference_that_was_heard_before_is_not_encoded_again(
+    engine: ProductionTTSEngine, tone: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wave = np.roll(tone, 100)
+    first = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Ah.").audio
+    monkeypatch.setattr(engine._running[1], "encode", lambda _: pytest.fail("encoded again"))
+
+    second = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Ah.").audio
+    other = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Oh.").audio
+
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, other)
+
+
+def test_an_event_loop_streams_what_a_thread_streams(engine: ProductionTTSEngine) -> None:
+    async def listen() -> list[np.ndarray]:
+        return [chunk.wave async for chunk in engine.stream_async("Hello.", seed=3, max_new_tokens=12)]
+
+    whole = engine.generate("Hello.", seed=3, max_new_tokens=12).audio
+
+    assert np.array_equal(np.concatenate(asyncio.run(listen())), whole)

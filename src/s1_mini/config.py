@@ -72,7 +72,8 @@ class EngineConfig(BaseSettings):
     max_columns: int | None = Field(None, ge=64, description="text, reference and frames of one piece")
     prefix_cache_mb: float = Field(256.0, ge=0, description="keys and values of voices used before")
     kv_cache_size: int = Field(100, ge=0, description="… and at most so many of them")
-    reference_cache_size: int = Field(1000, ge=0)
+    reference_cache_size: int = Field(1000, ge=0, description="recordings whose codes are kept in memory")
+    reference_cache_path: Path | None = Field(None, description="where codes are kept for the next start")
 
     # Limits on what a client may send.
     max_text_length: int = Field(20_000, ge=1, description="characters of one request")
@@ -81,8 +82,8 @@ class EngineConfig(BaseSettings):
     max_reference_bytes: int = Field(64 * 2**20, ge=1024)
     request_timeout_s: float = Field(300.0, gt=0, description="2,000 characters take 55 s on two cores")
 
-    # Upkeep: without effect until the engine batches (2026-11).
-    vram_clear_on_oom: bool = True
+    # Upkeep. `metrics_enabled` is without effect until there is something that shows them (2026-11).
+    vram_clear_on_oom: bool = Field(True, description="give unused memory back to the GPU when there is none left")
     metrics_enabled: bool = True
 
     def __init__(self, **values: Any) -> None:
@@ -93,11 +94,11 @@ class EngineConfig(BaseSettings):
         for warning in unknown_variables(os.environ):
             warnings.warn(warning, stacklevel=2)
 
-    @field_validator("checkpoint_path", mode="before")
+    @field_validator("checkpoint_path", "reference_cache_path", mode="before")
     @classmethod
     def _read_path(cls, value: Any) -> Any:
         if value == "":
-            raise ValueError("is empty; name a directory, or leave it out for the voice that ships")
+            raise ValueError("is empty; name a directory, or leave it out")
         return value
 
     @field_validator("device")

@@ -282,6 +282,7 @@ class ProductionTTSEngine:
         return encode_reference(
             reference,
             encode=generator.encode,
+            cache=generator.references,
             sample_rate=speaker.codec.sample_rate,
             max_s=self.config.max_reference_s,
             max_bytes=self.config.max_reference_bytes,

@@ -137,15 +137,15 @@ def test_what_a_listener_leaves_is_given_up_within_a_frame(generator: Generator)
 
 def test_a_full_queue_refuses_and_what_was_taken_in_is_spoken(speaker: Speaker) -> None:
     generator = start(speaker, max_queue_size=2, max_batch_size=1)
-    outboxes, refused = [], 0
+    outboxes, refusals = [], []
     for i in range(8):
         try:
             outboxes.append(ask(generator, f"Text {i}.", frames=30))
         except QueueFullError as error:
-            assert error.retry_after_s >= 1
-            refused += 1
+            refusals.append(error.retry_after_s)
 
-    assert refused > 0
+    assert refusals
+    assert min(refusals) >= 1
     assert all(len(sound(outbox)) for outbox in outboxes)
     generator.close()
 

@@ -19,6 +19,7 @@ from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import load
 from s1_mini.types import Reference, SamplingParams, Voice
 from s1_mini.voices.reference import encode_reference
+from s1_mini.voices.reference_cache import ReferenceCache
 
 NUM_THREADS = 2
 WARM_UP = 2  # texts
@@ -58,6 +59,7 @@ def _measure(checkpoint: Path, texts: Sequence[str], reference: Reference, sampl
             return encode_reference(
                 reference,
                 encode=codec.encode,
+                cache=ReferenceCache("measured", max_bytes=0),
                 sample_rate=codec.sample_rate,
                 max_s=config.max_reference_s,
                 max_bytes=config.max_reference_bytes,

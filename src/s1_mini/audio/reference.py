@@ -35,13 +35,21 @@ def load_reference(
     `sample_rate`. Raises `ReferenceAudioError` if it is missing, over `max_bytes` (files), longer than `max_s`
     or shorter than `MIN_REFERENCE_S` seconds, silent, not finite, corrupt, or not audio.
     """
-    if isinstance(audio, np.ndarray):
-        wave = _check_array(audio)
-        _check_wave(wave, sample_rate, max_s)
-        return wave.astype(np.float32)
-    wave, rate = _decode(_read(audio, max_bytes), max_s)
+    recording = read_recording(audio, max_bytes)
+    if isinstance(recording, np.ndarray):
+        _check_wave(recording, sample_rate, max_s)
+        return recording.astype(np.float32)
+    wave, rate = _decode(recording, max_s)
     _check_wave(wave, rate, max_s)
     return np.asarray(soxr.resample(wave, rate, sample_rate), np.float32)
+
+
+def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> bytes | np.ndarray:
+    """Give what a recording consists of, undecoded: the bytes of its file, or the wave itself.
+
+    Raises `ReferenceAudioError` if it is missing, empty, over `max_bytes` (files) or nothing that could be one.
+    """
+    return _check_array(audio) if isinstance(audio, np.ndarray) else _read(audio, max_bytes)
 
 
 def _error(message: str) -> ReferenceAudioError:

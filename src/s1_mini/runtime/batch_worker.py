@@ -55,11 +55,13 @@ class BatchedModelWorker:
         prefixes: ByteCache[Prefix],
         *,
         max_decodes: int = 4,
+        clears_memory: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner, self.queue, self.prefixes, self.clock = runner, queue, prefixes, clock
         self.slots = Slots(runner.slots)
         self.scheduler = Scheduler(max_decodes=max_decodes)
+        self._clears_memory = clears_memory
         self.failure: BaseException | None = None  # what killed the thread
         self.frames_made = 0
         self._jobs: dict[int, Job] = {}  # all that were taken in and have not ended
@@ -346,7 +348,8 @@ class BatchedModelWorker:
             return work()
         except torch.OutOfMemoryError:
             freed = self.prefixes.shrink(0)
-            self.runner.free_memory()
+            if self._clears_memory:
+                self.runner.free_memory()
             logger.warning("out of memory: let go of %.1f MB of prefixes, trying again", freed / 1e6)
             return work()
 

@@ -28,10 +28,13 @@ from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import SPAN, ModelRunner
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
+from s1_mini.voices.reference_cache import ReferenceCache, fingerprint
+from s1_mini.weights.files import find_tensors
 
 GB = 2**30
 CPU_KV_GB = 1.0  # where nothing is said about it
 GPU_KV_SHARE = 0.5  # of the memory that is free once the checkpoint is loaded
+REFERENCE_BYTES = 64_000_000  # in memory: some hours of references
 WARM_UP = SamplingParams(max_new_tokens=2, seed=0)
 
 
@@ -45,7 +48,14 @@ class Generator:
             config.max_queue_size, batch_timeout_ms=config.batch_timeout_ms, grouping=config.batch_grouping
         )
         prefixes: ByteCache[Prefix] = ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size)
-        self.worker = BatchedModelWorker(ModelRunner(speaker, slots=slots, columns=columns), queue, prefixes)
+        runner = ModelRunner(speaker, slots=slots, columns=columns)
+        self.worker = BatchedModelWorker(runner, queue, prefixes, clears_memory=config.vram_clear_on_oom)
+        self.references = ReferenceCache(
+            fingerprint([find_tensors(speaker.directory, "codec")]),
+            max_bytes=REFERENCE_BYTES,
+            max_entries=config.reference_cache_size,
+            directory=config.reference_cache_path,
+        )
         self._numbers = itertools.count()
         self.worker.start()
         self._warm_up()
@@ -103,6 +113,7 @@ class Generator:
             "slots": {"free": worker.slots.num_free, "total": worker.slots.count, "columns": worker.runner.columns},
             "requests": worker.num_jobs,
             "prefix_cache": asdict(worker.prefixes.stats),
+            "reference_cache": asdict(self.references.stats),
         }
 
     def _pieces(self, job: Job, texts: Sequence[str], voices: Sequence[Voice], first: int = 0) -> list[Piece]:

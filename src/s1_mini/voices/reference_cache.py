@@ -1,0 +1,131 @@
+"""Codes of references that were encoded before: in memory by bytes, on disk for the next start.
+
+The key is what was heard (a hash of the recording's bytes) and who encoded it (the codec's fingerprint); what is said
+in the recording is no part of it. A recording that several requests bring at once is encoded once. On disk each entry
+is a file of its own, mapped into memory when it is asked for, so that thousands of them cost nothing at the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from s1_mini.byte_cache import ByteCache, CacheStats
+
+logger = logging.getLogger(__name__)
+
+PROBE_BYTES = 2**20  # of each end of a codec's files that its fingerprint looks at
+
+
+def fingerprint(files: Iterable[Path]) -> str:
+    """Name a codec by the sizes and ends of its files: reading a gigabyte whole would delay the start by seconds."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(files):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(PROBE_BYTES))
+            file.seek(max(0, size - PROBE_BYTES))
+            digest.update(file.read(PROBE_BYTES))
+    return digest.hexdigest()
+
+
+class ReferenceCache:
+    """Codes [K, F] by recording, for one codec; safe to use from several threads."""
+
+    def __init__(
+        self, codec: str, *, max_bytes: int, max_entries: int | None = None, directory: Path | None = None
+    ) -> None:
+        self._codec = codec
+        self._memory: ByteCache[Tensor] = ByteCache(max_bytes, max_entries)
+        self._directory = None if directory is None else directory / codec
+        self._under_way: dict[str, Future[Tensor]] = {}
+        self._lock = threading.Lock()
+
+    def key(self, recording: bytes | np.ndarray) -> str:
+        """Name a recording: the bytes of a file, or a wave at the codec's rate."""
+        digest = hashlib.blake2b(digest_size=16)
+        if isinstance(recording, np.ndarray):
+            digest.update(f"wave {recording.dtype} ".encode())
+            digest.update(recording.tobytes())
+        else:
+            digest.update(recording)
+        return digest.hexdigest()
+
+    def get(self, key: str, encode: Callable[[], Tensor]) -> Tensor:
+        """Give the codes of a recording, by `encode` if they are not known; what it raises, all who wait get."""
+        with self._lock:
+            known = self._memory.get(key)
+            if known is not None:
+                return known
+            under_way = self._under_way.get(key)
+            mine = under_way is None
+            if under_way is None:
+                under_way = self._under_way[key] = Future()
+        if not mine:
+            return under_way.result()
+        try:
+            codes = self._read(key)
+            if codes is None:
+                codes = encode()
+                self._write(key, codes)
+            self._memory.put(key, codes, codes.numel() * codes.element_size())
+            under_way.set_result(codes)
+        except BaseException as error:
+            under_way.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._under_way[key]
+        return codes
+
+    def pin(self, key: str) -> None:
+        """Keep the codes of a recording in memory."""
+        self._memory.pin(key)
+
+    def shrink(self) -> int:
+        """Let go of all codes in memory that are not pinned; give the bytes freed."""
+        return self._memory.shrink(0)
+
+    @property
+    def stats(self) -> CacheStats:
+        """Figures of the part in memory."""
+        return self._memory.stats
+
+    def _read(self, key: str) -> Tensor | None:
+        path = self._path(key)
+        if path is None or not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                codes: Tensor = file.get_tensor("codes")
+        except (SafetensorError, OSError) as error:
+            logger.warning("%s is no file of codes and is made anew: %s", path, error)
+            return None
+        return codes.to(torch.int64)
+
+    def _write(self, key: str, codes: Tensor) -> None:
+        path = self._path(key)
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+            save_file({"codes": codes.to(torch.int16).contiguous()}, unfinished)
+            unfinished.replace(path)
+        except OSError as error:  # a full disk costs time, not requests
+            logger.warning("%s cannot be written: %s", path, error)
+
+    def _path(self, key: str) -> Path | None:
+        return None if self._directory is None else self._directory / f"{key}.safetensors"

@@ -1,0 +1,104 @@
+"""A recording is encoded once: for all who bring it at once, again later, and after a restart."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini.voices.reference_cache import ReferenceCache, fingerprint
+
+
+class Encoder:
+    """Counts how often it is asked."""
+
+    def __init__(self, codes: torch.Tensor) -> None:
+        self.codes, self.calls = codes, 0
+
+    def __call__(self) -> torch.Tensor:
+        self.calls += 1
+        return self.codes
+
+
+@pytest.fixture
+def encoder() -> Encoder:
+    return Encoder(torch.arange(40).reshape(4, 10))
+
+
+def test_what_is_known_is_not_encoded_again(encoder: Encoder) -> None:
+    cache = ReferenceCache("codec", max_bytes=10_000)
+    key = cache.key(b"recording")
+
+    for _ in range(3):
+        assert torch.equal(cache.get(key, encoder), encoder.codes)
+
+    assert encoder.calls == 1
+    assert cache.stats.hits == 2
+
+
+def test_a_recording_that_many_bring_at_once_is_encoded_once(encoder: Encoder) -> None:
+    cache = ReferenceCache("codec", max_bytes=10_000)
+    gate, heard = threading.Event(), []
+
+    def slow() -> torch.Tensor:
+        gate.wait(10)
+        return encoder()
+
+    threads = [threading.Thread(target=lambda: heard.append(cache.get("key", slow))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    gate.set()
+    for thread in threads:
+        thread.join()
+
+    assert encoder.calls == 1
+    assert len(heard) == 8
+
+
+def test_an_encoding_that_fails_fails_for_all_who_wait_and_may_be_tried_again(encoder: Encoder) -> None:
+    cache = ReferenceCache("codec", max_bytes=10_000)
+
+    def broken() -> torch.Tensor:
+        raise ValueError("no sound")
+
+    with pytest.raises(ValueError, match="no sound"):
+        cache.get("key", broken)
+
+    assert torch.equal(cache.get("key", encoder), encoder.codes)
+
+
+def test_codes_survive_a_restart_and_a_broken_file_does_not_hurt(encoder: Encoder, tmp_path: Path) -> None:
+    ReferenceCache("codec", max_bytes=10_000, directory=tmp_path).get("key", encoder)
+
+    assert torch.equal(ReferenceCache("codec", max_bytes=10_000, directory=tmp_path).get("key", encoder), encoder.codes)
+    assert encoder.calls == 1
+
+    (tmp_path / "codec" / "key.safetensors").write_bytes(b"broken")
+    assert torch.equal(ReferenceCache("codec", max_bytes=10_000, directory=tmp_path).get("key", encoder), encoder.codes)
+    assert encoder.calls == 2
+
+
+def test_another_codec_has_codes_of_its_own(encoder: Encoder, tmp_path: Path) -> None:
+    for codec in ("one", "two"):
+        ReferenceCache(codec, max_bytes=10_000, directory=tmp_path).get("key", encoder)
+
+    assert encoder.calls == 2
+
+
+def test_keys_tell_recordings_apart() -> None:
+    cache = ReferenceCache("codec", max_bytes=0)
+    waves = [np.zeros(8, np.float32), np.zeros(8, np.float64), np.ones(8, np.float32)]
+
+    assert len({cache.key(each) for each in (b"", b"a", *waves)}) == 5
+
+
+def test_a_fingerprint_changes_with_the_codec(tmp_path: Path) -> None:
+    path = tmp_path / "codec.safetensors"
+    path.write_bytes(b"a" * 100)
+    before = fingerprint([path])
+    path.write_bytes(b"a" * 99 + b"b")
+
+    assert fingerprint([path]) != before
