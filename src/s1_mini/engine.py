@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from s1_mini.text.split import split
 from s1_mini.types import (
     AudioChunk,
     BatchGenerationResponse,
+    ChunkProfile,
     GenerationResponse,
     Reference,
     SamplingParams,
@@ -92,6 +93,7 @@ class ProductionTTSEngine:
         top_p: float = 0.8,
         repetition_penalty: float = 1.1,
         seed: int | None = None,
+        chunk_profile: ChunkProfile = "balanced",
     ) -> Iterator[AudioChunk]:
         """Speak `text` and give its sound while it is made, the finish reason with the last chunk.
 
@@ -100,7 +102,12 @@ class ProductionTTSEngine:
         `EngineError` from the iterator.
         """
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
-        return iter(self._speak(make_request(text, sampling, voice, reference_audio, reference_text), streams=True))
+        return iter(
+            self._speak(
+                make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile),
+                streams=True,
+            )
+        )
 
     def stream_async(
         self,
@@ -114,10 +121,11 @@ class ProductionTTSEngine:
         top_p: float = 0.8,
         repetition_penalty: float = 1.1,
         seed: int | None = None,
+        chunk_profile: ChunkProfile = "balanced",
     ) -> AsyncIterator[AudioChunk]:
         """Do as `stream` for an event loop, which is not blocked while sound is made."""
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
-        request = make_request(text, sampling, voice, reference_audio, reference_text)
+        request = make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile)
         return self._speak_async(request)
 
     def generate(
@@ -132,6 +140,7 @@ class ProductionTTSEngine:
         top_p: float = 0.8,
         repetition_penalty: float = 1.1,
         seed: int | None = None,
+        chunk_profile: ChunkProfile = "balanced",
         return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> GenerationResponse:
@@ -140,7 +149,7 @@ class ProductionTTSEngine:
         Raises as `stream` does, and `ParameterError` for a format that is none.
         """
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
-        request = make_request(text, sampling, voice, reference_audio, reference_text)
+        request = make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile)
         chosen, started = check_format(audio_format) if return_bytes else None, time.perf_counter()
         return self._whole(self._speak(request, streams=False), started, chosen)
 
@@ -156,6 +165,7 @@ class ProductionTTSEngine:
         top_p: float = 0.8,
         repetition_penalty: float = 1.1,
         seed: int | None = None,
+        chunk_profile: ChunkProfile = "balanced",
         return_bytes: bool = True,
         audio_format: AudioFormat = "wav",
     ) -> BatchGenerationResponse:
@@ -171,7 +181,17 @@ class ProductionTTSEngine:
         audios = _matched("reference_audios", reference_audios, len(texts))
         transcripts = _matched("reference_texts", reference_texts, len(texts))
         begun = [
-            self._begin(partial(make_request, text, sampling, voice if audio is None else None, audio, said))
+            self._begin(
+                partial(
+                    make_request,
+                    text,
+                    sampling,
+                    voice if audio is None else None,
+                    audio,
+                    said,
+                    chunk_profile=chunk_profile,
+                )
+            )
             for text, audio, said in zip(texts, audios, transcripts, strict=True)
         ]
         results = [self._collect(outbox, started, chosen) for outbox in begun]
@@ -190,6 +210,7 @@ class ProductionTTSEngine:
         top_p: float = 0.8,
         repetition_penalty: float = 1.1,
         seed: int | None = None,
+        chunk_profile: ChunkProfile = "balanced",
         return_bytes: bool = True,
         audio_format: AudioFormat = "wav",
     ) -> BatchGenerationResponse:
@@ -205,6 +226,7 @@ class ProductionTTSEngine:
             top_p=top_p,
             repetition_penalty=repetition_penalty,
             seed=seed,
+            chunk_profile=chunk_profile,
             return_bytes=return_bytes,
             audio_format=audio_format,
         )
@@ -264,7 +286,9 @@ class ProductionTTSEngine:
         text = normalize(request.text, self.config.max_text_length)
         pieces = [piece for piece in split(text, self.config.chunk_length) if is_speakable(piece)]
         voices = self._voices(speaker, generator, request)
-        return generator.speak(pieces, voices, request.sampling, deadline=deadline, streams=streams)
+        return generator.speak(
+            pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
+        )
 
     async def _speak_async(self, request: TTSRequest) -> AsyncIterator[AudioChunk]:
         outbox = await asyncio.to_thread(self._speak, request, streams=True)
@@ -302,14 +326,19 @@ def make_request(
     voice: str | None = None,
     reference_audio: Audio | None = None,
     reference_text: str | None = None,
+    *,
+    chunk_profile: ChunkProfile = "balanced",
 ) -> TTSRequest:
     """Put a request together. Raises `ParameterError` where its parts contradict each other."""
+    if chunk_profile not in get_args(ChunkProfile):
+        known = ", ".join(get_args(ChunkProfile))
+        raise ParameterError("chunk_profile", f"{chunk_profile!r} is not known; there are {known}")
     if reference_audio is None and reference_text:
         raise ParameterError("reference_text", "was given without reference_audio; give both or neither")
     if voice is not None and reference_audio is not None:
         raise ParameterError("voice", "was given beside reference_audio; give one of them")
     references = () if reference_audio is None else (Reference(reference_audio, reference_text or ""),)
-    return TTSRequest(text, references, voice, sampling)
+    return TTSRequest(text, references, voice, sampling, chunk_profile)
 
 
 def _listed(name: str, values: Any) -> list[Any]:

@@ -85,6 +85,7 @@ class TTSRequest:
     references: tuple[Reference, ...] = ()
     voice: str | None = None  # a named voice of the checkpoint, instead of references
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    chunk_profile: ChunkProfile = "balanced"
 
 
 @dataclass(frozen=True)
