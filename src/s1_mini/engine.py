@@ -74,7 +74,7 @@ class ProductionTTSEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self.stop(drain=kind is None)
 
     @property
     def sample_rate(self) -> int:

@@ -50,7 +50,7 @@ def measure_speed(
 
 
 def _measure(checkpoint: Path, texts: Sequence[str], reference: Reference, sampling: SamplingParams) -> Speed:
-    config = EngineConfig(checkpoint_path=checkpoint, device="cpu")
+    config = EngineConfig(checkpoint_path=checkpoint, device="cpu", max_batch_size=1)
     speaker = load(config)
     codec = speaker.encoding_codec()
 

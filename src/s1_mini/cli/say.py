@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from s1_mini.types import AudioChunk
 
 PIPE = "-"
+ONE_PIECE_BYTES = 200  # a text that is not split
+BATCH_VARIABLES = {"S1_MINI_MAX_BATCH_SIZE", "S1_MINI_BATCH_SIZE"}
 
 
 def say(
@@ -56,7 +58,8 @@ def say(
     format_ = _format(output, audio_format, stream)
     words = _read_stdin() if text == PIPE else text
     started = time.perf_counter()
-    with ProductionTTSEngine(_settings(checkpoint_path=checkpoint, device=device, precision=precision)) as engine:
+    settings = _settings(words, checkpoint_path=checkpoint, device=device, precision=precision)
+    with ProductionTTSEngine(settings) as engine:
         loaded_s = time.perf_counter() - started
         started = time.perf_counter()
         chunks = engine.stream(
@@ -90,13 +93,15 @@ def _report(output: str, said_s: float, took_s: float, loaded_s: float) -> None:
     typer.echo(f"{where}: {speed}, loaded in {loaded_s:.2f} s", err=True)
 
 
-def _settings(**named: object) -> EngineConfig:
-    """Settings from variables and options; one sentence for one person may take as long as it takes."""
+def _settings(words: str, **named: object) -> EngineConfig:
+    """Settings from variables and options; one sentence for one person may take as long as it takes, and all slots."""
     from s1_mini.config import ENV_PREFIX, EngineConfig
 
     values = {name: value for name, value in named.items() if value is not None}
     if f"{ENV_PREFIX}REQUEST_TIMEOUT_S" not in os.environ:
         values["request_timeout_s"] = float("inf")
+    if len(words.encode()) <= ONE_PIECE_BYTES and not BATCH_VARIABLES & set(os.environ):
+        values["max_batch_size"] = 1  # there is nothing to speak beside it, and one row is faster than four
     return EngineConfig(**values)
 
 

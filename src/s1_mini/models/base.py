@@ -59,6 +59,7 @@ class SpeechModel(Protocol):
 
     num_codebooks: int
     max_columns: int  # prompt and frames of one sequence together
+    num_bytes: int  # of the weights
     column_bytes: int  # that a slot needs for each of its columns
     device: torch.device
 

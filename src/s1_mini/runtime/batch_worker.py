@@ -139,6 +139,7 @@ class BatchedModelWorker:
 
     def _run(self) -> None:
         try:
+            self.runner.enter_thread()
             while self._wait():
                 self.turn()
         except BaseException as error:

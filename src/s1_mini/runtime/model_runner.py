@@ -22,6 +22,11 @@ from s1_mini.runtime.loader import Speaker
 SPAN = 64  # columns; a multiple of what attention adds up at once
 
 
+# A model smaller than this steps on one CPU thread: its kernels are so small that a second thread is waited for longer
+# than it helps (26 ms a frame on two, 17 on one, with the voice that ships; 2026-11).
+ONE_THREAD_BYTES = 200e6
+
+
 @dataclass(frozen=True)
 class HostFrames:
     """One frame of every row, where the scheduler can look at it."""
@@ -39,6 +44,7 @@ class ModelRunner:
         self.slots = slots
         self.columns = min(columns, self.model.max_columns)
         self.decodes_together = self.model.device.type != "cpu"  # there, rows of a batch differ in the last bit
+        self._steps_on_one = self.model.device.type == "cpu" and self.model.num_bytes < ONE_THREAD_BYTES
         draws = self.model.num_codebooks
         with torch.inference_mode():
             self._state = self.model.allocate(slots, self.columns)
@@ -52,6 +58,11 @@ class ModelRunner:
     def num_free_rows(self) -> int:
         """Rows of the codec that nobody has."""
         return len(self._free_rows)
+
+    def enter_thread(self) -> None:
+        """Prepare the thread that all further calls come from."""
+        if self._steps_on_one:
+            torch.set_num_threads(1)
 
     @torch.inference_mode()
     def load(self, piece: Piece, prefix: Prefix) -> None:

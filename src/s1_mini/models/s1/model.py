@@ -65,6 +65,7 @@ class S1Model:
         self.end = tokenizer.control("im_end")
         self.device = network.norm.weight.device
         self.dtype = network.norm.weight.dtype
+        self.num_bytes = sum(weight.numel() * weight.element_size() for weight in network.parameters())
         slow = network.config.slow
         self.column_bytes = (
             2 * network.config.num_layers * slow.num_kv_heads * slow.head_dim * network.norm.weight.element_size()
