@@ -188,7 +188,7 @@ def test_a_step_that_fails_fails_the_row_it_belongs_to(generator: Generator) -> 
 def test_a_thread_that_dies_is_an_error_to_all_and_is_noticed(speaker: Speaker) -> None:
     generator = start(speaker)
 
-    def die(now: float) -> None:
+    def die() -> None:
         raise SystemError("the bookkeeping is broken")
 
     generator.worker.scheduler.plan = die  # type: ignore[method-assign,assignment]

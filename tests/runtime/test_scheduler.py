@@ -20,9 +20,9 @@ def scheduler_of(*jobs: Job, max_decodes: int = 2) -> Scheduler:
     return scheduler
 
 
-def read_on(scheduler: Scheduler, now: float = 0.0) -> tuple[int, int] | None:
+def read_on(scheduler: Scheduler) -> tuple[int, int] | None:
     """Do the reading of one turn; give whose it was and how much."""
-    plan = scheduler.plan(now)
+    plan = scheduler.plan()
     if plan.read is None:
         return None
     plan.read.num_read += plan.columns
@@ -57,20 +57,21 @@ def test_what_is_shared_is_read_once_and_the_others_wait_for_it() -> None:
     assert order == [first.number] * 2 + [second.number] * 2 + [other.number] * 4
 
 
-def test_running_pieces_make_a_frame_in_every_turn_whoever_is_read() -> None:
+def test_running_pieces_go_on_running_whoever_is_read() -> None:
     scheduler = scheduler_of(job(columns=4), job(columns=100))
     read_on(scheduler)
 
-    plans = [scheduler.plan(0.0) for _ in range(3)]
+    plans = [scheduler.plan() for _ in range(3)]
 
-    assert all(plan.step and plan.read is not None for plan in plans)
+    assert len(scheduler.running) == 1
+    assert all(plan.read is not None for plan in plans)
 
 
 def test_a_chunk_is_decoded_when_it_is_full_or_the_piece_has_ended() -> None:
     full, short, ended = (with_frames(job(), 4), with_frames(job(), 3), with_frames(job(), 3, ended=True))
     scheduler = scheduler_of(full, short, ended, max_decodes=8)
 
-    assert scheduler.plan(0.0).decode == [full, ended]
+    assert scheduler.decodes(0.0) == [full, ended]
     assert [each.next_chunk() for each in (full, short, ended)] == [4, None, 3]
 
 
@@ -95,7 +96,7 @@ def test_who_is_about_to_run_dry_goes_first_then_first_sounds_then_the_rest() ->
     whole = with_frames(job(), 4)
     scheduler = scheduler_of(rich, new, thirsty, whole, max_decodes=4)
 
-    assert scheduler.plan(1.0).decode[:2] == [thirsty, new]
+    assert scheduler.decodes(1.0)[:2] == [thirsty, new]
 
 
 def test_the_rest_get_on_by_turns_however_many_are_thirsty() -> None:
@@ -103,7 +104,10 @@ def test_the_rest_get_on_by_turns_however_many_are_thirsty() -> None:
     rest = [with_frames(job(), 1000) for _ in range(3)]
     scheduler = scheduler_of(*thirsty, *rest)
 
-    served = [each for _ in range(6) for each in scheduler.plan(1.0).decode if each in rest]
+    served = []
+    for _ in range(6):
+        scheduler.plan()
+        served += [each for each in scheduler.decodes(1.0) if each in rest]
 
     assert served == rest * 2
 
@@ -113,7 +117,9 @@ def test_reading_is_put_off_for_the_thirsty_but_not_for_ever() -> None:
     newcomer = job(columns=100)
     scheduler = scheduler_of(newcomer, thirsty)
 
-    reads = [scheduler.plan(1.0).read for _ in range(MAX_PUT_OFF + 1)]
+    scheduler.decodes(1.0)
+
+    reads = [scheduler.plan().read for _ in range(MAX_PUT_OFF + 1)]
 
     assert reads[:-1] == [None] * MAX_PUT_OFF
     assert reads[-1] is newcomer.pieces[0]

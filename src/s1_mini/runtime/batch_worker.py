@@ -54,7 +54,7 @@ class BatchedModelWorker:
         queue: BatchQueue,
         prefixes: ByteCache[Prefix],
         *,
-        max_decodes: int = 4,
+        max_decodes: int = 2,
         clears_memory: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -173,18 +173,18 @@ class BatchedModelWorker:
         return bool(self._cancelled or self._tasks or can_admit or self.scheduler.has_work)
 
     def turn(self) -> None:
-        """Do one plan: sound for those who wait for it, a frame of all that run, a piece of one prompt."""
+        """Read a piece of one prompt, make a frame of all that run, make sound for those who wait for it."""
         now = self.clock()
         self._end_cancelled()
         self._end_late(now)
         self._admit(now)
-        plan = self.scheduler.plan(now)
-        for job in plan.decode:
-            self._decode(job)
+        plan = self.scheduler.plan()
+        if plan.read is not None:
+            self._read(plan.read, plan.columns)
         if self.scheduler.running:
             self._step()
-        if plan.read is not None and plan.read in self.scheduler.reading:
-            self._read(plan.read, plan.columns)
+        for job in self.scheduler.decodes(self.clock()):
+            self._decode(job)
         self._do_task()
 
     def _end_cancelled(self) -> None:

@@ -18,12 +18,10 @@ MAX_PUT_OFF = 4  # turns that reading may wait in a row for those about to run d
 
 @dataclass(frozen=True)
 class Plan:
-    """One turn of the engine."""
+    """The first half of a turn: what comes before the frame."""
 
     read: Piece | None  # whose prompt to read on
     columns: int  # how many columns of it
-    step: bool  # whether to make a frame
-    decode: list[Job]  # whose next chunk becomes sound, in this order
 
 
 class Scheduler:
@@ -37,6 +35,7 @@ class Scheduler:
         self.running: list[Piece] = []
         self.speaking: list[Job] = []  # in the order of arrival
         self._put_off = self._turn = 0
+        self._somebody_runs_dry = False  # as of the last turn
 
     def admit(self, piece: Piece) -> None:
         """Take on a piece that has got its slot."""
@@ -67,19 +66,23 @@ class Scheduler:
         """Whether there is anything to plan."""
         return bool(self.reading or self.running) or any(job.next_chunk() is not None for job in self.speaking)
 
-    def plan(self, now: float) -> Plan:
-        """Plan the next turn."""
+    def plan(self) -> Plan:
+        """Begin a turn: choose what to read. A frame of all that run comes next, then `decodes`."""
         self._turn += 1
+        return Plan(*self._next_read())
+
+    def decodes(self, now: float) -> list[Job]:
+        """Choose whose next chunk becomes sound in this turn, in this order."""
         ready = [job for job in self.speaking if job.next_chunk() is not None]
         urgent = [job for job in ready if job.runs_dry - now < RESERVE_S]
-        read, columns = self._next_read(bool(urgent))
-        return Plan(read, columns, bool(self.running), self._next_decodes(ready, urgent))
+        self._somebody_runs_dry = bool(urgent)
+        return self._next_decodes(ready, urgent)
 
-    def _next_read(self, somebody_runs_dry: bool) -> tuple[Piece | None, int]:
+    def _next_read(self) -> tuple[Piece | None, int]:
         piece = next((piece for piece in self.reading if not self._waits_for_prefix(piece)), None)
         if piece is None:
             return None, 0
-        if somebody_runs_dry and self._put_off < MAX_PUT_OFF:
+        if self._somebody_runs_dry and self._put_off < MAX_PUT_OFF:
             self._put_off += 1
             return None, 0
         self._put_off = 0
