@@ -1,0 +1,117 @@
+"""A profile tells where an utterance's time goes: a table, a picture if it is wanted, one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from s1_mini.bench.cost import Costs
+from s1_mini.bench.meter import Meter
+from s1_mini.bench.profile import WHOLE_STEP, Rehearsal, measure_sections, shares
+from s1_mini.cli.app import app, run
+from s1_mini.config import EngineConfig
+from s1_mini.runtime.loader import Speaker, load
+
+SECTIONS = ["text to tokens", "reference encode", "prefill", "slow step", "fast steps", "codec", "to host"]
+
+
+@pytest.fixture(scope="module")
+def speaker(tiny: Path) -> Speaker:
+    return load(EngineConfig(checkpoint_path=tiny, device="cpu"))
+
+
+def profile(*options: str | Path) -> None:
+    app(["profile", *map(str, options)], standalone_mode=False)
+
+
+def test_the_command_prints_a_table_and_a_line_of_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile("--checkpoint", tiny, "--device", "cpu", "--rows", "2", "--repeats", "2", "--max-frames", "4")
+
+    *table, line = capsys.readouterr().out.splitlines()
+    facts = json.loads(line)
+    assert [section["name"] for section in facts["sections"]] == [*SECTIONS, "encode to wav", WHOLE_STEP]
+    assert facts["rows"] == 2
+    assert all(any(row.startswith(section["name"]) for row in table) for section in facts["sections"])
+
+
+def test_the_shares_make_the_whole_and_the_check_is_no_part_of_it(speaker: Speaker) -> None:
+    sections = measure_sections(Rehearsal(speaker, "Hello.", rows=1, max_frames=3), repeats=2)
+
+    assert sum(shares(sections).values()) == pytest.approx(1.0)
+    assert WHOLE_STEP not in shares(sections)
+    calls = {section.name: section.calls for section in sections}
+    assert calls["prefill"] == 1
+    assert calls["slow step"] == calls["fast steps"] == calls[WHOLE_STEP] == 3
+    for section in sections:
+        assert 0 < section.p50_ms <= section.p95_ms
+        assert section.utilisation is None, "there is no GPU"
+    assert {section.name for section in sections if section.gb_per_s} == {
+        "prefill", "slow step", "fast steps", "codec", WHOLE_STEP
+    }  # fmt: skip
+
+
+def test_measuring_does_not_change_what_is_said(speaker: Speaker) -> None:
+    rehearsal = Rehearsal(speaker, "Hello.", rows=1, max_frames=5)
+    said: list[torch.Tensor] = []
+    decode = rehearsal.codec.decode
+    rehearsal.codec.decode = lambda codes: said.append(codes) or decode(codes)  # type: ignore[method-assign]
+    try:
+        measure_sections(rehearsal, repeats=2)
+    finally:
+        rehearsal.codec.decode = decode  # type: ignore[method-assign]
+
+    assert len(said) == 3
+    assert torch.equal(said[0], said[1])
+    assert torch.equal(said[0], said[2])
+
+
+def test_a_meter_gives_the_result_and_forgets_the_warm_up() -> None:
+    meter = Meter(torch.device("cpu"))
+
+    assert meter.measure("work", lambda: 7) == 7
+    meter.forget_times()
+
+    assert meter.sections(1) == []
+
+
+def test_costs_are_those_of_the_checkpoint(speaker: Speaker) -> None:
+    model = speaker.model
+    costs = Costs(model, speaker.codec)
+
+    assert costs.slow_step(1, 65).num_bytes - costs.slow_step(1, 64).num_bytes == model.column_bytes
+    assert costs.slow_step(4, 64).operations == 4 * costs.slow_step(1, 64).operations
+    assert costs.slow_step(1, 0).num_bytes < model.num_bytes
+    whole, halves = costs.prefill(64), costs.prefill(32) + costs.prefill(32, start=32)
+    assert halves.operations < whole.operations, "chunks do not compute what the mask hides"
+    assert halves.num_bytes > whole.num_bytes, "but read the weights again"
+
+
+def test_a_chart_is_a_png(tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="draws the chart: pip install matplotlib")
+
+    profile("--checkpoint", tiny, "--device", "cpu", "--repeats", "1", "--max-frames", "2", "--chart", tmp_path / "a")
+
+    assert (tmp_path / "a").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_error_names_it_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["s1-mini", "profile", "--chart", str(tmp_path / "a.png")])
+
+    assert run() == 1
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_a_format_that_is_not_known_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["s1-mini", "profile", "--format", "au"])
+
+    assert run() == 1
+    assert "'au' is not known" in capsys.readouterr().err
