@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from s1_mini.bench.axis import Axis, between
 from s1_mini.bench.cost import Costs
 from s1_mini.bench.meter import Meter
 from s1_mini.bench.profile import WHOLE_STEP, Rehearsal, measure_sections, shares
+from s1_mini.bench.sweep import Sweep
+from s1_mini.bench.tables import axis_data, axis_table
 from s1_mini.cli.app import app, run
 from s1_mini.config import EngineConfig
 from s1_mini.runtime.loader import Speaker, load
@@ -88,6 +91,30 @@ def test_costs_are_those_of_the_checkpoint(speaker: Speaker) -> None:
     whole, halves = costs.prefill(64), costs.prefill(32) + costs.prefill(32, start=32)
     assert halves.operations < whole.operations, "chunks do not compute what the mask hides"
     assert halves.num_bytes > whole.num_bytes, "but read the weights again"
+
+
+def test_a_sweep_tells_what_was_measured_beside_what_was_predicted(speaker: Speaker) -> None:
+    axes = {axis.name: axis for axis in Sweep(speaker, repeats=1, largest=256).run()}
+
+    for exact in ("prefix in the cache", "stream of the codec"):  # bytes are no matter of the machine's mood
+        assert axes[exact].exponent == pytest.approx(axes[exact].predicted[0], abs=1e-6)
+    assert axes["prefix in the cache"].slope == pytest.approx(speaker.model.column_bytes)
+    assert axes["4 slots"].slope == pytest.approx(4 * speaker.model.column_bytes)
+    assert axes["prefix, cached"].ys[-1] < axes["prefix, fresh"].ys[-1]
+    assert axes["step"].ys[-1] < axes["step, one row after the other"].ys[-1]
+    assert axes["first sound, streamed"].ys[-1] < axes["first sound, whole"].ys[-1]
+    assert all(min(axis.ys) > 0 and len(axis.xs) == len(axis.ys) >= 2 for axis in axes.values())
+    table = axis_table(list(axes.values())).splitlines()
+    assert [line.split("  ")[0].rstrip() for line in table[1:]] == list(axes)
+    json.dumps(axis_data(list(axes.values())))
+
+
+def test_an_axis_fits_a_power_and_a_line() -> None:
+    axis = Axis("a", "x", "ms", "x²", (1.0, 2.0, 4.0), (3.0, 12.0, 48.0), (2.0, 2.0))
+
+    assert axis.exponent == pytest.approx(2.0)
+    assert Axis("b", "x", "ms", "a + b·x", (1.0, 2.0, 4.0), (7.0, 9.0, 13.0), (0.0, 1.0)).slope == pytest.approx(2.0)
+    assert between((1, 2, 4), (1, 1, 1), (1, 2, 4)) == pytest.approx((0.0, 1.0))
 
 
 def test_a_chart_is_a_png(tiny: Path, tmp_path: Path) -> None:

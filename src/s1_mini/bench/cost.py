@@ -6,12 +6,14 @@ Multiplying and adding counts as two operations. What is small beside it (norms,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
 from s1_mini.codecs.dac.model import DECODE_BLOCK, Dac
 from s1_mini.models.s1.model import S1Model
+from s1_mini.runtime.scheduler import PREFILL_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,11 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.num_bytes + other.num_bytes, self.operations + other.operations)
+
+
+def total(costs: Iterable[Cost]) -> Cost:
+    """All together."""
+    return sum(costs, Cost(0.0, 0.0))
 
 
 class Costs:
@@ -52,6 +59,11 @@ class Costs:
             self._layers * self._item + end * self.column_bytes,
             2 * self._layers * columns + self._meeting * met,
         )
+
+    def read(self, columns: int, start: int = 0) -> Cost:
+        """Read them in the chunks of the engine."""
+        begins = range(start, start + columns, PREFILL_COLUMNS)
+        return total(self.prefill(min(PREFILL_COLUMNS, start + columns - at), at) for at in begins)
 
     def slow_step(self, rows: int, span: int) -> Cost:
         """Make the main token of `rows` rows that look at `span` columns each."""

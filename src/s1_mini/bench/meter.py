@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 _STATM = Path("/proc/self/statm")
@@ -47,8 +46,8 @@ class _Samples:
 class Meter:
     """Measures calls by the name of their section."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._device, self._clock = device, clock
         self._samples: dict[str, _Samples] = {}
         self._traces = False
 
@@ -58,10 +57,10 @@ class Meter:
         self._rest()
         before = self._memory_before()
         with self._label(name):
-            begun = time.perf_counter()
+            begun = self._clock()
             result = work()
             self._rest()
-            seconds = time.perf_counter() - begun
+            seconds = self._clock() - begun
         samples.memory = max(samples.memory, self._memory_after() - before)
         if not self._traces:  # tracing costs time
             samples.seconds.append(seconds)
@@ -83,7 +82,7 @@ class Meter:
             work()
         self._traces = False
         for event in trace.key_averages():
-            if event.key in self._samples and event.device_type == DeviceType.CPU:
+            if event.key in self._samples and event.device_type.name == "CPU":
                 self._samples[event.key].kernel_s = event.device_time_total / event.count / 1e6
 
     def sections(self, repeats: int) -> list[Section]:

@@ -66,7 +66,8 @@ class Rehearsal:
         prompt = meter.measure("text to tokens", lambda: [self._prompt() for _ in range(self.rows)])[0]
         if (wave := self.reference) is not None:
             meter.measure("reference encode", lambda: self.codec.encode(wave))
-        meter.measure("prefill", lambda: self._prefill(prompt), self._prefill_bytes(prompt))
+        prefill_bytes = self.rows * self.costs.read(prompt.columns.shape[1] - 1).num_bytes
+        meter.measure("prefill", lambda: self._prefill(prompt), prefill_bytes)
         for slot in range(self.rows):
             self.model.activate(self._state, slot, prompt)
         codes = self._make_frames(meter, prompt.columns.shape[1])
@@ -82,11 +83,6 @@ class Rehearsal:
     def _prefill(self, prompt: Prompt) -> None:
         for slot in range(self.rows):
             read(self.model, self._state, slot, prompt.columns[:, :-1])
-
-    def _prefill_bytes(self, prompt: Prompt) -> float:
-        count = prompt.columns.shape[1] - 1
-        chunks = ((start, min(PREFILL_COLUMNS, count - start)) for start in range(0, count, PREFILL_COLUMNS))
-        return self.rows * sum(self.costs.prefill(size, start).num_bytes for start, size in chunks)
 
     def _make_frames(self, meter: Meter, columns: int) -> Tensor:
         """Make frames until they are as many as the first time, or all rows have stopped: codes [B, K, F]."""

@@ -18,6 +18,7 @@ def profile(
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one to warm up.")] = 5,
     max_frames: Annotated[int, typer.Option(min=1, help="Where speech that does not end is cut.")] = 150,
     audio_format: Annotated[str, typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm.")] = "wav",
+    sweep: Annotated[bool, typer.Option("--sweep", help="Measure growth along each axis, too: minutes.")] = False,
     chart: Annotated[
         Path | None, typer.Option(help="PNG to draw; needs the package matplotlib.", show_default=False)
     ] = None,
@@ -32,7 +33,8 @@ def profile(
     from s1_mini.bench.chart import check_chart, draw_sections
     from s1_mini.bench.profile import Rehearsal, engine_threads, measure_sections
     from s1_mini.bench.report import describe_machine
-    from s1_mini.bench.tables import section_data, section_table
+    from s1_mini.bench.sweep import Sweep
+    from s1_mini.bench.tables import axis_data, axis_table, section_data, section_table
     from s1_mini.config import EngineConfig
     from s1_mini.runtime.loader import load
 
@@ -46,12 +48,17 @@ def profile(
         rehearsal = Rehearsal(speaker, text, rows=rows, max_frames=max_frames, audio_format=chosen)
         sections = measure_sections(rehearsal, repeats)
         frames = rehearsal.frames
+        measured = Sweep(speaker, repeats=repeats) if sweep else None
+        axes = [] if measured is None else measured.run()
 
     title = f"{facts['machine']}, torch {facts['torch']}, {rows} rows, {frames} frames, {repeats} repetitions"
     typer.echo(f"{title}, commit {facts['commit']}, {speaker.precision.value}")
     typer.echo(section_table(sections))
+    if measured is not None:
+        typer.echo(f"sweep: medians of {repeats}, {measured.clock.__name__}")
+        typer.echo(axis_table(axes))
     if chart is not None:
         draw_sections(chart, sections, title)
         typer.echo(f"wrote {chart}", err=True)
     more = {"rows": rows, "frames": frames, "repeats": repeats, "precision": speaker.precision.value, "text": text}
-    typer.echo(json.dumps({**facts, **more, "sections": section_data(sections)}))
+    typer.echo(json.dumps({**facts, **more, "sections": section_data(sections), "axes": axis_data(axes)}))
