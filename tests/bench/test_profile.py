@@ -135,6 +135,16 @@ def test_without_matplotlib_the_error_names_it_before_anything_is_measured(
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("text", "error"), [(" ", "text:"), ("a" * 19_000, "columns")])
+def test_a_text_that_cannot_be_said_is_an_error(
+    text: str, error: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["s1-mini", "profile", "--checkpoint", str(tiny), "--text", text])
+
+    assert run() == 1
+    assert error in capsys.readouterr().err
+
+
 def test_a_format_that_is_not_known_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,3 +152,17 @@ def test_a_format_that_is_not_known_is_named(
 
     assert run() == 1
     assert "'au' is not known" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_every_section_that_computes_there_tells_how_busy_it_was(tiny: Path) -> None:
+    speaker = load(EngineConfig(checkpoint_path=tiny, device="cuda"))
+
+    sections = {s.name: s for s in measure_sections(Rehearsal(speaker, "Hello.", rows=2, max_frames=4), repeats=2)}
+
+    for name in ("prefill", "slow step", "fast steps", "codec", WHOLE_STEP):
+        utilisation = sections[name].utilisation
+        assert utilisation is not None, name
+        assert 0 < utilisation <= 1, name
+        assert sections[name].memory_mb > 0, name

@@ -160,7 +160,8 @@ class Sweep:
         times = partial(self._times, x="frames", xs=frames)
         decoded = times("codec, whole", "O(F)", [partial(self._codec.decode, codes[..., :n]) for n in frames], ONE)
         heard = [made + sounded for made, sounded in zip(used, decoded.ys, strict=True)]
-        soonest = used[0] / frames[0] + self._push_ms(1)
+        push = partial(self._push_anew, self._codec.open(1), codes[..., :1])
+        soonest = used[0] / frames[0] + self._times("push", "", [push], NONE, x="frames", xs=[1]).ys[0]
         xs = decoded.xs
         return [
             Axis("frames, whole capacity", "frames", "ms", "F·(W + κ·C)", xs, floats(full), full_law),
@@ -290,11 +291,6 @@ class Sweep:
         generator = torch.Generator().manual_seed(0)
         shape = (1, self._codec.num_codebooks, frames)
         return torch.randint(self._codec.config.codebook_size, shape, generator=generator).to(self._model.device)
-
-    def _push_ms(self, frames: int) -> float:
-        stream, codes = self._codec.open(1), self._codes(frames)
-        work = partial(self._push_anew, stream, codes)
-        return self._times("push", "", [work], NONE, x="frames", xs=[frames]).ys[0]
 
     def _push_anew(self, stream: DacStream, codes: Tensor) -> Tensor:
         samples = stream.push(codes)
