@@ -27,6 +27,7 @@ from s1_mini.exceptions import (
     RequestTimeoutError,
     S1MiniError,
 )
+from s1_mini.metrics import EngineMetrics
 from s1_mini.models.base import Prefix
 from s1_mini.runtime.batch_queue import BatchQueue
 from s1_mini.runtime.job import Job, Piece
@@ -55,16 +56,17 @@ class BatchedModelWorker:
         *,
         max_decodes: int = 2,  # a turn, where the engine's own thread makes the sound
         clears_memory: bool = True,
+        metrics: EngineMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner, self.queue, self.prefixes, self.clock = runner, queue, prefixes, clock
+        self.metrics = metrics or EngineMetrics()
         self.slots = Slots(runner.slots)
         # Reading takes nothing from those who wait for sound if that is made beside it.
         self.scheduler = Scheduler(max_put_off=0) if runner.sounds_beside else Scheduler()
         self.sound = SoundMaker(runner, self.scheduler, wake=self._wake, clock=clock, max_decodes=max_decodes)
         self._clears_memory = clears_memory
         self.failure: BaseException | None = None  # what killed the thread
-        self.frames_made = 0
         self._jobs: dict[int, Job] = {}  # all that were taken in and have not ended
         self._cancelled: deque[Job] = deque()
         self._tasks: deque[tuple[Generator[None, None, Any], Future[Any]]] = deque()
@@ -204,7 +206,7 @@ class BatchedModelWorker:
             job = self._cancelled.popleft()
             if job.number in self._jobs:
                 self.sound.deliver(job, NOTHING, 0, "cancelled")
-                self._end(job)
+                self._end(job, reason="cancelled")
 
     def _end_late(self, now: float) -> None:
         for job in [job for job in list(self._jobs.values()) if now > job.deadline]:
@@ -215,6 +217,9 @@ class BatchedModelWorker:
         for piece in self.queue.take(self.slots.num_free, now):
             piece.slot = self.slots.take()
             self.scheduler.admit(piece)
+            if piece.job.admitted is None:
+                piece.job.admitted = now
+                self.metrics.queue_s.observe(now - piece.job.arrived)
         for piece in self.scheduler.reading:
             if piece.num_read == 0:
                 self._load_prefix(piece)
@@ -240,7 +245,13 @@ class BatchedModelWorker:
         if end == piece.last_column:
             self.runner.start(piece)
             self.scheduler.start(piece)
+            self._count_begun(piece.job)
         piece.num_read = end
+
+    def _count_begun(self, job: Job) -> None:
+        if job.begun is None and job.admitted is not None:
+            job.begun = self.clock()
+            self.metrics.prefill_s.observe(job.begun - job.admitted)
 
     def _save_prefix(self, piece: Piece) -> None:
         key = piece.prompt.prefix_key
@@ -258,6 +269,7 @@ class BatchedModelWorker:
             logger.warning("a step failed; each row is tried alone", exc_info=error)
             self._step_one_by_one(running)
         else:
+            self.metrics.rows.observe(len(running))
             for piece in running:
                 self._take(piece, frames)
 
@@ -280,7 +292,7 @@ class BatchedModelWorker:
             self._end_piece(piece, "stop")
         else:
             piece.frames.append(frames.codes[slot])
-            self.frames_made += 1
+            self.metrics.frames += 1
             if len(piece.frames) == piece.max_frames:
                 self._end_piece(piece, "length")
 
@@ -351,13 +363,14 @@ class BatchedModelWorker:
         try:
             return work()
         except torch.OutOfMemoryError:
+            self.metrics.out_of_memory += 1
             freed = self.prefixes.shrink(0)
             if self._clears_memory:
                 self.runner.free_memory()
             logger.warning("out of memory: let go of %.1f MB of prefixes, trying again", freed / 1e6)
             return work()
 
-    def _end(self, job: Job, error: S1MiniError | None = None) -> None:
+    def _end(self, job: Job, error: S1MiniError | None = None, *, reason: str = "spoken") -> None:
         """Let go of all that a job has, and tell its listener; does nothing the second time."""
         if self._jobs.pop(job.number, None) is None:
             return
@@ -366,7 +379,19 @@ class BatchedModelWorker:
             self._free(piece)
         self.scheduler.drop_job(job)
         self.sound.drop(job)
+        self._count_end(job, error.code if error else reason)
         job.outbox.end(error)
+
+    def _count_end(self, job: Job, end: str) -> None:
+        metrics, took = self.metrics, self.clock() - job.arrived
+        metrics.ends[end] += 1
+        metrics.total_s.observe(took)
+        metrics.audio_s += job.sent_s
+        metrics.underruns += job.underruns
+        if job.first_sent is not None:
+            metrics.first_chunk_s.observe(job.first_sent - job.arrived)
+        if job.sent_s:
+            metrics.real_time_factor.observe(took / job.sent_s)
 
     def _free(self, piece: Piece) -> None:
         self.scheduler.drop(piece)

@@ -95,6 +95,8 @@ class Job:
     continue_with: Callable[[Tensor], list[Piece]] | None = None
     front: int = 0  # the piece whose sound is delivered now
     row: int | None = None  # of the codec, while sound is made
+    admitted: float | None = None  # when its first piece got a slot
+    begun: float | None = None  # when its first prompt was read
     first_sent: float | None = None
     sent_s: float = 0.0  # seconds of sound delivered
     runs_dry: float = INFINITE  # when the listener will have heard all of it; infinite if nobody listens
