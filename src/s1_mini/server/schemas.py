@@ -152,8 +152,8 @@ class BatchAnswer(BaseModel):
     total_time: float
 
 
-class OpenAISpeechBody(Strict):
-    """Body of `POST /v1/audio/speech`, as OpenAI's clients send it."""
+class OpenAISpeechBody(Sampling):
+    """Body of `POST /v1/audio/speech`, as OpenAI's clients send it; what they do not know may be sent as extra body."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "s1-mini", "input": "Good morning.", "voice": "default"}]}
@@ -168,7 +168,6 @@ class OpenAISpeechBody(Strict):
     speed: float = Field(1.0, ge=0.25, le=4.0, description="Only 1 can be done.")
     instructions: str | None = Field(None, description="Ignored.")
     stream_format: Literal["audio", "sse"] = "audio"
-    seed: int | None = Field(None, ge=0, le=MAX_SEED)
 
 
 class SessionConfig(Sampling):
