@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,20 +40,6 @@ class SpeechRequest:
     top_p: float = 0.8
     repetition_penalty: float = 1.1
     max_new_tokens: int = 1024
-
-    def engine_arguments(self) -> dict[str, Any]:
-        """Give the keywords of `ProductionTTSEngine.stream_async`."""
-        return {
-            "voice": self.voice,
-            "reference_audio": self.reference_audio,
-            "reference_text": self.reference_text,
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "repetition_penalty": self.repetition_penalty,
-            "seed": self.seed,
-            "chunk_profile": self.chunk_profile or ("ttfa" if self.streams else "throughput"),
-        }
 
 
 class Strict(BaseModel):
