@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -107,7 +107,11 @@ async def _stream(
     if first is None:
         raise GenerationError("the model said nothing")
     encoder = StreamEncoder(audio_format, first.sample_rate)
-    begun = await _feed(encoder, first.wave)  # a model that says NaN has failed, and still has a status
+    try:
+        begun = await _feed(encoder, first.wave)  # a model that says NaN has failed, and still has a status
+    except BaseException:
+        await cast("Any", chunks).aclose()
+        raise
     ends = deadline - settings.request_timeout_s + settings.stream_timeout_s
     body = _rest(chunks, encoder, begun, ends, settings.stream_timeout_s)
     headers = {"X-Sample-Rate": str(first.sample_rate)}
