@@ -9,8 +9,9 @@ import re
 import httpx2
 import pytest
 
+from s1_mini import ProductionTTSEngine
 from s1_mini.server.logs import JsonFormatter
-from tests.server.conftest import Door
+from tests.server.conftest import Door, serving, wait_until
 
 BODY = {"text": "Good morning.", "max_new_tokens": 8}
 
@@ -76,3 +77,18 @@ def test_one_line_tells_of_one_request(http: httpx2.Client, caplog: pytest.LogCa
     assert lines[0]["total_ms"] >= lines[0]["first_chunk_ms"] >= lines[0]["body_ms"] >= 0
     assert lines[0]["frames"] > 0
     assert lines[0]["real_time_factor"] > 0
+
+
+def test_an_engine_that_has_died_is_told_and_stays_told(
+    small_engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(small_engine) as door, door.client() as client:
+        health = small_engine.health_check()
+        monkeypatch.setattr(small_engine, "health_check", lambda: health | {"ready": False, "status": "failed"})
+        wait_until(lambda: door.app.state.gate.failure is not None)
+        answers = [client.get("/ping"), client.get("/ready"), client.post("/v1/tts", json=BODY)]
+        told = client.get("/health").json()
+
+    assert [answer.status_code for answer in answers] == [503] * 3
+    assert {answer.json()["error"]["code"] for answer in answers} == {"engine_not_ready"}
+    assert told["ready"] is False
