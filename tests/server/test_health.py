@@ -42,7 +42,8 @@ def test_metrics_count_what_was_spoken_and_name_no_path_that_a_client_made_up(ht
     assert figure(answered) == before + 1
     assert figure("s1_mini_frames_total") > frames
     assert figure("s1_mini_ready") == 1
-    assert figure("s1_mini_slots_total") == 4
+    assert figure('s1_mini_slots{state="free"}') == 4
+    assert figure("s1_mini_queue_seconds_count") > 0
     assert "made" not in http.get("/metrics").text
 
 

@@ -50,7 +50,7 @@ def create_app(engine: ProductionTTSEngine, settings: ServerSettings | None = No
     )
     gate = Gate(engine, settings)
     app.state.engine, app.state.settings, app.state.gate = engine, settings, gate
-    app.state.meter = Meter(gate)
+    app.state.meter = Meter(engine, gate)
     for room in (routes_tts, routes_openai, routes_voices, routes_health, websocket):
         app.include_router(room.router)
     app.add_exception_handler(HTTPException, _translate_http)
