@@ -96,7 +96,7 @@ export class Adding extends EventTarget {
     button.disabled = true;
     button.textContent = "Adding…";
     try {
-      const voice = await addVoice(name.value.trim(), this.recording, text.value.trim());
+      const voice = await addVoice(name.value.trim().toLowerCase().replace(/\s+/g, "-"), this.recording, text.value.trim());
       this.dialog.close();
       this.dispatchEvent(new CustomEvent("added", { detail: voice.name }));
     } catch (error) {

@@ -59,6 +59,6 @@ async function readError(response) {
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
   let message = error.message || `The server answered ${response.status} ${response.statusText}`.trim();
   if (!/[.!?]$/.test(message)) message += ".";
-  if (retryAfter) message += ` Try again in ${retryAfter} s.`;
+  if (retryAfter && !/again/i.test(message)) message += ` Try again in ${retryAfter} s.`;
   return new ApiError(message, { status: response.status, code: error.code, field: error.field, retryAfter });
 }

@@ -4,6 +4,7 @@ import { encodeWav } from "./clip.js";
 
 const RATE = 44100;
 const MAX_FILE_BYTES = 50 * 2 ** 20;
+const MAX_S = 180; // what the codec takes and a body may hold; the server may take less, and says so
 export const MAX_RECORD_S = 30;
 
 /** Decode any sound the browser knows to 16-bit mono wav; what it does not know goes as it is. */
@@ -16,6 +17,7 @@ export async function toWav(blob) {
   } catch {
     return blob;
   }
+  if (sound.duration > MAX_S) throw new Error(`The recording is ${sound.duration.toFixed(0)} s long. Choose a shorter one.`);
   const channels = Array.from({ length: sound.numberOfChannels }, (_, i) => sound.getChannelData(i));
   const samples = new Int16Array(sound.length);
   for (let i = 0; i < samples.length; i++) {
