@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import uvicorn
 from fastapi import FastAPI
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.app import create_app
+from s1_mini.server.run import make_config
 from s1_mini.server.settings import ServerSettings
 
 
@@ -29,16 +30,15 @@ class Door:
     app: FastAPI
     engine: ProductionTTSEngine
 
-    def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False)
 
 
 @contextmanager
 def serving(engine: ProductionTTSEngine, *, waits: bool = True, **settings: object) -> Iterator[Door]:
     """Serve `engine` until the block ends."""
     app = create_app(engine, ServerSettings(host="127.0.0.1", port=0, **settings))
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False, ws_max_size=2**20)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(make_config(app))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
@@ -82,7 +82,7 @@ def door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
 
 
 @pytest.fixture
-def http(door: Door) -> Iterator[httpx.Client]:
+def http(door: Door) -> Iterator[httpx2.Client]:
     """A client of the one server."""
     with door.client() as client:
         yield client

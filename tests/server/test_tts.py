@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 import soundfile
@@ -24,7 +24,7 @@ def recording(tone: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_text_becomes_a_wav_that_says_how_long_it_is_and_how_long_it_took(http: httpx.Client) -> None:
+def test_a_text_becomes_a_wav_that_says_how_long_it_is_and_how_long_it_took(http: httpx2.Client) -> None:
     answer = http.post("/v1/tts", json=SHORT)
 
     assert answer.status_code == 200
@@ -37,7 +37,7 @@ def test_a_text_becomes_a_wav_that_says_how_long_it_is_and_how_long_it_took(http
 
 
 @pytest.mark.parametrize("form", ["pcm", "wav", "flac", "ogg", "opus", "mp3"])
-def test_a_stream_decodes_to_the_samples_of_the_whole_answer(http: httpx.Client, form: str) -> None:
+def test_a_stream_decodes_to_the_samples_of_the_whole_answer(http: httpx2.Client, form: str) -> None:
     whole = http.post("/v1/tts", json=SHORT | {"format": form})
     streamed = http.post("/v1/tts", json=SHORT | {"format": form, "stream": True})
 
@@ -53,7 +53,7 @@ def test_a_stream_decodes_to_the_samples_of_the_whole_answer(http: httpx.Client,
         assert np.array_equal(samples_of(streamed.content), samples_of(whole.content))
 
 
-def test_a_form_with_a_recording_says_what_the_same_json_says(http: httpx.Client, tone: np.ndarray) -> None:
+def test_a_form_with_a_recording_says_what_the_same_json_says(http: httpx2.Client, tone: np.ndarray) -> None:
     file = recording(tone)
     fields = {
         "text": "Good morning.",
@@ -74,7 +74,7 @@ def test_a_form_with_a_recording_says_what_the_same_json_says(http: httpx.Client
     assert formed.content == coded.content
 
 
-def test_a_batch_is_as_the_seed_writes_it_and_an_item_fails_alone(http: httpx.Client) -> None:
+def test_a_batch_is_as_the_seed_writes_it_and_an_item_fails_alone(http: httpx2.Client) -> None:
     body = {
         "items": [{"text": "Hello world"}, {"text": " "}, {"text": "Goodbye world"}],
         "max_new_tokens": 20,

@@ -43,6 +43,8 @@ class Edge:
                 MutableHeaders(scope=message)["X-Request-Id"] = record.id
             elif message["type"] == "websocket.accept":
                 record.status = 101
+            elif message["type"] == "websocket.close" and not record.status:
+                record.status = 403
             await send(message)
 
         try:

@@ -67,6 +67,12 @@ class NotAcceptableError(ServerError):
     code = "not_acceptable"
 
 
+class IdleError(ServerError):
+    """A connection lasted too long, or too long without a word."""
+
+    code = "session_timeout"
+
+
 class UnauthorizedError(ServerError):
     """The bearer key is missing or wrong."""
 
@@ -133,6 +139,7 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     MethodError: Row(405),
     NotAcceptableError: Row(406),
     BodyTooSlowError: Row(408),
+    IdleError: Row(408),
     BodyTooLargeError: Row(413),
     ContentTypeError: Row(415),
     RequestError: Row(422),

@@ -27,29 +27,35 @@ RESERVE_S = 3.0  # of the drain's time, for telling those who were not finished
 def run(app: FastAPI) -> int:
     """Serve until a signal or the engine's death; give the exit code."""
     set_up_logging()
+    server = DrainingServer(app)
+    server.run()
+    return 1 if app.state.gate.failure is not None or not server.started else 0
+
+
+def make_config(app: FastAPI) -> uvicorn.Config:
+    """Say how uvicorn is to serve `app`; logging stays as it is."""
     settings = app.state.settings
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
+        http="h11",  # strict, and limits the size of headers to 64 KiB
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=round(RESERVE_S),
         timeout_keep_alive=75,  # longer than a load balancer's idle 60 s, which would meet a closed connection
-        ws_max_size=2**20,
-        ws_max_queue=16,
+        ws_max_size=settings.max_body_bytes,
+        ws_ping_interval=20,
+        ws_ping_timeout=20,
     )
-    server = DrainingServer(config, app)
-    server.run()
-    return 1 if app.state.gate.failure is not None or not server.started else 0
 
 
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that finishes what it accepted before it closes its socket."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
-        super().__init__(config)
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(make_config(app))
         self._state = app.state
         self._drain_ends = float("inf")
         self._ending: asyncio.Task[None] | None = None

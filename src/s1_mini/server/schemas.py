@@ -171,6 +171,31 @@ class OpenAISpeechBody(Strict):
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
 
 
+class SessionConfig(Sampling):
+    """First message of a WebSocket session, or a later one between two sentences."""
+
+    type: Literal["session.config"]
+    voice: VoiceName | None = None
+    language: str | None = Field(None, description="Ignored.")
+    response_format: Format = "pcm"
+    chunk_profile: ChunkProfile = "ttfa"
+    reference_audio: Base64Audio | None = None
+    reference_text: str | None = None
+
+
+class InputText(Strict):
+    """A piece of text, cut anywhere."""
+
+    type: Literal["input.text"]
+    text: str
+
+
+class InputDone(Strict):
+    """No more text comes."""
+
+    type: Literal["input.done"]
+
+
 class VoiceAnswer(BaseModel):
     """One named voice."""
 
