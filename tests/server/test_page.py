@@ -386,9 +386,7 @@ def test_the_page_runs_its_own_files_only(http: httpx2.Client) -> None:
     assert http.head("/").status_code == 200
 
 
-@pytest.mark.parametrize(
-    "name", ["..%2fpage.py", "..%2f..%2fconfig.js", "nothing.js", "%00.js", "x" * 5000 + ".js"]
-)
+@pytest.mark.parametrize("name", ["..%2fpage.py", "..%2f..%2fconfig.js", "nothing.js", "%00.js", "x" * 5000 + ".js"])
 def test_no_other_file_is_given(http: httpx2.Client, name: str) -> None:
     answer = http.get(f"/static/{name}")
 

@@ -222,6 +222,7 @@ element("key-form").addEventListener("submit", (event) => {
   keepKey(element("key").value);
   element("key-form").hidden = true;
   element("key").value = "";
+  element("text").focus();
   showError(null);
   voices.load();
 });
