@@ -302,10 +302,11 @@ def test_what_lacks_in_a_new_voice_is_told(visit: Open) -> None:
 def test_a_key_is_asked_for_and_kept_in_the_tab_only(visit: Open, voiced: ProductionTTSEngine) -> None:
     with serving(voiced, api_key="open sesame") as door:
         page = visit(door.url)
-        expect(page.get_by_role("alert")).to_contain_text("key")
+        expect(page.get_by_role("alert")).to_have_text("This server asks for an API key.")
         expect(page.get_by_label("API key")).to_be_focused()
         page.get_by_label("API key").fill("wrong")
         page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_have_text("The server does not accept this API key.")
         expect(page.get_by_label("API key")).to_be_focused()
         page.get_by_label("API key").fill("open sesame")
         page.keyboard.press("Enter")

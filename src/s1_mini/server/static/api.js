@@ -57,7 +57,8 @@ async function send(path, options = {}) {
 async function readError(response) {
   const { error = {} } = await response.json().catch(() => ({}));
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
-  let message = error.message || `The server answered ${response.status} ${response.statusText}`.trim();
+  const asks = sessionStorage.getItem(KEY) ? "The server does not accept this API key" : "This server asks for an API key";
+  let message = response.status === 401 ? asks : error.message || `The server answered ${response.status} ${response.statusText}`.trim();
   if (!/[.!?]$/.test(message)) message += ".";
   if (retryAfter && !/again/i.test(message)) message += ` Try again in ${retryAfter} s.`;
   return new ApiError(message, { status: response.status, code: error.code, field: error.field, retryAfter });
