@@ -18,6 +18,7 @@ from s1_mini.audio.container import AudioFormat, encode, media_type
 from s1_mini.audio.stream_encoder import StreamEncoder, encodes_fast
 from s1_mini.exceptions import GenerationError, RequestTimeoutError
 from s1_mini.server import voices
+from s1_mini.server.listening import listen
 from s1_mini.server.record import Record
 from s1_mini.server.schemas import SpeechRequest
 
@@ -63,7 +64,7 @@ async def speak(
 
 async def _noted(engine: ProductionTTSEngine, request: SpeechRequest, record: Record) -> AsyncIterator[AudioChunk]:
     """Give the engine's chunks; note each in the record. Closing it cancels the request."""
-    chunks = engine.stream_async(request.text, **request.engine_arguments())
+    chunks = listen(engine, request)
     async with aclosing(chunks):  # type: ignore[type-var]
         async for chunk in chunks:
             record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate)
