@@ -22,6 +22,7 @@ from s1_mini.exceptions import EngineNotReadyError, ParameterError, S1MiniError
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker, load
 from s1_mini.runtime.outbox import Outbox
+from s1_mini.runtime.voice_desk import VoiceDesk, open_roster
 from s1_mini.text.normalize import is_speakable, normalize
 from s1_mini.text.split import split
 from s1_mini.types import (
@@ -33,6 +34,7 @@ from s1_mini.types import (
     SamplingParams,
     TTSRequest,
     Voice,
+    VoiceInfo,
 )
 from s1_mini.voices.reference import encode_reference
 
@@ -48,6 +50,7 @@ class ProductionTTSEngine:
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
         self._running: tuple[Speaker, Generator] | None = None
+        self._desk: VoiceDesk | None = None
         self._lifecycle = threading.Lock()
 
     def start(self) -> None:
@@ -55,7 +58,11 @@ class ProductionTTSEngine:
         with self._lifecycle:
             if self._running is None:
                 speaker = load(self.config)
-                self._running = speaker, Generator(speaker, self.config)
+                roster = open_roster(speaker.directory, speaker.voices, self.config)
+                generator = Generator(speaker, self.config)
+                self._desk = VoiceDesk(roster, generator, partial(self._encode, speaker, generator), self.config)
+                self._running = speaker, generator
+                self._desk.start()
 
     def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Take in nothing more, finish what was taken in, and let go of the checkpoint.
@@ -65,7 +72,10 @@ class ProductionTTSEngine:
         with self._lifecycle:
             running, self._running = self._running, None
             if running is not None:
+                assert self._desk is not None, "it is opened with the engine"
+                self._desk.stop()
                 running[1].close(drains=drain, timeout_s=timeout_s)
+                self._desk.join()
 
     def __enter__(self) -> ProductionTTSEngine:
         self.start()
@@ -231,6 +241,47 @@ class ProductionTTSEngine:
             audio_format=audio_format,
         )
 
+    def voice_names(self) -> list[str]:
+        """Give the names of all voices, sorted, without looking at any file."""
+        return self._voice_desk().roster.names
+
+    def voices(self) -> list[VoiceInfo]:
+        """Tell of all named voices, sorted: the checkpoint's and those that were added."""
+        return self._voice_desk().roster.infos()
+
+    def describe_voice(self, name: str) -> VoiceInfo:
+        """Tell of one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it is there but cannot be used."""
+        return self._voice_desk().roster.info(name)
+
+    def add_voice(
+        self, name: str, reference_audio: Audio, reference_text: str, *, description: str = "", replace: bool = False
+    ) -> VoiceInfo:
+        """Keep a recording, and what is said in it, as a named voice that requests may ask for from now on.
+
+        Raises `VoiceError` for a name that is none, `VoiceExistsError` or `VoiceReadOnlyError` for one that is taken,
+        `ReferenceAudioError`, `TextError` or `ParameterError` for the rest, `CapacityError` for what does not fit.
+        """
+        reference = Reference(reference_audio, reference_text)
+        return self._voice_desk().add(name, reference, description=description, replace=replace)
+
+    def delete_voice(self, name: str) -> None:
+        """Forget an added voice; requests that speak with it go on.
+
+        Raises as `describe_voice`, or `VoiceReadOnlyError`.
+        """
+        self._voice_desk().delete(name)
+
+    def pin_voice(self, name: str) -> VoiceInfo:
+        """Let a voice keep its place in the caches until `unpin_voice` or `stop`, and read it in soon.
+
+        Raises as `describe_voice`, and `CapacityError` if the cache does not hold it beside what is pinned.
+        """
+        return self._voice_desk().pin(name)
+
+    def unpin_voice(self, name: str) -> VoiceInfo:
+        """Let a voice go from the caches as any other. Raises as `describe_voice`."""
+        return self._voice_desk().unpin(name)
+
     def health_check(self) -> dict[str, Any]:
         """Tell state, placement and memory; never waits for what is being spoken and never raises."""
         if self._running is None:
@@ -241,7 +292,7 @@ class ProductionTTSEngine:
             "status": "ready" if generator.worker.is_alive else "failed",
             "ready": generator.worker.is_alive,
             "checkpoint": str(speaker.directory),
-            "voices": speaker.voices.names,
+            "voices": self._desk.health() if self._desk else {},
             **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},
             **generator.describe(),
             "vram": _vram(speaker.device.value),
@@ -297,7 +348,7 @@ class ProductionTTSEngine:
 
     def _voices(self, speaker: Speaker, generator: Generator, request: TTSRequest) -> list[Voice]:
         if request.voice is not None:
-            return [speaker.voices.describe(request.voice).voice]
+            return [self._voice_desk().roster.find(request.voice).voice]
         if request.references:
             return [self._encode(speaker, generator, reference) for reference in request.references]
         return [speaker.voices.default] if speaker.voices.default else []
@@ -312,6 +363,11 @@ class ProductionTTSEngine:
             max_bytes=self.config.max_reference_bytes,
             max_text_length=self.config.max_text_length,
         )
+
+    def _voice_desk(self) -> VoiceDesk:
+        self._ready()
+        assert self._desk is not None, "it is opened with the engine"
+        return self._desk
 
     def _ready(self) -> tuple[Speaker, Generator]:
         running = self._running

@@ -9,7 +9,7 @@ import warnings
 import typer
 
 from s1_mini import __version__
-from s1_mini.cli import bench, checkpoints, say
+from s1_mini.cli import bench, checkpoints, say, voices
 from s1_mini.exceptions import S1MiniError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.command("say")(say.say)
 app.command("bench")(bench.bench)
+app.add_typer(voices.app)
 app.command("convert")(checkpoints.convert)
 app.command("verify")(checkpoints.verify)
 app.command("random-checkpoint")(checkpoints.random_checkpoint)
