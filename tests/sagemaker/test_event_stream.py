@@ -82,5 +82,5 @@ def test_a_long_payload_becomes_several_parts_and_none_becomes_none(monkeypatch:
     ],
 )
 def test_what_fits_into_no_message_is_refused(headers: dict[str, str], payload: bytes) -> None:
-    with pytest.raises(ValueError, match="allowed|fit"):
+    with pytest.raises(ValueError, match=r"allowed|fit"):
         encode_message(headers, payload)

@@ -46,8 +46,8 @@ class Answer(NamedTuple):
 def choose_answer(accept: str | None, audio_format: AudioFormat | None = None) -> Answer:
     """Choose the first form, by preference and then by order, that `accept` names and we can give.
 
-    `audio_format` is what the request itself asks for: it holds where `accept` leaves it open. Raises `NotAcceptableError` if
-    nothing fits.
+    `audio_format` is what the request itself asks for: it holds where `accept` leaves it open. Raises
+    `NotAcceptableError` if nothing fits.
     """
     wanted: AudioFormat = audio_format or "wav"
     if not accept or not accept.strip():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from s1_mini.exceptions import ParameterError
+from s1_mini.server.errors import NotFoundError
 
 HEADER = "X-Amzn-SageMaker-Custom-Attributes"
 MAX_LENGTH = 1024
@@ -42,13 +43,13 @@ def read_attributes(header: str | None) -> dict[str, str]:
 
 
 def read_route(header: str | None, routes: frozenset[str]) -> str | None:
-    """Give the route that a header asks for, if it asks for one. Raises `ParameterError` if it is none of `routes`."""
+    """Give the route that a header asks for, if it asks for one. Raises `NotFoundError` if it is none of `routes`."""
     route = read_attributes(header).get("route")
     if route is None:
         return None
     path = route if route.startswith("/") else f"/{route}"
     if not _ROUTE.fullmatch(path) or path not in routes:
-        raise ParameterError(HEADER, f"route={route[:100]!r} is no route; there are {', '.join(sorted(routes))}")
+        raise NotFoundError(f"{HEADER}: route={route[:100]!r} is none; there are {', '.join(sorted(routes))}")
     return path
 
 

@@ -23,7 +23,8 @@ from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import CapacityError, ConfigurationError, S1MiniError
 from s1_mini.sagemaker.accept import JSON, JSON_LINES, Answer, choose_answer
 from s1_mini.sagemaker.attributes import HEADER, write_attributes
-from s1_mini.sagemaker.payload import Payload, SpeechRequest, read_payload
+from s1_mini.sagemaker.payload import Asked, Payload, read_payload
+from s1_mini.server import voices
 from s1_mini.server.errors import code_of, describe, row_of
 from s1_mini.types import GenerationResponse
 
@@ -52,7 +53,7 @@ class Failure(NamedTuple):
 class Spoken(NamedTuple):
     """What became of a body: for each of its requests the sound, or what went wrong with it alone."""
 
-    requests: list[SpeechRequest | S1MiniError]
+    requests: list[Asked | S1MiniError]
     responses: list[GenerationResponse | S1MiniError]
     is_lines: bool
 
@@ -137,16 +138,12 @@ def predict_fn(
     return Spoken(data.items, responses, is_lines=True)
 
 
-def output_fn(
-    prediction: Spoken | Failure, accept: str | None, context: Context | None = None
-) -> tuple[bytes, str]:
+def output_fn(prediction: Spoken | Failure, accept: str | None, context: Context | None = None) -> tuple[bytes, str]:
     """Put the sound into the form that `accept` names; JSON lines answer JSON lines. Gives body and content type.
 
     Without `context` raises `S1MiniError`; with it, sets the status of a failure and the sample rate's header.
     """
     try:
-        if isinstance(prediction, Failure):
-            raise prediction.error
         body, content_type, attributes = _shape(prediction, accept)
         _check_size(body, context)
     except Exception as error:
@@ -158,39 +155,43 @@ def output_fn(
     return body, content_type
 
 
-def _speak(engine: ProductionTTSEngine, item: SpeechRequest | S1MiniError) -> GenerationResponse:
+def _speak(engine: ProductionTTSEngine, item: Asked | S1MiniError) -> GenerationResponse:
     if isinstance(item, S1MiniError):
         raise item
-    return engine.generate(**item.engine_arguments())
+    if item.request.voice is not None:
+        voices.check(engine, item.request.voice)
+    return engine.generate(item.request.text, **item.request.engine_arguments())
 
 
-def _speak_line(engine: ProductionTTSEngine, item: SpeechRequest | S1MiniError) -> GenerationResponse | S1MiniError:
+def _speak_line(engine: ProductionTTSEngine, item: Asked | S1MiniError) -> GenerationResponse | S1MiniError:
     try:
         return _speak(engine, item)
     except S1MiniError as error:
         return error
 
 
-def _shape(spoken: Spoken, accept: str | None) -> tuple[bytes, str, str]:
+def _shape(spoken: Spoken | Failure, accept: str | None) -> tuple[bytes, str, str]:
+    if isinstance(spoken, Failure):
+        raise spoken.error
     if spoken.is_lines:
         pairs = zip(spoken.requests, spoken.responses, strict=True)
         return b"".join(_line(request, response) for request, response in pairs), JSON_LINES, ""
     (request,), (response,) = spoken.requests, spoken.responses
-    assert isinstance(request, SpeechRequest)
+    assert isinstance(request, Asked)
     assert isinstance(response, GenerationResponse)
-    answer = choose_answer(accept, request.format)
+    answer = choose_answer(accept, request.audio_format)
     attributes = write_attributes(sample_rate=response.sample_rate, format=answer.audio_format)
     if answer.is_json:
         return json.dumps(audio_object(response, answer)).encode(), JSON, attributes
     return _audio(response, answer), answer.media_type, attributes
 
 
-def _line(request: SpeechRequest | S1MiniError, response: GenerationResponse | S1MiniError) -> bytes:
+def _line(request: Asked | S1MiniError, response: GenerationResponse | S1MiniError) -> bytes:
     if isinstance(request, S1MiniError) or isinstance(response, S1MiniError):
         error = response if isinstance(response, S1MiniError) else request
         assert isinstance(error, S1MiniError)
         return json.dumps(describe(error, None)).encode() + b"\n"
-    answer = choose_answer(JSON, request.format)
+    answer = choose_answer(JSON, request.audio_format)
     return json.dumps(audio_object(response, answer)).encode() + b"\n"
 
 
