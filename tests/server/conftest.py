@@ -72,6 +72,7 @@ def small_engine(oracle: Path) -> Iterator[ProductionTTSEngine]:
     """An engine with the tiny checkpoint, which speaks noise fast."""
     with ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu", max_batch_size=4)) as engine:
         yield engine
+        engine.stop(drain=False)
 
 
 @pytest.fixture(scope="session")

@@ -204,6 +204,30 @@ def test_a_client_that_goes_away_leaves_its_slot_to_others(door: Door, streams: 
     wait_until(lambda: door.app.state.gate.num_inside == 0, within_s=2)
 
 
+def test_a_client_that_goes_away_while_the_engine_is_being_asked_leaves_nothing_behind(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a long reference takes a while, in a thread that cannot be stopped."""
+    speak, asked, went = door.engine._speak, threading.Event(), threading.Event()
+
+    def speak_slowly(*arguments: object, **fields: object) -> object:
+        asked.set()
+        went.wait(5)
+        return speak(*arguments, **fields)
+
+    monkeypatch.setattr(door.engine, "_speak", speak_slowly)
+    before = door.engine.health_check()["queue"]["accepted"]
+    body = json.dumps(LONG).encode()
+    with socket.create_connection(("127.0.0.1", door.port)) as plug:
+        plug.sendall(head(f"Content-Length: {len(body)}") + body)
+        assert asked.wait(5)
+    wait_until(lambda: door.app.state.gate.num_inside == 0, within_s=2)
+    went.set()
+
+    wait_until(lambda: door.engine.health_check()["queue"]["accepted"] == before + 1, within_s=2)
+    wait_until(lambda: door.engine.health_check()["requests"] == 0, within_s=2)
+
+
 def test_ping_answers_at_once_while_many_generate(door: Door) -> None:
     ends = threading.Event()
 

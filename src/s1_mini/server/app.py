@@ -101,7 +101,7 @@ async def _start_and_watch(engine: ProductionTTSEngine, gate: Gate, *, is_ours: 
         logger.exception("engine could not be started")
         gate.failure = error
         return
-    while gate.is_draining or gate.health()["ready"]:
+    while gate.is_draining or engine.health_check()["ready"]:
         await asyncio.sleep(WATCH_S)
     gate.failure = RuntimeError("the engine's thread has died")
     logger.error("engine died", extra={"fields": {"event": "engine_died"}})

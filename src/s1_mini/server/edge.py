@@ -38,7 +38,7 @@ class Edge:
         scope.setdefault("state", {})["record"] = record
 
         async def note(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 record.status = message["status"]
                 MutableHeaders(scope=message)["X-Request-Id"] = record.id
             elif message["type"] == "websocket.accept":

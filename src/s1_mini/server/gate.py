@@ -49,7 +49,7 @@ class Gate:
         if self.is_draining:
             return DrainingError("the server is going down; ask another one")
         if self.failure is not None:
-            return EngineNotReadyError("the engine could not be started; the server's log tells why")
+            return EngineNotReadyError("the engine could not be started, or has died; the server's log tells why")
         if not self.health()["ready"]:
             state = self.health()["status"]
             return EngineNotReadyError(f"the engine is {'starting' if state == 'stopped' else state}; try again later")

@@ -75,11 +75,7 @@ class Limits:
         response = error_response(error, record.id)
         if isinstance(error, BodyTooLargeError) and "expect" not in Headers(scope=scope):
             await _discard(receive, is_read=False)
-        if scope["type"] == "websocket":
-            record.status = response.status_code
-            await response(scope, receive, _as_denial(scope, send))
-        else:
-            await response(scope, receive, send)
+        await response(scope, receive, send)
 
     def _has_key(self, headers: Headers) -> bool:
         if self.settings.api_key is None:
@@ -138,16 +134,3 @@ async def _discard(receive: Receive, *, is_read: bool) -> None:
                 is_read = not message.get("more_body", False)
     except TimeoutError:
         return
-
-
-def _as_denial(scope: Scope, send: Send) -> Send:
-    """Send an HTTP answer where a WebSocket was asked for."""
-    has_denial = "websocket.http.response" in scope.get("extensions", {})
-
-    async def deny(message: Message) -> None:
-        if has_denial:
-            await send({**message, "type": message["type"].replace("http.response", "websocket.http.response")})
-        elif message["type"] == "http.response.start":
-            await send({"type": "websocket.close", "code": 1008, "reason": "refused"})
-
-    return deny

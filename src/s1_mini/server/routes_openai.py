@@ -17,7 +17,7 @@ from s1_mini.server.bodies import read_json
 from s1_mini.server.errors import InvalidError
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
 from s1_mini.server.record import record_of
-from s1_mini.server.schemas import OpenAISpeechBody, SpeechRequest
+from s1_mini.server.schemas import OpenAISpeechBody, Sampling, SpeechRequest
 from s1_mini.server.speech import Speech, speak
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def to_request(body: OpenAISpeechBody, engine: ProductionTTSEngine) -> SpeechReq
         voice=voice,
         audio_format=check_format(body.response_format),
         streams=True,
-        seed=body.seed,
+        **{name: getattr(body, name) for name in Sampling.model_fields},
     )
 
 

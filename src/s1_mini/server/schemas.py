@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,20 +40,6 @@ class SpeechRequest:
     top_p: float = 0.8
     repetition_penalty: float = 1.1
     max_new_tokens: int = 1024
-
-    def engine_arguments(self) -> dict[str, Any]:
-        """Give the keywords of `ProductionTTSEngine.stream_async`."""
-        return {
-            "voice": self.voice,
-            "reference_audio": self.reference_audio,
-            "reference_text": self.reference_text,
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "repetition_penalty": self.repetition_penalty,
-            "seed": self.seed,
-            "chunk_profile": self.chunk_profile or ("ttfa" if self.streams else "throughput"),
-        }
 
 
 class Strict(BaseModel):
@@ -152,8 +138,8 @@ class BatchAnswer(BaseModel):
     total_time: float
 
 
-class OpenAISpeechBody(Strict):
-    """Body of `POST /v1/audio/speech`, as OpenAI's clients send it."""
+class OpenAISpeechBody(Sampling):
+    """Body of `POST /v1/audio/speech`, as OpenAI's clients send it; what they do not know may be sent as extra body."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "s1-mini", "input": "Good morning.", "voice": "default"}]}
@@ -168,7 +154,6 @@ class OpenAISpeechBody(Strict):
     speed: float = Field(1.0, ge=0.25, le=4.0, description="Only 1 can be done.")
     instructions: str | None = Field(None, description="Ignored.")
     stream_format: Literal["audio", "sse"] = "audio"
-    seed: int | None = Field(None, ge=0, le=MAX_SEED)
 
 
 class SessionConfig(Sampling):

@@ -5,6 +5,8 @@ What the engine needs is not here (`s1_mini.config`), nor what differs from requ
 
 from __future__ import annotations
 
+import os
+import warnings
 from typing import Annotated, Any
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -50,6 +52,9 @@ class ServerSettings(BaseSettings):
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigurationError("; ".join(_sentence(dict(item)) for item in error.errors())) from None
+        for name in sorted(os.environ):
+            if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in type(self).model_fields:
+                warnings.warn(f"{name} is no setting of the server", stacklevel=2)
 
     @field_validator("cors_origins", mode="before")
     @classmethod

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from s1_mini.audio.container import AudioFormat, encode, media_type
 from s1_mini.audio.stream_encoder import StreamEncoder, encodes_fast
 from s1_mini.exceptions import GenerationError, RequestTimeoutError
 from s1_mini.server import voices
+from s1_mini.server.listening import listen
 from s1_mini.server.record import Record
 from s1_mini.server.schemas import SpeechRequest
 
@@ -63,7 +64,7 @@ async def speak(
 
 async def _noted(engine: ProductionTTSEngine, request: SpeechRequest, record: Record) -> AsyncIterator[AudioChunk]:
     """Give the engine's chunks; note each in the record. Closing it cancels the request."""
-    chunks = engine.stream_async(request.text, **request.engine_arguments())
+    chunks = listen(engine, request)
     async with aclosing(chunks):  # type: ignore[type-var]
         async for chunk in chunks:
             record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate)
@@ -106,7 +107,11 @@ async def _stream(
     if first is None:
         raise GenerationError("the model said nothing")
     encoder = StreamEncoder(audio_format, first.sample_rate)
-    begun = await _feed(encoder, first.wave)  # a model that says NaN has failed, and still has a status
+    try:
+        begun = await _feed(encoder, first.wave)  # a model that says NaN has failed, and still has a status
+    except BaseException:
+        await cast("Any", chunks).aclose()
+        raise
     ends = deadline - settings.request_timeout_s + settings.stream_timeout_s
     body = _rest(chunks, encoder, begun, ends, settings.stream_timeout_s)
     headers = {"X-Sample-Rate": str(first.sample_rate)}

@@ -36,7 +36,6 @@ from s1_mini.text.split import split_arriving
 
 router = APIRouter()
 
-MAX_WAITING = 8  # stretches of text; then the client is read no further until one is spoken
 MAX_REST = 1000  # characters without the end of a sentence; then the text is cut at a space
 LOOK_S = 0.25  # between looks at the clock and at whether the server goes down
 
@@ -61,7 +60,8 @@ class Session:
         self._config = SessionConfig(type="session.config")
         self._recording: bytes | None = None
         self._rest = ""
-        self._stretches: asyncio.Queue[SpeechRequest | None] = asyncio.Queue(MAX_WAITING)
+        self._stretches: asyncio.Queue[SpeechRequest | None] = asyncio.Queue()
+        self._num_waiting = 0  # characters in there
         self._num_spoken = 0
         self._last_moved = time.monotonic()  # a message came, or something was spoken
 
@@ -143,11 +143,11 @@ class Session:
                 await self._configure(config)
                 return False
             case InputText(text=text):
-                await self._add(text)
+                self._add(text)
                 return False
             case _:
-                await self._put(self._rest)
-                await self._stretches.put(None)
+                self._put(self._rest)
+                self._stretches.put_nowait(None)
                 return True
 
     async def _configure(self, config: SessionConfig) -> None:
@@ -155,17 +155,19 @@ class Session:
         self._recording = None if coded is None else await asyncio.to_thread(decode_base64, "reference_audio", coded)
         self._config = config
 
-    async def _add(self, text: str) -> None:
+    def _add(self, text: str) -> None:
+        # Not read further instead, the client would not be heard when it goes away or answers a ping.
         allowed = self._state.engine.config.max_text_length
-        if len(text) > allowed:
-            raise TextError("text", f"{len(text)} characters are too many for one message; at most {allowed} are")
+        ahead = self._num_waiting + len(text)
+        if ahead > allowed:
+            raise TextError("text", f"is {ahead} characters ahead of what is spoken; at most {allowed} are allowed")
         whole, self._rest = split_arriving(self._rest + text)
         while len(self._rest) > MAX_REST:
             cut = self._rest.rfind(" ", 1, MAX_REST) + 1 or MAX_REST
             whole, self._rest = f"{whole} {self._rest[:cut]}", self._rest[cut:]
-        await self._put(whole)
+        self._put(whole)
 
-    async def _put(self, text: str) -> None:
+    def _put(self, text: str) -> None:
         if not is_speakable(text):
             return
         config = self._config
@@ -179,13 +181,15 @@ class Session:
             chunk_profile=config.chunk_profile,
             **{name: getattr(config, name) for name in Sampling.model_fields},
         )
-        await self._stretches.put(request)
+        self._num_waiting += len(text)
+        self._stretches.put_nowait(request)
 
     # ---- what goes out --------------------------------------------------------------------------------------------
 
     async def _speak(self) -> None:
         while (request := await self._stretches.get()) is not None:
             await self._say(request)
+            self._num_waiting -= len(request.text)
             self._stretches.task_done()
             self._last_moved = time.monotonic()
         self._stretches.task_done()
