@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 import soundfile
 
+from container_room import SHORT, running, wait_until
+from s1_mini import EngineConfig, ProductionTTSEngine
+
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
-SHORT: dict[str, Any] = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8, "chunk_profile": "balanced"}
 
 
 def recording(tone: np.ndarray) -> bytes:
@@ -86,7 +89,7 @@ def test_json_lines_give_as_many_lines_in_the_same_order(http: httpx2.Client) ->
 
     assert answer.headers["content-type"] == "application/jsonlines"
     assert len(told) == len(lines)
-    assert told[5]["audio"] == alone["audio"]
+    assert told[5] == alone
     assert {n: t["error"]["code"] for n, t in enumerate(told) if "error" in t} == {
         3: "text_invalid",
         7: "request_invalid",
@@ -169,3 +172,23 @@ def test_ping_is_200_with_nothing(http: httpx2.Client) -> None:
     answer = http.get("/ping")
 
     assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_lines_wait_for_a_queue_that_is_full_instead_of_failing(container: Any, tmp_path: Path) -> None:
+    """Ten lines at a queue of two, half of it taken by others."""
+    config = EngineConfig(checkpoint_path=container.engine.config.checkpoint_path, max_queue_size=2, max_batch_size=2)
+    with ProductionTTSEngine(config) as engine, running(engine, tmp_path) as small, small.http() as http:
+        body = "\n".join(json.dumps(SHORT | {"seed": seed}) for seed in range(10))
+        answer = http.post("/invocations", content=body, headers={"Content-Type": "application/jsonlines"})
+
+    assert ["audio" in json.loads(line) for line in answer.text.splitlines()] == [True] * 10
+
+
+def test_a_client_that_leaves_its_lines_leaves_nothing_behind(container: Any) -> None:
+    body = "\n".join(json.dumps(SHORT | {"text": "One two three. " * 30, "max_new_tokens": 200}) for _ in range(20))
+    with container.http() as http:
+        headers = {"Content-Type": "application/jsonlines"}
+        with pytest.raises(httpx2.TimeoutException):
+            http.post("/invocations", content=body, headers=headers, timeout=0.5)
+
+    wait_until(lambda: container.engine.health_check()["requests"] == 0, within_s=5)

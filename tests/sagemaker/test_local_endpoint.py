@@ -15,14 +15,13 @@ import pytest
 import soundfile
 from botocore.exceptions import ClientError, EventStreamError
 
+from container_room import ENDPOINT, SHORT
 from s1_mini.audio.stream_encoder import StreamEncoder
 from s1_mini.exceptions import ConfigurationError, GenerationError
 from s1_mini.sagemaker.async_store import open_store
 from s1_mini.sagemaker.local_endpoint import LocalEndpoint
 from s1_mini.sagemaker.settings import ContainerSettings
 
-ENDPOINT = "speech-local"
-SHORT: dict[str, Any] = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8, "chunk_profile": "balanced"}
 LONG: dict[str, Any] = SHORT | {"text": "One two three. " * 20, "max_new_tokens": 30, "chunk_profile": "ttfa"}
 
 

@@ -160,7 +160,19 @@ def _speak(engine: ProductionTTSEngine, item: Asked | S1MiniError) -> Generation
         raise item
     if item.request.voice is not None:
         voices.check(engine, item.request.voice)
-    return engine.generate(item.request.text, **item.request.engine_arguments())
+    request = item.request
+    return engine.generate(
+        request.text,
+        voice=request.voice,
+        reference_audio=request.reference_audio,
+        reference_text=request.reference_text,
+        max_new_tokens=request.max_new_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        repetition_penalty=request.repetition_penalty,
+        seed=request.seed,
+        chunk_profile=request.chunk_profile or "throughput",
+    )
 
 
 def _speak_line(engine: ProductionTTSEngine, item: Asked | S1MiniError) -> GenerationResponse | S1MiniError:

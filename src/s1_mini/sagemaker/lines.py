@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from s1_mini.exceptions import QueueFullError, S1MiniError
 from s1_mini.sagemaker.payload import Asked, read_line
 from s1_mini.server.errors import describe
+from s1_mini.server.record import Record
 from s1_mini.server.speech import Speech, speak
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
-    from s1_mini.server.record import Record
     from s1_mini.server.settings import ServerSettings
 
 MAX_TRIES = 30  # at a queue that other clients keep full
@@ -64,7 +64,8 @@ async def _answer(engine: ProductionTTSEngine, line: bytes, settings: ServerSett
         asked = await asyncio.to_thread(read_line, line)
         if isinstance(asked, S1MiniError):
             raise asked
-        answer = await audio_object(await _speak(engine, asked, settings, record), asked.request.audio_format)
+        speech = await _speak(engine, asked, settings, record)
+        answer = await audio_object(speech, asked.request.audio_format)
     except S1MiniError as error:
         answer = describe(error, record.id)
     return json.dumps(answer).encode() + b"\n"
@@ -74,9 +75,15 @@ async def _speak(engine: ProductionTTSEngine, asked: Asked, settings: ServerSett
     """Speak one line, whole; a queue that is full is waited for."""
     request = replace(asked.request, streams=False)
     for _ in range(MAX_TRIES):
+        own = Record(record.id, record.method, record.path)  # the lines of a body share an id, not their figures
         try:
-            return await speak(engine, request, settings=settings, record=record)
+            speech = await speak(engine, request, settings=settings, record=own)
         except QueueFullError as error:
             full = error
             await asyncio.sleep(full.retry_after_s)
+        else:
+            record.voice, record.audio_format = own.voice, own.audio_format
+            record.spoken = record.spoken or own.spoken
+            record.hear(own.frames, own.audio_s)
+            return speech
     raise full
