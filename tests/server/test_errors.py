@@ -15,6 +15,7 @@ import soundfile
 from s1_mini import exceptions
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server import errors
+from tests.server.conftest import wait_until
 
 JSON = {"Content-Type": "application/json"}
 DEEP = b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -142,6 +143,17 @@ def test_a_wrong_path_or_method_has_the_same_shape(
     assert told(http.request(method, path)) == expected
 
 
+def test_a_path_names_all_of_its_methods(http: httpx2.Client) -> None:
+    assert {http.request(method, "/v1/voices").headers["allow"] for method in ("PUT", "OPTIONS")} == {"GET, POST"}
+
+
+def test_a_whole_number_may_be_written_as_one_with_a_point(http: httpx2.Client) -> None:
+    content = b'{"text": "Hi.", "seed": 3.0, "max_new_tokens": 8.0}'
+
+    assert http.post("/v1/tts", content=content, headers=JSON).status_code == 200
+    assert told(http.post("/v1/tts", json={"text": "Hi.", "seed": 3.5}))[1:] == ("request_invalid", "seed")
+
+
 def test_a_batch_over_its_limit_is_refused(http: httpx2.Client) -> None:
     many = http.post("/v1/tts/batch", json={"items": [{"text": "Hi."}] * 33})
     none = http.post("/v1/tts/batch", json={"items": []})
@@ -156,12 +168,16 @@ def test_a_fault_of_ours_is_logged_once_and_not_told(
 ) -> None:
     monkeypatch.setattr(door.engine, "_speak", lambda *_, **__: 1 / 0)
 
+    def lines() -> list[str]:
+        return [line.message for line in caplog.records if getattr(line, "fields", {}).get("request_id") == "ours"]
+
     with caplog.at_level(logging.INFO, "s1_mini.server"):
-        answer = http.post("/v1/tts", json={"text": "Hi."})
+        answer = http.post("/v1/tts", json={"text": "Hi."}, headers={"X-Request-Id": "ours"})
+        wait_until(lambda: len(lines()) == 2)
 
     assert told(answer) == (500, "internal_error", None)
     assert "division" not in answer.text
-    assert [record.message for record in caplog.records] == ["request failed", "request"]
+    assert lines() == ["request failed", "request"]
 
 
 def test_every_error_of_the_package_has_a_line_in_the_table_and_every_code_one_status() -> None:

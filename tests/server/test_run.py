@@ -124,13 +124,13 @@ def test_what_is_not_finished_in_time_is_told_so(oracle: Path) -> None:
 
         signalled = time.monotonic()
         running.process.send_signal(signal.SIGTERM)
-        code = running.end(within_s=12)
+        code = running.end(within_s=30)
         took_s = time.monotonic() - signalled
         for thread in threads + streams:
             thread.join()
 
     assert code == 0
-    assert took_s < 8
+    assert took_s < 20
     assert [status for status, _ in results] == [503, 503]
     assert isinstance(broken[0], httpx2.RemoteProtocolError)
 

@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Match
 
 from s1_mini import __version__
 from s1_mini.exceptions import S1MiniError
@@ -113,12 +114,26 @@ def _translate_http(request: Request, error: Exception) -> Response:
     kinds: dict[int, type[ServerError]] = {400: BodyError, 404: NotFoundError, 405: MethodError}
     if error.status_code not in kinds:
         raise error
+    path, allowed = request.url.path[:100], _allowed(request)
     sentences = {
-        404: f"there is no {request.url.path[:100]!r} here; /docs lists what there is",
-        405: f"{request.method[:20]} is not for {request.url.path[:100]!r}; allowed are "
-        + (error.headers or {}).get("Allow", "others"),
+        404: f"there is no {path!r} here; /docs lists what there is",
+        405: f"{request.method[:20]} is not for {path!r}; allowed: {allowed}",
     }
-    return _answer(request, kinds[error.status_code](sentences.get(error.status_code, str(error.detail))), error)
+    response = _answer(request, kinds[error.status_code](sentences.get(error.status_code, str(error.detail))))
+    if error.status_code == 405:
+        response.headers["Allow"] = allowed
+    return response
+
+
+def _allowed(request: Request) -> str:
+    """Name all methods of a path, over all of its routes."""
+    scopes = {method: {**request.scope, "method": method} for method in ("DELETE", "GET", "POST", "PUT")}
+    found = [
+        method
+        for method, scope in scopes.items()
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+    ]
+    return ", ".join(found)
 
 
 def _translate_validation(request: Request, error: Exception) -> Response:
@@ -126,9 +141,7 @@ def _translate_validation(request: Request, error: Exception) -> Response:
     return _answer(request, from_validation(error.errors()))
 
 
-def _answer(request: Request, ours: S1MiniError, original: HTTPException | None = None) -> Response:
+def _answer(request: Request, ours: S1MiniError) -> Response:
     record = record_of(request)
     record.code = ours.code
-    response = error_response(ours, record.id)
-    response.headers.update((original.headers or {}) if original is not None else {})
-    return response
+    return error_response(ours, record.id)

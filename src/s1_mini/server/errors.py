@@ -109,6 +109,12 @@ class VoiceNotFoundError(VoiceError):
     code = "voice_not_found"
 
 
+class VoicesUnsupportedError(ServerError):
+    """The engine keeps no voices of its own."""
+
+    code = "voices_unsupported"
+
+
 class TooManyRequestsError(ServerError):
     """One client has too many requests in flight."""
 
@@ -159,6 +165,7 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     ReferenceAudioError: Row(422),
     CapacityError: Row(422),
     TooManyRequestsError: Row(429, 1),
+    VoicesUnsupportedError: Row(501),
     BusyError: Row(503, 1),
     QueueFullError: Row(503, 1),  # or what the error says
     EngineNotReadyError: Row(503, 5),

@@ -43,6 +43,12 @@ SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
 }
 
 
+def with_events(answer: dict[int | str, dict[str, Any]]) -> dict[int | str, dict[str, Any]]:
+    """Declare that sound may come as server-sent events too."""
+    events: dict[str, Any] = {"text/event-stream": {}}
+    return {200: answer[200] | {"content": answer[200]["content"] | events}}
+
+
 def failures(*statuses: int, has_body: bool = True) -> dict[int | str, dict[str, Any]]:
     """Declare the errors of a route beside those of every route."""
     always = ALWAYS if has_body else (401, 422, 503)
@@ -61,9 +67,19 @@ def body_of(model: type[BaseModel], *, form_files: tuple[str, ...] = (), is_json
     if form_files:
         files = {name: {"type": "string", "format": "binary"} for name in form_files}
         needed = [*schema.get("required", []), *(name for name in form_files if not is_json)]
-        form = schema | {"properties": schema["properties"] | files, "required": needed}
+        fields = {name: _without_null(each) for name, each in schema["properties"].items()}
+        form = schema | {"properties": fields | files, "required": needed}
         content["multipart/form-data"] = {"schema": form}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _without_null(field: dict[str, Any]) -> dict[str, Any]:
+    """Leave null out, which a form cannot say."""
+    kinds = [kind for kind in field.get("anyOf", []) if kind != {"type": "null"}]
+    if not kinds:
+        return field
+    rest = {key: value for key, value in field.items() if key not in ("anyOf", "default")}
+    return rest | (kinds[0] if len(kinds) == 1 else {"anyOf": kinds})
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:

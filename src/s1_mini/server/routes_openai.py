@@ -15,7 +15,7 @@ from s1_mini.server import voices
 from s1_mini.server.answers import StreamedAnswer, respond, while_listened
 from s1_mini.server.bodies import read_json
 from s1_mini.server.errors import InvalidError
-from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
+from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_events
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import OpenAISpeechBody, Sampling, SpeechRequest
 from s1_mini.server.speech import Speech, speak
@@ -32,7 +32,7 @@ MODEL = "s1-mini"
     "/v1/audio/speech",
     response_class=Response,
     summary="Speak a text, as OpenAI's API does",
-    responses=SPEECH_ANSWER | failures(404, 500, 504),
+    responses=with_events(SPEECH_ANSWER) | failures(404, 500, 504),
     openapi_extra=body_of(OpenAISpeechBody),
 )
 async def create_speech(request: Request) -> Response:

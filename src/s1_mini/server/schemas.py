@@ -8,14 +8,23 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from s1_mini.audio.container import AudioFormat
 from s1_mini.server.errors import InvalidError
 from s1_mini.types import MAX_REPETITION_PENALTY, MAX_SEED, MAX_TEMPERATURE, ChunkProfile
 
+
+def _as_whole(value: Any) -> Any:
+    """Take 3.0 for 3, as JSON does."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Seed = Annotated[int, BeforeValidator(_as_whole), Field(ge=0, le=MAX_SEED)]
+NumTokens = Annotated[int, BeforeValidator(_as_whole), Field(ge=1, le=2**20)]
+ChunkLength = Annotated[int, BeforeValidator(_as_whole), Field(ge=50, le=1000)]
 Text = Annotated[str, Field(min_length=1, description="What to say.", examples=["Good morning."])]
 VoiceName = Annotated[str, Field(min_length=1, max_length=64, description="A voice of GET /v1/voices.")]
 Format = Annotated[AudioFormat, Field(description="Of the answer; ogg is Opus too, pcm is s16le mono without header.")]
@@ -51,11 +60,11 @@ class Strict(BaseModel):
 class Sampling(Strict):
     """How tokens are drawn."""
 
-    seed: int | None = Field(None, ge=0, le=MAX_SEED, description="Same seed, same sound.")
+    seed: Seed | None = Field(None, description="Same seed, same sound.")
     temperature: float = Field(0.8, ge=0, le=MAX_TEMPERATURE, description="0 is always the likeliest.")
     top_p: float = Field(0.8, gt=0, le=1)
     repetition_penalty: float = Field(1.1, gt=0, le=MAX_REPETITION_PENALTY)
-    max_new_tokens: int = Field(1024, ge=1, le=2**20, description="Longest sentence piece, in frames.")
+    max_new_tokens: NumTokens = Field(1024, description="Longest sentence piece, in frames.")
 
 
 class SpeechBody(Sampling):
@@ -114,8 +123,8 @@ class BatchBody(Sampling):
     )
 
     items: list[BatchItem] = Field(min_length=1)
-    chunk_length: int | None = Field(
-        None, ge=50, le=1000, description="Accepted for compatibility; the engine's own S1_MINI_CHUNK_LENGTH counts."
+    chunk_length: ChunkLength | None = Field(
+        None, description="Accepted for compatibility; the engine's own S1_MINI_CHUNK_LENGTH counts."
     )
     format: Format = "wav"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.exceptions import EngineNotReadyError, VoiceError
-from s1_mini.server.errors import ServerError, VoiceNotFoundError
+from s1_mini.server.errors import VoiceNotFoundError, VoicesUnsupportedError
 from s1_mini.server.schemas import VoiceAnswer
 from s1_mini.voices.library import NAME
 
@@ -21,12 +21,6 @@ OPENAI_NAMES = {"alloy", "ash", "ballad", "cedar", "coral", "default", "echo", "
     "shimmer",
     "verse",
 }
-
-
-class VoicesUnsupportedError(ServerError):
-    """This engine keeps no voices of its own."""
-
-    code = "voices_unsupported"
 
 
 def check(engine: ProductionTTSEngine, name: str) -> None:
