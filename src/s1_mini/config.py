@@ -83,9 +83,9 @@ class EngineConfig(BaseSettings):
     max_reference_bytes: int = Field(64 * 2**20, ge=1024)
     request_timeout_s: float = Field(300.0, gt=0, description="2,000 characters take 55 s on two cores")
 
-    # Upkeep. `metrics_enabled` is without effect until there is something that shows them (2026-11).
+    # Upkeep.
     vram_clear_on_oom: bool = Field(True, description="give unused memory back to the GPU when there is none left")
-    metrics_enabled: bool = True
+    metrics_enabled: bool = Field(True, description="let a server show what the engine counts")
 
     def __init__(self, **values: Any) -> None:
         try:

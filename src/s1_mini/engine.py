@@ -18,7 +18,8 @@ import torch
 
 from s1_mini.audio.container import AudioFormat, check_format, encode
 from s1_mini.config import EngineConfig
-from s1_mini.exceptions import EngineNotReadyError, ParameterError, S1MiniError
+from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, S1MiniError
+from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker, load
 from s1_mini.runtime.outbox import Outbox
@@ -47,6 +48,7 @@ class ProductionTTSEngine:
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
+        self.metrics = EngineMetrics()
         self._running: tuple[Speaker, Generator] | None = None
         self._lifecycle = threading.Lock()
 
@@ -54,8 +56,30 @@ class ProductionTTSEngine:
         """Load the checkpoint; does nothing if it is loaded. Raises `CheckpointError` or `ConfigurationError`."""
         with self._lifecycle:
             if self._running is None:
-                speaker = load(self.config)
-                self._running = speaker, Generator(speaker, self.config)
+                self._running = self._load(self.config)
+
+    def reload(self, checkpoint_path: Path | None = None, *, timeout_s: float | None = None) -> None:
+        """Change to another checkpoint, or the same read anew, while requests go on coming.
+
+        What was taken in is finished by the old one, what comes from now on is spoken by the new; both are in memory
+        until then. If the new one cannot be loaded the old one goes on and the reason is raised: `CheckpointError`,
+        `ConfigurationError` or `CapacityError`. After `timeout_s`, what the old one still speaks ends with
+        `EngineNotReadyError`.
+        """
+        with self._lifecycle:
+            old = self._ready()
+            config = self.config.model_copy(update={"checkpoint_path": checkpoint_path})
+            try:
+                self._running = self._load(config)
+            except torch.OutOfMemoryError as error:
+                reason = str(error).partition(".")[0]
+                raise CapacityError(f"no memory for a second checkpoint beside the one that speaks: {reason}") from None
+            self.config = config
+            old[1].close(timeout_s=timeout_s)
+
+    def _load(self, config: EngineConfig) -> tuple[Speaker, Generator]:
+        speaker = load(config)
+        return speaker, Generator(speaker, config, self.metrics)
 
     def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Take in nothing more, finish what was taken in, and let go of the checkpoint.
@@ -247,6 +271,13 @@ class ProductionTTSEngine:
             "vram": _vram(speaker.device.value),
         }
 
+    def families(self) -> list[Family]:
+        """Give all metrics of this moment, ready to be shown (`metrics.py`)."""
+        running, vram = self._running, self.health_check()["vram"]
+        memory = {name.removesuffix("_gb"): gigabytes * 2**30 for name, gigabytes in vram.items()}
+        families = [*self.metrics.families(), Family("gpu_memory_bytes", "gauge", "Memory of the GPU", memory, "part")]
+        return families if running is None else [*families, *running[1].families()]
+
     def _begin(self, make: partial[TTSRequest]) -> Outbox | S1MiniError:
         try:
             return self._speak(make(), streams=False)
@@ -282,7 +313,18 @@ class ProductionTTSEngine:
 
     def _speak(self, request: TTSRequest, *, streams: bool) -> Outbox:
         deadline = time.monotonic() + self.config.request_timeout_s
-        speaker, generator = self._ready()
+        while True:
+            running = self._ready()
+            try:
+                return self._speak_with(running, request, deadline, streams=streams)
+            except EngineNotReadyError:
+                if self._running is running:
+                    raise  # else another checkpoint has taken over meanwhile
+
+    def _speak_with(
+        self, running: tuple[Speaker, Generator], request: TTSRequest, deadline: float, *, streams: bool
+    ) -> Outbox:
+        speaker, generator = running
         text = normalize(request.text, self.config.max_text_length)
         pieces = [piece for piece in split(text, self.config.chunk_length) if is_speakable(piece)]
         voices = self._voices(speaker, generator, request)

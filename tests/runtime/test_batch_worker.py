@@ -191,7 +191,7 @@ def test_a_thread_that_dies_is_an_error_to_all_and_is_noticed(speaker: Speaker) 
     def die() -> None:
         raise SystemError("the bookkeeping is broken")
 
-    generator.worker.scheduler.plan = die  # type: ignore[method-assign,assignment]
+    generator.worker.scheduler.reads = die  # type: ignore[method-assign,assignment]
     outbox = ask(generator)
 
     with pytest.raises(EngineNotReadyError, match="has died"):
@@ -199,6 +199,19 @@ def test_a_thread_that_dies_is_an_error_to_all_and_is_noticed(speaker: Speaker) 
     assert not generator.worker.is_alive
     with pytest.raises(EngineError, match="bookkeeping is broken"):
         ask(generator)
+
+
+def test_a_sound_thread_that_dies_is_noticed_too(speaker: Speaker) -> None:
+    generator = start(speaker)
+
+    def die(*_: Any, **__: Any) -> None:
+        raise SystemError("the choice is broken")
+
+    generator.worker.scheduler.decodes = die  # type: ignore[method-assign,assignment]
+
+    with pytest.raises(EngineNotReadyError, match="has died"):
+        sound(ask(generator))
+    assert not generator.worker.is_alive
 
 
 def poison(generator: Generator, texts: set[str], error: Exception) -> None:

@@ -90,6 +90,7 @@ class NullRunner:
         self.slots = self.num_free_rows = slots
         self.codec = self
         self.sample_rate = 16_000
+        self.sounds_beside = False
         self._frames = HostFrames(torch.zeros(slots, 10, dtype=torch.int64), [False] * slots, [True] * slots)
         self._wave = np.zeros(640, np.float32)
 

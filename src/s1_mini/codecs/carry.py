@@ -7,6 +7,8 @@ whole and streamed work. Tensors are made at first use and changed in place afte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -59,9 +61,11 @@ class CarryRows(Carry):
     `chosen` [n] says which row of the whole each row of the input is; the others are left as they are.
     """
 
-    def __init__(self, whole: Carry, num_rows: int, chosen: Tensor) -> None:
+    def __init__(self, whole: Carry, num_rows: int, chosen: Sequence[int], device: torch.device) -> None:
         self._past = whole._past
-        self._num_rows, self._chosen = num_rows, chosen
+        self._num_rows = num_rows
+        one = len(chosen) == 1  # then nothing is gathered: a slice is looked at where it lies
+        self._chosen = slice(chosen[0], chosen[0] + 1) if one else torch.tensor(chosen, device=device)
 
     def extend(self, key: CarryKey, new: Tensor, context: int, axis: int = -1) -> Tensor:
         """Give `new` with the last `context` inputs of its rows before it, and remember its own end."""
@@ -81,7 +85,7 @@ class CarryRows(Carry):
         seen = self._past.get(key)
         if seen is None:
             seen = self._past[key] = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
-        before = seen[self._chosen]
+        before = seen[self._chosen].clone()
         seen[self._chosen] = before + count
         return before
 

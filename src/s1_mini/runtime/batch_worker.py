@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from s1_mini.byte_cache import ByteCache
@@ -28,19 +27,20 @@ from s1_mini.exceptions import (
     RequestTimeoutError,
     S1MiniError,
 )
+from s1_mini.metrics import EngineMetrics
 from s1_mini.models.base import Prefix
 from s1_mini.runtime.batch_queue import BatchQueue
 from s1_mini.runtime.job import Job, Piece
 from s1_mini.runtime.model_runner import HostFrames, ModelRunner
-from s1_mini.runtime.scheduler import Scheduler
+from s1_mini.runtime.scheduler import Read, Scheduler
 from s1_mini.runtime.slots import Slots
-from s1_mini.types import AudioChunk, FinishReason
+from s1_mini.runtime.sound_maker import NOTHING, SoundMaker
+from s1_mini.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
 MIN_SHARED_COLUMNS = 16  # shorter prefixes are read sooner than they are found
-NOTHING = np.zeros(0, np.float32)
 
 Result = TypeVar("Result")
 
@@ -54,16 +54,19 @@ class BatchedModelWorker:
         queue: BatchQueue,
         prefixes: ByteCache[Prefix],
         *,
-        max_decodes: int = 2,
+        max_decodes: int = 2,  # a turn, where the engine's own thread makes the sound
         clears_memory: bool = True,
+        metrics: EngineMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner, self.queue, self.prefixes, self.clock = runner, queue, prefixes, clock
+        self.metrics = metrics or EngineMetrics()
         self.slots = Slots(runner.slots)
-        self.scheduler = Scheduler(max_decodes=max_decodes)
+        # Reading takes nothing from those who wait for sound if that is made beside it.
+        self.scheduler = Scheduler(max_put_off=0) if runner.sounds_beside else Scheduler()
+        self.sound = SoundMaker(runner, self.scheduler, wake=self._wake, clock=clock, max_decodes=max_decodes)
         self._clears_memory = clears_memory
         self.failure: BaseException | None = None  # what killed the thread
-        self.frames_made = 0
         self._jobs: dict[int, Job] = {}  # all that were taken in and have not ended
         self._cancelled: deque[Job] = deque()
         self._tasks: deque[tuple[Generator[None, None, Any], Future[Any]]] = deque()
@@ -140,6 +143,7 @@ class BatchedModelWorker:
     def _run(self) -> None:
         try:
             self.runner.enter_thread()
+            self.sound.start()
             while self._wait():
                 self.turn()
         except BaseException as error:
@@ -148,6 +152,7 @@ class BatchedModelWorker:
         finally:
             with self._changed:
                 self._takes_in = False
+            self.sound.stop()
             reason = "has died" if self.failure else "was stopped"
             for job in list(self._jobs.values()):
                 self._end(job, EngineNotReadyError(f"the engine {reason} while this was being spoken"))
@@ -170,29 +175,38 @@ class BatchedModelWorker:
     def _has_work(self) -> bool:
         held_back = self.queue.wakes(self.clock())
         can_admit = held_back is not None and held_back <= 0 and self.slots.num_free > 0
-        return bool(self._cancelled or self._tasks or can_admit or self.scheduler.has_work)
+        return bool(self._cancelled or self._tasks or can_admit or self.scheduler.has_work or self._has_sound())
+
+    def _has_sound(self) -> bool:
+        """Whether a chunk, or the end of one's sound, is for this thread to see to."""
+        if self.sound.has_failed:
+            return True
+        chunks = (job.next_chunk() for job in self.scheduler.speaking)
+        return any(size == 0 or (size and not self.runner.sounds_beside) for size in chunks)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     def turn(self) -> None:
-        """Read a piece of one prompt, make a frame of all that run, make sound for those who wait for it."""
+        """Read on in some prompts, make a frame of all that run, see that those who wait for sound get it."""
         now = self.clock()
         self._end_cancelled()
         self._end_late(now)
         self._admit(now)
-        plan = self.scheduler.plan()
-        if plan.read is not None:
-            self._read(plan.read, plan.columns)
+        for read in self.scheduler.reads():
+            self._read(read)
         if self.scheduler.running:
             self._step()
-        for job in self.scheduler.decodes(self.clock()):
-            self._decode(job)
+        self._make_sound()
         self._do_task()
 
     def _end_cancelled(self) -> None:
         while self._cancelled:
             job = self._cancelled.popleft()
             if job.number in self._jobs:
-                self._deliver(job, NOTHING, 0, "cancelled")
-                self._end(job)
+                self.sound.deliver(job, NOTHING, 0, "cancelled")
+                self._end(job, reason="cancelled")
 
     def _end_late(self, now: float) -> None:
         for job in [job for job in list(self._jobs.values()) if now > job.deadline]:
@@ -203,6 +217,9 @@ class BatchedModelWorker:
         for piece in self.queue.take(self.slots.num_free, now):
             piece.slot = self.slots.take()
             self.scheduler.admit(piece)
+            if piece.job.admitted is None:
+                piece.job.admitted = now
+                self.metrics.queue_s.observe(now - piece.job.arrived)
         for piece in self.scheduler.reading:
             if piece.num_read == 0:
                 self._load_prefix(piece)
@@ -215,8 +232,9 @@ class BatchedModelWorker:
             self._attempt(piece.job, partial(self.runner.load, piece, prefix))
             piece.num_read = prefix.columns
 
-    def _read(self, piece: Piece, columns: int) -> None:
-        self._attempt(piece.job, partial(self._read_on, piece, columns))
+    def _read(self, read: Read) -> None:
+        if read.piece.slot is not None:  # its job may have ended in this turn
+            self._attempt(read.piece.job, partial(self._read_on, read.piece, read.columns))
 
     def _read_on(self, piece: Piece, columns: int) -> None:
         """Read a chunk; may be done again from the start if it fails on the way."""
@@ -227,7 +245,13 @@ class BatchedModelWorker:
         if end == piece.last_column:
             self.runner.start(piece)
             self.scheduler.start(piece)
+            self._count_begun(piece.job)
         piece.num_read = end
+
+    def _count_begun(self, job: Job) -> None:
+        if job.begun is None and job.admitted is not None:
+            job.begun = self.clock()
+            self.metrics.prefill_s.observe(job.begun - job.admitted)
 
     def _save_prefix(self, piece: Piece) -> None:
         key = piece.prompt.prefix_key
@@ -245,6 +269,7 @@ class BatchedModelWorker:
             logger.warning("a step failed; each row is tried alone", exc_info=error)
             self._step_one_by_one(running)
         else:
+            self.metrics.rows.observe(len(running))
             for piece in running:
                 self._take(piece, frames)
 
@@ -267,7 +292,7 @@ class BatchedModelWorker:
             self._end_piece(piece, "stop")
         else:
             piece.frames.append(frames.codes[slot])
-            self.frames_made += 1
+            self.metrics.frames += 1
             if len(piece.frames) == piece.max_frames:
                 self._end_piece(piece, "length")
 
@@ -281,31 +306,21 @@ class BatchedModelWorker:
                 job.pieces += added
                 self.queue.extend(added)
 
-    def _decode(self, job: Job) -> None:
-        size = job.next_chunk()
-        if size is None or (size and job.row is None and not self.runner.num_free_rows):
-            return
-        piece = job.pieces[job.front]
-        if size:
-            wave = self._attempt(job, lambda: self.runner.decode(job, size))
-            if wave is None:
-                return
-            piece.num_decoded += size
-            piece.num_chunks += 1
-            self._deliver(job, job.joiner.push(wave), size)
-        if piece.finish_reason is not None and piece.num_decoded == len(piece.frames):
-            self._end_sound(job)
+    def _make_sound(self) -> None:
+        self.sound.turn()
+        for job, error in self.sound.failures():
+            if job.number in self._jobs:
+                job.has_failed = False
+                self._attempt(job, partial(self._make_again, job, [error]))
+        for job in [job for job in self.scheduler.speaking if job.next_chunk() == 0]:
+            if not self.sound.end_piece(job):
+                self._end(job)
 
-    def _end_sound(self, job: Job) -> None:
-        """Go on to the next piece, or end the job."""
-        self.runner.give_back_row(job)
-        job.front += 1
-        if job.front < len(job.pieces):
-            self._deliver(job, job.joiner.end_piece(), 0)
-        else:
-            cut = any(piece.finish_reason == "length" for piece in job.pieces)
-            self._deliver(job, job.joiner.finish(), 0, "length" if cut else "stop")
-            self._end(job)
+    def _make_again(self, job: Job, errors: list[Exception]) -> None:
+        """Raise what a chunk failed with; called again, make the chunk."""
+        if errors:
+            raise errors.pop()
+        self.sound.make_now(job)
 
     def _do_task(self) -> None:
         if not self._tasks:
@@ -348,20 +363,14 @@ class BatchedModelWorker:
         try:
             return work()
         except torch.OutOfMemoryError:
+            self.metrics.out_of_memory += 1
             freed = self.prefixes.shrink(0)
             if self._clears_memory:
                 self.runner.free_memory()
             logger.warning("out of memory: let go of %.1f MB of prefixes, trying again", freed / 1e6)
             return work()
 
-    def _deliver(self, job: Job, wave: np.ndarray, frames: int, reason: FinishReason | None = None) -> None:
-        rate = self.runner.codec.sample_rate
-        if len(wave) and job.first_sent is None:
-            job.first_sent = self.clock()
-        job.sent_s += len(wave) / rate
-        job.outbox.put(AudioChunk(wave, rate, frames, reason))
-
-    def _end(self, job: Job, error: S1MiniError | None = None) -> None:
+    def _end(self, job: Job, error: S1MiniError | None = None, *, reason: str = "spoken") -> None:
         """Let go of all that a job has, and tell its listener; does nothing the second time."""
         if self._jobs.pop(job.number, None) is None:
             return
@@ -369,8 +378,20 @@ class BatchedModelWorker:
         for piece in job.pieces:
             self._free(piece)
         self.scheduler.drop_job(job)
-        self.runner.give_back_row(job)
+        self.sound.drop(job)
+        self._count_end(job, error.code if error else reason)
         job.outbox.end(error)
+
+    def _count_end(self, job: Job, end: str) -> None:
+        metrics, took = self.metrics, self.clock() - job.arrived
+        metrics.ends[end] += 1
+        metrics.total_s.observe(took)
+        metrics.audio_s += job.sent_s
+        metrics.underruns += job.underruns
+        if job.first_sent is not None:
+            metrics.first_chunk_s.observe(job.first_sent - job.arrived)
+        if job.sent_s:
+            metrics.real_time_factor.observe(took / job.sent_s)
 
     def _free(self, piece: Piece) -> None:
         self.scheduler.drop(piece)
@@ -381,7 +402,7 @@ class BatchedModelWorker:
 
     def audit(self) -> Iterator[str]:
         """Tell what is held though no job holds it; nothing, if all is well."""
-        if not self._jobs:
+        if not self._jobs and not self.sound.is_busy:
             if self.slots.num_free != self.slots.count:
                 yield f"{self.slots.count - self.slots.num_free} slots"
             if self.runner.num_free_rows != 2 * self.runner.slots:

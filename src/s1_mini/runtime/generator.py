@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from s1_mini.audio.join import Joiner
 from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, ConfigurationError
+from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.models.base import Prefix
 from s1_mini.runtime.batch_queue import BatchQueue
 from s1_mini.runtime.batch_worker import BatchedModelWorker
@@ -35,13 +36,20 @@ GB = 2**30
 CPU_KV_GB = 1.0  # where nothing is said about it
 GPU_KV_SHARE = 0.5  # of the memory that is free once the checkpoint is loaded
 REFERENCE_BYTES = 64_000_000  # in memory: some hours of references
+CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
+    ("entries", "gauge", "Entries of a cache"),
+    ("num_bytes", "gauge", "Bytes that a cache holds"),
+    ("hits", "counter", "Lookups that found something"),
+    ("misses", "counter", "Lookups that found nothing"),
+    ("evictions", "counter", "Entries let go for others"),
+)
 WARM_UP = SamplingParams(max_new_tokens=2, seed=0)
 
 
 class Generator:
     """Speaks sentence pieces with one loaded checkpoint; safe to use from several threads."""
 
-    def __init__(self, speaker: Speaker, config: EngineConfig) -> None:
+    def __init__(self, speaker: Speaker, config: EngineConfig, metrics: EngineMetrics | None = None) -> None:
         self._speaker, self._model = speaker, speaker.model
         slots, columns = measure_slots(speaker, config)
         queue = BatchQueue(
@@ -59,6 +67,7 @@ class Generator:
         self._numbers = itertools.count()
         self.worker.start()
         self._warm_up()
+        self.worker.metrics = metrics or EngineMetrics()  # the warm-up is not counted
 
     def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         """Take in no more; end what is being spoken, or finish it first."""
@@ -115,6 +124,20 @@ class Generator:
             "prefix_cache": asdict(worker.prefixes.stats),
             "reference_cache": asdict(self.references.stats),
         }
+
+    def families(self) -> Iterator[Family]:
+        """Give as metrics what is so at this moment, and what the caches and the queue have counted."""
+        queue, slots = self.worker.queue.stats, self.worker.slots
+        yield Family("queue_waiting", "gauge", "Sentence pieces that wait for a slot", queue.waiting)
+        yield Family("queue_refused_total", "counter", "Requests refused since the queue was full", queue.refused)
+        yield Family(
+            "slots", "gauge", "Slots", {"taken": slots.count - slots.num_free, "free": slots.num_free}, "state"
+        )
+        stats = {"prefix": self.worker.prefixes.stats, "reference": self.references.stats}
+        for name, kind, description in CACHE_FAMILIES:
+            figures = {cache: float(getattr(values, name)) for cache, values in stats.items()}
+            suffix = "_total" if kind == "counter" else ""
+            yield Family(f"cache_{name.removeprefix('num_')}{suffix}", kind, description, figures, "cache")
 
     def _pieces(self, job: Job, texts: Sequence[str], voices: Sequence[Voice], first: int = 0) -> list[Piece]:
         return [self._piece(job, first + index, text, voices) for index, text in enumerate(texts)]

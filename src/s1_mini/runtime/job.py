@@ -25,6 +25,8 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "throughput": (25,),
 }
 
+INFINITE = float("inf")
+
 # A later piece is wanted that much later than the one before it: sooner than its turn comes in any sound, so that long
 # texts do not wait for themselves, and late enough that they do not take all slots from those who come after them.
 PIECE_SPACING_S = 2.0
@@ -67,11 +69,12 @@ class Piece:
 
     def next_chunk(self) -> int | None:
         """Frames of the chunk that can be decoded now; 0 if only the end is left, None if there is none yet."""
+        over = self.finish_reason is not None  # looked at first: the last frame is there before the end is
         size = self.chunk_size(self.num_chunks)
         ready = len(self.frames) - self.num_decoded
         if ready >= size:
             return size
-        return ready if self.finish_reason is not None else None
+        return ready if over else None
 
 
 @dataclass(eq=False)
@@ -92,17 +95,34 @@ class Job:
     continue_with: Callable[[Tensor], list[Piece]] | None = None
     front: int = 0  # the piece whose sound is delivered now
     row: int | None = None  # of the codec, while sound is made
+    admitted: float | None = None  # when its first piece got a slot
+    begun: float | None = None  # when its first prompt was read
     first_sent: float | None = None
     sent_s: float = 0.0  # seconds of sound delivered
-    last_turn: int = 0  # of the engine in which some of its frames became sound
+    runs_dry: float = INFINITE  # when the listener will have heard all of it; infinite if nobody listens
+    last_choice: int = 0  # the choice of whose sound to make that fell upon it last
+    is_sounding: bool = False  # a thread is making its next chunk
+    has_failed: bool = False  # its last chunk; the engine decides what becomes of it
+    has_ended: bool = False
+    underruns: int = 0  # chunks that came after the listener had heard all before them
 
     @property
-    def runs_dry(self) -> float:
-        """When a listener who began with the first sound will have heard all; infinite if nobody listens."""
-        if not self.streams or self.first_sent is None:
-            return float("inf")
-        return self.first_sent + self.sent_s
+    def is_new(self) -> bool:
+        """Whether somebody waits for its first sound."""
+        return self.streams and self.first_sent is None
+
+    def count_sound(self, seconds: float, now: float) -> None:
+        """Count sound that was delivered; a listener who had run dry before it goes on with it now."""
+        if self.first_sent is None:
+            self.first_sent = now
+        elif now > self.runs_dry:
+            self.underruns += 1
+        self.sent_s += seconds
+        if self.streams:
+            self.runs_dry = seconds + (now if self.runs_dry == INFINITE else max(self.runs_dry, now))
 
     def next_chunk(self) -> int | None:
         """Frames of the front piece that can be decoded now, as `Piece.next_chunk`."""
+        if self.has_failed:
+            return None
         return self.pieces[self.front].next_chunk() if self.front < len(self.pieces) else None

@@ -6,6 +6,7 @@ a row's numbers do not depend on its neighbours, on a CPU not by a bit. Knows no
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,8 +44,8 @@ class ModelRunner:
         self.model, self.codec = speaker.model, speaker.codec
         self.slots = slots
         self.columns = min(columns, self.model.max_columns)
-        self.decodes_together = self.model.device.type != "cpu"  # there, rows of a batch differ in the last bit
         self._steps_on_one = self.model.device.type == "cpu" and self.model.num_bytes < ONE_THREAD_BYTES
+        self.sounds_beside = self._steps_on_one and (os.cpu_count() or 1) > 1
         draws = self.model.num_codebooks
         with torch.inference_mode():
             self._state = self.model.allocate(slots, self.columns)
@@ -60,7 +61,7 @@ class ModelRunner:
         return len(self._free_rows)
 
     def enter_thread(self) -> None:
-        """Prepare the thread that all further calls come from."""
+        """Prepare a thread that calls come from: the engine's, and the one for sound if there is one."""
         if self._steps_on_one:
             torch.set_num_threads(1)
 

@@ -29,11 +29,11 @@ class Outbox:
     # For the engine.
 
     def put(self, chunk: AudioChunk) -> None:
-        """Deliver a chunk."""
+        """Deliver a chunk; one that was still being made when the request ended is dropped."""
         with self._changed:
-            assert not self._ended, "something was delivered after the end"
-            self._chunks.append(chunk)
-            self._notify()
+            if not self._ended:
+                self._chunks.append(chunk)
+                self._notify()
 
     def end(self, error: BaseException | None = None) -> None:
         """Deliver the end: all was said, or what went wrong. Comes exactly once."""

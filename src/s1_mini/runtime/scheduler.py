@@ -1,41 +1,43 @@
-"""What the engine does next: which prompt to read on, whether to make a frame, whose frames become sound.
+"""What the engine does next: which prompts to read on, whether to make a frame, whose frames become sound.
 
-Every turn of the engine is one plan: at most one bounded chunk of one prompt, one frame of every running piece, and a
-few chunks of sound. Who listens and is about to run dry goes first, then first sounds, then the rest; nobody is put off
-for ever. Pure bookkeeping with the time as an argument.
+A turn of the engine reads a bounded number of columns and makes one frame of every running piece; chunks of sound are
+chosen as there is time for them. Who listens and is about to run dry goes first, then first sounds, then the rest;
+nobody is put off for ever. Pure bookkeeping with the time as an argument.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from s1_mini.runtime.job import Job, Piece
 
-PREFILL_COLUMNS = 128  # of a prompt that are read in one turn
-RESERVE_S = 0.3  # a listener with less than this left to hear is about to run dry
+PREFILL_COLUMNS = 128  # of all prompts that are read in one turn
+MAX_READS = 4  # in one turn: each costs some time of its own, however short
+RESERVE_S = 0.1  # a listener with less than this left to hear is about to run dry
 MAX_PUT_OFF = 4  # turns that reading may wait in a row for those about to run dry
+MAX_PASSED_OVER = (9, 1, 4)  # choices in a row that may fall upon others while one is urgent, a first sound, the rest
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The first half of a turn: what comes before the frame."""
+class Read:
+    """A part of a prompt that is read in one go."""
 
-    read: Piece | None  # whose prompt to read on
-    columns: int  # how many columns of it
+    piece: Piece
+    columns: int
 
 
 class Scheduler:
-    """Plans turns for the pieces that have a slot and the jobs that have sound to make."""
+    """Chooses among the pieces that have a slot and the jobs that have sound to make."""
 
-    def __init__(self, *, max_decodes: int, prefill_columns: int = PREFILL_COLUMNS) -> None:
-        assert max_decodes >= 2, "one for the urgent, one for the rest"
-        self.max_decodes = max_decodes
-        self.prefill_columns = prefill_columns
+    def __init__(self, *, prefill_columns: int = PREFILL_COLUMNS, max_put_off: int = MAX_PUT_OFF) -> None:
+        self.prefill_columns, self.max_put_off = prefill_columns, max_put_off
         self.reading: list[Piece] = []  # in the order of admission
         self.running: list[Piece] = []
         self.speaking: list[Job] = []  # in the order of arrival
-        self._put_off = self._turn = 0
-        self._somebody_runs_dry = False  # as of the last turn
+        self._put_off = self._choices = 0
+        self._passed_over = [0, 0, 0]  # in a row, by class
+        self._somebody_runs_dry = False  # as of the last choice
 
     def admit(self, piece: Piece) -> None:
         """Take on a piece that has got its slot."""
@@ -63,33 +65,47 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything to plan."""
-        return bool(self.reading or self.running) or any(job.next_chunk() is not None for job in self.speaking)
+        """Whether there is a prompt to read or a frame to make."""
+        return bool(self.reading or self.running)
 
-    def plan(self) -> Plan:
-        """Begin a turn: choose what to read. A frame of all that run comes next, then `decodes`."""
-        self._turn += 1
-        return Plan(*self._next_read())
-
-    def decodes(self, now: float) -> list[Job]:
-        """Choose whose next chunk becomes sound in this turn, in this order."""
-        ready = [job for job in self.speaking if job.next_chunk() is not None]
-        urgent = [job for job in ready if job.runs_dry - now < RESERVE_S]
-        self._somebody_runs_dry = bool(urgent)
-        return self._next_decodes(ready, urgent)
-
-    def _next_read(self) -> tuple[Piece | None, int]:
-        piece = next((piece for piece in self.reading if not self._waits_for_prefix(piece)), None)
-        if piece is None:
-            return None, 0
-        if self._somebody_runs_dry and self._put_off < MAX_PUT_OFF:
+    def reads(self) -> list[Read]:
+        """Begin a turn: choose what to read. A frame of all that run comes next."""
+        reading = [piece for piece in self.reading if not self._waits_for_prefix(piece)]
+        if reading and self._somebody_runs_dry and self._put_off < self.max_put_off:
             self._put_off += 1
-            return None, 0
+            return []
         self._put_off = 0
-        # A chunk never reaches over the end of what is shared: what is cached is read in the chunks of what is not.
-        shared, last = piece.prompt.num_shared, piece.last_column
-        end = shared if piece.num_read < shared else last
-        return piece, min(self.prefill_columns, min(end, last) - piece.num_read)
+        chosen: list[Read] = []
+        room = self.prefill_columns
+        for piece in reading:
+            at = piece.num_read
+            if at == piece.last_column and len(chosen) < MAX_READS:
+                chosen.append(Read(piece, 0))  # nothing left to read, only to begin
+            while room and at < piece.last_column and len(chosen) < MAX_READS:
+                # No chunk reaches over the end of what is shared: what is cached is read in the chunks of what is not.
+                end = piece.prompt.num_shared if at < piece.prompt.num_shared else piece.last_column
+                columns = min(room, min(end, piece.last_column) - at)
+                chosen.append(Read(piece, columns))
+                at, room = at + columns, room - columns
+        return chosen
+
+    def decodes(self, now: float, most: int, *, only_new: bool = False) -> list[Job]:
+        """Choose whose next chunk becomes sound, at most `most`, in this order; `only_new` looks at first sounds alone.
+
+        Safe to call from another thread.
+        """
+        ready = [job for job in list(self.speaking) if not job.is_sounding and job.next_chunk()]
+        urgent = [job for job in ready if now <= job.runs_dry < now + RESERVE_S]
+        self._somebody_runs_dry = bool(urgent)
+        if only_new:
+            ready, urgent = [job for job in ready if job.is_new], []
+        if not ready:
+            return ready
+        chosen = self._choose(ready, urgent, min(most, len(ready)))
+        for job in chosen:
+            self._choices += 1
+            job.last_choice = self._choices
+        return chosen
 
     def _waits_for_prefix(self, piece: Piece) -> bool:
         """Whether another is reading what this piece shares with it: that is read once."""
@@ -99,13 +115,23 @@ class Scheduler:
         first = next(other for other in self.reading if other.prompt.prefix_key == key)
         return first is not piece and first.num_read < first.prompt.num_shared
 
-    def _next_decodes(self, ready: list[Job], urgent: list[Job]) -> list[Job]:
-        urgent = sorted(urgent, key=lambda job: job.runs_dry)
-        firsts = [job for job in ready if job.streams and job.first_sent is None]
+    def _choose(self, ready: list[Job], urgent: list[Job], most: int) -> list[Job]:
+        """Choose by class, each in its own order; a class is passed over a few times in a row at most."""
+        firsts = [job for job in ready if job.is_new]
         known = {id(job) for job in (*urgent, *firsts)}
-        rest = sorted((job for job in ready if id(job) not in known), key=lambda job: job.last_turn)
-        chosen = (urgent + firsts)[: self.max_decodes - bool(rest)]  # the rest get on, too
-        chosen += rest[: self.max_decodes - len(chosen)]
-        for job in chosen:
-            job.last_turn = self._turn
+        rest = [job for job in ready if id(job) not in known]
+        classes = (
+            deque(sorted(urgent, key=lambda job: job.runs_dry)),
+            deque(firsts),
+            deque(sorted(rest, key=lambda job: (job.runs_dry, job.last_choice))),  # first those who broke off
+        )
+        chosen: list[Job] = []
+        while len(chosen) < most:
+            waiting = [number for number in range(len(classes)) if classes[number]]
+            overdue = [number for number in waiting if self._passed_over[number] >= MAX_PASSED_OVER[number]]
+            taken = overdue[0] if overdue else waiting[0]
+            for number in waiting:
+                self._passed_over[number] += 1
+            self._passed_over[taken] = 0
+            chosen.append(classes[taken].popleft())
         return chosen

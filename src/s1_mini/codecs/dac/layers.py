@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from s1_mini.codecs.carry import Carry
+from s1_mini.layers.convolution import conv1d, conv_transpose1d
 
 
 class Chain(nn.ModuleList):
@@ -36,7 +37,8 @@ class CausalConv1d(nn.Module):
         self.context = (kernel - 1) * dilation + 1 - stride
 
     def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        return self.conv(carry.extend((self, ""), x, self.context))
+        x, conv = carry.extend((self, ""), x, self.context), self.conv
+        return conv1d(x, conv.weight, conv.bias, stride=conv.stride[0], dilation=conv.dilation[0], groups=conv.groups)
 
 
 class CausalConvTranspose1d(nn.Module):
@@ -50,7 +52,8 @@ class CausalConvTranspose1d(nn.Module):
 
     def forward(self, x: Tensor, carry: Carry) -> Tensor:
         start, length = self.context * self.stride, x.shape[-1] * self.stride
-        return self.conv(carry.extend((self, ""), x, self.context))[..., start : start + length]
+        x = carry.extend((self, ""), x, self.context)
+        return conv_transpose1d(x, self.conv.weight, self.conv.bias, stride=self.stride)[..., start : start + length]
 
 
 class Snake(nn.Module):
@@ -61,7 +64,8 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.empty(1, channels, 1))
 
     def forward(self, x: Tensor, _carry: Carry) -> Tensor:
-        return (x + (self.alpha * x).sin().square() / (self.alpha + 1e-9)).to(x.dtype)
+        wave = (self.alpha * x).sin()
+        return torch.addcmul(x, wave, wave * (1 / (self.alpha + 1e-9)).to(x.dtype))
 
 
 class Tanh(nn.Module):

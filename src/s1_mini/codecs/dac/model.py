@@ -265,4 +265,4 @@ class DacStream:
         return self._carry.num_bytes
 
     def _carry_of(self, rows: Sequence[int], device: torch.device) -> Carry:
-        return CarryRows(self._carry, self.rows, torch.tensor(rows, device=device))
+        return CarryRows(self._carry, self.rows, rows, device)

@@ -1,0 +1,53 @@
+"""One-dimensional convolutions; short ones on a CPU as one matrix product.
+
+Chunks of a stream are a few steps long, and torch's own ways for those are two to five times as slow on one thread as
+the product they amount to (2026-11, torch 2.13: 880 µs against 330 for 256 channels, 7 taps, dilation 9, 20 steps).
+Shapes: B rows, C inputs, O outputs, K taps, T steps.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Fewer numbers than this go torch's slow way for dilated convolutions (its threshold for oneDNN).
+SHORT_INPUT = 20_480
+SHORT_STEPS = 48  # below, the product of a transposed convolution is faster
+
+
+def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, dilation: int, groups: int) -> Tensor:
+    """Convolve x [B, C, T] with `weight` [O, C / groups, K], without padding."""
+    if dilation > 1 and stride == groups == 1 and x.numel() <= SHORT_INPUT and bias is not None and _is_single(x):
+        return _conv_as_product(x, weight, bias, dilation)
+    return F.conv1d(x, weight, bias, stride=stride, dilation=dilation, groups=groups)
+
+
+def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int) -> Tensor:
+    """Spread x [B, C, T] with `weight` [C, O, K]; [B, O, (T - 1) * stride + K]."""
+    if x.shape[-1] <= SHORT_STEPS and weight.shape[-1] % stride == 0 and bias is not None and _is_single(x):
+        return _transpose_as_product(x, weight, bias, stride)
+    return F.conv_transpose1d(x, weight, bias, stride=stride)
+
+
+def _is_single(x: Tensor) -> bool:
+    """Whether x is one row on a CPU in inference: what the products are for."""
+    return x.shape[0] == 1 and x.device.type == "cpu" and not torch.is_grad_enabled()
+
+
+def _conv_as_product(x: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tensor:
+    outputs, inputs, taps = weight.shape
+    steps = x.shape[-1] - (taps - 1) * dilation
+    x = x[0].contiguous()
+    seen = x.as_strided((inputs, taps, steps), (x.shape[-1], dilation, 1)).reshape(inputs * taps, steps)
+    return torch.addmm(bias.unsqueeze(1), weight.reshape(outputs, -1), seen).unsqueeze(0)
+
+
+def _transpose_as_product(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
+    inputs, outputs, taps = weight.shape
+    steps, overlaps = x.shape[-1], taps // stride
+    spread = (x[0].t() @ weight.reshape(inputs, -1)).view(steps, outputs, overlaps, stride)
+    out = bias.view(1, -1, 1).repeat(steps + overlaps - 1, 1, stride)
+    for overlap in range(overlaps):
+        out[overlap : overlap + steps] += spread[:, :, overlap]
+    return out.permute(1, 0, 2).reshape(1, outputs, -1)

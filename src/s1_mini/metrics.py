@@ -1,0 +1,100 @@
+"""What an engine counts, as plain numbers: one thread writes them, any may read.
+
+Nothing here knows how metrics are shown; whoever shows them asks for `families` (names and units follow Prometheus:
+base units, `_total` for what only grows).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+# Upper bounds in seconds; the last bucket takes the rest.
+LATENCY_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+FACTOR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+ROW_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+
+
+class Histogram:
+    """How often a value fell below each of some bounds, and the sum of all."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        """Values counted."""
+        return sum(self.counts)
+
+    def quantile(self, share: float) -> float:
+        """Bound below which `share` of the values lie, as fine as the buckets are; 0 before the first value."""
+        rank, seen = share * self.count, 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            seen += count
+            if count and seen >= rank:
+                return bound
+        return 0.0
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Every bound, the last infinite, with how many values lie at or below it."""
+        seen, pairs = 0, []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            seen += count
+            pairs.append((bound, seen))
+        return pairs
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric as it is shown: values by one label, or a histogram."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    description: str
+    value: float | Histogram | dict[str, float]
+    label: str = ""  # what the keys of `value` are
+
+
+def _latency() -> Histogram:
+    return Histogram(LATENCY_BUCKETS)
+
+
+@dataclass
+class EngineMetrics:
+    """Everything that one engine has counted since it was made; a reload goes on counting."""
+
+    queue_s: Histogram = field(default_factory=_latency)  # from arrival to the first slot
+    prefill_s: Histogram = field(default_factory=_latency)  # from the slot until the prompt is read
+    first_chunk_s: Histogram = field(default_factory=_latency)  # from arrival to the first sound
+    total_s: Histogram = field(default_factory=_latency)  # from arrival to the end
+    real_time_factor: Histogram = field(default_factory=lambda: Histogram(FACTOR_BUCKETS))
+    rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # that made a frame in one step
+    frames: int = 0
+    audio_s: float = 0.0
+    underruns: int = 0  # times that a listener had heard all before more came
+    ends: Counter[str] = field(default_factory=Counter)  # requests by finish reason or error code
+    out_of_memory: int = 0  # times that memory ran out and caches were let go
+
+    def families(self) -> Iterator[Family]:
+        """Give every metric, ready to be shown."""
+        yield Family("queue_seconds", "histogram", "From arrival to the first slot", self.queue_s)
+        yield Family("prefill_seconds", "histogram", "From the slot until the prompt is read", self.prefill_s)
+        yield Family("first_chunk_seconds", "histogram", "From arrival to the first sound", self.first_chunk_s)
+        yield Family("request_seconds", "histogram", "From arrival to the end", self.total_s)
+        yield Family("real_time_factor", "histogram", "Seconds of work a second of sound", self.real_time_factor)
+        yield Family("batch_rows", "histogram", "Rows that made a frame in one step", self.rows)
+        yield Family("frames_total", "counter", "Frames made", float(self.frames))
+        yield Family("audio_seconds_total", "counter", "Seconds of sound delivered", self.audio_s)
+        yield Family("underruns_total", "counter", "Listeners who had heard all before more came", self.underruns)
+        yield Family("requests_total", "counter", "Requests by how they ended", dict(self.ends), label="end")
+        yield Family("out_of_memory_total", "counter", "Times that memory ran out", float(self.out_of_memory))

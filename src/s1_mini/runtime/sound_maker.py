@@ -1,0 +1,183 @@
+"""Frames become sound: by a thread beside the engine's where that is worth it, else between its turns.
+
+On a CPU with a small model, step and codec keep a core busy each; a GPU has one queue of work, so there the engine's
+own thread does both. Whose chunk is next is chosen when there is time for it, never earlier. A first sound does not
+wait for the thread beside: if that is busy, the engine's makes it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from s1_mini.exceptions import EngineError
+from s1_mini.runtime.job import Job
+from s1_mini.runtime.model_runner import ModelRunner
+from s1_mini.runtime.scheduler import Scheduler
+from s1_mini.types import AudioChunk, FinishReason
+
+NOTHING = np.zeros(0, np.float32)
+
+
+class SoundMaker:
+    """Decodes the chunks of all jobs in the order that the scheduler says, one job at a time or a few a turn."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        *,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+        max_decodes: int,
+    ) -> None:
+        self._runner, self._scheduler, self._wake, self._clock = runner, scheduler, wake, clock
+        self._max_decodes = max_decodes
+        self._failed: deque[tuple[Job, Exception]] = deque()
+        self._lock = threading.Condition()  # whose a job's codec row is
+        self._num_beside = 0  # chunks that the thread beside is making: one or none
+        self._stopped = False
+        self.failure: BaseException | None = None  # what killed the thread
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to work, in a thread beside if the runner wants that."""
+        if self._runner.sounds_beside:
+            self._thread = threading.Thread(target=self._run, name="s1_mini sound", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, if there is one, after the chunk that it is at."""
+        with self._lock:
+            self._stopped = True
+            self._lock.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something went wrong that the engine's thread is to see to."""
+        return bool(self._failed) or self.failure is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a chunk is being made beside the engine's thread."""
+        return self._num_beside > 0
+
+    # ---- in the engine's thread -----------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Make some chunks, or let the thread beside know that there may be some to make.
+
+        Raises `EngineError` if that thread has died.
+        """
+        if self.failure is not None:
+            raise EngineError("the thread that makes sound has died") from self.failure
+        if self._thread is not None:
+            with self._lock:
+                self._lock.notify()
+        for job in self._claim(self._max_decodes, only_new=self._thread is not None):
+            self._try(job)
+
+    def failures(self) -> list[tuple[Job, Exception]]:
+        """Give the chunks that failed since the last call; each is to be made again or its job ended."""
+        failed = []
+        while self._failed:
+            failed.append(self._failed.popleft())
+        return failed
+
+    def make_now(self, job: Job) -> None:
+        """Make a chunk again that has failed; raises what it fails with now."""
+        self._make(job)
+
+    def _make(self, job: Job) -> None:
+        size = job.next_chunk()
+        if not size:
+            return
+        piece = job.pieces[job.front]
+        wave = self._runner.decode(job, size)
+        self.deliver(job, job.joiner.push(wave), size)
+        piece.num_chunks += 1
+        piece.num_decoded += size
+
+    def deliver(self, job: Job, wave: np.ndarray, frames: int, reason: FinishReason | None = None) -> None:
+        """Put sound into the outbox of a job."""
+        rate = self._runner.codec.sample_rate
+        if len(wave):
+            job.count_sound(len(wave) / rate, self._clock())
+        job.outbox.put(AudioChunk(wave, rate, frames, reason))
+
+    def end_piece(self, job: Job) -> bool:
+        """Go on to a job's next piece and tell whether there is one; what is left of the sound is delivered."""
+        self._runner.give_back_row(job)
+        job.front += 1
+        if job.front < len(job.pieces):
+            self.deliver(job, job.joiner.end_piece(), 0)
+            return True
+        cut = any(piece.finish_reason == "length" for piece in job.pieces)
+        self.deliver(job, job.joiner.finish(), 0, "length" if cut else "stop")
+        return False
+
+    def drop(self, job: Job) -> None:
+        """Let go of the codec row of a job that has ended; if its sound is being made, as soon as that is done."""
+        with self._lock:
+            job.has_ended = True
+            if not job.is_sounding:
+                self._runner.give_back_row(job)
+
+    # ---- in either thread -----------------------------------------------------------------------------------------
+
+    def _claim(self, most: int, *, only_new: bool = False) -> list[Job]:
+        """Choose jobs whose next chunk the calling thread makes; no other thread chooses them meanwhile."""
+        with self._lock:
+            if only_new and not self._num_beside:
+                return []
+            jobs: list[Job] = []
+            for job in self._scheduler.decodes(self._clock(), most, only_new=only_new):
+                if not job.has_ended and (job.row is not None or self._runner.num_free_rows > len(jobs)):
+                    job.is_sounding = True
+                    jobs.append(job)
+            return jobs
+
+    def _try(self, job: Job) -> bool:
+        """Make a chunk of a claimed job; what it fails with is kept for the worker, which knows whose error it is."""
+        failure = None
+        try:
+            self._make(job)
+        except Exception as error:
+            failure = error
+        with self._lock:
+            job.is_sounding = False
+            if job.has_ended:
+                self._runner.give_back_row(job)
+            elif failure is not None:
+                job.has_failed = True
+                self._failed.append((job, failure))
+        return failure is None
+
+    # ---- beside ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._runner.enter_thread()
+            while (job := self._next()) is not None:
+                succeeded = self._try(job)
+                self._num_beside = 0
+                if not succeeded or job.next_chunk() == 0:
+                    self._wake()
+        except BaseException as error:
+            self.failure = error
+            self._wake()
+
+    def _next(self) -> Job | None:
+        """Wait for a chunk to make; None once stopped."""
+        with self._lock:
+            while not self._stopped:
+                for job in self._claim(1):
+                    self._num_beside = 1
+                    return job
+                self._lock.wait()
+        return None
