@@ -25,7 +25,8 @@ def small_engine(oracle: Path) -> Iterator[ProductionTTSEngine]:
 def container(small_engine: ProductionTTSEngine, tmp_path_factory: pytest.TempPathFactory, oracle: Path) -> Any:
     """The one container; its models lie where the tests' assets do, and two of them fit."""
     size = sum(path.stat().st_size for path in oracle.glob("*.safetensors"))
-    models = {"models_root": oracle.parent, "models_memory_mb": 2 * 2.5 * size / 1e6, "max_sessions": 3}
+    budget = {"models_kv_mb": 20.0, "models_memory_mb": 2.5 * (2 * size / 1e6 + 20.0)}
+    models = {"models_root": oracle.parent, "max_sessions": 3} | budget
     with running(small_engine, tmp_path_factory.mktemp("store"), models) as container:
         yield container
 

@@ -99,8 +99,8 @@ class S3Store:
             raise BodyError(f"the input {location[:200]!r} is not s3://bucket/key")
         try:
             found = self._client.get_object(Bucket=match[1], Key=match[2])
-        except Exception:
-            raise BodyError(f"the input {location[:200]!r} cannot be read") from None
+        except Exception as error:  # boto3's own, and what its credentials' sources raise
+            raise BodyError(f"the input {location[:200]!r} cannot be read ({type(error).__name__})") from error
         if found["ContentLength"] > max_bytes:
             raise BodyTooLargeError(max_bytes)
         content: bytes = found["Body"].read(max_bytes)

@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 TENSOR_FILES = (".safetensors", ".pth")
-WORKING_SHARE = 2.0  # memory of a loaded checkpoint over its tensor files: other precisions, keys, values, caches
+WORKING_SHARE = 2.0  # memory of a loaded checkpoint over its tensor files: float16 is kept as float32, some is work
+GB = 2**30
 UNLOAD_S = 20.0
 
 
@@ -82,11 +83,12 @@ class HostedModels:
         if name in self._hosted or name in self._loading:
             raise ModelLoadedError(f"the model {name!r} is loaded already; unload it first")
         directory = self._directory(url)
-        num_bytes = measure(directory)
+        num_bytes = measure(directory) + round(self._settings.models_kv_mb * 1e6)
         self._check_room(num_bytes)
         self._loading[name] = num_bytes
         try:
-            config = self._config.model_copy(update={"checkpoint_path": directory})
+            kept = {"checkpoint_path": directory, "kv_cache_gb": self._settings.models_kv_mb * 1e6 / GB}
+            config = self._config.model_copy(update=kept)
             hosted = Hosted(name, url, num_bytes, ProductionTTSEngine(config))
             await asyncio.to_thread(hosted.engine.start)
         finally:
@@ -134,6 +136,6 @@ class HostedModels:
 
 
 def measure(directory: Path) -> int:
-    """Give what a checkpoint counts, in bytes of memory."""
+    """Give what a checkpoint's tensors count, in bytes of memory."""
     files = (path for path in directory.iterdir() if path.suffix in TENSOR_FILES and path.is_file())
     return round(WORKING_SHARE * sum(path.stat().st_size for path in files))
