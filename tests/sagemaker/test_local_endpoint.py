@@ -15,7 +15,7 @@ import pytest
 import soundfile
 from botocore.exceptions import ClientError, EventStreamError
 
-from container_room import ENDPOINT, SHORT
+from container_room import ENDPOINT, SHORT, wait_until
 from s1_mini.audio.stream_encoder import StreamEncoder
 from s1_mini.exceptions import ConfigurationError, GenerationError
 from s1_mini.sagemaker.async_store import open_store
@@ -198,3 +198,33 @@ def test_a_store_is_a_folder_that_is_made(tmp_path: Path) -> None:
     store.write("a.out", b"x", "audio/wav")
 
     assert path_of(store.locate("a.out")).read_bytes() == b"x"
+
+
+def test_custom_attributes_choose_another_route_through_boto3(runtime: Any) -> None:
+    body = json.dumps({"model": "s1-mini", "input": "Good morning.", "response_format": "flac", "seed": 1})
+
+    answer = runtime.invoke_endpoint(**call() | {"Body": body}, CustomAttributes="route=/v1/audio/speech")
+
+    assert (answer["ContentType"], answer["Body"].read(4)) == ("audio/flac", b"fLaC")
+
+
+def test_a_loaded_model_is_asked_by_target_model(runtime: Any, http: httpx2.Client, oracle: Path) -> None:
+    with pytest.raises(ClientError) as raised:
+        runtime.invoke_endpoint(**call(), TargetModel="mine.tar.gz")
+    http.post("/models", json={"model_name": "mine", "url": str(oracle)})
+    answer = runtime.invoke_endpoint(**call(), TargetModel="mine.tar.gz")
+    http.delete("/models/mine")
+
+    assert raised.value.response["OriginalStatusCode"] == 404
+    assert answer["Body"].read() == http.post("/invocations", json=SHORT).content
+
+
+def test_a_client_that_leaves_a_response_stream_frees_its_slot(runtime: Any, container: Any) -> None:
+    long = LONG | {"text": "One two three. " * 200, "max_new_tokens": 200, "stream": True}
+    answer = runtime.invoke_endpoint_with_response_stream(**call(**long), Accept="audio/pcm")
+    next(iter(answer["Body"]))
+    assert container.engine.health_check()["requests"] == 1
+
+    answer["Body"].close()
+
+    wait_until(lambda: container.engine.health_check()["requests"] == 0, within_s=5)
