@@ -42,8 +42,9 @@ def test_metrics_count_what_was_spoken_and_name_no_path_that_a_client_made_up(ht
     assert figure(answered) == before + 1
     assert figure("s1_mini_frames_total") > frames
     assert figure("s1_mini_ready") == 1
-    assert figure("s1_mini_slots_total") == 4
-    assert "made" not in http.get("/metrics").text
+    assert figure('s1_mini_slots{state="free"}') == 4
+    assert figure("s1_mini_queue_seconds_count") > 0
+    assert "/made" not in http.get("/metrics").text
 
 
 def test_openapi_declares_every_route_with_examples_and_its_failures(http: httpx2.Client) -> None:

@@ -21,7 +21,7 @@ from starlette.routing import Match
 
 from s1_mini import __version__
 from s1_mini.exceptions import S1MiniError
-from s1_mini.server import routes_health, routes_openai, routes_tts, routes_voices, websocket
+from s1_mini.server import page, routes_health, routes_openai, routes_tts, routes_voices, websocket
 from s1_mini.server.edge import Edge
 from s1_mini.server.errors import BodyError, MethodError, NotFoundError, ServerError, error_response, from_validation
 from s1_mini.server.gate import Gate
@@ -50,8 +50,8 @@ def create_app(engine: ProductionTTSEngine, settings: ServerSettings | None = No
     )
     gate = Gate(engine, settings)
     app.state.engine, app.state.settings, app.state.gate = engine, settings, gate
-    app.state.meter = Meter(gate)
-    for room in (routes_tts, routes_openai, routes_voices, routes_health, websocket):
+    app.state.meter = Meter(engine, gate)
+    for room in (routes_tts, routes_openai, routes_voices, routes_health, websocket, page):
         app.include_router(room.router)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
