@@ -238,3 +238,8 @@ def test_without_a_context_errors_are_raised() -> None:
         handler.predict_fn(handler.Failure(ParameterError("x", "y")), handler.Failure(EngineNotReadyError("no")))
     with pytest.raises(NotAcceptableError):
         handler.output_fn(handler.Failure(NotAcceptableError("no")), "audio/wav")
+
+
+def test_the_folder_that_is_named_like_the_sdk_is_no_package() -> None:
+    """With an `__init__.py` it would hide AWS's own `sagemaker` from whoever runs in the checkout."""
+    assert not list(CODE.parent.rglob("__init__.py"))
