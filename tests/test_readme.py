@@ -69,6 +69,7 @@ def test_commands_run_in_order(
         "CONTRIBUTING.md",
         "CHANGELOG.md",
         "docs/complexity.md",
+        "docs/endpoint.md",
         "docs/http.md",
         "docs/page.md",
         "docs/voice.md",

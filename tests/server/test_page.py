@@ -272,7 +272,7 @@ def test_a_voice_is_added_used_and_deleted(visit: Open, voiced: ProductionTTSEng
     page.get_by_role("button", name="Delete", exact=True).click()
 
     expect(page.get_by_role("radio", name=f"my-{source}")).to_have_count(0)
-    assert f"my-{source}" not in voiced.health_check()["voices"]
+    assert f"my-{source}" not in voiced.voice_names()
 
 
 @needs_browser

@@ -94,6 +94,18 @@ class MethodError(ServerError):
     code = "method_not_allowed"
 
 
+class ConflictError(ServerError):
+    """It is there already."""
+
+    code = "conflict"
+
+
+class StorageError(ServerError):
+    """There is no room for it."""
+
+    code = "insufficient_storage"
+
+
 class TooManyRequestsError(ServerError):
     """One client has too many requests in flight."""
 
@@ -140,6 +152,7 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     NotAcceptableError: Row(406),
     BodyTooSlowError: Row(408),
     IdleError: Row(408),
+    ConflictError: Row(409),
     BodyTooLargeError: Row(413),
     ContentTypeError: Row(415),
     RequestError: Row(422),
@@ -151,6 +164,7 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     EngineNotReadyError: Row(503, 5),
     DrainingError: Row(503, 5),
     RequestTimeoutError: Row(504),
+    StorageError: Row(507),
     GenerationError: Row(500),
     EngineError: Row(500),
     S1MiniError: Row(500),
