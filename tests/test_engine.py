@@ -23,6 +23,8 @@ from s1_mini.exceptions import (
     TextError,
 )
 from s1_mini.models.s1.network import S1Network
+from s1_mini.runtime.outbox import Outbox
+from s1_mini.types import TTSRequest
 
 
 def test_a_text_becomes_sound_of_whole_frames(engine: ProductionTTSEngine) -> None:
@@ -291,3 +293,33 @@ def test_an_event_loop_streams_what_a_thread_streams(engine: ProductionTTSEngine
     whole = engine.generate("Hello.", seed=3, max_new_tokens=12).audio
 
     assert np.array_equal(np.concatenate(asyncio.run(listen())), whole)
+
+
+def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing_behind(
+    engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+    begun: list[Outbox] = []
+    plain = engine._speak
+
+    def slowly(request: TTSRequest, *, streams: bool) -> Outbox:
+        reached.set()
+        go_on.wait()
+        begun.append(plain(request, streams=streams))
+        return begun[0]
+
+    async def leave() -> None:
+        chunks = engine.stream_async("Hello.", max_new_tokens=400)
+        listener = asyncio.ensure_future(anext(aiter(chunks)))
+        await asyncio.to_thread(reached.wait)
+        listener.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await listener
+        go_on.set()
+        while not begun or not begun[0].has_ended:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(engine, "_speak", slowly)
+    asyncio.run(asyncio.wait_for(leave(), timeout=10))
+
+    assert begun[0].has_ended

@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from s1_mini.exceptions import ConfigurationError
 
 ENV_PREFIX = "S1_MINI_"
+OTHERS = ("S1_MINI_SERVER_",)  # begin the variables of settings that stand elsewhere
 
 Precision = Literal["auto", "float32", "float16", "bfloat16"]
 CompileSwitch = Literal["auto", "true", "false"]
@@ -133,7 +134,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     known = known_variables()
     sentences = []
     for name in sorted(environment):
-        if name.startswith(ENV_PREFIX) and name.upper() not in known:
+        if name.startswith(ENV_PREFIX) and not name.startswith(OTHERS) and name.upper() not in known:
             near = get_close_matches(name, known, n=1)
             sentences.append(f"{name} is no setting of s1_mini" + (f"; did you mean {near[0]}?" if near else "."))
     return sentences

@@ -333,7 +333,12 @@ class ProductionTTSEngine:
         )
 
     async def _speak_async(self, request: TTSRequest) -> AsyncIterator[AudioChunk]:
-        outbox = await asyncio.to_thread(self._speak, request, streams=True)
+        begun = asyncio.ensure_future(asyncio.to_thread(self._speak, request, streams=True))
+        try:
+            outbox = await asyncio.shield(begun)
+        except asyncio.CancelledError:
+            begun.add_done_callback(_close)  # the thread goes on: what it begins, nobody listens to
+            raise
         async for chunk in outbox:
             yield chunk
 
@@ -360,6 +365,11 @@ class ProductionTTSEngine:
         if running is None:
             raise EngineNotReadyError("the engine is not started; call start() or use it in a with block")
         return running
+
+
+def _close(begun: asyncio.Future[Outbox]) -> None:
+    if not begun.cancelled() and begun.exception() is None:
+        begun.result().close()
 
 
 def make_request(
