@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,25 +55,26 @@ class Result:
         return [*first, self.idle, *self.loads]
 
     @property
+    def busiest(self) -> Load:
+        """The load of the greatest concurrency; of the greatest rate where there is none."""
+        return max(self.loads, key=lambda load: (load.concurrency or 0, load.rate or 0.0))
+
+    @property
     def first_p95_ratio(self) -> float | None:
-        """How much later the first sound comes under the last load than from an idle engine, at p95."""
-        return first_p95_ratio(self.loads[-1], self.idle)
+        """How much later the first sound comes under the busiest load than from an idle engine, at p95."""
+        return first_p95_ratio(self.busiest, self.idle)
 
     @property
     def speed_up(self) -> float | None:
-        """Sound a second at the greatest concurrency, by that of the same work one request at a time."""
-        busiest = max((load for load in self.loads if load.concurrency), key=_concurrency, default=None)
-        if busiest is None or self.sequential is None or not self.sequential.audio_s:
+        """Sound a second of the busiest load, by that of the same work one request at a time."""
+        if self.sequential is None or not self.sequential.audio_s:
             return None
-        return busiest.audio_per_s / self.sequential.audio_per_s
-
-
-def _concurrency(load: Load) -> int:
-    return load.concurrency or 0
+        return self.busiest.audio_per_s / self.sequential.audio_per_s
 
 
 def measure(plan: Plan) -> Result:
     """Measure all of `plan`. Raises what the engine raises at its start; requests that fail are counted."""
+    busy_before = _load_average()
     num_idle = max(MIN_IDLE, plan.requests // 4)
     counts = [num_idle, *[plan.requests] * (len(plan.concurrencies) + len(plan.rates))]
     asks = make_workload(sum(counts) + WARM_UP * len(counts), plan.seed, plan.max_new_tokens)
@@ -91,7 +93,12 @@ def measure(plan: Plan) -> Result:
             clients.warm_up(warm_up)
             arrivals = planned_arrivals(len(counted), rate, plan.seed)
             loads.append(clients.open(f"{rate:g} a second", counted, arrivals, rate=rate))
-        return Result(idle, loads, sequential, _facts(engine))
+        return Result(idle, loads, sequential, _facts(engine) | {"load_average": busy_before})
+
+
+def _load_average() -> float | None:
+    """Tell how many processes wanted to compute in the last minute: others', if it is asked before the work."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def _parts(asks: list[Ask], counts: list[int]) -> list[tuple[list[Ask], list[Ask]]]:

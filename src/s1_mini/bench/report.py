@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
+from s1_mini.bench.figures import MEASURES
 from s1_mini.bench.load import Load
 
 _NONE = "–"
-_TOLD = ("first_byte_ms", "audible_ms", "end_to_end_ms", "real_time_factor", "audio_per_s")
-_COUNTED = ("underruns", "underruns_100ms", "late_ms")
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -25,20 +24,28 @@ def describe_machine(device: str) -> dict[str, Any]:
     return {"machine": f"{platform.machine()}, {where}", "torch": torch.__version__, "commit": _commit()}
 
 
-def table(loads: Sequence[Load]) -> str:
+def table(loads: Sequence[Load], idle: Load) -> str:
     """Lay out what was measured: one line a load, then one for each of its measures."""
-    head = f"{'':<20} {'requests':>8} {'failed':>6} {'audio s/s':>9} {'underruns, 100 ms buffer':>25} {'memory MB':>10}"
-    lines = [_load_line(load) for load in loads]
+    head = (
+        f"{'':<20} {'requests':>8} {'failed':>6} {'audio s/s':>9} {'underruns':>9} {'100 ms buffer':>13} "
+        f"{'first p95 ratio':>15} {'memory MB':>10}"
+    )
+    lines = [_load_line(load, idle) for load in loads]
     second = f"{'':<20} {'of a request':<18} {'p50':>10} {'p95':>10} {'p99':>10}"
-    rows = [_measure_line(load, name) for load in loads for name in (*_TOLD, *_COUNTED)]
+    rows = [_measure_line(load, name) for load in loads for name in _told(load)]
     return "\n".join((head, *lines, second, *rows))
 
 
-def _load_line(load: Load) -> str:
-    requests, failed = len(load.outcomes), sum(load.failures.values())
-    underruns = f"{_sum(load, 'underruns')}, {_sum(load, 'underruns_buffered')}"
+def _told(load: Load) -> list[str]:
+    """All measures; where a client asks as soon as it can, nothing can be late."""
+    return [name for name in MEASURES if name != "late_ms" or load.rate is not None]
+
+
+def _load_line(load: Load, idle: Load) -> str:
     return (
-        f"{load.name:<20} {requests:>8} {failed:>6} {load.audio_per_s:>9.2f} {underruns:>25} {load.growth_mb:>+10.1f}"
+        f"{load.name:<20} {len(load.outcomes):>8} {sum(load.failures.values()):>6} {load.audio_per_s:>9.2f} "
+        f"{_sum(load, 'underruns'):>9} {_sum(load, 'underruns_buffered'):>13} "
+        f"{_number(first_p95_ratio(load, idle)):>15} {load.growth_mb:>+10.1f}"
     )
 
 

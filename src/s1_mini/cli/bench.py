@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -77,17 +78,23 @@ def bench(
     facts = result.facts
     work = {"requests": requests, "concurrency": list(many), "rate": list(rates), "profile": profile}
     work |= {"voice_state": voice_state, "max_new_tokens": max_new_tokens, "seed": seed}
-    typer.echo(f"{facts['machine']}, torch {facts['torch']}, commit {facts['commit']}, {facts['precision']}")
+    typer.echo(
+        f"{facts['machine']}, torch {facts['torch']}, commit {facts['commit']}, {facts['precision']}, {_busy(facts)}"
+    )
     typer.echo(
         f"{requests} requests a load, at most {max_new_tokens} frames each, voice {voice_state}, profile {profile}, "
         f"{facts['slots']} slots, seed {seed}"
     )
-    typer.echo(table(result.all_loads))
+    typer.echo(table(result.all_loads, result.idle))
     for line in failure_lines(result.all_loads):
         typer.echo(line)
     for name, value in more.items():
         typer.echo(f"{name} {value:.3f}" if value is not None else f"{name} –")
     typer.echo(json_line(facts | work, result.all_loads, result.idle, **more))
+
+
+def _busy(facts: Mapping[str, Any]) -> str:
+    return f"load average {facts['load_average']} before"
 
 
 def _ratios(result: Result) -> dict[str, float | None]:
