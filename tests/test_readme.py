@@ -69,8 +69,11 @@ def test_commands_run_in_order(
         "CONTRIBUTING.md",
         "CHANGELOG.md",
         "docs/benchmark.md",
-        "docs/voice.md",
+        "docs/complexity.md",
         "docs/http.md",
+        "docs/page.md",
+        "docs/voice.md",
+        "docs/voices.md",
         "training/README.md",
     ],
 )

@@ -28,7 +28,7 @@ def choose_voicing(state: VoiceState, engine: ProductionTTSEngine, seed: int) ->
     `cold` brings another recording with every number, `cached` the checkpoint's first named voice (a tone, where it
     has none), and `none` says nothing: see `without_voices`.
     """
-    names = engine.health_check()["voices"]
+    names = engine.voice_names()
     if state == "none":
         return lambda _: {}
     if state == "cached":

@@ -21,7 +21,10 @@ from s1_mini.exceptions import (
     RequestError,
     RequestTimeoutError,
     S1MiniError,
-    VoiceError,
+    VoiceExistsError,
+    VoiceFileError,
+    VoiceNotFoundError,
+    VoiceReadOnlyError,
 )
 
 MAX_MESSAGE = 600  # characters; what a client sent is quoted, but not at any length
@@ -91,18 +94,6 @@ class MethodError(ServerError):
     code = "method_not_allowed"
 
 
-class VoiceNotFoundError(VoiceError):
-    """There is no voice of that name."""
-
-    code = "voice_not_found"
-
-
-class VoicesUnsupportedError(ServerError):
-    """The engine keeps no voices of its own."""
-
-    code = "voices_unsupported"
-
-
 class TooManyRequestsError(ServerError):
     """One client has too many requests in flight."""
 
@@ -142,6 +133,9 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     UnauthorizedError: Row(401),
     NotFoundError: Row(404),
     VoiceNotFoundError: Row(404),
+    VoiceExistsError: Row(409),
+    VoiceReadOnlyError: Row(409),
+    VoiceFileError: Row(500),
     MethodError: Row(405),
     NotAcceptableError: Row(406),
     BodyTooSlowError: Row(408),
@@ -152,7 +146,6 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     ReferenceAudioError: Row(422),
     CapacityError: Row(422),
     TooManyRequestsError: Row(429, 1),
-    VoicesUnsupportedError: Row(501),
     BusyError: Row(503, 1),
     QueueFullError: Row(503, 1),  # or what the error says
     EngineNotReadyError: Row(503, 5),
