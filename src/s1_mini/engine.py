@@ -95,15 +95,19 @@ class ProductionTTSEngine:
                 raise CapacityError(f"no memory for a second checkpoint beside the one that speaks: {reason}") from None
             self.config, self._running = config, new
             new.desk.start()
-            old.close(drains=True, timeout_s=timeout_s)
+        old.close(drains=True, timeout_s=timeout_s)
 
     def _load(self, config: EngineConfig, before: VoiceDesk | None = None) -> Running:
         speaker = load(config)
         roster = open_roster(speaker.directory, speaker.voices, config)
         generator = Generator(speaker, config, self.metrics)
-        desk = VoiceDesk(roster, generator, partial(self._encode, speaker, generator), config)
-        if before is not None:
-            desk.take_over(before)
+        try:
+            desk = VoiceDesk(roster, generator, partial(self._encode, speaker, generator), config)
+            if before is not None:
+                desk.take_over(before)
+        except BaseException:
+            generator.close(drains=False)
+            raise
         return Running(speaker, generator, desk)
 
     def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
@@ -391,7 +395,7 @@ class ProductionTTSEngine:
     def _speak_with(self, running: Running, request: TTSRequest, deadline: float, *, streams: bool) -> Outbox:
         text = normalize(request.text, self.config.max_text_length)
         pieces = [piece for piece in split(text, self.config.chunk_length) if is_speakable(piece)]
-        voices = self._voices(running, request)
+        voices = self._voices(running, request, deadline)
         return running.generator.speak(
             pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
         )
@@ -406,18 +410,21 @@ class ProductionTTSEngine:
         async for chunk in outbox:
             yield chunk
 
-    def _voices(self, running: Running, request: TTSRequest) -> list[Voice]:
+    def _voices(self, running: Running, request: TTSRequest, deadline: float) -> list[Voice]:
         if request.voice is not None:
             return [running.desk.roster.find(request.voice).voice]
         if request.references:
-            return [self._encode(running.speaker, running.generator, reference) for reference in request.references]
+            encode = partial(self._encode, running.speaker, running.generator, deadline=deadline)
+            return [encode(reference) for reference in request.references]
         default = running.speaker.voices.default
         return [default] if default else []
 
-    def _encode(self, speaker: Speaker, generator: Generator, reference: Reference) -> Voice:
+    def _encode(
+        self, speaker: Speaker, generator: Generator, reference: Reference, deadline: float = float("inf")
+    ) -> Voice:
         return encode_reference(
             reference,
-            encode=generator.encode,
+            encode=partial(generator.encode, deadline=deadline),
             cache=generator.references,
             sample_rate=speaker.codec.sample_rate,
             max_s=self.config.max_reference_s,

@@ -27,7 +27,7 @@ class NullRunner:
         self.slots = self.num_free_rows = slots
         self.codec = self
         self.sample_rate = 16_000
-        self.sounds_beside = False
+        self.sounds_beside, self.decodes_together = False, True
         self._frames = HostFrames(torch.zeros(slots, 10, dtype=torch.int64), [False] * slots, [True] * slots)
         self._wave = np.zeros(640, np.float32)
 
@@ -47,15 +47,20 @@ class NullRunner:
         """Give the same frame again."""
         return self._frames
 
-    def decode(self, job: Job, size: int) -> np.ndarray:  # noqa: ARG002 - as the runner
+    def take_row(self, job: Job) -> bool:
+        """Give one to all."""
+        job.row = 0
+        return True
+
+    def decode(self, jobs: Sequence[Job], size: int) -> list[np.ndarray]:  # noqa: ARG002 - as the runner
         """Give silence."""
-        return self._wave
+        return [self._wave] * len(jobs)
 
 
 def measure_scheduler(rows: int, turns: int) -> float:
     """Milliseconds that one turn costs beside the device's work, with `rows` pieces that all stream."""
     queue_ = BatchQueue(10 * rows)
-    worker = BatchedModelWorker(NullRunner(rows), queue_, ByteCache(0), max_decodes=rows)  # type: ignore[arg-type]
+    worker = BatchedModelWorker(NullRunner(rows), queue_, ByteCache(0))  # type: ignore[arg-type]
     prompt, numbers = Prompt(torch.zeros(11, 40, dtype=torch.int64), 0), count()
     for _ in range(rows):
         outbox, joiner = Outbox(lambda: None), Joiner(sample_rate=16_000)
