@@ -42,6 +42,7 @@ from s1_mini.types import FinishReason
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
+LOOK_S = 0.01  # and otherwise
 MIN_SHARED_COLUMNS = 16  # shorter prefixes are read sooner than they are found
 
 Result = TypeVar("Result")
@@ -73,6 +74,7 @@ class BatchedModelWorker:
         self._tasks: deque[Task] = deque()
         self._changed = threading.Condition()
         self._takes_in = self._drains = True
+        self._next_look = 0.0  # for requests whose time is over
         self._thread = threading.Thread(target=self._run, name="s1_mini engine", daemon=True)
 
     # ---- from any thread ------------------------------------------------------------------------------------------
@@ -220,12 +222,15 @@ class BatchedModelWorker:
                 self._end(job, reason="cancelled")
 
     def _end_late(self, now: float) -> None:
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_S
         for job in [job for job in list(self._jobs.values()) if now > job.deadline]:
             made = sum(len(piece.frames) for piece in job.pieces)
             self._end(job, RequestTimeoutError(f"not finished in time, after {made} frames"))
 
     def _admit(self, now: float) -> None:
-        free = 0 if self._is_behind() else self.slots.num_free
+        free = 0 if not len(self.queue) or self._is_behind() else self.slots.num_free
         for piece in self.queue.take(free, now):
             piece.slot = self.slots.take()
             self.scheduler.admit(piece)
