@@ -20,7 +20,6 @@ from s1_mini.runtime.model_runner import HostFrames
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.types import SamplingParams
 
-
 BLOCKS = 10  # of turns, whose median counts: what else the machine does in between is in few of them
 
 
