@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from s1_mini.runtime.job import Job, Piece
 
-PREFILL_COLUMNS = 128  # of all prompts that are read in one turn
+PREFILL_COLUMNS = 256  # of all prompts that are read in one turn
 MAX_READS = 4  # in one turn: each costs some time of its own, however short
 RESERVE_S = 0.1  # a listener with less than this left to hear is about to run dry
 MAX_PUT_OFF = 4  # turns that reading may wait in a row for those about to run dry

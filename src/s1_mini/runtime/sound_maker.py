@@ -81,7 +81,8 @@ class SoundMaker:
             return
         with self._lock:
             self._lock.notify()
-            firsts = self._claim(FIRSTS_A_TURN, only_new=True) if self._num_beside else []
+            helps = self._num_beside and not self._scheduler.reading  # else the engine's thread has newcomers to read
+            firsts = self._claim(FIRSTS_A_TURN, only_new=True) if helps else []
         for job in firsts:
             self._try([job])
 
