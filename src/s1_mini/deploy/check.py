@@ -53,14 +53,14 @@ def _look(shape: Any, value: Any, path: str) -> Iterator[str]:
         yield from _structure(shape, value, path)
     elif shape.type_name == "list":
         if not isinstance(value, (list, tuple)):
-            yield f"{path}={value!r}: not a list"
+            yield f"{path}={value!r} is no list"
             return
         yield from _bounds(shape, len(value), path, "items")
         for position, item in enumerate(value):
             yield from _look(shape.member, item, f"{path}[{position}]")
     elif shape.type_name == "map":
         if not isinstance(value, Mapping):
-            yield f"{path}={value!r}: not a mapping"
+            yield f"{path}={value!r} is no mapping"
             return
         yield from _bounds(shape, len(value), path, "entries")
         for key, item in value.items():
@@ -72,7 +72,7 @@ def _look(shape: Any, value: Any, path: str) -> Iterator[str]:
 
 def _structure(shape: Any, value: Any, path: str) -> Iterator[str]:
     if not isinstance(value, Mapping):
-        yield f"{path}={value!r}: not a structure"
+        yield f"{path}={value!r} is no structure"
         return
     prefix = f"{path}." if path else ""
     for name in shape.required_members:
@@ -90,7 +90,7 @@ def _structure(shape: Any, value: Any, path: str) -> Iterator[str]:
 def _scalar(shape: Any, value: Any, path: str) -> Iterator[str]:
     kinds = _SCALARS.get(shape.type_name)
     if kinds is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-        yield f"{path}={value!r}: not a {shape.type_name}"
+        yield f"{path}={value!r} is no {shape.type_name}"
         return
     if isinstance(value, (str, bytes, bytearray)):
         yield from _bounds(shape, len(value), path, "characters" if isinstance(value, str) else "bytes")

@@ -16,7 +16,7 @@ class Clients:
 
         self._session = boto3.Session(region_name=region, profile_name=profile)
         self._config = Config(
-            retries={"mode": "standard", "total_max_attempts": 5},
+            retries={"mode": "standard"},  # three tries, or AWS_MAX_ATTEMPTS
             connect_timeout=10,
             read_timeout=70,  # a real-time call may take 60 s
             user_agent_extra=f"s1-mini/{__version__}",

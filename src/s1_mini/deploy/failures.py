@@ -250,7 +250,7 @@ _REFUSALS: tuple[tuple[str, _Refusal], ...] = (
     ),
     (
         r"Throttling|TooManyRequests|RequestLimitExceeded|SlowDown",
-        lambda *_: "AWS asks us to slow down and five tries were not enough: run this again in a minute",
+        lambda *_: "AWS asks us to slow down and several tries were not enough: run this again in a minute",
     ),
 )
 

@@ -10,7 +10,6 @@ from s1_mini.deploy.call import is_ours
 from s1_mini.deploy.calls import Standing
 from s1_mini.deploy.clients import Clients
 from s1_mini.deploy.failures import is_missing
-from s1_mini.deploy.scaling import COPIES, MACHINES
 from s1_mini.deploy.spec import FormName
 
 ALARMS = ("rollback-5xx", "rollback-latency", "rollback-failures", "from-zero")
@@ -89,10 +88,9 @@ def _components(clients: Clients, name: str) -> Iterator[tuple[str, str]]:
 def _targets(clients: Clients, name: str, components: list[str], seen: dict[str, Any]) -> Iterator[dict[str, Any]]:
     variants = [f"endpoint/{name}/variant/{it['VariantName']}" for it in seen.get("ProductionVariants", [])]
     copies = [f"inference-component/{it}" for it in components]
-    for resources, dimension in ((variants, MACHINES), (copies, COPIES)):
-        if resources:
-            asked = {"ServiceNamespace": "sagemaker", "ResourceIds": resources, "ScalableDimension": dimension}
-            yield from clients["application-autoscaling"].describe_scalable_targets(**asked)["ScalableTargets"]
+    if variants + copies:
+        asked = {"ServiceNamespace": "sagemaker", "ResourceIds": variants + copies}
+        yield from clients["application-autoscaling"].describe_scalable_targets(**asked)["ScalableTargets"]
 
 
 def _listed(clients: Clients, name: str, operation: str, many: str, one: str) -> Iterator[str]:
