@@ -13,8 +13,6 @@ from s1_mini.deploy.spec import Scaling
 from s1_mini.deploy.verbs import Verbs
 from s1_mini.exceptions import DeploymentError
 
-pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
-
 
 def alarms() -> list[str]:
     return sorted(it["AlarmName"] for it in boto3.client("cloudwatch").describe_alarms()["MetricAlarms"])
