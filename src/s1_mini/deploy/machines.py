@@ -33,5 +33,5 @@ def has_own_disk(instance_type: str) -> bool:
     """Tell whether machines of this type bring a disk, and therefore take no volume size."""
     return (
         instance_type in OWN_DISK_GB
-        or re.match(r"ml\.(g4dn|g5|g6|g6e|gr6|p4d|p4de|p5|\w+d)\.", instance_type) is not None
+        or re.match(r"ml\.(g4dn|g5|g6|g6e|gr6|g7|g7e|p4d|p4de|p5|p5e|p5en|\w+d)\.", instance_type) is not None
     )
