@@ -13,6 +13,7 @@ from botocore.stub import Stubber
 
 from deployments import BUCKET, KEY, PREFIX, REGION, deployment
 from s1_mini.deploy.failures import About, explain, is_missing, reason
+from s1_mini.deploy.spec import Async
 from s1_mini.deploy.verbs import Verbs
 from s1_mini.exceptions import DeploymentError
 from sagemaker_server import Refused, SageMakerServer
@@ -66,6 +67,12 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
             "Cannot create already existing endpoint x.",
             "already existing",
             "endpoint update hello",
+        ),
+        (
+            "ResourceInUse",
+            "Job name must be unique within an AWS account and region, and a job with this name already exists",
+            "a batch named hello has been run before",
+            "another name",
         ),
         ("ValidationException", "Cannot update in-progress endpoint x.", "being changed just now", "describe hello"),
         ("ValidationException", 'Could not find endpoint "x".', "no endpoint hello in eu-west-1", "create hello"),
@@ -154,6 +161,25 @@ def test_a_bucket_that_is_missing_is_named_before_anything_is_made(server: SageM
     sentence = failure(lambda: verbs().create(deployment(artifact="s3://not-there/model.tar.gz")))
 
     assert "there is no bucket not-there" in sentence
+    assert server.operations("Create") == []
+
+
+def test_a_bucket_of_another_region_is_named_with_its_region(server: SageMakerServer, verbs: Make) -> None:
+    elsewhere = {"LocationConstraint": "eu-central-1"}
+    boto3.client("s3", "eu-central-1").create_bucket(Bucket="far-away", CreateBucketConfiguration=elsewhere)
+
+    sentence = failure(lambda: verbs().create(deployment(artifact="s3://far-away/model.tar.gz")))
+
+    assert "bucket far-away is in eu-central-1, the endpoint in eu-west-1" in sentence
+    assert server.operations("Create") == []
+
+
+def test_a_bucket_for_answers_that_is_missing_is_named_before_anything_is_made(
+    server: SageMakerServer, verbs: Make
+) -> None:
+    wanted = replace(deployment(), form=Async("s3://not-there/out"))
+
+    assert "there is no bucket not-there" in failure(lambda: verbs().create(wanted))
     assert server.operations("Create") == []
 
 

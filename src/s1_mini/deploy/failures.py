@@ -218,6 +218,10 @@ _REFUSALS: tuple[tuple[str, _Refusal], ...] = (
     (r"AccessDenied|^403|Forbidden|not authorized", _no_permission),
     (r"in.progress|currently being|is (creating|updating)|in .?(Creating|Updating|RollingBack)", _being_changed),
     (
+        r"job name must be unique|ResourceInUse.*job",
+        lambda _c, _m, about: f"a batch named {about.name} has been run before: give this one another name",
+    ),
+    (
         r"already exist",
         lambda _c, message, about: (
             f"{message.rstrip('.')}: change it with `s1-mini endpoint update {about.name} …`, or first "

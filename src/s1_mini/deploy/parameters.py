@@ -7,7 +7,7 @@ from typing import Any
 from s1_mini.deploy.alarms import rollback_alarm_names
 from s1_mini.deploy.call import digest
 from s1_mini.deploy.machines import has_own_disk
-from s1_mini.deploy.spec import VARIANT, Async, Batch, Components, Deployment, MultiModel
+from s1_mini.deploy.spec import VARIANT, Async, Batch, Components, Deployment, MultiModel, Rolling
 
 OWNER_TAG = "s1-mini:endpoint"
 LINES = "application/jsonlines"
@@ -98,11 +98,13 @@ def transform_job(deployment: Deployment, form: Batch) -> dict[str, Any]:
 def rollout(deployment: Deployment) -> dict[str, Any]:
     """Give the DeploymentConfig of an update: in which steps, and the alarms that take it back."""
     wanted = deployment.rollout
-    share = {"Type": "CAPACITY_PERCENT", "Value": wanted.step_percent}
+    share: dict[str, Any] = {"Type": "CAPACITY_PERCENT", "Value": wanted.step_percent}
     limit = {"MaximumExecutionTimeoutInSeconds": wanted.limit_s}
     back = {"AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in rollback_alarm_names(deployment)]}}
-    strategy = wanted.strategy or ("rolling" if deployment.fleet.instances > 1 else "all-at-once")
-    if isinstance(deployment.form, Components) or strategy == "rolling":
+    strategy: Rolling = wanted.strategy or ("rolling" if deployment.fleet.instances > 1 else "all-at-once")
+    if isinstance(deployment.form, Components):  # one copy may be all there is: no share of it is a copy
+        share, strategy = {"Type": "COPY_COUNT", "Value": 1}, "rolling"
+    if strategy == "rolling":
         rolling = {"MaximumBatchSize": share, "WaitIntervalInSeconds": wanted.wait_s, **limit}
         return {"RollingUpdatePolicy": rolling, **back}
     routing: dict[str, Any] = {"Type": strategy.upper().replace("-", "_"), "WaitIntervalInSeconds": wanted.wait_s}

@@ -6,7 +6,7 @@ from s1_mini.deploy.clients import Clients
 from s1_mini.deploy.failures import About, explain, reason
 from s1_mini.deploy.find import Found
 from s1_mini.deploy.machines import OWN_DISK_GB
-from s1_mini.deploy.spec import Deployment, MultiModel, form_name
+from s1_mini.deploy.spec import Async, Batch, Deployment, MultiModel, form_name
 from s1_mini.exceptions import DeploymentError
 
 BUSY = {"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"}
@@ -18,14 +18,15 @@ def account(clients: Clients) -> str:
 
 
 def check_artifact(clients: Clients, deployment: Deployment, owner: str) -> None:
-    """See that the bucket is there and `owner`'s, that the artifact is in it, and that it fits onto the machine.
+    """See that the buckets are `owner`'s and in this region, that the artifact is there, and that it fits.
 
     Raises `DeploymentError`.
     """
     model = deployment.model
+    for place in _places(deployment):
+        _check_bucket(clients, deployment.name, place, owner)
     about = About(deployment.name, clients.region, f"artifact {model.artifact}", model.bucket)
     try:
-        clients["s3"].head_bucket(Bucket=model.bucket, ExpectedBucketOwner=owner)
         size = _size(clients, deployment, owner)
     except DeploymentError:
         raise
@@ -110,6 +111,29 @@ def check_type_change(found: Found, deployment: Deployment) -> None:
         raise DeploymentError(
             f"instance_type={given!r}: the machines of {name} are {found.instance_type} and scale by themselves, so "
             f"their type cannot change: run `s1-mini endpoint autoscale {name} --off`, update, and autoscale again"
+        )
+
+
+def _places(deployment: Deployment) -> list[str]:
+    form, places = deployment.form, [deployment.model.artifact]
+    if isinstance(form, Async):
+        places += [form.output, *([form.failures] if form.failures else [])]
+    if isinstance(form, Batch):
+        places += [form.source, form.output]
+    return places
+
+
+def _check_bucket(clients: Clients, name: str, place: str, owner: str) -> None:
+    bucket = place.removeprefix("s3://").partition("/")[0]
+    try:
+        seen = clients["s3"].head_bucket(Bucket=bucket, ExpectedBucketOwner=owner)
+    except Exception as error:
+        raise explain(error, About(name, clients.region, place, bucket)) from error
+    region = seen["ResponseMetadata"].get("HTTPHeaders", {}).get("x-amz-bucket-region", clients.region)
+    if region != clients.region:  # boto3 finds it wherever it is; SageMaker does not
+        raise DeploymentError(
+            f"{place}: bucket {bucket} is in {region}, the endpoint in {clients.region}: use a bucket there, or name "
+            "the other with --region"
         )
 
 
