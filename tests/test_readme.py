@@ -70,6 +70,7 @@ def test_commands_run_in_order(
         "CHANGELOG.md",
         "docs/benchmark.md",
         "docs/complexity.md",
+        "docs/deploy.md",
         "docs/endpoint.md",
         "docs/http.md",
         "docs/page.md",

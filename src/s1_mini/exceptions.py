@@ -11,6 +11,7 @@ S1MiniError
 │   ├── CheckpointFileError         a file is missing, truncated, foreign or unreadable
 │   └── CheckpointMismatchError     files contradict each other: tensor missing, extra or misshapen
 ├── VerificationError           a checkpoint does not reproduce an oracle
+├── DeploymentError             AWS refused, or what it made does not work; says the next command
 ├── RequestError                the request itself is wrong; `field` says where
 │   ├── TextError                   text empty, too long, or not text
 │   ├── ParameterError              a sampling or output parameter is out of range
@@ -71,6 +72,12 @@ class VerificationError(S1MiniError):
     """A checkpoint does not reproduce the tensors of an oracle, or the oracle cannot be read."""
 
     code = "verification_failed"
+
+
+class DeploymentError(S1MiniError):
+    """AWS refused a call, or what it made does not work."""
+
+    code = "deployment_failed"
 
 
 class RequestError(S1MiniError):

@@ -10,6 +10,7 @@ import typer
 
 from s1_mini import __version__
 from s1_mini.cli import bench, checkpoints, profile, say, serve, voices
+from s1_mini.cli.endpoint import endpoint
 from s1_mini.exceptions import S1MiniError
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.add_typer(voices.app)
 app.command("convert")(checkpoints.convert)
 app.command("verify")(checkpoints.verify)
 app.command("random-checkpoint")(checkpoints.random_checkpoint)
+app.add_typer(endpoint)
 
 
 @app.callback(invoke_without_command=True)
