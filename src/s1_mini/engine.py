@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -339,8 +340,9 @@ class ProductionTTSEngine:
         except asyncio.CancelledError:
             begun.add_done_callback(_close)  # the thread goes on: what it begins, nobody listens to
             raise
-        async for chunk in outbox:
-            yield chunk
+        async with aclosing(aiter(outbox)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
 
     def _voices(self, speaker: Speaker, generator: Generator, request: TTSRequest) -> list[Voice]:
         if request.voice is not None:
