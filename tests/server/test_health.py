@@ -79,6 +79,9 @@ def test_one_line_tells_of_one_request(http: httpx2.Client, caplog: pytest.LogCa
     assert len(lines) == 1
     assert lines[0] | {"request_id": "one", "route": "/v1/tts", "status": 200, "voice": "default"} == lines[0]
     assert lines[0]["total_ms"] >= lines[0]["first_chunk_ms"] >= lines[0]["body_ms"] >= 0
+    parts = [lines[0][name] for name in ("queue_ms", "prefill_ms")]
+    assert min(parts) >= 0
+    assert sum(parts) <= lines[0]["first_chunk_ms"]
     assert lines[0]["frames"] > 0
     assert lines[0]["real_time_factor"] > 0
 

@@ -74,7 +74,7 @@ async def _noted(engine: ProductionTTSEngine, request: SpeechRequest, record: Re
     )
     async with aclosing(chunks):  # type: ignore[type-var]
         async for chunk in chunks:
-            record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate)
+            record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate, chunk.timing)
             yield chunk
 
 
