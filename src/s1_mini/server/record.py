@@ -63,7 +63,7 @@ class Record:
         if self.code is not None:
             told["code"] = self.code
         if self.spoken is not None:
-            first = _ms_or_none(self.first_chunk and self.first_chunk - self.started)
+            first = None if self.first_chunk is None else _ms(self.first_chunk - self.started)
             factor = round((now - self.spoken) / self.audio_s, 3) if self.audio_s else None
             told |= {
                 "voice": self.voice,
@@ -71,8 +71,8 @@ class Record:
                 "stream": self.streams,
                 "waiting": self.waiting,
                 "body_ms": _ms(self.spoken - self.started),
-                "queue_ms": _ms_or_none(self.timing and self.timing.queue_s),
-                "prefill_ms": _ms_or_none(self.timing and self.timing.prefill_s),
+                "queue_ms": _ms_or_none(self.timing.queue_s if self.timing else None),
+                "prefill_ms": _ms_or_none(self.timing.prefill_s if self.timing else None),
                 "first_chunk_ms": first,
                 "frames": self.frames,
                 "audio_s": round(self.audio_s, 3),
