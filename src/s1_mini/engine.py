@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -407,8 +408,9 @@ class ProductionTTSEngine:
         except asyncio.CancelledError:
             begun.add_done_callback(_close)  # the thread goes on: what it begins, nobody listens to
             raise
-        async for chunk in outbox:
-            yield chunk
+        async with aclosing(aiter(outbox)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
 
     def _voices(self, running: Running, request: TTSRequest, deadline: float) -> list[Voice]:
         if request.voice is not None:

@@ -9,7 +9,7 @@ import warnings
 import typer
 
 from s1_mini import __version__
-from s1_mini.cli import bench, checkpoints, profile, say, serve, voices
+from s1_mini.cli import bench, checkpoints, load, profile, say, serve, voices
 from s1_mini.cli.endpoint import endpoint
 from s1_mini.exceptions import S1MiniError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("say")(say.say)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.command("load")(load.load)
 app.command("profile")(profile.profile)
 app.add_typer(voices.app)
 app.command("convert")(checkpoints.convert)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.runtime.outbox import Outbox
-from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
+from s1_mini.types import ChunkProfile, FinishReason, SamplingParams, Timing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,6 +113,14 @@ class Job:
         """Whether somebody waits for its first sound."""
         return self.streams and self.first_sent is None
 
+    def timing(self) -> Timing:
+        """Tell where its first seconds went."""
+        return Timing(
+            _between(self.arrived, self.admitted),
+            _between(self.admitted, self.begun),
+            _between(self.arrived, self.first_sent),
+        )
+
     def count_sound(self, seconds: float, now: float) -> None:
         """Count sound that was delivered; a listener who had run dry before it goes on with it now."""
         if self.first_sent is None:
@@ -135,3 +143,7 @@ class Job:
             return None
         piece = self.front_piece  # once: another thread may go on to the next meanwhile
         return None if piece is None else piece.next_chunk()
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start

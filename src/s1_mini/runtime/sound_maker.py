@@ -110,7 +110,7 @@ class SoundMaker:
         rate = self._runner.codec.sample_rate
         if len(wave):
             job.count_sound(len(wave) / rate, self._clock())
-        job.outbox.put(AudioChunk(wave, rate, frames, reason))
+        job.outbox.put(AudioChunk(wave, rate, frames, reason, job.timing() if reason else None))
 
     def end_piece(self, job: Job) -> bool:
         """Go on to a job's next piece and tell whether there is one; what is left of the sound is delivered."""

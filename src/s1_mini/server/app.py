@@ -56,7 +56,7 @@ def create_app(engine: ProductionTTSEngine, settings: ServerSettings | None = No
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
     app.add_middleware(Limits, gate=gate, settings=settings)
-    app.add_middleware(Edge, meter=app.state.meter)
+    app.add_middleware(Edge, meter=app.state.meter, namespace=settings.cloudwatch_namespace)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
