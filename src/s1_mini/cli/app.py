@@ -9,7 +9,7 @@ import warnings
 import typer
 
 from s1_mini import __version__
-from s1_mini.cli import bench, checkpoints, profile, say, serve
+from s1_mini.cli import bench, checkpoints, package, profile, say, serve
 from s1_mini.exceptions import S1MiniError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("profile")(profile.profile)
 app.command("convert")(checkpoints.convert)
 app.command("verify")(checkpoints.verify)
 app.command("random-checkpoint")(checkpoints.random_checkpoint)
+app.command("package")(package.package)
 
 
 @app.callback(invoke_without_command=True)
