@@ -4,7 +4,7 @@
     model.safetensors, codec.safetensors                                      converted
     voices/NAME.safetensors                                                   named voices, encoded
     code/inference.py, code/requirements.txt                                  for SageMaker's toolkits
-    compile_cache/…                                                           if asked for
+    compile_cache/GPU-TORCH/…                                                 if asked for
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, Pac
 from s1_mini.models.registry import find_family
 from s1_mini.models.s1 import weights as s1_weights
 from s1_mini.packaging.archive import Chunk
+from s1_mini.packaging.compile_cache import FOLDER as CACHE
+from s1_mini.packaging.compile_cache import KEY, cache_key
 from s1_mini.packaging.manifest import check_names
-from s1_mini.packaging.tensors import ConvertedFile, Target, TensorFile, Translate, plan, read_pieces
+from s1_mini.packaging.tensors import ConvertedFile, Target, TensorFile, Translate, plan, read_pieces, steady_arithmetic
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import NAME as VOICE_NAME
 from s1_mini.voices.library import read_voice
@@ -62,6 +64,8 @@ def lay_out(
     precision: ModelPrecision = "keep",
     codec_precision: CodecPrecision = "float16",
     decode_only: bool = False,
+    compile_cache: Path | None = None,
+    compile_key: str | None = None,
 ) -> list[Member]:
     """Give all members of the artifact of a checkpoint directory, in their order.
 
@@ -80,6 +84,7 @@ def lay_out(
         *_voices(checkpoint, voices, codec_config),
         written("code/inference.py", INFERENCE),
         written("code/requirements.txt", _requirements()),
+        *([] if compile_cache is None else _compile_cache(compile_cache, compile_key or cache_key())),
     ]
     check_names([member.name for member in members])
     return sorted(members, key=lambda member: member.name)
@@ -145,9 +150,10 @@ def _codec(
     targets = plan(file, translate)
     stored = dict.fromkeys(targets, torch.float32)
     if precision == "float16":
-        for target in targets:
-            if may_round(target.name, target.num_elements, partial(read_pieces, file, target, translate)):
-                stored[target] = torch.float16
+        with steady_arithmetic():
+            for target in targets:
+                if may_round(target.name, target.num_elements, partial(read_pieces, file, target, translate)):
+                    stored[target] = torch.float16
     return ConvertedFile(file, translate, stored)
 
 
@@ -181,6 +187,15 @@ def _check_voice(path: Path, codec: DacConfig) -> bool:
     if any(row.numel() and (row.min() < 0 or row.max() >= limit) for row, limit in zip(codes, limits, strict=True)):
         raise CheckpointFileError(f"{path} has codes that this codec has not; it was encoded by another")
     return named.is_default
+
+
+def _compile_cache(folder: Path, key: str) -> list[Member]:
+    if not KEY.fullmatch(key):
+        raise PackageError(f"compile cache: {key!r} is no key; one is GPU and torch, as in sm_90-torch2.13.0")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    if not files:
+        raise PackageError(f"compile cache: {folder} holds no files; it is what TORCHINDUCTOR_CACHE_DIR named")
+    return [copied(path, f"{CACHE}/{key}/{path.relative_to(folder).as_posix()}") for path in files]
 
 
 def _requirements() -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +119,17 @@ def read_pieces(file: TensorFile, target: Target, translate: Translate) -> Itera
         yield from translate(file.rows(target.sources, slice(start, start + target.rows_per_piece))).values()
 
 
+@contextmanager
+def steady_arithmetic() -> Iterator[None]:
+    """Let sums be added up in one order, however many cores there are: the same inputs give the same bytes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class ConvertedFile:
     """A `.safetensors` file that is about to be written. Its size is known before a tensor is read."""
 
@@ -130,9 +142,10 @@ class ConvertedFile:
     def chunks(self) -> Iterator[bytes | memoryview]:
         """Give the file from its first byte to its last. A chunk is to be let go of before the next one."""
         yield self._header
-        for target, dtype in self._dtypes.items():
-            for piece in read_pieces(self._file, target, self._translate):
-                yield piece.to(dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
+        with steady_arithmetic():
+            for target, dtype in self._dtypes.items():
+                for piece in read_pieces(self._file, target, self._translate):
+                    yield piece.to(dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
 
     def _make_header(self) -> bytes:
         entries, offset = {}, 0

@@ -24,7 +24,6 @@ from s1_mini.exceptions import CapacityError, ConfigurationError, S1MiniError
 from s1_mini.sagemaker.accept import JSON, JSON_LINES, Answer, choose_answer
 from s1_mini.sagemaker.attributes import HEADER, write_attributes
 from s1_mini.sagemaker.payload import Asked, Payload, read_payload
-from s1_mini.server import voices
 from s1_mini.server.errors import code_of, describe, row_of
 from s1_mini.types import GenerationResponse
 
@@ -158,8 +157,6 @@ def output_fn(prediction: Spoken | Failure, accept: str | None, context: Context
 def _speak(engine: ProductionTTSEngine, item: Asked | S1MiniError) -> GenerationResponse:
     if isinstance(item, S1MiniError):
         raise item
-    if item.request.voice is not None:
-        voices.check(engine, item.request.voice)
     request = item.request
     return engine.generate(
         request.text,

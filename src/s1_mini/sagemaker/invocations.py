@@ -24,7 +24,6 @@ from s1_mini.sagemaker.accept import JSON_LINES, Answer, choose_answer
 from s1_mini.sagemaker.attributes import HEADER, read_attributes, read_route, write_attributes
 from s1_mini.sagemaker.lines import audio_object, speak_lines
 from s1_mini.sagemaker.payload import JSON_LINES_TYPES, kind_of, split_lines
-from s1_mini.server import voices
 from s1_mini.server.answers import StreamedAnswer, respond, while_listened
 from s1_mini.server.bodies import FORM, content_type, read_form, read_json
 from s1_mini.server.errors import BodyError, InvalidError
@@ -194,7 +193,7 @@ async def _open_session(
     if body.voice is not None and recording is not None:
         raise InvalidError("voice", "was given beside reference_audio; give one of them")
     if body.voice is not None:
-        voices.check(engine, body.voice)
+        await asyncio.to_thread(engine.describe_voice, body.voice)  # a name that is none is told now
     if recording is not None:
         await asyncio.to_thread(_check_recording, engine, recording)
     known = request.app.state.sessions

@@ -21,7 +21,10 @@ from s1_mini.exceptions import (
     RequestError,
     RequestTimeoutError,
     S1MiniError,
-    VoiceError,
+    VoiceExistsError,
+    VoiceFileError,
+    VoiceNotFoundError,
+    VoiceReadOnlyError,
 )
 
 MAX_MESSAGE = 600  # characters; what a client sent is quoted, but not at any length
@@ -103,18 +106,6 @@ class StorageError(ServerError):
     code = "insufficient_storage"
 
 
-class VoiceNotFoundError(VoiceError):
-    """There is no voice of that name."""
-
-    code = "voice_not_found"
-
-
-class VoicesUnsupportedError(ServerError):
-    """The engine keeps no voices of its own."""
-
-    code = "voices_unsupported"
-
-
 class TooManyRequestsError(ServerError):
     """One client has too many requests in flight."""
 
@@ -154,6 +145,9 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     UnauthorizedError: Row(401),
     NotFoundError: Row(404),
     VoiceNotFoundError: Row(404),
+    VoiceExistsError: Row(409),
+    VoiceReadOnlyError: Row(409),
+    VoiceFileError: Row(500),
     MethodError: Row(405),
     NotAcceptableError: Row(406),
     BodyTooSlowError: Row(408),
@@ -165,7 +159,6 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     ReferenceAudioError: Row(422),
     CapacityError: Row(422),
     TooManyRequestsError: Row(429, 1),
-    VoicesUnsupportedError: Row(501),
     BusyError: Row(503, 1),
     QueueFullError: Row(503, 1),  # or what the error says
     EngineNotReadyError: Row(503, 5),

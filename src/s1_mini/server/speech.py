@@ -17,7 +17,6 @@ import numpy as np
 from s1_mini.audio.container import AudioFormat, encode, media_type
 from s1_mini.audio.stream_encoder import StreamEncoder, encodes_fast
 from s1_mini.exceptions import GenerationError, RequestTimeoutError
-from s1_mini.server import voices
 from s1_mini.server.listening import listen
 from s1_mini.server.record import Record
 from s1_mini.server.schemas import SpeechRequest
@@ -50,8 +49,6 @@ async def speak(
     Raises the engine's errors, `VoiceNotFoundError`, and `RequestTimeoutError` if it takes longer than it may.
     What fails in a stream later is raised from `body`. Cancelling the caller cancels the request.
     """
-    if request.voice is not None:
-        voices.check(engine, request.voice)
     record.voice = request.voice or ("reference" if request.reference_audio else "default")
     record.audio_format, record.streams = request.audio_format, request.streams
     record.spoken = time.perf_counter()
