@@ -71,6 +71,7 @@ def test_commands_run_in_order(
         "docs/benchmark.md",
         "docs/complexity.md",
         "docs/endpoint.md",
+        "docs/package.md",
         "docs/http.md",
         "docs/page.md",
         "docs/voice.md",

@@ -21,9 +21,9 @@ from s1_mini.audio.container import AudioFormat, check_format, encode
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, S1MiniError
 from s1_mini.metrics import EngineMetrics, Family
-from s1_mini.runtime.generator import Generator
 from s1_mini.packaging.compile_cache import use_cache
 from s1_mini.packaging.verify import is_packaged, verify_directory
+from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker, find_checkpoint, load
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.runtime.voice_desk import VoiceDesk, open_roster

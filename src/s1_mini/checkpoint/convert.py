@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -76,9 +77,13 @@ def _cast_codec(tensors: Mapping[str, Tensor], precision: CodecPrecision) -> dic
     if precision == "float32":
         return {name: tensor.float() for name, tensor in tensors.items()}
     return {
-        name: tensor.half() if may_round(name, tensor.numel(), lambda whole=tensor: iter([whole])) else tensor.float()
+        name: tensor.half() if may_round(name, tensor.numel(), partial(_whole, tensor)) else tensor.float()
         for name, tensor in tensors.items()
     }
+
+
+def _whole(tensor: Tensor) -> Iterator[Tensor]:
+    yield tensor
 
 
 def may_round(name: str, num_elements: int, pieces: Callable[[], Iterator[Tensor]]) -> bool:

@@ -1,10 +1,10 @@
 """Say what goes into an artifact: every file by its path, its size, and how its bytes are made.
 
-    config.json, tokenizer.tiktoken, special_tokens.json, codec_config.json    as in the checkpoint
-    model.safetensors, codec.safetensors                                      converted
-    voices/NAME.safetensors                                                   named voices, encoded
-    code/inference.py, code/requirements.txt                                  for SageMaker's toolkits
-    compile_cache/GPU-TORCH/…                                                 if asked for
+config.json, tokenizer.tiktoken, special_tokens.json, codec_config.json    as in the checkpoint
+model.safetensors, codec.safetensors                                      converted
+voices/NAME.safetensors                                                   named voices, encoded
+code/inference.py, code/requirements.txt                                  for SageMaker's toolkits
+compile_cache/GPU-TORCH/…                                                 if asked for
 """
 
 from __future__ import annotations
@@ -39,12 +39,17 @@ _NEEDED = ("config.json", "tokenizer.tiktoken", "special_tokens.json")
 _WELCOME = ("CARD.md", "LICENSE", "LICENSE.md", "LICENSE.txt")  # a checkpoint's licence goes where it goes
 _COPY_BYTES = 2**20
 
-INFERENCE = '''"""What SageMaker's inference toolkits load from `model.tar.gz` as `code/inference.py`: the four functions, no more."""
-
-from s1_mini.sagemaker.handler import input_fn, model_fn, output_fn, predict_fn
-
-__all__ = ["input_fn", "model_fn", "output_fn", "predict_fn"]
-'''
+INFERENCE = "\n".join(  # sagemaker/code/inference.py, for those who have no checkout
+    (
+        '"""What SageMaker\'s inference toolkits load from `model.tar.gz` as `code/inference.py`: '
+        'the four functions, no more."""',
+        "",
+        "from s1_mini.sagemaker.handler import input_fn, model_fn, output_fn, predict_fn",
+        "",
+        '__all__ = ["input_fn", "model_fn", "output_fn", "predict_fn"]',
+        "",
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,9 +144,7 @@ def _untie(checkpoint: Path, file: TensorFile, targets: list[Target], named: dic
     named["output.weight"] = named["embeddings.weight"]
 
 
-def _codec(
-    checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, decode_only: bool
-) -> ConvertedFile:
+def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, decode_only: bool) -> ConvertedFile:
     file = TensorFile(find_tensors(checkpoint, "codec"))
     shapes = file.shapes()
     encodes = dac_weights.can_encode(shapes) and not decode_only

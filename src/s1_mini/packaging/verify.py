@@ -14,6 +14,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -83,22 +84,30 @@ def _check_kind(name: str, mode: int) -> None:
 def _hash_file(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return _hash(file)
     except OSError as error:
         raise PackageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _hash(file: IO[bytes]) -> str:
+    sha256 = hashlib.sha256()
+    while chunk := file.read(_CHUNK_BYTES):
+        sha256.update(chunk)
+    return sha256.hexdigest()
 
 
 def verify_archive(archive: Path) -> Manifest:
     """Prove a `.tar.gz` in one pass that writes nothing. Raises `PackageError` naming what is wrong."""
     contents: dict[str, Content] = {}
     text = b""
-    for member, file in _members(archive):
-        if member.name == manifest_file.NAME:
+    with _named_errors(archive):
+        for member, file in _members(archive):
+            if member.name != manifest_file.NAME:
+                contents[member.name] = Content(_hash(file), member.size)
+                continue
             if member.size > manifest_file.MAX_BYTES:
                 raise PackageError(f"{manifest_file.NAME} is larger than {manifest_file.MAX_BYTES:,} bytes")
             text = file.read()
-        else:
-            contents[member.name] = Content(hashlib.file_digest(file, "sha256").hexdigest(), member.size)
     if not text:
         raise PackageError(f"{archive} has no {manifest_file.NAME}: it is no artifact of s1-mini package")
     manifest = Manifest.from_bytes(text)
@@ -110,7 +119,7 @@ def verify_archive(archive: Path) -> Manifest:
 def unpack_archive(archive: Path, directory: Path) -> Manifest:
     """Prove a `.tar.gz`, then unpack it into a new folder. Raises `PackageError`, and then leaves no folder."""
     manifest = verify_archive(archive)
-    with new_directory(directory) as folder:
+    with new_directory(directory) as folder, _named_errors(archive):
         for member, file in _members(archive):
             path = folder / member.name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,21 +132,26 @@ def unpack_archive(archive: Path, directory: Path) -> Manifest:
 def _members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
     """Give every plain file of an archive with what is in it, in order; anything else is refused."""
     seen: list[str] = []
+    with tarfile.open(archive, "r|gz", bufsize=_CHUNK_BYTES) as tar:
+        for member in tar:
+            seen.append(member.name)
+            _check_member(member, len(seen))
+            file = tar.extractfile(member)
+            assert file is not None
+            yield member, file
+    manifest_file.check_names(seen)
+
+
+@contextmanager
+def _named_errors(archive: Path) -> Iterator[None]:
     try:
-        with tarfile.open(archive, "r|gz", bufsize=_CHUNK_BYTES) as tar:
-            for member in tar:
-                seen.append(member.name)
-                _check_member(member, len(seen))
-                file = tar.extractfile(member)
-                assert file is not None
-                yield member, file
+        yield
     except FileNotFoundError:
         raise PackageError(f"{archive} is missing") from None
     except OSError as error:
         raise PackageError(f"{archive} cannot be read: {error.strerror or error}") from None
     except _BROKEN as error:
         raise PackageError(f"{archive} is no whole .tar.gz; was it cut off? ({error})") from None
-    manifest_file.check_names(seen)
 
 
 def _check_member(member: tarfile.TarInfo, count: int) -> None:

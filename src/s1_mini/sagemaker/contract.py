@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
+import s1_mini
 from s1_mini.packaging.verify import unpack_archive, verify_directory
 from s1_mini.sagemaker.environment import BASE, container_environment
 
@@ -30,7 +31,7 @@ INVOKE_S = 60.0
 STOP_S = 30.0
 MAX_ANSWER_BYTES = 6 * 2**20
 TEXT = "This is what the endpoint will say."
-_KEPT = ("PATH", "HOME", "TMPDIR", "TEMP", "SYSTEMROOT", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+_KEPT = ("PATH", "HOME", "TMPDIR", "TEMP", "SYSTEMROOT", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 _KEPT_PREFIXES = ("OMP_", "LC_", "NVIDIA_")
 
 
@@ -64,7 +65,9 @@ def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Ste
         else:
             manifest = unpack_archive(artifact, model)
         size = sum(content.size for content in manifest.files.values())
-        told = f"{len(manifest.files)} files, {size / 1e6:,.0f} MB, each as its manifest says: unpacked to /opt/ml/model"
+        told = (
+            f"{len(manifest.files)} files, {size / 1e6:,.0f} MB, each as its manifest says: unpacked to /opt/ml/model"
+        )
         yield Step("unpack", True, told)
         with _container(Path(base), device) as (process, port, log):
             yield from _try_container(process, port, log)
@@ -98,7 +101,8 @@ def _judge(name: str, answer: _Answer, limit_s: float, outcome: str, *, starts: 
 
 def _stream(answer: _Answer) -> Step:
     passed = answer.status == 200 and len(answer.body) > 0
-    seen = f"{answer.status}, first byte after {answer.first_byte_s:.2f} s, all {len(answer.body):,} after {answer.whole_s:.2f}"
+    seen = f"{answer.status}, first byte after {answer.first_byte_s:.2f} s"
+    seen += f", all {len(answer.body):,} after {answer.whole_s:.2f}"
     return Step("stream", passed, f"{seen}: InvokeEndpointWithResponseStream gives it in parts")
 
 
@@ -131,6 +135,7 @@ def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Pope
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    kept["PYTHONPATH"] = str(Path(s1_mini.__file__).parents[1])  # the engine that runs this, wherever it lies
     told = {BASE: str(base), "SAGEMAKER_BIND_TO_PORT": str(port), "S1_MINI_SERVER_HOST": "127.0.0.1"}
     told |= {} if device is None else {"S1_MINI_DEVICE": device}
     with tempfile.TemporaryFile() as log:
@@ -171,9 +176,7 @@ def _invoke(port: int, body: dict[str, object], accept: str) -> _Answer:
     return _ask(port, "POST", "/invocations", json.dumps(body), headers)
 
 
-def _ask(
-    port: int, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None
-) -> _Answer:
+def _ask(port: int, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None) -> _Answer:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=INVOKE_S)
     began = time.monotonic()
     try:

@@ -74,15 +74,15 @@ def find_model(directory: Path) -> Path | None:
     raise CheckpointNotFoundError(f"{directory} holds no checkpoint: config.json is missing")
 
 
-def main() -> int:
+def main() -> None:
     """Become `s1-mini serve`, as the same process: it is the one that SIGTERM is sent to."""
     try:
         environment = container_environment(os.environ)
     except S1MiniError as error:
         print(f"s1-mini: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
-        return 1
+        sys.exit(1)
     os.execve(sys.executable, [sys.executable, "-m", "s1_mini", "serve", *sys.argv[1:]], environment)  # noqa: S606
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

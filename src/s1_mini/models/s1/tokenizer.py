@@ -100,7 +100,9 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     _check_ids(ranks, special)
     semantic = {int(m[1]): i for name, i in special.items() if (m := _SEMANTIC.fullmatch(name))}
     if sorted(semantic) != list(range(len(semantic))) or not semantic:
-        raise CheckpointMismatchError("special_tokens.json: <|semantic:N|> tokens must be numbered from 0 without a gap")
+        raise CheckpointMismatchError(
+            "special_tokens.json: <|semantic:N|> tokens must be numbered from 0 without a gap"
+        )
     begin, end = semantic[0], semantic[len(semantic) - 1]
     if end - begin != len(semantic) - 1:
         raise CheckpointMismatchError("special_tokens.json: the ids of <|semantic:N|> are not consecutive")
