@@ -72,6 +72,7 @@ def test_commands_run_in_order(
         "docs/complexity.md",
         "docs/deploy.md",
         "docs/endpoint.md",
+        "docs/package.md",
         "docs/http.md",
         "docs/page.md",
         "docs/voice.md",

@@ -22,8 +22,10 @@ from s1_mini.audio.container import AudioFormat, check_format, encode
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, S1MiniError
 from s1_mini.metrics import EngineMetrics, Family
+from s1_mini.packaging.compile_cache import use_cache
+from s1_mini.packaging.verify import is_packaged, verify_directory
 from s1_mini.runtime.generator import Generator
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import Speaker, find_checkpoint, load
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.runtime.voice_desk import VoiceDesk, open_roster
 from s1_mini.text.normalize import is_speakable, normalize
@@ -99,6 +101,10 @@ class ProductionTTSEngine:
         old.close(drains=True, timeout_s=timeout_s)
 
     def _load(self, config: EngineConfig, before: VoiceDesk | None = None) -> Running:
+        directory = find_checkpoint(config.checkpoint_path)
+        if is_packaged(directory):
+            verify_directory(directory)  # before anything of it is used and before the device is touched
+            use_cache(directory)
         speaker = load(config)
         roster = open_roster(speaker.directory, speaker.voices, config)
         generator = Generator(speaker, config, self.metrics)

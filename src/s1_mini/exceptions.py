@@ -9,7 +9,8 @@ S1MiniError
 ├── CheckpointError             a checkpoint directory cannot be used
 │   ├── CheckpointNotFoundError     no checkpoint was named and none ships, or the directory is not there
 │   ├── CheckpointFileError         a file is missing, truncated, foreign or unreadable
-│   └── CheckpointMismatchError     files contradict each other: tensor missing, extra or misshapen
+│   ├── CheckpointMismatchError     files contradict each other: tensor missing, extra or misshapen
+│   └── PackageError                a packaged checkpoint is not what its manifest says, or cannot be written
 ├── VerificationError           a checkpoint does not reproduce an oracle
 ├── DeploymentError             AWS refused, or what it made does not work; says the next command
 ├── RequestError                the request itself is wrong; `field` says where
@@ -66,6 +67,12 @@ class CheckpointMismatchError(CheckpointError):
     """The checkpoint's files contradict each other: a tensor is missing, extra or misshapen."""
 
     code = "checkpoint_mismatch"
+
+
+class PackageError(CheckpointError):
+    """A packaged checkpoint is not what its manifest says, or cannot be written."""
+
+    code = "package_invalid"
 
 
 class VerificationError(S1MiniError):

@@ -9,7 +9,7 @@ import warnings
 import typer
 
 from s1_mini import __version__
-from s1_mini.cli import bench, checkpoints, load, profile, say, serve, voices
+from s1_mini.cli import bench, checkpoints, load, package, profile, say, serve, voices
 from s1_mini.cli.endpoint import endpoint
 from s1_mini.exceptions import S1MiniError
 
@@ -31,6 +31,7 @@ app.command("convert")(checkpoints.convert)
 app.command("verify")(checkpoints.verify)
 app.command("random-checkpoint")(checkpoints.random_checkpoint)
 app.add_typer(endpoint)
+app.command("package")(package.package)
 
 
 @app.callback(invoke_without_command=True)
