@@ -207,7 +207,7 @@ def test_running_out_of_memory_is_an_error_of_its_own_and_fails_one_item(
 
 def test_samples_that_are_not_finite_are_an_error_and_never_sound(tiny: Path) -> None:
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
-        codec = engine._running[0].codec
+        codec = engine._running.speaker.codec
         codec.decoder.model[0].conv.bias.data[0] = float("nan")
 
         with pytest.raises(GenerationError, match="not finite"):
@@ -277,7 +277,7 @@ def test_a_reference_that_was_heard_before_is_not_encoded_again(
 ) -> None:
     wave = np.roll(tone, 100)
     first = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Ah.").audio
-    monkeypatch.setattr(engine._running[1], "encode", lambda _: pytest.fail("encoded again"))
+    monkeypatch.setattr(engine._running.generator, "encode", lambda _: pytest.fail("encoded again"))
 
     second = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Ah.").audio
     other = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Oh.").audio

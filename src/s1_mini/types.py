@@ -21,6 +21,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 # How sound is cut into chunks: soonest first sound, fewest chunks, or something between (`runtime/job.py`).
 ChunkProfile = Literal["ttfa", "balanced", "throughput"]
 
+VoiceSource = Literal["checkpoint", "added"]
+
 # Upstream's defaults and bounds (ServeTTSRequest at d3df505); temperature 0 is ours and means greedy.
 MAX_TEMPERATURE = 2.0
 MAX_REPETITION_PENALTY = 2.0
@@ -70,6 +72,19 @@ class Voice:
 
 
 @dataclass(frozen=True)
+class VoiceInfo:
+    """What can be told of a named voice."""
+
+    name: str
+    description: str
+    is_default: bool  # it speaks when none is asked for
+    source: VoiceSource
+    seconds: float  # of its recording
+    text: str  # what is said in it
+    pinned: bool  # it keeps its place in the caches
+
+
+@dataclass(frozen=True)
 class Choice:
     """Something picked among possibilities, and why; logged at start and shown by `health_check`."""
 
@@ -89,6 +104,15 @@ class TTSRequest:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """Where a request's first seconds went; None for what it has not come to."""
+
+    queue_s: float | None  # from arrival to the first slot
+    prefill_s: float | None  # from the slot until the first prompt is read
+    first_chunk_s: float | None  # from arrival to the first sound
+
+
+@dataclass(frozen=True)
 class AudioChunk:
     """A piece of finished sound of one request, in order; float wave [samples] in [-1, 1]."""
 
@@ -96,6 +120,7 @@ class AudioChunk:
     sample_rate: int
     frames: int
     finish_reason: FinishReason | None = None  # set on the last chunk only
+    timing: Timing | None = None  # set on the last chunk only
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from s1_mini.sagemaker.async_store import AsyncStore
 
 
 def serve(
@@ -17,6 +21,14 @@ def serve(
     max_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sentences spoken at once. [4]", show_default=False)
     ] = None,
+    local_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Answer boto3 as a SageMaker endpoint of this name.", show_default=False),
+    ] = None,
+    async_store: Annotated[
+        str | None,
+        typer.Option(help="Folder or s3://bucket/prefix of its asynchronous answers. [a new folder]"),
+    ] = None,
 ) -> None:
     """Serve over HTTP; settings are S1_MINI_* and S1_MINI_SERVER_* variables too.
 
@@ -24,15 +36,25 @@ def serve(
     """
     from s1_mini.config import EngineConfig
     from s1_mini.engine import ProductionTTSEngine
-    from s1_mini.server.app import create_app
+    from s1_mini.sagemaker.app import make_container_app
     from s1_mini.server.run import run
     from s1_mini.server.settings import ServerSettings
 
     settings = ServerSettings(**_given(host=host, port=port))
     named = _given(checkpoint_path=checkpoint, device=device, precision=precision, max_batch_size=max_batch_size)
     engine = ProductionTTSEngine(EngineConfig(**named))
-    app = create_app(engine, settings)  # what stands above the server adds its routes to `app` here
+    store = None if local_endpoint is None else _open_store(async_store)
+    app = make_container_app(engine, settings, endpoint=local_endpoint, store=store)
     raise typer.Exit(run(app))
+
+
+def _open_store(place: str | None) -> AsyncStore:
+    from s1_mini.sagemaker.async_store import open_store
+
+    if place is None:
+        place = tempfile.mkdtemp(prefix="s1-mini-async-")
+        typer.echo(f"s1-mini: asynchronous answers go to {place}", err=True)
+    return open_store(place)
 
 
 def _given(**values: object) -> dict[str, object]:

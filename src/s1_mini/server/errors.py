@@ -21,7 +21,10 @@ from s1_mini.exceptions import (
     RequestError,
     RequestTimeoutError,
     S1MiniError,
-    VoiceError,
+    VoiceExistsError,
+    VoiceFileError,
+    VoiceNotFoundError,
+    VoiceReadOnlyError,
 )
 
 MAX_MESSAGE = 600  # characters; what a client sent is quoted, but not at any length
@@ -47,6 +50,12 @@ class BodyTooLargeError(ServerError):
 
     def __init__(self, allowed: int) -> None:
         super().__init__(f"the body is too large; at most {allowed} bytes are allowed (S1_MINI_SERVER_MAX_BODY_BYTES)")
+
+
+class HeadTooSlowError(ServerError):
+    """The head of a request did not arrive in time."""
+
+    code = "head_timeout"
 
 
 class BodyTooSlowError(ServerError):
@@ -91,16 +100,16 @@ class MethodError(ServerError):
     code = "method_not_allowed"
 
 
-class VoiceNotFoundError(VoiceError):
-    """There is no voice of that name."""
+class ConflictError(ServerError):
+    """It is there already."""
 
-    code = "voice_not_found"
+    code = "conflict"
 
 
-class VoicesUnsupportedError(ServerError):
-    """The engine keeps no voices of its own."""
+class StorageError(ServerError):
+    """There is no room for it."""
 
-    code = "voices_unsupported"
+    code = "insufficient_storage"
 
 
 class TooManyRequestsError(ServerError):
@@ -142,22 +151,27 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     UnauthorizedError: Row(401),
     NotFoundError: Row(404),
     VoiceNotFoundError: Row(404),
+    VoiceExistsError: Row(409),
+    VoiceReadOnlyError: Row(409),
+    VoiceFileError: Row(500),
     MethodError: Row(405),
     NotAcceptableError: Row(406),
+    HeadTooSlowError: Row(408),
     BodyTooSlowError: Row(408),
     IdleError: Row(408),
+    ConflictError: Row(409),
     BodyTooLargeError: Row(413),
     ContentTypeError: Row(415),
     RequestError: Row(422),
     ReferenceAudioError: Row(422),
     CapacityError: Row(422),
     TooManyRequestsError: Row(429, 1),
-    VoicesUnsupportedError: Row(501),
     BusyError: Row(503, 1),
     QueueFullError: Row(503, 1),  # or what the error says
     EngineNotReadyError: Row(503, 5),
     DrainingError: Row(503, 5),
     RequestTimeoutError: Row(504),
+    StorageError: Row(507),
     GenerationError: Row(500),
     EngineError: Row(500),
     S1MiniError: Row(500),

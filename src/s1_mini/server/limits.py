@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from s1_mini.server.settings import ServerSettings
 
 GUARDED = ("/v1/", "/invocations", "/models", "/endpoints/")  # behind the key
-SPEAKING = ("/v1/tts", "/v1/audio/", "/invocations", "/endpoints/")  # refused when the queue is full
+SPEAKING = ("/v1/tts", "/v1/audio/", "/invocations", "/models/", "/endpoints/")  # refused when the queue is full
 LINGER_S = 1.0  # a body over the limit is read on so long, that its sender hears the answer
 
 

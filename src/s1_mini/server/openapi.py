@@ -22,7 +22,6 @@ _REASONS = {
     422: "A field is wrong; `field` says which",
     429: "Too many requests of this client",
     500: "The server or the model failed",
-    501: "This server cannot do it",
     503: "Not ready, too busy or going down; Retry-After says when to come again",
     504: "It took longer than it may",
 }

@@ -60,7 +60,7 @@ def to_request(body: OpenAISpeechBody, engine: ProductionTTSEngine) -> SpeechReq
     if body.response_format == "aac":
         raise InvalidError("response_format", "'aac' cannot be made; allowed are mp3, opus, flac, wav and pcm")
     voice = body.voice.get("id") if isinstance(body.voice, dict) else body.voice
-    if voice in voices.OPENAI_NAMES and voice not in voices.names(engine):
+    if voice in voices.OPENAI_NAMES and voice not in engine.voice_names():
         voice = None
     return SpeechRequest(
         text=body.input,

@@ -35,7 +35,7 @@ async def describe_voice(request: Request, name: str) -> VoiceAnswer:
     "/v1/voices",
     status_code=201,
     summary="Add a voice",
-    responses=failures(409, 500, 501),
+    responses=failures(409, 500),
     openapi_extra=body_of(VoiceForm, form_files=("audio",), is_json=False),
 )
 async def add_voice(request: Request) -> VoiceAnswer:
@@ -48,10 +48,12 @@ async def add_voice(request: Request) -> VoiceAnswer:
     return await asyncio.to_thread(voices.add, _engine(request), form.name, recording, form.text, form.description)
 
 
-@router.delete("/v1/voices/{name}", status_code=204, summary="Delete a voice", responses=failures(404, has_body=False))
+@router.delete(
+    "/v1/voices/{name}", status_code=204, summary="Delete a voice", responses=failures(404, 409, has_body=False)
+)
 async def delete_voice(request: Request, name: str) -> Response:
     """Forget an added voice; those of the checkpoint stay."""
-    await asyncio.to_thread(voices.delete, _engine(request), name)
+    await asyncio.to_thread(_engine(request).delete_voice, name)
     return Response(status_code=204)
 
 

@@ -17,8 +17,6 @@ import numpy as np
 from s1_mini.audio.container import AudioFormat, encode, media_type
 from s1_mini.audio.stream_encoder import StreamEncoder, encodes_fast
 from s1_mini.exceptions import GenerationError, RequestTimeoutError
-from s1_mini.server import voices
-from s1_mini.server.listening import listen
 from s1_mini.server.record import Record
 from s1_mini.server.schemas import SpeechRequest
 
@@ -50,8 +48,6 @@ async def speak(
     Raises the engine's errors, `VoiceNotFoundError`, and `RequestTimeoutError` if it takes longer than it may.
     What fails in a stream later is raised from `body`. Cancelling the caller cancels the request.
     """
-    if request.voice is not None:
-        voices.check(engine, request.voice)
     record.voice = request.voice or ("reference" if request.reference_audio else "default")
     record.audio_format, record.streams = request.audio_format, request.streams
     record.spoken = time.perf_counter()
@@ -64,10 +60,21 @@ async def speak(
 
 async def _noted(engine: ProductionTTSEngine, request: SpeechRequest, record: Record) -> AsyncIterator[AudioChunk]:
     """Give the engine's chunks; note each in the record. Closing it cancels the request."""
-    chunks = listen(engine, request)
+    chunks = engine.stream_async(
+        request.text,
+        voice=request.voice,
+        reference_audio=request.reference_audio,
+        reference_text=request.reference_text,
+        max_new_tokens=request.max_new_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        repetition_penalty=request.repetition_penalty,
+        seed=request.seed,
+        chunk_profile=request.chunk_profile or ("ttfa" if request.streams else "throughput"),
+    )
     async with aclosing(chunks):  # type: ignore[type-var]
         async for chunk in chunks:
-            record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate)
+            record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate, chunk.timing)
             yield chunk
 
 

@@ -1,19 +1,15 @@
-"""The engine's named voices as the server tells of them: the one place that knows how the engine offers them.
-
-All of it may touch files or the codec, and is called in a thread, except `check`.
-"""
+"""The engine's named voices as the server tells of them. All of it may touch files or the codec: call it in threads."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from s1_mini.exceptions import EngineNotReadyError, VoiceError
-from s1_mini.server.errors import VoiceNotFoundError, VoicesUnsupportedError
+from s1_mini.exceptions import RequestError
 from s1_mini.server.schemas import VoiceAnswer
-from s1_mini.voices.library import NAME
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.types import VoiceInfo
 
 # Where the checkpoint has no voice of such a name, it means the default one.
 OPENAI_NAMES = {"alloy", "ash", "ballad", "cedar", "coral", "default", "echo", "fable", "marin", "nova", "onyx"} | {
@@ -22,73 +18,33 @@ OPENAI_NAMES = {"alloy", "ash", "ballad", "cedar", "coral", "default", "echo", "
     "verse",
 }
 
-
-def check(engine: ProductionTTSEngine, name: str) -> None:
-    """Raise `VoiceNotFoundError` unless there is a voice of this name; cheap enough for an event loop."""
-    known = names(engine)
-    if name not in known:
-        if not NAME.fullmatch(name):
-            raise VoiceNotFoundError("voice", f"{name!r} is no name of a voice; use a-z, 0-9, - and _")
-        raise VoiceNotFoundError("voice", f"{name!r} is not a voice here; there are: {', '.join(known) or 'none'}")
-
-
-def names(engine: ProductionTTSEngine) -> list[str]:
-    """Give the names of all voices, sorted."""
-    given: list[str] = engine.health_check().get("voices", [])
-    return given
+FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "text"}  # what the engine calls otherwise
 
 
 def describe_all(engine: ProductionTTSEngine) -> list[VoiceAnswer]:
     """Tell of all voices."""
-    if hasattr(engine, "voices"):
-        return [_told(info) for info in engine.voices()]
-    return [_told_by_internals(engine, name) for name in names(engine)]
+    return [_told(info) for info in engine.voices()]
 
 
 def describe(engine: ProductionTTSEngine, name: str) -> VoiceAnswer:
-    """Tell of one voice. Raises `VoiceNotFoundError`."""
-    check(engine, name)
-    if hasattr(engine, "describe_voice"):
-        return _told(engine.describe_voice(name))
-    return _told_by_internals(engine, name)
+    """Tell of one voice. Raises `VoiceNotFoundError` or `VoiceFileError`."""
+    return _told(engine.describe_voice(name))
 
 
 def add(engine: ProductionTTSEngine, name: str, audio: bytes, text: str, description: str) -> VoiceAnswer:
-    """Keep a recording as a named voice. Raises `VoiceError` or `ReferenceAudioError`."""
-    if not hasattr(engine, "add_voice"):
-        raise VoicesUnsupportedError("this engine keeps no voices; send reference_audio with each request")
-    return _told(engine.add_voice(name, audio, text, description=description))
+    """Keep a recording as a named voice. Raises `RequestError`, by the fields of the form, or `EngineError`."""
+    try:
+        return _told(engine.add_voice(name, audio, text, description=description))
+    except RequestError as error:
+        field = FORM_FIELDS.get(error.field, error.field)
+        raise type(error)(field, str(error).removeprefix(f"{error.field}: ")) from None
 
 
-def delete(engine: ProductionTTSEngine, name: str) -> None:
-    """Forget an added voice. Raises `VoiceNotFoundError`, or `VoiceError` for one of the checkpoint."""
-    check(engine, name)
-    if not hasattr(engine, "delete_voice"):
-        raise VoiceError("name", f"{name!r} belongs to the checkpoint and cannot be deleted")
-    engine.delete_voice(name)
-
-
-def _told(info: Any) -> VoiceAnswer:
+def _told(info: VoiceInfo) -> VoiceAnswer:
     return VoiceAnswer(
         name=info.name,
         description=info.description,
         is_default=info.is_default,
         source=info.source,
         seconds=round(info.seconds, 3),
-    )
-
-
-def _told_by_internals(engine: ProductionTTSEngine, name: str) -> VoiceAnswer:
-    """Tell of a checkpoint's voice where the engine itself does not yet."""
-    running = engine._running
-    if running is None:
-        raise EngineNotReadyError("the engine is not started")
-    speaker = running[0]
-    voice = speaker.voices.describe(name)
-    return VoiceAnswer(
-        name=name,
-        description=voice.description,
-        is_default=voice.is_default,
-        source="checkpoint",
-        seconds=round(voice.voice.codes.shape[1] * speaker.codec.samples_per_frame / speaker.codec.sample_rate, 3),
     )
