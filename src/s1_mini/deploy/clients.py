@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from s1_mini import __version__
+from s1_mini.version import __version__
 
 
 class Clients:

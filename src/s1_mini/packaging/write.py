@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
-from s1_mini import __version__
 from s1_mini.checkpoint.files import new_directory
 from s1_mini.exceptions import PackageError
 from s1_mini.packaging import manifest as manifest_file
 from s1_mini.packaging.archive import ArchiveWriter, Chunk
 from s1_mini.packaging.layout import Member
 from s1_mini.packaging.manifest import Content, Manifest
+from s1_mini.version import __version__
 
 Progress = Callable[[int], None]  # is told how many bytes more are done
 

@@ -19,7 +19,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Match
 
-from s1_mini import __version__
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server import page, routes_health, routes_openai, routes_tts, routes_voices, websocket
 from s1_mini.server.edge import Edge
@@ -29,6 +28,7 @@ from s1_mini.server.limits import Limits
 from s1_mini.server.meter import Meter
 from s1_mini.server.record import record_of
 from s1_mini.server.settings import ServerSettings
+from s1_mini.version import __version__
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
