@@ -18,6 +18,7 @@ from typing import NamedTuple
 import environment
 
 ROOT = Path(__file__).resolve().parent.parent
+EVERYWHERE = "not gpu and not java and not image and not schema"  # what needs nothing special and not long
 
 
 class Result(NamedTuple):
@@ -57,7 +58,7 @@ def checks(python: Path, gpu: bool, pytest_arguments: "Sequence[str]") -> "list[
         ("ruff format", [*run, "ruff", "format", "--check"]),
         ("mypy", [*run, "mypy"]),
         ("lint-imports", [str(python.with_name("lint-imports"))]),  # has no `python -m`
-        ("pytest", [*run, "pytest", "-m", "gpu" if gpu else "not gpu and not java and not image", *pytest_arguments]),
+        ("pytest", [*run, "pytest", "-m", "gpu" if gpu else EVERYWHERE, *pytest_arguments]),
     ]
 
 

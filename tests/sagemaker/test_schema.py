@@ -1,0 +1,32 @@
+"""What schemathesis makes of the container's own OpenAPI: whatever it sends, nothing fails that is not declared to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.server.conftest import wait_until
+from tests.server.test_run import served
+
+EXAMPLES = 10  # of each route, beside those that cover its fields one by one
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+SMALL = {"S1_MINI_MAX_COLUMNS": "64", "S1_MINI_MAX_BATCH_SIZE": "8"}  # a model of noise never stops by itself
+
+
+@pytest.mark.schema
+def test_no_request_of_schemathesis_meets_an_answer_that_is_not_declared(oracle: Path, tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("schemathesis"), "run", "--checks", CHECKS, "--no-color"]
+    command += ["--max-examples", str(EXAMPLES), "--seed", "1", "--phases", "examples,coverage,fuzzing"]
+    command += ["--continue-on-failure", "--warnings", "off", "--request-timeout", "60"]
+    with served(oracle, **SMALL) as running:
+        wait_until(running.is_ready)
+        url = f"http://127.0.0.1:{running.port}/openapi.json"
+        done = subprocess.run([*command, url], capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False)
+        assert running.is_ready()
+        assert not any("traceback" in json.loads(line) for line in running.lines)
+
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
