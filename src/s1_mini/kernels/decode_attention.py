@@ -23,20 +23,29 @@ COLUMNS_AT_ONCE = 64
 PROGRAMS = 512  # wanted, to fill the GPU: few rows are split into more parts
 
 
-def decode_attention(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, span: int) -> Tensor:
+def used_columns(lengths: Tensor, span: int) -> Tensor | None:
+    """Give where [B, 1, 1, `span`] rows have columns, if `decode_attention` is going to ask; once for all layers."""
+    if runs_triton(lengths):
+        return None
+    return (torch.arange(span, device=lengths.device) < lengths.unsqueeze(1))[:, None, None]
+
+
+def decode_attention(
+    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, span: int, mask: Tensor | None
+) -> Tensor:
     """Attend from `query` [B, H, D] to the first `lengths` [B] columns of each row; [B, H, D].
 
-    Keys and values are [slots >= B, G, S, D]; no row may have more than `span` columns.
+    Keys and values are [slots >= B, G, S, D]; no row may have more than `span` columns. `mask` is what `used_columns`
+    gave, or None if all rows have `span`.
     """
     rows = len(query)
     if runs_triton(query):
         return _decode_attention_triton(query, keys[:rows], values[:rows], lengths, span)
-    mask = torch.arange(span, device=query.device) < lengths.unsqueeze(1)
     out = F.scaled_dot_product_attention(
         query.unsqueeze(2),
         keys[:rows, :, :span],
         values[:rows, :, :span],
-        attn_mask=mask[:, None, None],
+        attn_mask=mask,
         enable_gqa=keys.shape[1] != query.shape[1],
     )
     return out.squeeze(2)

@@ -78,3 +78,4 @@ class Columns:
     lengths: Tensor  # [n] columns that it attends to, the new one included
     span: int  # no length is greater
     rope: Tensor  # [n, D / 2, 2] its part of the rotary table
+    mask: Tensor | None  # [n, 1, 1, span] true below its length; None if all are `span` long

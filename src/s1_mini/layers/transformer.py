@@ -71,7 +71,7 @@ class Attention(nn.Module):
         query = rope_store(
             self.wqkv(x), *cached, columns.target, columns.rope, norms, self.config.norm_eps
         )
-        return self.wo(decode_attention(query, *cached, columns.lengths, columns.span).flatten(1))
+        return self.wo(decode_attention(query, *cached, columns.lengths, columns.span, columns.mask).flatten(1))
 
 
 class FeedForward(nn.Module):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from s1_mini.config import Heads, RepetitionMode
 from s1_mini.exceptions import CapacityError
+from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.kernels.draw import draw_token
 from s1_mini.layers.kv_cache import Columns, KVCache
 from s1_mini.layers.transformer import FeedForward
@@ -192,7 +193,8 @@ class S1Model:
         columns, position = state.column[:rows].unsqueeze(-1), state.position[:rows]
         target = torch.where(state.active[:rows], position, state.max_columns)
         x = self.network.embed(columns, self._is_semantic(columns[:, 0]))[:, 0]
-        where = Columns(target, position + 1, span, self.network.rope[position])
+        lengths = position + 1
+        where = Columns(target, lengths, span, self.network.rope[position], used_columns(lengths, span))
         return self.network.slow_step(x, state.cache, where)
 
     def _width(self, state: S1State, rows: int) -> int:

@@ -99,9 +99,9 @@ class S1Network(nn.Module):
 
     def _fast_step(self, x: Tensor, position: int, cache: KVCache) -> Tensor:
         """Run one position of every row, x [B, dim]."""
-        rows, size = len(x), cache.keys.shape[3]
+        rows = len(x)
         target, lengths = (self.steps[step, :1].expand(rows) for step in (position, position + 1))
-        columns = Columns(target, lengths, min(position + 1, size), self.fast_rope[position].expand(rows, -1, -1))
+        columns = Columns(target, lengths, position + 1, self.fast_rope[position].expand(rows, -1, -1), mask=None)
         branch = None
         for index, layer in enumerate(self.fast_layers):
             x, branch = layer.step(x, branch, cache.rows(index), columns)
