@@ -167,7 +167,7 @@ class TestBatchPerformance:
     def test_a_batch_of_four_takes_few_more_steps_than_one(self, tiny: Path) -> None:
         config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=4, batch_timeout_ms=500)
         with ProductionTTSEngine(config) as engine:
-            runner, steps = engine._running[1].worker.runner, []
+            runner, steps = engine._running.generator.worker.runner, []
             step = runner.step
             runner.step = lambda pieces: (steps.append(len(pieces)), step(pieces))[1]
             engine.generate_batch(texts=["One.", "Two.", "Three.", "Four."], max_new_tokens=20, seed=1)

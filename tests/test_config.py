@@ -31,6 +31,8 @@ FIELDS = [
     "kv_cache_size",
     "reference_cache_size",
     "reference_cache_path",
+    "voices_path",  # what clients add has to outlive the process, and only its owner knows where
+    "warm_voices",  # which voices are asked for first only the owner knows
     "max_text_length",
     "chunk_length",
     "max_reference_s",

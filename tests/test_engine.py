@@ -23,6 +23,8 @@ from s1_mini.exceptions import (
     TextError,
 )
 from s1_mini.models.s1.network import S1Network
+from s1_mini.runtime.outbox import Outbox
+from s1_mini.types import TTSRequest
 
 
 def test_a_text_becomes_sound_of_whole_frames(engine: ProductionTTSEngine) -> None:
@@ -205,7 +207,7 @@ def test_running_out_of_memory_is_an_error_of_its_own_and_fails_one_item(
 
 def test_samples_that_are_not_finite_are_an_error_and_never_sound(tiny: Path) -> None:
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
-        codec = engine._running[0].codec
+        codec = engine._running.speaker.codec
         codec.decoder.model[0].conv.bias.data[0] = float("nan")
 
         with pytest.raises(GenerationError, match="not finite"):
@@ -275,7 +277,7 @@ def test_a_reference_that_was_heard_before_is_not_encoded_again(
 ) -> None:
     wave = np.roll(tone, 100)
     first = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Ah.").audio
-    monkeypatch.setattr(engine._running[1], "encode", lambda _: pytest.fail("encoded again"))
+    monkeypatch.setattr(engine._running.generator, "encode", lambda _: pytest.fail("encoded again"))
 
     second = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Ah.").audio
     other = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Oh.").audio
@@ -291,3 +293,33 @@ def test_an_event_loop_streams_what_a_thread_streams(engine: ProductionTTSEngine
     whole = engine.generate("Hello.", seed=3, max_new_tokens=12).audio
 
     assert np.array_equal(np.concatenate(asyncio.run(listen())), whole)
+
+
+def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing_behind(
+    engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+    begun: list[Outbox] = []
+    plain = engine._speak
+
+    def slowly(request: TTSRequest, *, streams: bool) -> Outbox:
+        reached.set()
+        go_on.wait()
+        begun.append(plain(request, streams=streams))
+        return begun[0]
+
+    async def leave() -> None:
+        chunks = engine.stream_async("Hello.", max_new_tokens=400)
+        listener = asyncio.ensure_future(anext(aiter(chunks)))
+        await asyncio.to_thread(reached.wait)
+        listener.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await listener
+        go_on.set()
+        while not begun or not begun[0].has_ended:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(engine, "_speak", slowly)
+    asyncio.run(asyncio.wait_for(leave(), timeout=10))
+
+    assert begun[0].has_ended

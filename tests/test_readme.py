@@ -63,7 +63,19 @@ def test_commands_run_in_order(
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/voice.md", "training/README.md"]
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "docs/complexity.md",
+        "docs/endpoint.md",
+        "docs/http.md",
+        "docs/page.md",
+        "docs/voice.md",
+        "docs/voices.md",
+        "training/README.md",
+    ],
 )
 def test_links_to_files_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8"))

@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from s1_mini.exceptions import ConfigurationError
 
 ENV_PREFIX = "S1_MINI_"
+OTHERS = ("S1_MINI_SERVER_",)  # begin the variables of settings that stand elsewhere
 
 Precision = Literal["auto", "float32", "float16", "bfloat16"]
 CompileSwitch = Literal["auto", "true", "false"]
@@ -75,6 +76,10 @@ class EngineConfig(BaseSettings):
     reference_cache_size: int = Field(1000, ge=0, description="recordings whose codes are kept in memory")
     reference_cache_path: Path | None = Field(None, description="where codes are kept for the next start")
 
+    # Named voices beside the checkpoint's own (voices/roster.py).
+    voices_path: Path | None = Field(None, description="where added voices are kept; else they live until stop")
+    warm_voices: str = Field("", description="names, with commas between, that are read in after the start; or all")
+
     # Limits on what a client may send.
     max_text_length: int = Field(20_000, ge=1, description="characters of one request")
     chunk_length: int = Field(200, ge=50, le=1000, description="UTF-8 bytes of one sentence piece")
@@ -94,7 +99,7 @@ class EngineConfig(BaseSettings):
         for warning in unknown_variables(os.environ):
             warnings.warn(warning, stacklevel=2)
 
-    @field_validator("checkpoint_path", "reference_cache_path", mode="before")
+    @field_validator("checkpoint_path", "reference_cache_path", "voices_path", mode="before")
     @classmethod
     def _read_path(cls, value: Any) -> Any:
         if value == "":
@@ -133,7 +138,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     known = known_variables()
     sentences = []
     for name in sorted(environment):
-        if name.startswith(ENV_PREFIX) and name.upper() not in known:
+        if name.startswith(ENV_PREFIX) and not name.startswith(OTHERS) and name.upper() not in known:
             near = get_close_matches(name, known, n=1)
             sentences.append(f"{name} is no setting of s1_mini" + (f"; did you mean {near[0]}?" if near else "."))
     return sentences

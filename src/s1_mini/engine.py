@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -23,6 +24,7 @@ from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker, load
 from s1_mini.runtime.outbox import Outbox
+from s1_mini.runtime.voice_desk import VoiceDesk, open_roster
 from s1_mini.text.normalize import is_speakable, normalize
 from s1_mini.text.split import split
 from s1_mini.types import (
@@ -34,6 +36,7 @@ from s1_mini.types import (
     SamplingParams,
     TTSRequest,
     Voice,
+    VoiceInfo,
 )
 from s1_mini.voices.reference import encode_reference
 
@@ -43,13 +46,28 @@ if TYPE_CHECKING:
 Audio = bytes | str | Path | np.ndarray
 
 
+@dataclass(frozen=True)
+class Running:
+    """What there is between `start` and `stop`, and is exchanged as a whole by `reload`."""
+
+    speaker: Speaker
+    generator: Generator
+    desk: VoiceDesk
+
+    def close(self, *, drains: bool, timeout_s: float | None) -> None:
+        """Take in nothing more; finish what was taken in, or end it."""
+        self.desk.stop()
+        self.generator.close(drains=drains, timeout_s=timeout_s)
+        self.desk.join()
+
+
 class ProductionTTSEngine:
     """One loaded checkpoint that speaks. `start` it, or use it in a `with` block."""
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
         self.metrics = EngineMetrics()
-        self._running: tuple[Speaker, Generator] | None = None
+        self._running: Running | None = None
         self._lifecycle = threading.Lock()
 
     def start(self) -> None:
@@ -57,6 +75,7 @@ class ProductionTTSEngine:
         with self._lifecycle:
             if self._running is None:
                 self._running = self._load(self.config)
+                self._running.desk.start()
 
     def reload(self, checkpoint_path: Path | None = None, *, timeout_s: float | None = None) -> None:
         """Change to another checkpoint, or the same read anew, while requests go on coming.
@@ -64,22 +83,28 @@ class ProductionTTSEngine:
         What was taken in is finished by the old one, what comes from now on is spoken by the new; both are in memory
         until then. If the new one cannot be loaded the old one goes on and the reason is raised: `CheckpointError`,
         `ConfigurationError` or `CapacityError`. After `timeout_s`, what the old one still speaks ends with
-        `EngineNotReadyError`.
+        `EngineNotReadyError`. Voices added to memory stay, and pins too, if the codec is the same.
         """
         with self._lifecycle:
             old = self._ready()
             config = self.config.model_copy(update={"checkpoint_path": checkpoint_path})
             try:
-                self._running = self._load(config)
+                new = self._load(config, old.desk)
             except torch.OutOfMemoryError as error:
                 reason = str(error).partition(".")[0]
                 raise CapacityError(f"no memory for a second checkpoint beside the one that speaks: {reason}") from None
-            self.config = config
-            old[1].close(timeout_s=timeout_s)
+            self.config, self._running = config, new
+            new.desk.start()
+            old.close(drains=True, timeout_s=timeout_s)
 
-    def _load(self, config: EngineConfig) -> tuple[Speaker, Generator]:
+    def _load(self, config: EngineConfig, before: VoiceDesk | None = None) -> Running:
         speaker = load(config)
-        return speaker, Generator(speaker, config, self.metrics)
+        roster = open_roster(speaker.directory, speaker.voices, config)
+        generator = Generator(speaker, config, self.metrics)
+        desk = VoiceDesk(roster, generator, partial(self._encode, speaker, generator), config)
+        if before is not None:
+            desk.take_over(before)
+        return Running(speaker, generator, desk)
 
     def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Take in nothing more, finish what was taken in, and let go of the checkpoint.
@@ -89,7 +114,7 @@ class ProductionTTSEngine:
         with self._lifecycle:
             running, self._running = self._running, None
             if running is not None:
-                running[1].close(drains=drain, timeout_s=timeout_s)
+                running.close(drains=drain, timeout_s=timeout_s)
 
     def __enter__(self) -> ProductionTTSEngine:
         self.start()
@@ -103,7 +128,7 @@ class ProductionTTSEngine:
     @property
     def sample_rate(self) -> int:
         """Samples per second of all sound that this engine gives."""
-        return self._ready()[0].codec.sample_rate
+        return self._ready().speaker.codec.sample_rate
 
     def stream(
         self,
@@ -255,17 +280,59 @@ class ProductionTTSEngine:
             audio_format=audio_format,
         )
 
+    def voice_names(self) -> list[str]:
+        """Give the names of all voices, sorted, without looking at any file."""
+        return self._ready().desk.roster.names
+
+    def voices(self) -> list[VoiceInfo]:
+        """Tell of all named voices, sorted: the checkpoint's and those that were added."""
+        return self._ready().desk.roster.infos()
+
+    def describe_voice(self, name: str) -> VoiceInfo:
+        """Tell of one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it is there but cannot be used."""
+        return self._ready().desk.roster.info(name)
+
+    def add_voice(
+        self, name: str, reference_audio: Audio, reference_text: str, *, description: str = "", replace: bool = False
+    ) -> VoiceInfo:
+        """Keep a recording, and what is said in it, as a named voice that requests may ask for from now on.
+
+        Raises `VoiceError` for a name that is none, `VoiceExistsError` or `VoiceReadOnlyError` for one that is taken,
+        `ReferenceAudioError`, `TextError` or `ParameterError` for the rest, `CapacityError` for what does not fit.
+        """
+        reference = Reference(reference_audio, reference_text)
+        return self._ready().desk.add(name, reference, description=description, replace=replace)
+
+    def delete_voice(self, name: str) -> None:
+        """Forget an added voice; requests that speak with it go on.
+
+        Raises as `describe_voice`, or `VoiceReadOnlyError`.
+        """
+        self._ready().desk.delete(name)
+
+    def pin_voice(self, name: str) -> VoiceInfo:
+        """Let a voice keep its place in the caches until `unpin_voice` or `stop`, and read it in soon.
+
+        Raises as `describe_voice`, and `CapacityError` if the cache does not hold it beside what is pinned.
+        """
+        return self._ready().desk.pin(name)
+
+    def unpin_voice(self, name: str) -> VoiceInfo:
+        """Let a voice go from the caches as any other. Raises as `describe_voice`."""
+        return self._ready().desk.unpin(name)
+
     def health_check(self) -> dict[str, Any]:
         """Tell state, placement and memory; never waits for what is being spoken and never raises."""
         if self._running is None:
             return {"status": "stopped", "ready": False, "vram": _vram(None)}
-        speaker, generator = self._running
+        running = self._running
+        speaker, generator = running.speaker, running.generator
         choices = {"device": speaker.device, "precision": speaker.precision, "compile": speaker.compiler.choice}
         return {
             "status": "ready" if generator.worker.is_alive else "failed",
             "ready": generator.worker.is_alive,
             "checkpoint": str(speaker.directory),
-            "voices": speaker.voices.names,
+            "voices": running.desk.health(),
             **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},
             **generator.describe(),
             "vram": _vram(speaker.device.value),
@@ -276,7 +343,7 @@ class ProductionTTSEngine:
         running, vram = self._running, self.health_check()["vram"]
         memory = {name.removesuffix("_gb"): gigabytes * 2**30 for name, gigabytes in vram.items()}
         families = [*self.metrics.families(), Family("gpu_memory_bytes", "gauge", "Memory of the GPU", memory, "part")]
-        return families if running is None else [*families, *running[1].families()]
+        return families if running is None else [*families, *running.generator.families()]
 
     def _begin(self, make: partial[TTSRequest]) -> Outbox | S1MiniError:
         try:
@@ -321,28 +388,31 @@ class ProductionTTSEngine:
                 if self._running is running:
                     raise  # else another checkpoint has taken over meanwhile
 
-    def _speak_with(
-        self, running: tuple[Speaker, Generator], request: TTSRequest, deadline: float, *, streams: bool
-    ) -> Outbox:
-        speaker, generator = running
+    def _speak_with(self, running: Running, request: TTSRequest, deadline: float, *, streams: bool) -> Outbox:
         text = normalize(request.text, self.config.max_text_length)
         pieces = [piece for piece in split(text, self.config.chunk_length) if is_speakable(piece)]
-        voices = self._voices(speaker, generator, request)
-        return generator.speak(
+        voices = self._voices(running, request)
+        return running.generator.speak(
             pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
         )
 
     async def _speak_async(self, request: TTSRequest) -> AsyncIterator[AudioChunk]:
-        outbox = await asyncio.to_thread(self._speak, request, streams=True)
+        begun = asyncio.ensure_future(asyncio.to_thread(self._speak, request, streams=True))
+        try:
+            outbox = await asyncio.shield(begun)
+        except asyncio.CancelledError:
+            begun.add_done_callback(_close)  # the thread goes on: what it begins, nobody listens to
+            raise
         async for chunk in outbox:
             yield chunk
 
-    def _voices(self, speaker: Speaker, generator: Generator, request: TTSRequest) -> list[Voice]:
+    def _voices(self, running: Running, request: TTSRequest) -> list[Voice]:
         if request.voice is not None:
-            return [speaker.voices.describe(request.voice).voice]
+            return [running.desk.roster.find(request.voice).voice]
         if request.references:
-            return [self._encode(speaker, generator, reference) for reference in request.references]
-        return [speaker.voices.default] if speaker.voices.default else []
+            return [self._encode(running.speaker, running.generator, reference) for reference in request.references]
+        default = running.speaker.voices.default
+        return [default] if default else []
 
     def _encode(self, speaker: Speaker, generator: Generator, reference: Reference) -> Voice:
         return encode_reference(
@@ -355,11 +425,16 @@ class ProductionTTSEngine:
             max_text_length=self.config.max_text_length,
         )
 
-    def _ready(self) -> tuple[Speaker, Generator]:
+    def _ready(self) -> Running:
         running = self._running
         if running is None:
             raise EngineNotReadyError("the engine is not started; call start() or use it in a with block")
         return running
+
+
+def _close(begun: asyncio.Future[Outbox]) -> None:
+    if not begun.cancelled() and begun.exception() is None:
+        begun.result().close()
 
 
 def make_request(

@@ -14,7 +14,11 @@ S1MiniError
 ├── RequestError                the request itself is wrong; `field` says where
 │   ├── TextError                   text empty, too long, or not text
 │   ├── ParameterError              a sampling or output parameter is out of range
-│   ├── VoiceError                  a named voice is not there, or its name cannot be one
+│   ├── VoiceError                  a name cannot be a voice's, or its codes do not fit the model
+│   │   ├── VoiceNotFoundError          there is no voice of that name
+│   │   ├── VoiceExistsError            a voice of that name is there already, or is being added
+│   │   ├── VoiceReadOnlyError          the voice is the checkpoint's and stays as it is
+│   │   └── VoiceFileError              the voice's file is broken, or another codec's
 │   └── ReferenceAudioError         a reference is empty, silent, too short, too long or not audio
 └── EngineError                 the engine cannot do it
     ├── EngineNotReadyError         not started, or already stopped
@@ -92,9 +96,33 @@ class ParameterError(RequestError):
 
 
 class VoiceError(RequestError):
-    """A named voice is not there, or a name cannot be one."""
+    """A name cannot be a voice's, or a voice's codes do not fit the model."""
 
     code = "voice_invalid"
+
+
+class VoiceNotFoundError(VoiceError):
+    """There is no voice of that name."""
+
+    code = "voice_not_found"
+
+
+class VoiceExistsError(VoiceError):
+    """A voice of that name is there already, or somebody is adding it at this moment."""
+
+    code = "voice_exists"
+
+
+class VoiceReadOnlyError(VoiceError):
+    """The voice is the checkpoint's: it can be neither replaced nor deleted."""
+
+    code = "voice_read_only"
+
+
+class VoiceFileError(VoiceError):
+    """The voice's file is broken, or was made by another codec; whoever runs the engine has to mend it."""
+
+    code = "voice_file_invalid"
 
 
 class ReferenceAudioError(RequestError):

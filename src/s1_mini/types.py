@@ -21,6 +21,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 # How sound is cut into chunks: soonest first sound, fewest chunks, or something between (`runtime/job.py`).
 ChunkProfile = Literal["ttfa", "balanced", "throughput"]
 
+VoiceSource = Literal["checkpoint", "added"]
+
 # Upstream's defaults and bounds (ServeTTSRequest at d3df505); temperature 0 is ours and means greedy.
 MAX_TEMPERATURE = 2.0
 MAX_REPETITION_PENALTY = 2.0
@@ -67,6 +69,19 @@ class Voice:
 
     codes: Tensor
     text: str
+
+
+@dataclass(frozen=True)
+class VoiceInfo:
+    """What can be told of a named voice."""
+
+    name: str
+    description: str
+    is_default: bool  # it speaks when none is asked for
+    source: VoiceSource
+    seconds: float  # of its recording
+    text: str  # what is said in it
+    pinned: bool  # it keeps its place in the caches
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from s1_mini.exceptions import ParameterError
 from s1_mini.text.normalize import normalize
-from s1_mini.text.split import split
+from s1_mini.text.split import split, split_arriving
 
 WRITING = st.text(st.sampled_from('aaaabcÉ字你。！？，、.!?;:,…—"”“»)( \n   １👍🏽\u200d\u0301🇩🇪'), max_size=400)
 WRITTEN_CHARACTERS = [
@@ -207,3 +207,29 @@ def test_twenty_thousand_characters_take_no_time(unit):
     split(text, 50)
 
     assert time.process_time() - start < 0.5  # 0.07 s at most when written; the allowance is for a busy machine
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ("", "")),
+        ("Hel", ("", "Hel")),
+        ("Hello. ", ("", "Hello. ")),
+        ("Hello. How", ("Hello.", "How")),
+        ("One. Two. Thr", ("One. Two.", "Thr")),
+        ("He met Dr. Smith", ("", "He met Dr. Smith")),
+        ("It costs 3.14 now and", ("", "It costs 3.14 now and")),
+        ("Hello ", ("", "Hello ")),
+    ],
+)
+def test_of_text_that_is_still_arriving_only_certain_sentences_are_given(text: str, parts: tuple[str, str]) -> None:
+    assert split_arriving(text) == parts
+
+
+def test_text_that_arrives_letter_by_letter_loses_nothing() -> None:
+    text, said, rest = "Dr. Smith is in. He waits! Why? Nobody knows", [], ""
+    for letter in text:
+        whole, rest = split_arriving(rest + letter)
+        said += [whole] if whole else []
+
+    assert " ".join([*said, rest]) == text

@@ -24,7 +24,8 @@ AudioFormat = Literal["wav", "flac", "mp3", "opus", "ogg", "pcm"]  # ogg is opus
 
 FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
 
-_LIBSNDFILE = {
+# Container and coding, as libsndfile names them.
+ENCODINGS = {
     "wav": ("WAV", "PCM_16"),
     "flac": ("FLAC", "PCM_16"),
     "mp3": ("MP3", "MPEG_LAYER_III"),
@@ -81,9 +82,15 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> byt
         return to_int16(wave).tobytes()
     if len(wave) == 0:
         raise GenerationError(f"there is no sound to encode as {audio_format}: the wave has no samples")
-    if sample_rate not in _RATES.get(audio_format, (sample_rate,)):
-        wave, sample_rate = soxr.resample(wave, sample_rate, _RATE_FOR_THE_REST), _RATE_FOR_THE_REST
-    return _encode(to_int16(wave), sample_rate, *_LIBSNDFILE[audio_format])
+    rate = rate_in(audio_format, sample_rate)
+    if rate != sample_rate:
+        wave = soxr.resample(wave, sample_rate, rate)
+    return _encode(to_int16(wave), rate, *ENCODINGS[audio_format])
+
+
+def rate_in(audio_format: AudioFormat, sample_rate: int) -> int:
+    """Return the rate in Hz that a file has for sound of `sample_rate`: the same wherever its format can hold it."""
+    return sample_rate if sample_rate in _RATES.get(audio_format, (sample_rate,)) else _RATE_FOR_THE_REST
 
 
 def wav_stream_header(sample_rate: int) -> bytes:

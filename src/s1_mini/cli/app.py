@@ -9,7 +9,7 @@ import warnings
 import typer
 
 from s1_mini import __version__
-from s1_mini.cli import bench, checkpoints, profile, say
+from s1_mini.cli import bench, checkpoints, profile, say, serve, voices
 from s1_mini.exceptions import S1MiniError
 
 app = typer.Typer(
@@ -21,8 +21,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("say")(say.say)
+app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("profile")(profile.profile)
+app.add_typer(voices.app)
 app.command("convert")(checkpoints.convert)
 app.command("verify")(checkpoints.verify)
 app.command("random-checkpoint")(checkpoints.random_checkpoint)

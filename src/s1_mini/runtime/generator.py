@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -19,9 +20,9 @@ from torch import Tensor
 from s1_mini.audio.join import Joiner
 from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
-from s1_mini.exceptions import CapacityError, ConfigurationError
+from s1_mini.exceptions import CapacityError, ConfigurationError, QueueFullError
 from s1_mini.metrics import EngineMetrics, Family
-from s1_mini.models.base import Prefix
+from s1_mini.models.base import Prefix, Prompt
 from s1_mini.runtime.batch_queue import BatchQueue
 from s1_mini.runtime.batch_worker import BatchedModelWorker
 from s1_mini.runtime.job import Job, Piece
@@ -44,6 +45,9 @@ CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
     ("evictions", "counter", "Entries let go for others"),
 )
 WARM_UP = SamplingParams(max_new_tokens=2, seed=0)
+ONE_FRAME = SamplingParams(max_new_tokens=1, seed=0)
+WARM_UP_TEXT = "Ready."
+GIVE_WAY_S = 0.005  # how often a request of no urgency looks whether somebody has come
 
 
 class Generator:
@@ -114,6 +118,46 @@ class Generator:
         self.worker.submit(job)
         return outbox
 
+    def prefix(self, voice: Voice) -> Prompt:
+        """Give the prompt that `voice` begins, for its shared columns and their key.
+
+        Raises `VoiceError` if its codes do not fit the model, `CapacityError` if they leave no room for a text.
+        """
+        prompt = self._model.prompt(WARM_UP_TEXT, [voice])
+        columns = self.worker.runner.columns
+        if prompt.columns.shape[1] >= columns:
+            raise CapacityError(
+                f"the voice makes {prompt.num_shared} columns of {columns} that a slot holds; use a shorter reference"
+            )
+        return prompt
+
+    @property
+    def has_room_to_spare(self) -> bool:
+        """Whether nobody waits, and one more request would leave a slot for the next who comes."""
+        slots = self.worker.slots
+        return not len(self.worker.queue) and slots.num_free > min(1, slots.count - 1)
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes of keys and values of each column that is remembered."""
+        return self._model.column_bytes
+
+    def read_prefix(self, voice: Voice, stopped: threading.Event) -> bool:
+        """Have the prefix of `voice` read into its cache, by a request of one frame that gives way to any newcomer.
+
+        Tell whether it came to its end. Raises `EngineError`.
+        """
+        accepted = self.worker.queue.stats.accepted
+        try:
+            outbox = self.speak([WARM_UP_TEXT], [voice], ONE_FRAME, deadline=float("inf"), streams=False)
+        except QueueFullError:
+            return False
+        while not outbox.has_ended:
+            if stopped.wait(GIVE_WAY_S) or self.worker.queue.stats.accepted > accepted + 1:
+                outbox.close()
+                break
+        return all(chunk.finish_reason != "cancelled" for chunk in outbox)
+
     def describe(self) -> dict[str, Any]:
         """Tell of queue, slots and caches at this moment."""
         worker = self.worker
@@ -159,7 +203,7 @@ class Generator:
 
     def _warm_up(self) -> None:
         """Run everything once, so that nothing is made anew for the first request."""
-        list(self.speak(["Ready."], (), WARM_UP, deadline=float("inf")))
+        list(self.speak([WARM_UP_TEXT], (), WARM_UP, deadline=float("inf")))
 
 
 def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:

@@ -65,6 +65,18 @@ def split(text: str, max_bytes: int) -> list[str]:
     return [piece.strip() for piece in pieces if piece]
 
 
+def split_arriving(text: str) -> tuple[str, str]:
+    """Cut text that is still arriving: the sentences that are certainly whole, and the rest.
+
+    A sentence is certain once something follows it. Either part may be empty.
+    """
+    sentences = _sentences_of(text)
+    if not sentences:
+        return "", ""
+    *whole, rest = sentences
+    return "".join(whole).strip(), rest.rstrip() + (" " if text[-1:].isspace() else "")
+
+
 def _num_bytes(text: str) -> int:
     return len(text.rstrip().encode())
 

@@ -53,6 +53,11 @@ class ReferenceCache:
         self._under_way: dict[str, Future[Tensor]] = {}
         self._lock = threading.Lock()
 
+    @property
+    def codec(self) -> str:
+        """Fingerprint of the codec whose codes these are."""
+        return self._codec
+
     def key(self, recording: bytes | np.ndarray) -> str:
         """Name a recording: the bytes of a file, or a wave at the codec's rate."""
         digest = hashlib.blake2b(digest_size=16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +12,6 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import CheckpointFileError, ParameterError, VoiceError
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER, VoiceLibrary, write_voice
-
-
-@pytest.fixture
-def voiced(tiny: Path, tmp_path: Path) -> Path:
-    """A checkpoint with two voices, of which `anna` is the default."""
-    checkpoint = tmp_path / "voiced"
-    shutil.copytree(tiny, checkpoint)
-    (checkpoint / FOLDER).mkdir()
-    for index, name in enumerate(("anna", "bert")):
-        codes = torch.randint(0, 32, (10, 9), generator=torch.Generator().manual_seed(index))
-        write_voice(
-            checkpoint / FOLDER, name, Voice(codes, f"I am {name}."), description="made up", is_default=index == 0
-        )
-    return checkpoint
 
 
 def test_a_voice_comes_back_as_it_was_written(voiced: Path) -> None:
@@ -63,7 +48,7 @@ def test_a_voice_and_a_reference_together_are_refused(engine: ProductionTTSEngin
         engine.generate("Hello.", voice="anna", reference_audio=tone)
 
 
-@pytest.mark.parametrize("name", ["", "Anna", "../up", "a" * 65, "-x", "con.aux"])
+@pytest.mark.parametrize("name", ["", "Anna", "../up", "a" * 65, "-x", "con.aux", "con", "nul", "lpt1"])
 def test_a_name_that_cannot_be_a_files_everywhere_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(VoiceError, match="is no name"):
         write_voice(tmp_path, name, Voice(torch.zeros(10, 3, dtype=torch.int64), ""))

@@ -1,0 +1,126 @@
+"""Where asynchronous invocations read and write: a folder of this machine, or S3 through boto3. Blocking calls.
+
+A folder answers with `file://` locations, and reads only what lies in it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.server.errors import BodyError, BodyTooLargeError
+
+_S3 = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.*)", re.DOTALL)
+
+
+class AsyncStore(Protocol):
+    """What the local endpoint needs to know of a store."""
+
+    def read(self, location: str, max_bytes: int) -> bytes:
+        """Give the input at `location`. Raises `BodyError` or `BodyTooLargeError`."""
+
+    def locate(self, name: str) -> str:
+        """Give the location that `write` will use for `name`."""
+
+    def write(self, name: str, content: bytes, content_type: str) -> None:
+        """Keep an answer whole or not at all. `name` is one path segment."""
+
+
+def open_store(place: str) -> AsyncStore:
+    """Open the store at `place`: `s3://bucket/prefix`, or a folder, which is made. Raises `ConfigurationError`."""
+    if place.startswith("s3://"):
+        return S3Store(place)
+    return FolderStore(Path(place))
+
+
+class FolderStore:
+    """A folder: inputs lie in it, answers are written into it."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"async store {str(directory)!r} cannot be made: {error.strerror}") from None
+        self._directory = directory.resolve()
+
+    def read(self, location: str, max_bytes: int) -> bytes:
+        """Read a `file://` location, or a path relative to the folder."""
+        path = self._path_of(location)
+        try:
+            size = path.stat().st_size
+            if size > max_bytes:
+                raise BodyTooLargeError(max_bytes)
+            return path.read_bytes()
+        except (OSError, ValueError):
+            raise BodyError(f"the input {location[:200]!r} cannot be read") from None
+
+    def locate(self, name: str) -> str:
+        """Give a `file://` location."""
+        return (self._directory / name).as_uri()
+
+    def write(self, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002 - a folder keeps no types
+        """Write a file."""
+        path = self._directory / name
+        temporary = path.with_name(f".{name}.tmp")
+        temporary.write_bytes(content)
+        temporary.replace(path)
+
+    def _path_of(self, location: str) -> Path:
+        parts = urlsplit(location)
+        if parts.scheme not in ("", "file") or parts.netloc:
+            raise BodyError(f"the input {location[:200]!r} is not in this store; it is the folder {self._directory}")
+        try:
+            path = (self._directory / unquote(parts.path)).resolve()
+            is_inside = path.is_relative_to(self._directory) and path.is_file()
+        except (OSError, ValueError):
+            is_inside = False
+        if not is_inside:
+            raise BodyError(f"the input {location[:200]!r} is no file in the folder {self._directory}")
+        return path
+
+
+class S3Store:
+    """A prefix of a bucket for answers; inputs may lie wherever boto3's credentials reach."""
+
+    def __init__(self, place: str) -> None:
+        match = _S3.fullmatch(place.rstrip("/") + "/")
+        if match is None:
+            raise ConfigurationError(f"async store {place!r} is not s3://bucket/prefix")
+        self._bucket, self._prefix = match[1], match[2].strip("/")
+        self._client = _s3_client()
+
+    def read(self, location: str, max_bytes: int) -> bytes:
+        """Read an `s3://` location."""
+        match = _S3.fullmatch(location)
+        if match is None:
+            raise BodyError(f"the input {location[:200]!r} is not s3://bucket/key")
+        try:
+            found = self._client.get_object(Bucket=match[1], Key=match[2])
+        except Exception as error:  # boto3's own, and what its credentials' sources raise
+            raise BodyError(f"the input {location[:200]!r} cannot be read ({type(error).__name__})") from error
+        if found["ContentLength"] > max_bytes:
+            raise BodyTooLargeError(max_bytes)
+        content: bytes = found["Body"].read(max_bytes)
+        return content
+
+    def locate(self, name: str) -> str:
+        """Give an `s3://` location."""
+        return f"s3://{self._bucket}/{self._key(name)}"
+
+    def write(self, name: str, content: bytes, content_type: str) -> None:
+        """Put an object."""
+        self._client.put_object(Bucket=self._bucket, Key=self._key(name), Body=content, ContentType=content_type)
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}" if self._prefix else name
+
+
+def _s3_client() -> Any:
+    try:
+        import boto3
+    except ImportError:
+        raise ConfigurationError("an async store on S3 needs boto3: pip install boto3") from None
+    return boto3.client("s3")

@@ -1,0 +1,89 @@
+"""JSON lines, as batch transform sends and wants them: as many answers as lines, in their order, audio as base64.
+
+Lines are spoken some at a time, and answered as they are done, so that a long body costs no more memory than a short
+one. What is wrong with a line is its own answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from s1_mini.exceptions import QueueFullError, S1MiniError
+from s1_mini.sagemaker.payload import Asked, read_line
+from s1_mini.server.errors import describe
+from s1_mini.server.record import Record
+from s1_mini.server.speech import Speech, speak
+
+if TYPE_CHECKING:
+    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.server.settings import ServerSettings
+
+MAX_TRIES = 30  # at a queue that other clients keep full
+
+
+async def speak_lines(
+    engine: ProductionTTSEngine, lines: list[bytes], *, settings: ServerSettings, record: Record
+) -> AsyncIterator[bytes]:
+    """Give one line of JSON for each of `lines`; closing it cancels what is still spoken."""
+    at_once = 2 * engine.config.max_batch_size
+    tasks: deque[asyncio.Task[bytes]] = deque()
+    waiting = deque(lines)
+    try:
+        while waiting or tasks:
+            while waiting and len(tasks) < at_once:
+                tasks.append(asyncio.create_task(_answer(engine, waiting.popleft(), settings, record)))
+            yield await tasks[0]
+            tasks.popleft()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def audio_object(speech: Speech, audio_format: str) -> dict[str, Any]:
+    """Give a whole answer as JSON carries it."""
+    content = speech.content
+    assert content is not None
+    return {
+        "audio": await asyncio.to_thread(lambda: base64.b64encode(content).decode()),
+        "format": audio_format,
+        "sample_rate": speech.sample_rate,
+        "audio_seconds": float(speech.headers["X-Audio-Seconds"]),
+        "finish_reason": speech.headers["X-Finish-Reason"],
+    }
+
+
+async def _answer(engine: ProductionTTSEngine, line: bytes, settings: ServerSettings, record: Record) -> bytes:
+    try:
+        asked = await asyncio.to_thread(read_line, line)
+        if isinstance(asked, S1MiniError):
+            raise asked
+        speech = await _speak(engine, asked, settings, record)
+        answer = await audio_object(speech, asked.request.audio_format)
+    except S1MiniError as error:
+        answer = describe(error, record.id)
+    return json.dumps(answer).encode() + b"\n"
+
+
+async def _speak(engine: ProductionTTSEngine, asked: Asked, settings: ServerSettings, record: Record) -> Speech:
+    """Speak one line, whole; a queue that is full is waited for."""
+    request = replace(asked.request, streams=False)
+    for _ in range(MAX_TRIES):
+        own = Record(record.id, record.method, record.path)  # the lines of a body share an id, not their figures
+        try:
+            speech = await speak(engine, request, settings=settings, record=own)
+        except QueueFullError as error:
+            full = error
+            await asyncio.sleep(full.retry_after_s)
+        else:
+            record.voice, record.audio_format = own.voice, own.audio_format
+            record.spoken = record.spoken or own.spoken
+            record.hear(own.frames, own.audio_s)
+            return speech
+    raise full

@@ -1,0 +1,105 @@
+"""Sticky sessions: a reference is sent once and then used by the session's id. Bounded in number, size and time.
+
+SageMaker sends requests of one session to one instance, so they live in the memory of this process and nowhere else.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from s1_mini.sagemaker.settings import ContainerSettings
+from s1_mini.server.errors import BusyError, NotFoundError
+from s1_mini.server.schemas import SpeechRequest
+
+ID_HEADER = "X-Amzn-SageMaker-Session-Id"
+NEW_HEADER = "X-Amzn-SageMaker-New-Session-Id"
+CLOSED_HEADER = "X-Amzn-SageMaker-Closed-Session-Id"
+NEW = "NEW_SESSION"
+
+
+class SessionNotFoundError(NotFoundError):
+    """There is no such session, or no longer."""
+
+    code = "session_not_found"
+
+
+class SessionsFullError(BusyError):
+    """There are as many sessions as there may be."""
+
+    code = "sessions_full"
+
+
+@dataclass(frozen=True)
+class Session:
+    """Whose voice a session speaks with, if its requests name none."""
+
+    id: str
+    ends: float  # on the clock of `Sessions`
+    voice: str | None = None
+    reference_audio: bytes | None = None
+    reference_text: str | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its recording."""
+        return len(self.reference_audio or b"")
+
+    def complete(self, request: SpeechRequest) -> SpeechRequest:
+        """Give `request` with the session's voice, unless it has one of its own."""
+        if request.voice is not None or request.reference_audio is not None:
+            return request
+        return replace(
+            request, voice=self.voice, reference_audio=self.reference_audio, reference_text=self.reference_text
+        )
+
+
+class Sessions:
+    """All sessions of this process. Belongs to the event loop's thread."""
+
+    def __init__(self, settings: ContainerSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings, self._clock = settings, clock
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        self._expire()
+        return len(self._sessions)
+
+    def open(
+        self, voice: str | None = None, reference_audio: bytes | None = None, reference_text: str | None = None
+    ) -> Session:
+        """Begin a session. Raises `SessionsFullError`."""
+        self._expire()
+        allowed = self._settings
+        if len(self._sessions) >= allowed.max_sessions:
+            raise SessionsFullError(f"{len(self._sessions)} sessions are open and no more may be; close one")
+        ends = self._clock() + allowed.session_s
+        session = Session(secrets.token_hex(16), ends, voice, reference_audio, reference_text)
+        if session.num_bytes + sum(each.num_bytes for each in self._sessions.values()) > allowed.max_session_mb * 1e6:
+            raise SessionsFullError(f"the recordings of all sessions may have {allowed.max_session_mb:g} MB; close one")
+        self._sessions[session.id] = session
+        return session
+
+    def get(self, session_id: str) -> Session:
+        """Give an open session. Raises `SessionNotFoundError`."""
+        self._expire()
+        if session_id not in self._sessions:
+            raise SessionNotFoundError(f"there is no session {session_id[:64]!r} here, or no longer; begin a new one")
+        return self._sessions[session_id]
+
+    def close(self, session_id: str) -> None:
+        """End a session. Raises `SessionNotFoundError`."""
+        del self._sessions[self.get(session_id).id]
+
+    def new_header(self, session: Session) -> str:
+        """Give the value of the header that tells a client of its new session."""
+        ends = datetime.now(UTC) + timedelta(seconds=session.ends - self._clock())
+        return f"{session.id}; Expires={ends:%Y-%m-%dT%H:%M:%SZ}"
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for session in [each for each in self._sessions.values() if each.ends <= now]:
+            del self._sessions[session.id]

@@ -1,0 +1,44 @@
+"""Settings of the AWS edge: fields, their `S1_MINI_SERVER_SAGEMAKER_*` variables, their checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from s1_mini.exceptions import ConfigurationError
+
+ENV_PREFIX = "S1_MINI_SERVER_SAGEMAKER_"
+
+
+class ContainerSettings(BaseSettings):
+    """Settings of the container's contract, by keyword or by `S1_MINI_SERVER_SAGEMAKER_*` variable.
+
+    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the field.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_ignore_empty=True)
+
+    # Sticky sessions.
+    max_sessions: int = Field(256, ge=1)
+    max_session_mb: float = Field(256.0, gt=0, description="recordings of all sessions together")
+    session_s: float = Field(1200.0, gt=0, le=86_400.0, description="from its beginning to its end")
+
+    # The multi-model container's models, beside the engine that always stands.
+    models_root: Path = Field(Path("/opt/ml/models"), description="models lie in it, and nowhere else")
+    models_memory_mb: float = Field(8192.0, gt=0, description="of all of them; see hosted.py for what one counts")
+    models_kv_mb: float = Field(512.0, gt=0, description="keys and values of each; instead of S1_MINI_KV_CACHE_GB")
+
+    # The local endpoint's asynchronous invocations.
+    max_async: int = Field(64, ge=1, description="accepted and not yet answered")
+    max_async_bytes: int = Field(64 * 2**20, ge=1024, description="of one input")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ENV_PREFIX + ".".join(str(part) for part in first["loc"]).upper()
+            raise ConfigurationError(f"{name}={first['input']!r}: {first['msg']}") from None

@@ -1,0 +1,147 @@
+"""The application: one engine, its routes, and the layers around them. Composes, and knows no AWS.
+
+What others need is in `app.state`: `engine`, `settings`, `gate`, `meter`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.routing import Match
+
+from s1_mini import __version__
+from s1_mini.exceptions import S1MiniError
+from s1_mini.server import page, routes_health, routes_openai, routes_tts, routes_voices, websocket
+from s1_mini.server.edge import Edge
+from s1_mini.server.errors import BodyError, MethodError, NotFoundError, ServerError, error_response, from_validation
+from s1_mini.server.gate import Gate
+from s1_mini.server.limits import Limits
+from s1_mini.server.meter import Meter
+from s1_mini.server.record import record_of
+from s1_mini.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from s1_mini.engine import ProductionTTSEngine
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 0.5  # between looks at whether the engine lives
+
+
+def create_app(engine: ProductionTTSEngine, settings: ServerSettings | None = None) -> FastAPI:
+    """Build the application around `engine`, which it starts and stops unless it runs already."""
+    settings = settings or ServerSettings()
+    app = FastAPI(
+        title="s1_mini",
+        version=__version__,
+        summary="Text to speech with codec language models.",
+        lifespan=_live,
+        redoc_url=None,
+    )
+    gate = Gate(engine, settings)
+    app.state.engine, app.state.settings, app.state.gate = engine, settings, gate
+    app.state.meter = Meter(engine, gate)
+    for room in (routes_tts, routes_openai, routes_voices, routes_health, websocket, page):
+        app.include_router(room.router)
+    app.add_exception_handler(HTTPException, _translate_http)
+    app.add_exception_handler(RequestValidationError, _translate_validation)
+    app.add_middleware(Limits, gate=gate, settings=settings)
+    app.add_middleware(Edge, meter=app.state.meter)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "X-Sample-Rate", "X-Audio-Seconds", "X-Generation-Seconds"],
+        )
+    return app
+
+
+@asynccontextmanager
+async def _live(app: FastAPI) -> AsyncIterator[None]:
+    """Start the engine in a thread, so that `/ping` answers from the first second; stop it at the end."""
+    state = app.state
+    threads = ThreadPoolExecutor(state.settings.threads, thread_name_prefix="s1-mini-server")
+    asyncio.get_running_loop().set_default_executor(threads)
+    is_ours = state.engine.health_check()["status"] == "stopped"
+    watching = asyncio.ensure_future(_start_and_watch(state.engine, state.gate, is_ours=is_ours))
+    try:
+        yield
+    finally:
+        state.gate.is_draining = True
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        if is_ours:
+            await asyncio.to_thread(state.engine.stop, drain=False)
+
+
+async def _start_and_watch(engine: ProductionTTSEngine, gate: Gate, *, is_ours: bool) -> None:
+    """Start the engine; then look after it until it fails, and tell the gate."""
+    try:
+        if is_ours:
+            await asyncio.to_thread(engine.start)
+        logger.info("engine started", extra={"fields": {"event": "engine_started"}})
+    except S1MiniError as error:
+        fields = {"code": error.code, "reason": str(error)}
+        logger.error("engine could not be started", extra={"fields": fields})  # noqa: TRY400 - the sentence suffices
+        gate.failure = error
+        return
+    except Exception as error:
+        logger.exception("engine could not be started")
+        gate.failure = error
+        return
+    while gate.is_draining or engine.health_check()["ready"]:
+        await asyncio.sleep(WATCH_S)
+    gate.failure = RuntimeError("the engine's thread has died")
+    logger.error("engine died", extra={"fields": {"event": "engine_died"}})
+
+
+def _translate_http(request: Request, error: Exception) -> Response:
+    """Put what the framework refuses into our shape."""
+    assert isinstance(error, HTTPException)
+    kinds: dict[int, type[ServerError]] = {400: BodyError, 404: NotFoundError, 405: MethodError}
+    if error.status_code not in kinds:
+        raise error
+    path, allowed = request.url.path[:100], _allowed(request)
+    sentences = {
+        404: f"there is no {path!r} here; /docs lists what there is",
+        405: f"{request.method[:20]} is not for {path!r}; allowed: {allowed}",
+    }
+    response = _answer(request, kinds[error.status_code](sentences.get(error.status_code, str(error.detail))))
+    if error.status_code == 405:
+        response.headers["Allow"] = allowed
+    return response
+
+
+def _allowed(request: Request) -> str:
+    """Name all methods of a path, over all of its routes."""
+    scopes = {method: {**request.scope, "method": method} for method in ("DELETE", "GET", "POST", "PUT")}
+    found = [
+        method
+        for method, scope in scopes.items()
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+    ]
+    return ", ".join(found)
+
+
+def _translate_validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _answer(request, from_validation(error.errors()))
+
+
+def _answer(request: Request, ours: S1MiniError) -> Response:
+    record = record_of(request)
+    record.code = ours.code
+    return error_response(ours, record.id)

@@ -1,0 +1,95 @@
+"""A request's body into a checked model: JSON, or a form with files; large ones in a thread.
+
+Sizes and pace are limited before (`limits`); here it is about what the bytes say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from s1_mini.server.errors import BodyError, ContentTypeError, InvalidError, from_validation
+from s1_mini.server.schemas import SpeechBody, SpeechRequest
+
+Model = TypeVar("Model", bound=BaseModel)
+
+JSON, FORM = "application/json", "multipart/form-data"
+SMALL_BYTES = 64 * 1024  # parsed at once; more takes a thread
+MAX_FIELDS = 32
+MAX_FIELD_BYTES = 1024 * 1024  # of a form's field that is no file
+
+
+def content_type(request: Request) -> str:
+    """Give the body's type without its parameters, in lower case; empty if none is said."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_json(request: Request, model: type[Model]) -> Model:
+    """Read a JSON body. Raises `ContentTypeError`, `BodyError` or `InvalidError`."""
+    kind = content_type(request)
+    if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ContentTypeError(f"{_said(request)} is not read here; send {JSON}")
+    return await parse_json(await request.body(), model)
+
+
+async def parse_json(body: bytes, model: type[Model]) -> Model:
+    """Check JSON against a model. Raises `BodyError` or `InvalidError`."""
+    if len(body) <= SMALL_BYTES:
+        return _parse(body, model)
+    return await asyncio.to_thread(_parse, body, model)
+
+
+async def read_form(request: Request, model: type[Model], file_field: str) -> tuple[Model, bytes | None]:
+    """Read a form whose field `file_field` is a file. Raises `BodyError` or `InvalidError`."""
+    fields: dict[str, str] = {}
+    recording: bytes | None = None
+    try:
+        async with request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES) as form:
+            for name, value in form.multi_items():
+                if name in fields or (name == file_field and recording is not None):
+                    raise InvalidError(name, "was given more than once")
+                if not isinstance(value, UploadFile):
+                    fields[name] = value
+                elif name == file_field:
+                    recording = await value.read()
+                else:
+                    raise InvalidError(name, f"is a file; only {file_field} may be one")
+    except HTTPException as error:
+        raise BodyError(f"the form cannot be read: {error.detail}") from None
+    try:
+        return model.model_validate(fields), recording
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
+
+
+async def read_speech(request: Request) -> SpeechRequest:
+    """Read the body of a request to speak, JSON or form."""
+    kind = content_type(request)
+    if kind == FORM:
+        body, recording = await read_form(request, SpeechBody, "reference_audio")
+        if recording is not None and body.reference_audio is not None:
+            raise InvalidError("reference_audio", "was given more than once")
+    elif kind == JSON or kind.endswith("+json"):
+        body, recording = await read_json(request, SpeechBody), None
+    else:
+        raise ContentTypeError(f"{_said(request)} is not read here; send {JSON} or {FORM}")
+    if body.reference_audio is not None and len(body.reference_audio) > SMALL_BYTES:
+        return await asyncio.to_thread(body.to_request, recording)
+    return body.to_request(recording)
+
+
+def _parse(body: bytes, model: type[Model]) -> Model:
+    try:
+        return model.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
+
+
+def _said(request: Request) -> str:
+    given = request.headers.get("content-type")
+    return f"Content-Type {given[:80]!r}" if given else "a body without Content-Type"

@@ -1,0 +1,73 @@
+"""The outermost layer of every request: its id, its record, errors made into answers, and one log line.
+
+`except Exception` lives here and nowhere else in the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from s1_mini.exceptions import S1MiniError
+from s1_mini.server.errors import ClientGoneError, code_of, error_response
+from s1_mini.server.meter import Meter
+from s1_mini.server.record import Record, sane_id
+
+logger = logging.getLogger("s1_mini.server.access")
+
+GONE_STATUS = 499  # as nginx says it: the client closed the connection
+QUIET = ("/ping", "/health", "/ready", "/metrics")  # asked every few seconds; logged only if they fail
+
+
+class Edge:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, *, meter: Meter) -> None:
+        self.app, self.meter = app, meter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one connection."""
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        record = Record(sane_id(headers.get("x-request-id")), scope.get("method", "WEBSOCKET"), scope["path"])
+        scope.setdefault("state", {})["record"] = record
+
+        async def note(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                record.status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = record.id
+            elif message["type"] == "websocket.accept":
+                record.status = 101
+            elif message["type"] == "websocket.close" and not record.status:
+                record.status = 403
+            await send(message)
+
+        try:
+            await self.app(scope, receive, note)
+        except ClientGoneError:
+            record.status, record.code = record.status or GONE_STATUS, "client_gone"
+        except Exception as error:
+            await self._fail(error, record, scope, receive, note)
+        finally:
+            record.route = getattr(scope.get("route"), "path", None)
+            self.meter.count(record, time.perf_counter() - record.started)
+            self._log(record)
+
+    async def _fail(self, error: Exception, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the error; where an answer has begun, break it off, which is all that is left to tell it."""
+        if not isinstance(error, S1MiniError):
+            logger.error("request failed", exc_info=error, extra={"fields": {"request_id": record.id}})
+        record.code = code_of(error)
+        if record.status == 0 and scope["type"] == "http":
+            await error_response(error, record.id)(scope, receive, send)
+
+    def _log(self, record: Record) -> None:
+        if record.path in QUIET and record.status < 400:
+            return
+        level = logging.WARNING if record.status >= 500 else logging.INFO
+        logger.log(level, "request", extra={"fields": record.fields()})

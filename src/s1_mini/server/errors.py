@@ -1,0 +1,233 @@
+"""What a client is told when something fails: one table from exception to status, one JSON shape for all.
+
+`{"error": {"code": "...", "message": "...", "field": "..." or null, "request_id": "..."}}`
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from starlette.responses import JSONResponse
+
+from s1_mini.exceptions import (
+    CapacityError,
+    EngineError,
+    EngineNotReadyError,
+    GenerationError,
+    QueueFullError,
+    ReferenceAudioError,
+    RequestError,
+    RequestTimeoutError,
+    S1MiniError,
+    VoiceExistsError,
+    VoiceFileError,
+    VoiceNotFoundError,
+    VoiceReadOnlyError,
+)
+
+MAX_MESSAGE = 600  # characters; what a client sent is quoted, but not at any length
+INTERNAL_CODE = "internal_error"
+
+
+class ServerError(S1MiniError):
+    """Base of what goes wrong between a client and the engine."""
+
+    code = "server_error"
+
+
+class BodyError(ServerError):
+    """The body cannot be read as what it says it is: broken JSON, broken multipart."""
+
+    code = "body_invalid"
+
+
+class BodyTooLargeError(ServerError):
+    """The body, declared or sent, is over the limit."""
+
+    code = "body_too_large"
+
+    def __init__(self, allowed: int) -> None:
+        super().__init__(f"the body is too large; at most {allowed} bytes are allowed (S1_MINI_SERVER_MAX_BODY_BYTES)")
+
+
+class BodyTooSlowError(ServerError):
+    """The body did not arrive in time."""
+
+    code = "body_timeout"
+
+
+class ContentTypeError(ServerError):
+    """The body's type is none that this route reads."""
+
+    code = "content_type_unsupported"
+
+
+class NotAcceptableError(ServerError):
+    """No type that the client accepts can be made."""
+
+    code = "not_acceptable"
+
+
+class IdleError(ServerError):
+    """A connection lasted too long, or too long without a word."""
+
+    code = "session_timeout"
+
+
+class UnauthorizedError(ServerError):
+    """The bearer key is missing or wrong."""
+
+    code = "unauthorized"
+
+
+class NotFoundError(ServerError):
+    """There is no such path."""
+
+    code = "not_found"
+
+
+class MethodError(ServerError):
+    """The path does not take this method."""
+
+    code = "method_not_allowed"
+
+
+class ConflictError(ServerError):
+    """It is there already."""
+
+    code = "conflict"
+
+
+class StorageError(ServerError):
+    """There is no room for it."""
+
+    code = "insufficient_storage"
+
+
+class TooManyRequestsError(ServerError):
+    """One client has too many requests in flight."""
+
+    code = "too_many_requests"
+
+
+class BusyError(ServerError):
+    """All clients together have too many requests in flight."""
+
+    code = "server_busy"
+
+
+class DrainingError(ServerError):
+    """The server is going down and takes in nothing more."""
+
+    code = "shutting_down"
+
+
+class InvalidError(RequestError):
+    """A field of the request is missing, unknown, of the wrong type or out of range."""
+
+
+class ClientGoneError(Exception):
+    """The client has closed the connection; there is nobody to answer."""
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    status: int
+    retry_after_s: int | None = None
+
+
+# The nearest ancestor counts. A code always has the same status.
+TABLE: Mapping[type[S1MiniError], Row] = {
+    BodyError: Row(400),
+    UnauthorizedError: Row(401),
+    NotFoundError: Row(404),
+    VoiceNotFoundError: Row(404),
+    VoiceExistsError: Row(409),
+    VoiceReadOnlyError: Row(409),
+    VoiceFileError: Row(500),
+    MethodError: Row(405),
+    NotAcceptableError: Row(406),
+    BodyTooSlowError: Row(408),
+    IdleError: Row(408),
+    ConflictError: Row(409),
+    BodyTooLargeError: Row(413),
+    ContentTypeError: Row(415),
+    RequestError: Row(422),
+    ReferenceAudioError: Row(422),
+    CapacityError: Row(422),
+    TooManyRequestsError: Row(429, 1),
+    BusyError: Row(503, 1),
+    QueueFullError: Row(503, 1),  # or what the error says
+    EngineNotReadyError: Row(503, 5),
+    DrainingError: Row(503, 5),
+    RequestTimeoutError: Row(504),
+    StorageError: Row(507),
+    GenerationError: Row(500),
+    EngineError: Row(500),
+    S1MiniError: Row(500),
+}
+
+
+def row_of(error: BaseException) -> Row:
+    """Give the table's line for an exception; 500 for what is none of ours."""
+    for kind in type(error).__mro__:
+        if kind in TABLE:
+            return TABLE[kind]
+    return Row(500)
+
+
+def code_of(error: BaseException) -> str:
+    """Give the stable code of an exception."""
+    return error.code if isinstance(error, S1MiniError) else INTERNAL_CODE
+
+
+def message_of(error: BaseException) -> str:
+    """Give the sentence for a client; nothing of what is none of ours, which may tell of paths and code."""
+    if not isinstance(error, S1MiniError):
+        return "the server failed on this request; it was logged under this request_id"
+    text = str(error)
+    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
+
+
+def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
+    """Give the JSON shape of an error."""
+    field = error.field if isinstance(error, RequestError) else None
+    return {"error": {"code": code_of(error), "message": message_of(error), "field": field, "request_id": request_id}}
+
+
+def error_response(error: BaseException, request_id: str | None) -> JSONResponse:
+    """Answer with an error: status and headers by the table."""
+    row = row_of(error)
+    headers = {}
+    retry_after_s = error.retry_after_s if isinstance(error, QueueFullError) else row.retry_after_s
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(math.ceil(retry_after_s))
+    if row.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if row.status in (408, 413):
+        headers["Connection"] = "close"  # the rest of the body is not wanted
+    return JSONResponse(describe(error, request_id), row.status, headers)
+
+
+def from_validation(problems: Sequence[Any]) -> S1MiniError:
+    """Make one error of pydantic's list: the first, and how many more there are."""
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return BodyError(f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    field = ".".join(str(part) for part in first["loc"]) or "body"
+    if first["type"] == "extra_forbidden":
+        message = "is no field of this request"
+    elif first["type"] == "missing":
+        message = "is missing"
+    else:
+        message = f"{_quote(first.get('input'))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return InvalidError(field, message + more)
+
+
+def _quote(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"

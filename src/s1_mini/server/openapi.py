@@ -1,0 +1,96 @@
+"""What the routes say of themselves: bodies, answers and all failures, for /openapi.json and /docs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from s1_mini.audio.container import FORMATS, media_type
+from s1_mini.server.schemas import ErrorAnswer
+
+_REASONS = {
+    400: "The body cannot be read",
+    401: "The bearer key is missing or wrong",
+    404: "There is no such thing",
+    405: "The path does not take this method",
+    406: "Nothing that the client accepts can be made",
+    408: "The body came too slowly",
+    409: "It is there already",
+    413: "The body is too large",
+    415: "The body's type is not read here",
+    422: "A field is wrong; `field` says which",
+    429: "Too many requests of this client",
+    500: "The server or the model failed",
+    503: "Not ready, too busy or going down; Retry-After says when to come again",
+    504: "It took longer than it may",
+}
+ALWAYS = (400, 401, 408, 413, 415, 422, 429, 503)  # of every route with a body
+
+SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Sound, in the format that was asked for",
+        "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in map(media_type, FORMATS)},
+        "headers": {
+            "X-Sample-Rate": {"schema": {"type": "integer"}, "description": "Hz of the engine's sound"},
+            "X-Request-Id": {"schema": {"type": "string"}},
+            "X-Audio-Seconds": {"schema": {"type": "number"}, "description": "Of a whole answer"},
+            "X-Generation-Seconds": {"schema": {"type": "number"}, "description": "Of a whole answer"},
+            "X-Finish-Reason": {"schema": {"type": "string"}, "description": "Of a whole answer: stop or length"},
+        },
+    }
+}
+
+
+def with_events(answer: dict[int | str, dict[str, Any]]) -> dict[int | str, dict[str, Any]]:
+    """Declare that sound may come as server-sent events too."""
+    events: dict[str, Any] = {"text/event-stream": {}}
+    return {200: answer[200] | {"content": answer[200]["content"] | events}}
+
+
+def failures(*statuses: int, has_body: bool = True) -> dict[int | str, dict[str, Any]]:
+    """Declare the errors of a route beside those of every route."""
+    always = ALWAYS if has_body else (401, 422, 503)
+    return {status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in sorted({*always, *statuses})}
+
+
+def body_of(model: type[BaseModel], *, form_files: tuple[str, ...] = (), is_json: bool = True) -> dict[str, Any]:
+    """Declare a route's body, which it reads itself: JSON, and a form whose `form_files` are files."""
+    schema = _inlined(model.model_json_schema())
+    examples = schema.pop("examples", [])
+    content: dict[str, Any] = {}
+    if is_json:
+        content["application/json"] = {"schema": schema}
+        if examples:
+            content["application/json"]["examples"] = {str(n): {"value": each} for n, each in enumerate(examples, 1)}
+    if form_files:
+        files = {name: {"type": "string", "format": "binary"} for name in form_files}
+        needed = [*schema.get("required", []), *(name for name in form_files if not is_json)]
+        fields = {name: _without_null(each) for name, each in schema["properties"].items()}
+        form = schema | {"properties": fields | files, "required": needed}
+        content["multipart/form-data"] = {"schema": form}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _without_null(field: dict[str, Any]) -> dict[str, Any]:
+    """Leave null out, which a form cannot say."""
+    kinds = [kind for kind in field.get("anyOf", []) if kind != {"type": "null"}]
+    if not kinds:
+        return field
+    rest = {key: value for key, value in field.items() if key not in ("anyOf", "default")}
+    return rest | (kinds[0] if len(kinds) == 1 else {"anyOf": kinds})
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """Put definitions where they are used; ours are small and never recursive."""
+    definitions = schema.pop("$defs", {})
+
+    def resolve(part: Any) -> Any:
+        if isinstance(part, dict):
+            if "$ref" in part:
+                return resolve(definitions[part["$ref"].rpartition("/")[2]])
+            return {key: resolve(value) for key, value in part.items()}
+        return [resolve(each) for each in part] if isinstance(part, list) else part
+
+    resolved: dict[str, Any] = resolve(schema)
+    return resolved

@@ -1,0 +1,90 @@
+"""What one request was and what became of it: written while it runs, told in one log line and one set of headers."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import HTTPConnection
+
+SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+
+@dataclass
+class Record:
+    """One request; times are `time.perf_counter()` seconds."""
+
+    id: str
+    method: str
+    path: str
+    started: float = field(default_factory=time.perf_counter)
+    route: str | None = None  # as declared, such as /v1/voices/{name}
+    status: int = 0
+    code: str | None = None  # of the error, also of one after the status was sent
+    voice: str | None = None
+    audio_format: str | None = None
+    streams: bool = False
+    waiting: int = 0  # pieces in the engine's queue when it came
+    spoken: float | None = None  # handed to the engine
+    first_chunk: float | None = None
+    frames: int = 0
+    audio_s: float = 0.0
+
+    @property
+    def generation_s(self) -> float:
+        """Seconds since the engine was asked."""
+        return 0.0 if self.spoken is None else time.perf_counter() - self.spoken
+
+    def hear(self, frames: int, audio_s: float) -> None:
+        """Note a chunk of sound."""
+        if self.first_chunk is None:
+            self.first_chunk = time.perf_counter()
+        self.frames += frames
+        self.audio_s += audio_s
+
+    def fields(self) -> dict[str, Any]:
+        """Give what the log line tells."""
+        now = time.perf_counter()
+        told: dict[str, Any] = {
+            "request_id": self.id,
+            "method": self.method,
+            "route": self.route or self.path[:200],
+            "status": self.status,
+            "total_ms": _ms(now - self.started),
+        }
+        if self.code is not None:
+            told["code"] = self.code
+        if self.spoken is not None:
+            first = None if self.first_chunk is None else _ms(self.first_chunk - self.started)
+            factor = round((now - self.spoken) / self.audio_s, 3) if self.audio_s else None
+            told |= {
+                "voice": self.voice,
+                "format": self.audio_format,
+                "stream": self.streams,
+                "waiting": self.waiting,
+                "body_ms": _ms(self.spoken - self.started),
+                "first_chunk_ms": first,
+                "frames": self.frames,
+                "audio_s": round(self.audio_s, 3),
+                "real_time_factor": factor,
+            }
+        return told
+
+
+def sane_id(given: str | None) -> str:
+    """Take the client's request id if it is one, else make one."""
+    return given if given and SANE_ID.fullmatch(given) else secrets.token_hex(8)
+
+
+def record_of(connection: HTTPConnection) -> Record:
+    """Give the record that the edge made for this request."""
+    record = connection.state.record
+    assert isinstance(record, Record)
+    return record
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)

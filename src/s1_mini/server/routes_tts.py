@@ -1,0 +1,96 @@
+"""`/v1/tts` and `/v1/tts/batch`: parse, speak, shape."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request, Response
+
+from s1_mini.exceptions import S1MiniError
+from s1_mini.server.answers import answer, while_listened
+from s1_mini.server.bodies import read_json, read_speech
+from s1_mini.server.errors import InvalidError, code_of, message_of
+from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
+from s1_mini.server.record import record_of
+from s1_mini.server.schemas import (
+    BatchAnswer,
+    BatchBody,
+    BatchItem,
+    BatchResult,
+    Sampling,
+    SpeechBody,
+    SpeechRequest,
+    decode_base64,
+)
+from s1_mini.server.speech import speak
+
+if TYPE_CHECKING:
+    from s1_mini.server.record import Record
+
+router = APIRouter(tags=["speech"])
+
+
+@router.post(
+    "/v1/tts",
+    response_class=Response,
+    summary="Speak a text",
+    responses=SPEECH_ANSWER | failures(404, 500, 504),
+    openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
+)
+async def speak_text(request: Request) -> Response:
+    """Speak a text; the answer is the sound, whole, or with `stream` while it is made."""
+    return await answer(request, await read_speech(request))
+
+
+@router.post(
+    "/v1/tts/batch",
+    summary="Speak several texts",
+    responses=failures(500, 504),
+    openapi_extra=body_of(BatchBody),
+)
+async def speak_batch(request: Request) -> BatchAnswer:
+    """Speak several texts together; one that fails, fails alone, and `success` tells whether all succeeded."""
+    body = await read_json(request, BatchBody)
+    allowed = request.app.state.settings.max_batch_items
+    if len(body.items) > allowed:
+        raise InvalidError("items", f"has {len(body.items)} texts; at most {allowed} may be sent at once")
+    started = time.perf_counter()
+    results = await while_listened(request.receive, _speak_all(request, body))
+    success = all(result.success for result in results)
+    return BatchAnswer(success=success, results=results, total_time=round(time.perf_counter() - started, 3))
+
+
+async def _speak_all(request: Request, body: BatchBody) -> list[BatchResult]:
+    async with asyncio.TaskGroup() as group:
+        record = record_of(request)
+        tasks = [group.create_task(_speak_item(request, item, body, record)) for item in body.items]
+    return [task.result() for task in tasks]
+
+
+async def _speak_item(request: Request, item: BatchItem, body: BatchBody, record: Record) -> BatchResult:
+    """Speak one text of a batch; what fails becomes its result."""
+    started, state = time.perf_counter(), request.app.state
+    try:
+        wanted = await asyncio.to_thread(_request_of, item, body)
+        speech = await speak(state.engine, wanted, settings=state.settings, record=record)
+        audio = await asyncio.to_thread(lambda: base64.b64encode(speech.content or b"").decode())
+    except S1MiniError as error:
+        elapsed = round(time.perf_counter() - started, 3)
+        return BatchResult(success=False, generation_time=elapsed, error=message_of(error), error_code=code_of(error))
+    return BatchResult(success=True, audio_base64=audio, generation_time=round(time.perf_counter() - started, 3))
+
+
+def _request_of(item: BatchItem, body: BatchBody) -> SpeechRequest:
+    recording = None if item.reference_audio is None else decode_base64("reference_audio", item.reference_audio)
+    return SpeechRequest(
+        text=item.text,
+        voice=item.voice,
+        reference_audio=recording,
+        reference_text=item.reference_text,
+        audio_format=body.format,
+        chunk_profile="throughput",
+        **{name: getattr(body, name) for name in Sampling.model_fields},
+    )

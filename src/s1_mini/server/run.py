@@ -1,0 +1,89 @@
+"""The process: uvicorn on a socket, signals, and an end in which nothing accepted is lost.
+
+SIGTERM: nothing new is let in (`/ping` and `/ready` are 503), what was accepted is finished, or failed when the time is
+up, and the exit code is 0. It is 1 if the engine could not be started or has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from s1_mini.server.logs import set_up_logging
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+logger = logging.getLogger(__name__)
+
+RESERVE_S = 3.0  # of the drain's time, for telling those who were not finished
+
+
+def run(app: FastAPI) -> int:
+    """Serve until a signal or the engine's death; give the exit code."""
+    set_up_logging()
+    server = DrainingServer(app)
+    server.run()
+    return 1 if app.state.gate.failure is not None or not server.started else 0
+
+
+def make_config(app: FastAPI) -> uvicorn.Config:
+    """Say how uvicorn is to serve `app`; logging stays as it is."""
+    settings = app.state.settings
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http="h11",  # strict, and limits the size of headers to 64 KiB
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=round(RESERVE_S),
+        timeout_keep_alive=75,  # longer than a load balancer's idle 60 s, which would meet a closed connection
+        ws_max_size=settings.max_body_bytes,
+        ws_ping_interval=20,
+        ws_ping_timeout=20,
+    )
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that finishes what it accepted before it closes its socket."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(make_config(app))
+        self._state = app.state
+        self._drain_ends = float("inf")
+        self._ending: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Begin to drain; at the second signal, stop at once."""
+        if self._state.gate.is_draining:
+            self.should_exit = self.force_exit = True
+        self._begin_drain()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look, ten times a second, whether it is time to go."""
+        gate = self._state.gate
+        if gate.failure is not None:
+            self._begin_drain()
+        if gate.is_draining and not self.should_exit:
+            left_s = self._drain_ends - time.monotonic()
+            if left_s < RESERVE_S and self._ending is None:
+                self._ending = asyncio.create_task(self._end_the_rest())
+            self.should_exit = gate.num_inside == 0 or left_s <= 0
+        return await super().on_tick(counter)
+
+    def _begin_drain(self) -> None:
+        if not self._state.gate.is_draining:
+            self._state.gate.is_draining = True
+            self._drain_ends = time.monotonic() + self._state.settings.drain_timeout_s
+            logger.info("draining", extra={"fields": {"event": "draining", "requests": self._state.gate.num_inside}})
+
+    async def _end_the_rest(self) -> None:
+        """Let what is still being spoken end with an error, which reaches its client."""
+        await asyncio.to_thread(self._state.engine.stop, drain=False)

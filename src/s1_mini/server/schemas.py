@@ -1,0 +1,239 @@
+"""What clients send and get, as pydantic models: every field bounded, unknown fields refused, examples for the reader.
+
+They hold no logic beyond turning themselves into a `SpeechRequest`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from s1_mini.audio.container import AudioFormat
+from s1_mini.server.errors import InvalidError
+from s1_mini.types import MAX_REPETITION_PENALTY, MAX_SEED, MAX_TEMPERATURE, ChunkProfile
+
+
+def _as_whole(value: Any) -> Any:
+    """Take 3.0 for 3, as JSON does."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Seed = Annotated[int, BeforeValidator(_as_whole), Field(ge=0, le=MAX_SEED)]
+NumTokens = Annotated[int, BeforeValidator(_as_whole), Field(ge=1, le=2**20)]
+ChunkLength = Annotated[int, BeforeValidator(_as_whole), Field(ge=50, le=1000)]
+Text = Annotated[str, Field(min_length=1, description="What to say.", examples=["Good morning."])]
+VoiceName = Annotated[str, Field(min_length=1, max_length=64, description="A voice of GET /v1/voices.")]
+Format = Annotated[AudioFormat, Field(description="Of the answer; ogg is Opus too, pcm is s16le mono without header.")]
+Base64Audio = Annotated[
+    str, Field(min_length=1, description="A recording whose voice to use, as base64: wav, flac, mp3, ogg, opus, aiff.")
+]
+
+
+@dataclass(frozen=True)
+class SpeechRequest:
+    """One checked request to speak, whichever way it came."""
+
+    text: str
+    voice: str | None = None
+    reference_audio: bytes | None = None
+    reference_text: str | None = None
+    audio_format: AudioFormat = "wav"
+    streams: bool = False
+    chunk_profile: ChunkProfile | None = None  # else ttfa for a stream, throughput for a whole answer
+    seed: int | None = None
+    temperature: float = 0.8
+    top_p: float = 0.8
+    repetition_penalty: float = 1.1
+    max_new_tokens: int = 1024
+
+
+class Strict(BaseModel):
+    """What refuses fields that it does not know."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Sampling(Strict):
+    """How tokens are drawn."""
+
+    seed: Seed | None = Field(None, description="Same seed, same sound.")
+    temperature: float = Field(0.8, ge=0, le=MAX_TEMPERATURE, description="0 is always the likeliest.")
+    top_p: float = Field(0.8, gt=0, le=1)
+    repetition_penalty: float = Field(1.1, gt=0, le=MAX_REPETITION_PENALTY)
+    max_new_tokens: NumTokens = Field(1024, description="Longest sentence piece, in frames.")
+
+
+class SpeechBody(Sampling):
+    """Body of `POST /v1/tts`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"text": "Good morning."},
+                {"text": "Good morning.", "voice": "clara", "format": "mp3", "stream": True, "seed": 1},
+            ]
+        }
+    )
+
+    text: Text
+    voice: VoiceName | None = None
+    reference_audio: Base64Audio | None = None
+    reference_text: str | None = Field(None, description="What is said in the recording, word for word.")
+    format: Format = "wav"
+    stream: bool = Field(False, description="Send sound while it is made.")
+    chunk_profile: ChunkProfile | None = Field(None, description="Soonest first sound, or fewest chunks.")
+
+    def to_request(self, recording: bytes | None = None) -> SpeechRequest:
+        """Give the request; `recording` is a reference that did not come as base64. Raises `InvalidError`."""
+        if recording is None and self.reference_audio is not None:
+            recording = decode_base64("reference_audio", self.reference_audio)
+        sampling = {name: getattr(self, name) for name in Sampling.model_fields}
+        return SpeechRequest(
+            text=self.text,
+            voice=self.voice,
+            reference_audio=recording,
+            reference_text=self.reference_text,
+            audio_format=self.format,
+            streams=self.stream,
+            chunk_profile=self.chunk_profile,
+            **sampling,
+        )
+
+
+class BatchItem(Strict):
+    """One text of a batch."""
+
+    text: Text
+    voice: VoiceName | None = None
+    reference_audio: Base64Audio | None = None
+    reference_text: str | None = None
+
+
+class BatchBody(Sampling):
+    """Body of `POST /v1/tts/batch`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"items": [{"text": "Hello world"}, {"text": "Goodbye world"}], "temperature": 0.7}]
+        }
+    )
+
+    items: list[BatchItem] = Field(min_length=1)
+    chunk_length: ChunkLength | None = Field(
+        None, description="Accepted for compatibility; the engine's own S1_MINI_CHUNK_LENGTH counts."
+    )
+    format: Format = "wav"
+
+
+class BatchResult(BaseModel):
+    """What became of one text of a batch."""
+
+    success: bool
+    audio_base64: str | None = None
+    generation_time: float
+    error: str | None = None
+    error_code: str | None = None
+
+
+class BatchAnswer(BaseModel):
+    """Answer of `POST /v1/tts/batch`: one result per item, in order."""
+
+    success: bool
+    results: list[BatchResult]
+    total_time: float
+
+
+class OpenAISpeechBody(Sampling):
+    """Body of `POST /v1/audio/speech`, as OpenAI's clients send it; what they do not know may be sent as extra body."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"model": "s1-mini", "input": "Good morning.", "voice": "default"}]}
+    )
+
+    model: str = Field("s1-mini", max_length=128, description="Ignored: the server has one checkpoint.")
+    input: Text
+    voice: str | dict[str, str] | None = Field(
+        None, description="A voice of GET /v1/voices; OpenAI's own names mean the default voice."
+    )
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
+    speed: float = Field(1.0, ge=0.25, le=4.0, description="Only 1 can be done.")
+    instructions: str | None = Field(None, description="Ignored.")
+    stream_format: Literal["audio", "sse"] = "audio"
+
+
+class SessionConfig(Sampling):
+    """First message of a WebSocket session, or a later one between two sentences."""
+
+    type: Literal["session.config"]
+    voice: VoiceName | None = None
+    language: str | None = Field(None, description="Ignored.")
+    response_format: Format = "pcm"
+    chunk_profile: ChunkProfile = "ttfa"
+    reference_audio: Base64Audio | None = None
+    reference_text: str | None = None
+
+
+class InputText(Strict):
+    """A piece of text, cut anywhere."""
+
+    type: Literal["input.text"]
+    text: str
+
+
+class InputDone(Strict):
+    """No more text comes."""
+
+    type: Literal["input.done"]
+
+
+class VoiceAnswer(BaseModel):
+    """One named voice."""
+
+    name: str
+    description: str
+    is_default: bool
+    source: Literal["checkpoint", "added"]
+    seconds: float
+
+
+class VoicesAnswer(BaseModel):
+    """All named voices."""
+
+    voices: list[VoiceAnswer]
+
+
+class VoiceForm(Strict):
+    """The fields of `POST /v1/voices` beside its file `audio`."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", examples=["grandmother"])
+    text: str = Field("", description="What is said in the recording, word for word.")
+    description: str = Field("", max_length=500)
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    code: str = Field(description="Stable, for machines.")
+    message: str
+    field: str | None = Field(description="The part of the request at fault.")
+    request_id: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """The shape of every error."""
+
+    error: ErrorDetail
+
+
+def decode_base64(field: str, text: str) -> bytes:
+    """Decode base64, with or without a data: prefix. Raises `InvalidError` naming `field`."""
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidError(field, f"is not base64: {error}") from None

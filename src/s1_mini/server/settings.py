@@ -1,0 +1,68 @@
+"""Settings of the server: fields, their `S1_MINI_SERVER_*` variables, their checks.
+
+What the engine needs is not here (`s1_mini.config`), nor what differs from request to request (`schemas`).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Annotated, Any
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from s1_mini.exceptions import ConfigurationError
+
+ENV_PREFIX = "S1_MINI_SERVER_"
+
+
+class ServerSettings(BaseSettings):
+    """Settings of one server process, by keyword or by `S1_MINI_SERVER_*` variable.
+
+    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the field.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_ignore_empty=True)
+
+    host: str = "0.0.0.0"  # noqa: S104 - a container is reached from outside
+    port: int = Field(8080, ge=0, le=65_535, description="0 picks a free one")
+    api_key: SecretStr | None = Field(None, description="bearer key of /v1 and /invocations; without it they are open")
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field((), description="pages that may call, comma-separated")
+
+    # How much a client may send, and how slowly.
+    max_body_bytes: int = Field(16 * 2**20, ge=1024)
+    body_timeout_s: float = Field(20.0, gt=0, description="from the first to the last byte of a body")
+    max_batch_items: int = Field(32, ge=1, le=1024)
+    max_websocket_s: float = Field(1800.0, gt=0, description="30 min is the platform's limit for one connection")
+    websocket_idle_s: float = Field(60.0, gt=0, description="without a message, while nothing is spoken")
+
+    # How long an answer may take. The platform gives up after 60 s, on a stream after 8 minutes.
+    request_timeout_s: float = Field(55.0, gt=0, description="to the whole answer, or to a stream's first sound")
+    stream_timeout_s: float = Field(300.0, gt=0, description="to a stream's end")
+    drain_timeout_s: float = Field(25.0, gt=0, description="from SIGTERM to the exit; the platform kills after 30 s")
+
+    # How many at once.
+    max_requests: int = Field(512, ge=1, description="requests being answered; more get 503")
+    max_requests_per_client: int = Field(0, ge=0, description="of one address; more get 429; 0 is no limit")
+    threads: int = Field(32, ge=1, le=512, description="for what would block the event loop: encoding, decoding, files")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigurationError("; ".join(_sentence(dict(item)) for item in error.errors())) from None
+        for name in sorted(os.environ):
+            if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in type(self).model_fields:
+                warnings.warn(f"{name} is no setting of the server", stacklevel=2)
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _sentence(item: dict[str, Any]) -> str:
+    name = ".".join(str(part) for part in item["loc"])
+    given = "" if "key" in name else f"={item['input']!r}"
+    return f"{ENV_PREFIX}{name.upper()}{given}: {item['msg']}"

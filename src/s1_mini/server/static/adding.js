@@ -1,0 +1,131 @@
+// The dialog that adds a voice: a name, a recording by file or microphone, and its words.
+
+import { addVoice } from "./api.js";
+import { element, setIcon } from "./dom.js";
+import { MAX_RECORD_S, Recorder, toWav } from "./recording.js";
+
+const TO_READ = "Every morning the harbour wakes slowly. Boats leave one by one, gulls follow them, and by noon the whole town smells of salt and fresh bread.";
+
+/** Fires `added` with the voice's name, and `unauthorized`. */
+export class Adding extends EventTarget {
+  dialog = element("add-dialog");
+  recording = null; // what will be sent
+  recorder = null;
+
+  constructor() {
+    super();
+    element("add-open").addEventListener("click", () => this.open());
+    element("add-cancel").addEventListener("click", () => this.dialog.close());
+    this.dialog.addEventListener("close", () => this.clear());
+    element("add-file").addEventListener("change", ({ target }) => this.take(target.files[0]));
+    element("record").addEventListener("click", () => this.record());
+    element("add-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+  }
+
+  open() {
+    element("record").hidden = !Recorder.isPossible;
+    element("record-note").textContent = Recorder.isPossible ? "" : "Recording here needs https or localhost.";
+    this.dialog.showModal();
+  }
+
+  async take(blob) {
+    this.recording = null;
+    this.tell("");
+    if (!blob) return;
+    try {
+      this.recording = await toWav(blob);
+    } catch (error) {
+      this.tell(error.message);
+      return;
+    }
+    const player = element("add-audio");
+    URL.revokeObjectURL(player.src);
+    player.src = URL.createObjectURL(this.recording);
+    player.hidden = false;
+  }
+
+  async record() {
+    if (this.recorder) {
+      this.recorder.stop();
+      return;
+    }
+    this.tell("");
+    const text = element("add-text");
+    if (!text.value.trim()) {
+      text.value = TO_READ;
+      element("add-text-hint").hidden = false;
+    }
+    try {
+      this.recorder = await Recorder.start((seconds, level) => this.level(seconds, level));
+    } catch {
+      this.tell("The microphone cannot be used. Allow it in the browser, or choose a file.");
+      return;
+    }
+    this.showRecording(true);
+    const blob = await this.recorder.done;
+    this.recorder = null;
+    this.showRecording(false);
+    if (!this.dialog.open) return;
+    element("add-file").value = "";
+    await this.take(blob);
+  }
+
+  showRecording(runs) {
+    setIcon(element("record"), runs ? "stop" : "record");
+    element("record").querySelector("span").textContent = runs ? "Stop recording" : "Use the microphone";
+    element("level").hidden = element("record-clock").hidden = !runs;
+    element("record-clock").textContent = "0 s";
+    element("record-note").textContent = runs ? `Recording, at most ${MAX_RECORD_S} s…` : "";
+    element("add-send").disabled = runs;
+  }
+
+  level(seconds, level) {
+    element("level").value = level;
+    element("record-clock").textContent = `${seconds.toFixed(0)} s`;
+  }
+
+  async send() {
+    const [name, text] = [element("add-name"), element("add-text")];
+    if (!name.value.trim()) return this.tell("Give the voice a name.", name);
+    if (!this.recording) return this.tell("Choose a recording or make one.", element("add-file"));
+    if (!text.value.trim()) return this.tell("Write what is said in the recording.", text);
+    const button = element("add-send");
+    button.disabled = true;
+    button.textContent = "Adding…";
+    try {
+      const voice = await addVoice(name.value.trim().toLowerCase().replace(/\s+/g, "-"), this.recording, text.value.trim());
+      this.dialog.close();
+      this.dispatchEvent(new CustomEvent("added", { detail: voice.name }));
+    } catch (error) {
+      const fields = { name, text, audio: element("add-file") };
+      if (error.status === 401) this.dialog.close();
+      if (error.status === 401) this.dispatchEvent(new CustomEvent("unauthorized", { detail: error }));
+      else this.tell(error.message, fields[error.field]);
+    } finally {
+      button.disabled = false;
+      button.textContent = "Add voice";
+    }
+  }
+
+  tell(message, field) {
+    for (const id of ["add-name", "add-file", "add-text"]) element(id).removeAttribute("aria-invalid");
+    field?.setAttribute("aria-invalid", "true");
+    field?.focus();
+    element("add-error").textContent = message;
+  }
+
+  clear() {
+    this.recorder?.stop();
+    this.recording = null;
+    element("add-form").reset();
+    element("add-text-hint").hidden = true;
+    const player = element("add-audio");
+    URL.revokeObjectURL(player.src);
+    player.removeAttribute("src");
+    player.hidden = true;
+    this.tell("");
+  }
+}

@@ -1,0 +1,155 @@
+// The list of voices: pick one, hear it, delete an added one.
+
+import { deleteVoice, listVoices, speak } from "./api.js";
+import { Clip } from "./clip.js";
+import { Player, audioContext } from "./player.js";
+import { element, setIcon } from "./dom.js";
+
+const RETRY_S = 3;
+
+/** Fires `error` with what went wrong and `listen` when an audition begins. */
+export class Voices extends EventTarget {
+  player = new Player();
+  clips = new Map(); // auditions heard to their end, by voice
+  rows = new Map();
+  auditioned = null;
+
+  constructor() {
+    super();
+    for (const event of ["finish", "pause"]) this.player.addEventListener(event, () => this.show(null));
+    element("delete-yes").addEventListener("click", () => this.deleteChosen());
+  }
+
+  get chosen() {
+    return element("voice-list").querySelector(":checked")?.value;
+  }
+
+  /** Ask for the list again, for as long as the engine is starting; keep or set what is chosen. */
+  async load(choose = this.chosen) {
+    clearTimeout(this.retry);
+    try {
+      this.fill(await listVoices(), choose);
+    } catch (error) {
+      const again = error.status === 503 || error.status === 0;
+      this.note(error.status === 503 ? "The engine is starting…" : again ? error.message : "");
+      if (again) this.retry = setTimeout(() => this.load(choose), 1000 * Math.min(error.retryAfter ?? RETRY_S, 10));
+      else this.fire("error", error);
+    }
+  }
+
+  fill(voices, choose) {
+    const picked = voices.find(({ name }) => name === choose) ?? voices.find((voice) => voice.is_default) ?? voices[0];
+    this.rows = new Map(voices.map((voice) => [voice.name, this.row(voice, voice === picked)]));
+    element("voice-list").replaceChildren(...this.rows.values());
+    element("voices").setAttribute("aria-busy", "false");
+    this.note(voices.length ? "" : "This checkpoint has no named voices; it speaks with one of its own. Add one to choose.");
+  }
+
+  row(voice, checked) {
+    const row = element("voice-row").content.firstElementChild.cloneNode(true);
+    Object.assign(row.querySelector("input"), { value: voice.name, checked });
+    row.querySelector(".name").textContent = voice.name;
+    row.querySelector(".about").textContent = about(voice);
+    const listen = row.querySelector(".listen");
+    listen.setAttribute("aria-label", `Listen to ${voice.name}`);
+    listen.addEventListener("click", () => this.listen(voice.name));
+    const bin = row.querySelector(".delete");
+    bin.hidden = voice.source !== "added";
+    bin.setAttribute("aria-label", `Delete ${voice.name}`);
+    bin.addEventListener("click", () => this.askToDelete(voice.name));
+    return row;
+  }
+
+  /** Hear a short sentence by this voice, or stop it. */
+  async listen(name) {
+    const stops = this.auditioned === name;
+    this.stop();
+    if (stops) return;
+    const kept = this.clips.get(name);
+    audioContext(kept?.rate ?? 44100);
+    this.fire("listen");
+    this.show(name);
+    if (kept) this.begin(kept);
+    else await this.fetch(name);
+  }
+
+  stop() {
+    this.abort?.abort();
+    this.player.pause();
+    this.show(null);
+  }
+
+  async fetch(name) {
+    const abort = (this.abort = new AbortController());
+    const words = name.replace(/[-_]+/g, " ");
+    try {
+      const response = await speak({ text: `Hello, this is ${words}. This is how I sound.`, voice: name, seed: 1 }, abort.signal);
+      const clip = new Clip(Number(response.headers.get("X-Sample-Rate")));
+      this.begin(clip);
+      for (const reader = response.body.getReader(); ; ) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        clip.append(value);
+        this.player.feed();
+      }
+      clip.ended = true;
+      this.player.feed();
+      this.clips.set(name, clip);
+    } catch (error) {
+      if (abort.signal.aborted) return;
+      this.stop();
+      this.fire("error", error);
+    }
+  }
+
+  begin(clip) {
+    const name = this.auditioned;
+    this.player.open(clip);
+    this.show(name);
+    this.player.play();
+  }
+
+  show(name) {
+    this.auditioned = name;
+    for (const [other, row] of this.rows) {
+      const listen = row.querySelector(".listen");
+      listen.setAttribute("aria-pressed", String(other === name));
+      setIcon(listen, other === name ? "stop" : "play");
+    }
+  }
+
+  askToDelete(name) {
+    this.stop();
+    this.doomed = name;
+    element("delete-title").textContent = `Delete the voice “${name}”?`;
+    element("delete-error").textContent = "";
+    element("delete-dialog").showModal();
+  }
+
+  async deleteChosen() {
+    try {
+      await deleteVoice(this.doomed);
+    } catch (error) {
+      element("delete-error").textContent = error.message;
+      return;
+    }
+    this.clips.delete(this.doomed);
+    element("delete-dialog").close();
+    await this.load();
+    this.note(`${this.doomed} was deleted.`);
+    element("add-open").focus();
+  }
+
+  note(words) {
+    element("voices-note").textContent = words;
+  }
+
+  fire(name, detail) {
+    this.dispatchEvent(new CustomEvent(name, { detail }));
+  }
+}
+
+function about({ description, is_default: isDefault, source, seconds }) {
+  const parts = [description, isDefault && "default", source === "added" && `added, ${seconds.toFixed(1)} s`];
+  return parts.filter(Boolean).join(" · ");
+}

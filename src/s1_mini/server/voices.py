@@ -1,0 +1,50 @@
+"""The engine's named voices as the server tells of them. All of it may touch files or the codec: call it in threads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from s1_mini.exceptions import RequestError
+from s1_mini.server.schemas import VoiceAnswer
+
+if TYPE_CHECKING:
+    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.types import VoiceInfo
+
+# Where the checkpoint has no voice of such a name, it means the default one.
+OPENAI_NAMES = {"alloy", "ash", "ballad", "cedar", "coral", "default", "echo", "fable", "marin", "nova", "onyx"} | {
+    "sage",
+    "shimmer",
+    "verse",
+}
+
+FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "text"}  # what the engine calls otherwise
+
+
+def describe_all(engine: ProductionTTSEngine) -> list[VoiceAnswer]:
+    """Tell of all voices."""
+    return [_told(info) for info in engine.voices()]
+
+
+def describe(engine: ProductionTTSEngine, name: str) -> VoiceAnswer:
+    """Tell of one voice. Raises `VoiceNotFoundError` or `VoiceFileError`."""
+    return _told(engine.describe_voice(name))
+
+
+def add(engine: ProductionTTSEngine, name: str, audio: bytes, text: str, description: str) -> VoiceAnswer:
+    """Keep a recording as a named voice. Raises `RequestError`, by the fields of the form, or `EngineError`."""
+    try:
+        return _told(engine.add_voice(name, audio, text, description=description))
+    except RequestError as error:
+        field = FORM_FIELDS.get(error.field, error.field)
+        raise type(error)(field, str(error).removeprefix(f"{error.field}: ")) from None
+
+
+def _told(info: VoiceInfo) -> VoiceAnswer:
+    return VoiceAnswer(
+        name=info.name,
+        description=info.description,
+        is_default=info.is_default,
+        source=info.source,
+        seconds=round(info.seconds, 3),
+    )

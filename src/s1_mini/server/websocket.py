@@ -1,0 +1,220 @@
+"""Text in pieces in, sound out while text still arrives: one WebSocket session.
+
+Client: `session.config` (may be left out), `input.text` as often as it likes, `input.done`. Server, for each stretch of
+whole sentences: `audio.start`, binary messages, `audio.done`; at the end `session.done`. What fails is told as `error`,
+and ends the session. The names are those of vLLM-Omni's speech endpoints on SageMaker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import aclosing, suppress
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from pydantic import Field, TypeAdapter, ValidationError
+from starlette.websockets import WebSocketState
+
+from s1_mini.exceptions import S1MiniError, TextError
+from s1_mini.server.errors import (
+    BodyError,
+    ClientGoneError,
+    DrainingError,
+    IdleError,
+    code_of,
+    describe,
+    from_validation,
+    row_of,
+)
+from s1_mini.server.record import record_of
+from s1_mini.server.schemas import InputDone, InputText, Sampling, SessionConfig, SpeechRequest, decode_base64
+from s1_mini.server.speech import speak
+from s1_mini.text.normalize import is_speakable
+from s1_mini.text.split import split_arriving
+
+router = APIRouter()
+
+MAX_REST = 1000  # characters without the end of a sentence; then the text is cut at a space
+LOOK_S = 0.25  # between looks at the clock and at whether the server goes down
+
+Input = Annotated[SessionConfig | InputText | InputDone, Field(discriminator="type")]
+_INPUT: TypeAdapter[Any] = TypeAdapter(Input)
+
+
+@router.websocket("/v1/audio/speech/stream")
+@router.websocket("/invocations-bidirectional-stream")
+async def converse(socket: WebSocket) -> None:
+    """Speak what one client writes, until it has no more to say."""
+    await socket.accept()
+    await Session(socket).run()
+
+
+class Session:
+    """One connection: a reader that cuts text into sentences, and a speaker that says them in order."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket, self._state = socket, socket.app.state
+        self._record = record_of(socket)
+        self._config = SessionConfig(type="session.config")
+        self._recording: bytes | None = None
+        self._rest = ""
+        self._stretches: asyncio.Queue[SpeechRequest | None] = asyncio.Queue()
+        self._num_waiting = 0  # characters in there
+        self._num_spoken = 0
+        self._last_moved = time.monotonic()  # a message came, or something was spoken
+
+    async def run(self) -> None:
+        """Read and speak until both have ended, or one has failed."""
+        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._speak())]
+        try:
+            await asyncio.gather(*tasks)
+            await self._send({"type": "session.done", "sentences": self._num_spoken})
+            await self._socket.close()
+        except (ClientGoneError, WebSocketDisconnect):
+            raise ClientGoneError from None
+        except S1MiniError as error:
+            await self._fail(error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fail(self, error: S1MiniError) -> None:
+        self._record.code = code_of(error)
+        status = row_of(error).status
+        with suppress(WebSocketDisconnect, RuntimeError):
+            await self._send({"type": "error"} | describe(error, self._record.id))
+            await self._socket.close(1013 if status == 503 else 1011 if status >= 500 else 1008)
+
+    # ---- what comes in --------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        """Take messages until the text is done; it is then `None` that waits for the speaker."""
+        settings = self._state.settings
+        ends = time.monotonic() + settings.max_websocket_s
+        receiving: asyncio.Future[Any] | None = None
+        try:
+            while True:
+                receiving = receiving or asyncio.ensure_future(self._socket.receive())
+                await asyncio.wait({receiving}, timeout=LOOK_S)
+                if receiving.done():
+                    message, receiving = receiving.result(), None
+                    self._last_moved = time.monotonic()
+                    if await self._take(message):
+                        break
+                elif time.monotonic() > ends:
+                    raise IdleError(f"a session may last {settings.max_websocket_s:g} s")
+                elif time.monotonic() - self._last_moved > settings.websocket_idle_s:
+                    raise IdleError(f"nothing came for {settings.websocket_idle_s:g} s")
+                elif self._state.gate.is_draining:
+                    raise DrainingError("the server is going down; connect anew")
+            await self._watch()
+        finally:
+            if receiving is not None:
+                receiving.cancel()
+
+    async def _watch(self) -> None:
+        """Read on after the text is done, so that a client that goes away is noticed."""
+        watching = asyncio.ensure_future(self._until_gone())
+        spoken = asyncio.ensure_future(self._stretches.join())
+        try:
+            await asyncio.wait({watching, spoken}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+        finally:
+            watching.cancel()
+            spoken.cancel()
+
+    async def _until_gone(self) -> None:
+        while (await self._socket.receive())["type"] != "websocket.disconnect":
+            pass  # whatever is said after input.done has no meaning
+        raise ClientGoneError
+
+    async def _take(self, message: dict[str, Any]) -> bool:
+        """Act on one message; tell whether it was the last."""
+        if message["type"] == "websocket.disconnect":
+            raise ClientGoneError
+        if message.get("text") is None:
+            raise BodyError("a binary message means nothing here; send JSON as text")
+        match _parse(message["text"]):
+            case SessionConfig() as config:
+                await self._configure(config)
+                return False
+            case InputText(text=text):
+                self._add(text)
+                return False
+            case _:
+                self._put(self._rest)
+                self._stretches.put_nowait(None)
+                return True
+
+    async def _configure(self, config: SessionConfig) -> None:
+        coded = config.reference_audio
+        self._recording = None if coded is None else await asyncio.to_thread(decode_base64, "reference_audio", coded)
+        self._config = config
+
+    def _add(self, text: str) -> None:
+        # Not read further instead, the client would not be heard when it goes away or answers a ping.
+        allowed = self._state.engine.config.max_text_length
+        ahead = self._num_waiting + len(text)
+        if ahead > allowed:
+            raise TextError("text", f"is {ahead} characters ahead of what is spoken; at most {allowed} are allowed")
+        whole, self._rest = split_arriving(self._rest + text)
+        while len(self._rest) > MAX_REST:
+            cut = self._rest.rfind(" ", 1, MAX_REST) + 1 or MAX_REST
+            whole, self._rest = f"{whole} {self._rest[:cut]}", self._rest[cut:]
+        self._put(whole)
+
+    def _put(self, text: str) -> None:
+        if not is_speakable(text):
+            return
+        config = self._config
+        request = SpeechRequest(
+            text=text,
+            voice=config.voice,
+            reference_audio=self._recording,
+            reference_text=config.reference_text,
+            audio_format=config.response_format,
+            streams=True,
+            chunk_profile=config.chunk_profile,
+            **{name: getattr(config, name) for name in Sampling.model_fields},
+        )
+        self._num_waiting += len(text)
+        self._stretches.put_nowait(request)
+
+    # ---- what goes out --------------------------------------------------------------------------------------------
+
+    async def _speak(self) -> None:
+        while (request := await self._stretches.get()) is not None:
+            await self._say(request)
+            self._num_waiting -= len(request.text)
+            self._stretches.task_done()
+            self._last_moved = time.monotonic()
+        self._stretches.task_done()
+
+    async def _say(self, request: SpeechRequest) -> None:
+        state, number, before_s = self._state, self._num_spoken, self._record.audio_s
+        speech = await speak(state.engine, request, settings=state.settings, record=self._record)
+        start = {"format": request.audio_format, "sample_rate": speech.sample_rate, "text": request.text}
+        await self._send({"type": "audio.start", "index": number} | start)
+        async with aclosing(cast("Any", speech.body)) as body:
+            async for piece in body:
+                self._last_moved = time.monotonic()
+                await self._socket.send_bytes(piece)
+        self._num_spoken += 1
+        seconds = round(self._record.audio_s - before_s, 3)
+        await self._send({"type": "audio.done", "index": number, "seconds": seconds})
+
+    async def _send(self, content: dict[str, Any]) -> None:
+        if self._socket.application_state is WebSocketState.CONNECTED:
+            await self._socket.send_text(json.dumps(content))
+
+
+def _parse(text: str) -> SessionConfig | InputText | InputDone:
+    try:
+        parsed: SessionConfig | InputText | InputDone = _INPUT.validate_json(text, strict=True)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
+    return parsed

@@ -1,0 +1,75 @@
+"""`s1-mini voices` on real directories: what was added is listed, heard by another process, and gone when deleted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from s1_mini.cli.app import run
+
+
+def s1_mini(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["s1-mini", *map(str, arguments)])
+    return run()
+
+
+def test_a_voice_is_added_listed_described_spoken_with_and_deleted(
+    tiny: Path,
+    tone: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    soundfile.write(tmp_path / "me.wav", tone, 44_100)
+    where = ("--checkpoint", tiny, "--voices-path", tmp_path / "voices")
+    said = ("--text", "Ah [b].", "--description", "A tone.")
+
+    assert s1_mini(monkeypatch, "voices", "add", "me", tmp_path / "me.wav", *said, *where) == 0
+    capsys.readouterr()
+    assert s1_mini(monkeypatch, "voices", "list", *where) == 0
+    listed = capsys.readouterr().out
+    assert s1_mini(monkeypatch, "voices", "describe", "me", *where) == 0
+    described = capsys.readouterr().out
+    monkeypatch.setenv("S1_MINI_VOICES_PATH", str(tmp_path / "voices"))
+    speak = ("say", "Hi.", "--voice", "me", "--checkpoint", tiny, "-o", tmp_path / "a.wav", "--max-new-tokens", "4")
+    assert s1_mini(monkeypatch, *speak) == 0
+    assert s1_mini(monkeypatch, "voices", "delete", "me", "--checkpoint", tiny) == 0
+
+    assert all(word in listed for word in ("me", "added", "1.0", "A tone.", "Ah [b]."))
+    assert all(word in described for word in ("me", "added", "A tone.", "Ah [b]."))
+    assert list((tmp_path / "voices").iterdir()) == []
+
+
+CALLS = {
+    "no directory": (["add", "me", "me.wav", "--text", "Ah."], "--voices-path or S1_MINI_VOICES_PATH"),
+    "unknown": (["describe", "nobody"], "'nobody' is not a voice here; there are: "),
+    "checkpoint's": (["delete", "clara", "--voices-path", "{tmp}"], "'clara' is the checkpoint's"),
+    "not there": (["delete", "nobody", "--voices-path", "{tmp}"], "'nobody' is not a voice here"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_bad_call_gets_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, complaint = CALLS[name]
+
+    code = s1_mini(monkeypatch, "voices", *(argument.format(tmp=tmp_path) for argument in arguments))
+
+    told = capsys.readouterr().err
+    assert code == 1
+    assert complaint in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["list", "describe", "add", "delete"])
+def test_every_verb_helps_with_an_example(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert s1_mini(monkeypatch, "voices", verb, "--help") == 0
+    assert f"Example: s1-mini voices {verb}" in capsys.readouterr().out

@@ -1,0 +1,49 @@
+"""One real container on a real socket, around one engine with the tiny checkpoint, for all tests of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import httpx2
+import pytest
+from botocore.config import Config
+
+from container_room import Container, running
+from s1_mini import EngineConfig, ProductionTTSEngine
+
+
+@pytest.fixture(scope="session")
+def small_engine(oracle: Path) -> Iterator[ProductionTTSEngine]:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu", max_batch_size=4)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def container(small_engine: ProductionTTSEngine, tmp_path_factory: pytest.TempPathFactory, oracle: Path) -> Any:
+    """The one container; its models lie where the tests' assets do, and two of them fit."""
+    size = sum(path.stat().st_size for path in oracle.glob("*.safetensors"))
+    budget = {"models_kv_mb": 20.0, "models_memory_mb": 2.5 * (2 * size / 1e6 + 20.0)}
+    models = {"models_root": oracle.parent, "max_sessions": 3} | budget
+    with running(small_engine, tmp_path_factory.mktemp("store"), models) as container:
+        yield container
+
+
+@pytest.fixture
+def http(container: Container) -> Iterator[httpx2.Client]:
+    with container.http() as client:
+        yield client
+
+
+@pytest.fixture
+def runtime(container: Container, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The real client, told of the local endpoint as a user tells it: by the environment."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", container.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    client = boto3.client("sagemaker-runtime", config=Config(retries={"total_max_attempts": 1}, proxies={}))
+    yield client
+    client.close()

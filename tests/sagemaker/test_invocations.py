@@ -1,0 +1,194 @@
+"""`/invocations` over a real socket: every form in, every form out."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+
+from container_room import SHORT, running, wait_until
+from s1_mini import EngineConfig, ProductionTTSEngine
+
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+
+
+def recording(tone: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, tone, 44_100, format="WAV")
+    return buffer.getvalue()
+
+
+def error_of(answer: httpx2.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type", "kind"),
+    [
+        ("audio/wav", "audio/wav", "WAV"),
+        ("audio/flac", "audio/flac", "FLAC"),
+        ("audio/mpeg", "audio/mpeg", "MP3"),
+        ("audio/ogg", "audio/ogg", "OGG"),
+        ("audio/opus", "audio/ogg", "OGG"),
+        ("*/*", "audio/wav", "WAV"),
+        ("audio/pcm;q=0.2, audio/flac;q=0.9", "audio/flac", "FLAC"),
+    ],
+)
+def test_accept_chooses_the_format(http: httpx2.Client, accept: str, media_type: str, kind: str) -> None:
+    answer = http.post("/invocations", json=SHORT, headers={"Accept": accept})
+
+    assert (answer.status_code, answer.headers["content-type"]) == (200, media_type)
+    assert soundfile.info(io.BytesIO(answer.content)).format == kind
+
+
+def test_json_carries_the_samples_that_pcm_does(http: httpx2.Client) -> None:
+    bare = http.post("/invocations", json=SHORT, headers={"Accept": "audio/pcm"})
+    told = http.post("/invocations", json=SHORT | {"format": "pcm"}, headers={"Accept": "application/json"})
+
+    assert bare.headers["content-type"] == "audio/pcm;rate=44100;channels=1"
+    assert base64.b64decode(told.json()["audio"]) == bare.content
+    assert told.json()["sample_rate"] == 44_100
+    assert bare.headers[ATTRIBUTES] == "sample_rate=44100,format=pcm,channels=1"
+
+
+def test_a_stream_comes_in_chunks_and_says_its_rate_and_is_the_whole_answer(http: httpx2.Client) -> None:
+    whole = http.post("/invocations", json=SHORT, headers={"Accept": "audio/pcm"})
+    streamed = http.post("/invocations", json=SHORT | {"stream": True}, headers={"Accept": "audio/pcm"})
+
+    assert streamed.headers["transfer-encoding"] == "chunked"
+    assert "sample_rate=44100" in streamed.headers[ATTRIBUTES]
+    assert streamed.content == whole.content
+
+
+def test_a_form_with_a_recording_says_what_the_same_json_says(http: httpx2.Client, tone: np.ndarray) -> None:
+    wav = recording(tone)
+    fields = {name: str(value) for name, value in SHORT.items()} | {"reference_text": "Hello."}
+    by_form = http.post("/invocations", data=fields, files={"reference_audio": ("me.wav", wav)})
+    coded = {"reference_audio": base64.b64encode(wav).decode(), "reference_text": "Hello."}
+    by_json = http.post("/invocations", json=SHORT | coded)
+
+    assert by_form.status_code == by_json.status_code == 200
+    assert by_form.content == by_json.content
+
+
+def test_json_lines_give_as_many_lines_in_the_same_order(http: httpx2.Client) -> None:
+    lines: list[Any] = [SHORT | {"seed": seed} for seed in range(12)]
+    lines[3], lines[7] = {"text": " "}, {"wrong": 1}
+    body = "\n".join(json.dumps(line) for line in lines)
+
+    answer = http.post("/invocations", content=body, headers={"Content-Type": "application/jsonlines"})
+    told = [json.loads(line) for line in answer.text.splitlines()]
+    alone = http.post("/invocations", json=lines[5], headers={"Accept": "application/json"}).json()
+
+    assert answer.headers["content-type"] == "application/jsonlines"
+    assert len(told) == len(lines)
+    assert told[5] == alone
+    assert {n: t["error"]["code"] for n, t in enumerate(told) if "error" in t} == {
+        3: "text_invalid",
+        7: "request_invalid",
+    }
+
+
+def test_more_lines_than_allowed_are_refused_before_anything_is_spoken(http: httpx2.Client) -> None:
+    body = (json.dumps(SHORT) + "\n") * 1001
+
+    answer = http.post("/invocations", content=body, headers={"Content-Type": "application/jsonlines"})
+
+    assert error_of(answer) == (400, "body_invalid")
+
+
+def test_custom_attributes_choose_another_route(http: httpx2.Client) -> None:
+    body = {"model": "s1-mini", "input": "Good morning.", "response_format": "wav", "seed": 1}
+
+    answer = http.post("/invocations", json=body, headers={ATTRIBUTES: "route=/v1/audio/speech"})
+    batch = http.post("/invocations", json={"items": [SHORT | {}]}, headers={ATTRIBUTES: "x, route=v1/tts/batch"})
+
+    assert (answer.status_code, answer.content[:4]) == (200, b"RIFF")
+    assert error_of(batch) == (422, "request_invalid")  # it reached the batch, which knows no seed of an item
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("route=/v1/nothing", 404),
+        ("route=/health", 404),
+        ("route=/v1/../invocations", 404),
+        ("route=//v1/tts", 404),
+        ("route=", 404),
+        ("route=/v1/tts,route=/v1/tts/batch", 422),
+        ("x" * 1025, 422),
+        (b"route=/v1/tts\xe9", 422),
+    ],
+)
+def test_attributes_that_name_no_route_are_refused(http: httpx2.Client, header: str | bytes, status: int) -> None:
+    given = header if isinstance(header, bytes) else header.encode()
+    answer = http.post("/invocations", json=SHORT, headers=[(ATTRIBUTES.encode(), given)])
+
+    assert answer.status_code == status
+    assert answer.headers["x-request-id"]
+
+
+def test_what_a_client_says_in_attributes_never_comes_back(http: httpx2.Client) -> None:
+    answer = http.post("/invocations", json=SHORT, headers={ATTRIBUTES: "sample_rate=1%0d%0aX-Evil: 1"})
+
+    assert answer.status_code == 200
+    assert "x-evil" not in answer.headers
+    assert answer.headers[ATTRIBUTES] == "sample_rate=44100,format=wav,channels=1"
+
+
+@pytest.mark.parametrize(
+    ("named", "status", "code"),
+    [
+        ({"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "body_invalid"),
+        ({"content": b"", "headers": {"Content-Type": "application/jsonlines"}}, 400, "body_invalid"),
+        ({"content": b"x", "headers": {"Content-Type": "application/x-npy"}}, 415, "content_type_unsupported"),
+        ({"json": SHORT, "headers": {"Accept": "image/png"}}, 406, "not_acceptable"),
+        ({"json": {"voice": None}}, 422, "request_invalid"),
+        ({"json": SHORT | {"voice": "nobody"}}, 404, "voice_not_found"),
+        ({"json": SHORT | {"pitch": 1}}, 422, "request_invalid"),
+        ({"json": SHORT | {"text": " "}}, 422, "text_invalid"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_code(
+    http: httpx2.Client, named: dict[str, Any], status: int, code: str
+) -> None:
+    assert error_of(http.post("/invocations", **named)) == (status, code)
+
+
+def test_batch_transform_is_told_how_to_send(http: httpx2.Client) -> None:
+    told = http.get("/execution-parameters").json()
+
+    assert told == {"MaxConcurrentTransforms": 4, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 16}
+
+
+def test_ping_is_200_with_nothing(http: httpx2.Client) -> None:
+    answer = http.get("/ping")
+
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_lines_wait_for_a_queue_that_is_full_instead_of_failing(container: Any, tmp_path: Path) -> None:
+    """Ten lines at a queue of two, half of it taken by others."""
+    config = EngineConfig(checkpoint_path=container.engine.config.checkpoint_path, max_queue_size=2, max_batch_size=2)
+    with ProductionTTSEngine(config) as engine, running(engine, tmp_path) as small, small.http() as http:
+        body = "\n".join(json.dumps(SHORT | {"seed": seed}) for seed in range(10))
+        answer = http.post("/invocations", content=body, headers={"Content-Type": "application/jsonlines"})
+
+    assert ["audio" in json.loads(line) for line in answer.text.splitlines()] == [True] * 10
+
+
+def test_a_client_that_leaves_its_lines_leaves_nothing_behind(container: Any) -> None:
+    body = "\n".join(json.dumps(SHORT | {"text": "One two three. " * 30, "max_new_tokens": 200}) for _ in range(20))
+    with container.http() as http:
+        headers = {"Content-Type": "application/jsonlines"}
+        with pytest.raises(httpx2.TimeoutException):
+            http.post("/invocations", content=body, headers=headers, timeout=0.5)
+
+    wait_until(lambda: container.engine.health_check()["requests"] == 0, within_s=5)

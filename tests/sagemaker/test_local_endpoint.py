@@ -1,0 +1,230 @@
+"""The real boto3 client calls the local endpoint as it calls SageMaker."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+from botocore.exceptions import ClientError, EventStreamError
+
+from container_room import ENDPOINT, SHORT, wait_until
+from s1_mini.audio.stream_encoder import StreamEncoder
+from s1_mini.exceptions import ConfigurationError, GenerationError
+from s1_mini.sagemaker.async_store import open_store
+from s1_mini.sagemaker.local_endpoint import LocalEndpoint
+from s1_mini.sagemaker.settings import ContainerSettings
+
+LONG: dict[str, Any] = SHORT | {"text": "One two three. " * 20, "max_new_tokens": 30, "chunk_profile": "ttfa"}
+
+
+def call(**fields: Any) -> dict[str, Any]:
+    return {"EndpointName": ENDPOINT, "ContentType": "application/json", "Body": json.dumps(SHORT | fields)}
+
+
+def path_of(location: str) -> Path:
+    return Path(unquote(urlsplit(location).path))
+
+
+def wait_for(*locations: str) -> Path:
+    ends = time.monotonic() + 20
+    while time.monotonic() < ends:
+        for path in map(path_of, locations):
+            if path.exists():
+                return path
+        time.sleep(0.02)
+    raise AssertionError("nothing was written")
+
+
+def test_invoke_endpoint_gives_what_the_container_gives(runtime: Any, http: httpx2.Client) -> None:
+    answer = runtime.invoke_endpoint(**call(), Accept="audio/flac", CustomAttributes="caller=test")
+
+    assert answer["ContentType"] == "audio/flac"
+    assert answer["InvokedProductionVariant"] == "AllTraffic"
+    assert answer["CustomAttributes"] == "sample_rate=44100,format=flac,channels=1"
+    direct = http.post("/invocations", json=SHORT, headers={"Accept": "audio/flac"})
+    assert answer["Body"].read() == direct.content
+
+
+def test_sessions_work_through_boto3(runtime: Any) -> None:
+    begun = runtime.invoke_endpoint(
+        EndpointName=ENDPOINT, Body=b"{}", SessionId="NEW_SESSION", ContentType="application/json"
+    )
+    session = begun["NewSessionId"].partition(";")[0]
+    within = runtime.invoke_endpoint(**call(), SessionId=session)
+    closed = runtime.invoke_endpoint(**call() | {"Body": b'{"requestType": "CLOSE"}'}, SessionId=session)
+
+    assert within["Body"].read()[:4] == b"RIFF"
+    assert closed["ClosedSessionId"] == session
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_parts_of_a_response_stream_are_the_whole_answer(runtime: Any, http: httpx2.Client, stream: bool) -> None:
+    answer = runtime.invoke_endpoint_with_response_stream(**call(stream=stream), Accept="audio/pcm")
+    parts = [event["PayloadPart"]["Bytes"] for event in answer["Body"]]
+
+    assert answer["ContentType"] == "audio/pcm;rate=44100;channels=1"
+    assert answer["CustomAttributes"].startswith("sample_rate=44100")
+    assert b"".join(parts) == http.post("/invocations", json=SHORT, headers={"Accept": "audio/pcm"}).content
+
+
+def test_the_first_part_comes_before_the_last_is_made(runtime: Any) -> None:
+    started = time.monotonic()
+    answer = runtime.invoke_endpoint_with_response_stream(**call(**LONG, stream=True), Accept="audio/pcm")
+    times = [time.monotonic() - started for _ in answer["Body"]]
+
+    assert len(times) > 3
+    assert times[0] < 0.6 * times[-1]
+
+
+def test_a_failure_midway_is_a_model_stream_error_after_good_parts(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, fed = StreamEncoder.feed, []
+
+    def fail_later(self: StreamEncoder, wave: np.ndarray) -> bytes:
+        fed.append(len(wave))
+        if len(fed) > 2:
+            raise GenerationError("3 samples are NaN")
+        return feed(self, wave)
+
+    monkeypatch.setattr(StreamEncoder, "feed", fail_later)
+    answer = runtime.invoke_endpoint_with_response_stream(**call(**LONG, stream=True), Accept="audio/pcm")
+    parts: list[bytes] = []
+    with pytest.raises(EventStreamError) as raised:
+        parts.extend(event["PayloadPart"]["Bytes"] for event in answer["Body"])
+
+    assert raised.value.response["Error"]["Code"] == "ModelStreamError"
+    assert "generation_failed" in raised.value.response["Error"]["Message"]
+    assert sum(map(len, parts)) == 2 * sum(fed[:2])
+
+
+def test_a_failure_before_the_first_sound_is_a_model_error(runtime: Any) -> None:
+    for invoke in (runtime.invoke_endpoint, runtime.invoke_endpoint_with_response_stream):
+        with pytest.raises(ClientError) as raised:
+            invoke(**call(voice="nobody", stream=True))
+        response = raised.value.response
+
+        assert response["Error"]["Code"] == "ModelError"
+        assert response["ResponseMetadata"]["HTTPStatusCode"] == 424
+        assert response["OriginalStatusCode"] == 404
+        assert json.loads(response["OriginalMessage"])["error"]["code"] == "voice_not_found"
+
+
+def test_another_name_is_no_endpoint(runtime: Any) -> None:
+    with pytest.raises(ClientError) as raised:
+        runtime.invoke_endpoint(EndpointName="other", Body=b"{}")
+
+    assert raised.value.response["Error"]["Code"] == "ValidationError"
+
+
+def test_the_runtimes_own_accept_counts_and_the_containers_other_headers_stay_inside(container: Any) -> None:
+    headers = {"X-Amzn-SageMaker-Accept": "audio/pcm", "Content-Type": "application/json"}
+    with container.http() as http:
+        answer = http.post(f"/endpoints/{ENDPOINT}/invocations", json=SHORT, headers=headers)
+
+    assert answer.headers["content-type"] == "audio/pcm;rate=44100;channels=1"
+    assert "x-sample-rate" not in answer.headers
+
+
+def test_an_asynchronous_invocation_is_answered_in_the_store(runtime: Any, container: Any) -> None:
+    (container.store / "in.json").write_text(json.dumps(SHORT))
+    accepted = runtime.invoke_endpoint_async(
+        EndpointName=ENDPOINT,
+        InputLocation=(container.store / "in.json").as_uri(),
+        ContentType="application/json",
+        Accept="audio/flac",
+    )
+    inline = runtime.invoke_endpoint_async(
+        EndpointName=ENDPOINT, Body=json.dumps(SHORT), ContentType="application/json", InferenceId="mine-1"
+    )
+
+    assert accepted["ResponseMetadata"]["HTTPStatusCode"] == 202
+    assert soundfile.info(io.BytesIO(wait_for(accepted["OutputLocation"]).read_bytes())).format == "FLAC"
+    assert inline["InferenceId"] == "mine-1"
+    assert wait_for(inline["OutputLocation"]).name == "mine-1.out"
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "../x", "s3://bucket/key", "file:///x/%00", "in-none.json"])
+def test_an_input_outside_the_store_is_a_failure_that_is_told(runtime: Any, location: str) -> None:
+    accepted = runtime.invoke_endpoint_async(EndpointName=ENDPOINT, InputLocation=location)
+    told = json.loads(wait_for(accepted["FailureLocation"], accepted["OutputLocation"]).read_text())
+
+    assert told["error"]["code"] == "body_invalid"
+
+
+def test_what_fails_asynchronously_is_told_in_the_failure_location(runtime: Any) -> None:
+    accepted = runtime.invoke_endpoint_async(
+        EndpointName=ENDPOINT, Body=json.dumps(SHORT | {"voice": "nobody"}), ContentType="application/json"
+    )
+    told = json.loads(wait_for(accepted["FailureLocation"], accepted["OutputLocation"]).read_text())
+
+    assert told["error"]["code"] == "voice_not_found"
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {},
+        {"InputLocation": "in.json", "Body": b"{}"},
+        {"Body": b" " * 128_001},
+        {"Body": b"{}", "InferenceId": "../../x"},
+        {"Body": b"{}", "InvocationTimeoutSeconds": 3601},
+    ],
+)
+def test_an_asynchronous_invocation_that_cannot_be_is_refused_at_once(runtime: Any, named: dict[str, Any]) -> None:
+    with pytest.raises(ClientError) as raised:
+        runtime.invoke_endpoint_async(EndpointName=ENDPOINT, **named)
+
+    assert raised.value.response["Error"]["Code"] == "ValidationError"
+
+
+@pytest.mark.parametrize("name", ["", "-x", "x-", "a_b", "x" * 64, "a/b"])
+def test_a_name_that_sagemaker_would_not_take_is_refused(name: str, container: Any) -> None:
+
+    with pytest.raises(ConfigurationError, match="endpoint"):
+        LocalEndpoint(name, container.app, ContainerSettings())
+
+
+def test_a_store_is_a_folder_that_is_made(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "new" / "folder"))
+    store.write("a.out", b"x", "audio/wav")
+
+    assert path_of(store.locate("a.out")).read_bytes() == b"x"
+
+
+def test_custom_attributes_choose_another_route_through_boto3(runtime: Any) -> None:
+    body = json.dumps({"model": "s1-mini", "input": "Good morning.", "response_format": "flac", "seed": 1})
+
+    answer = runtime.invoke_endpoint(**call() | {"Body": body}, CustomAttributes="route=/v1/audio/speech")
+
+    assert (answer["ContentType"], answer["Body"].read(4)) == ("audio/flac", b"fLaC")
+
+
+def test_a_loaded_model_is_asked_by_target_model(runtime: Any, http: httpx2.Client, oracle: Path) -> None:
+    with pytest.raises(ClientError) as raised:
+        runtime.invoke_endpoint(**call(), TargetModel="mine.tar.gz")
+    http.post("/models", json={"model_name": "mine", "url": str(oracle)})
+    answer = runtime.invoke_endpoint(**call(), TargetModel="mine.tar.gz")
+    http.delete("/models/mine")
+
+    assert raised.value.response["OriginalStatusCode"] == 404
+    assert answer["Body"].read() == http.post("/invocations", json=SHORT).content
+
+
+def test_a_client_that_leaves_a_response_stream_frees_its_slot(runtime: Any, container: Any) -> None:
+    long = LONG | {"text": "One two three. " * 200, "max_new_tokens": 200, "stream": True}
+    answer = runtime.invoke_endpoint_with_response_stream(**call(**long), Accept="audio/pcm")
+    next(iter(answer["Body"]))
+    assert container.engine.health_check()["requests"] == 1
+
+    answer["Body"].close()
+
+    wait_until(lambda: container.engine.health_check()["requests"] == 0, within_s=5)

@@ -1,0 +1,69 @@
+"""The multi-model container's contract: load, list, invoke and unload within one budget of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+SHORT: dict[str, Any] = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8}
+
+
+def load(http: httpx2.Client, name: str, url: Path | str) -> httpx2.Response:
+    return http.post("/models", json={"model_name": name, "url": str(url)})
+
+
+def test_models_are_loaded_listed_asked_and_unloaded(http: httpx2.Client, oracle: Path) -> None:
+    assert load(http, "one", oracle).status_code == 200
+    again = load(http, "one", oracle)
+    assert load(http, "two", oracle).status_code == 200
+    third = load(http, "three", oracle)
+
+    listed = http.get("/models").json()["models"]
+    page = http.get("/models", params={"limit": 1}).json()
+    rest = http.get("/models", params={"limit": 1, "next_page_token": page["nextPageToken"]}).json()
+    said = http.post("/models/one/invoke", json=SHORT, headers={"X-Amzn-SageMaker-Target-Model": "one.tar.gz"})
+    described = http.get("/models/two").json()
+    gone = [http.delete(f"/models/{name}").status_code for name in ("one", "two")]
+
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "model_already_loaded")
+    assert (third.status_code, third.json()["error"]["code"]) == (507, "model_memory_exceeded")
+    assert [model["modelName"] for model in listed] == ["one", "two"]
+    assert [model["modelName"] for model in page["models"] + rest["models"]] == ["one", "two"]
+    assert "nextPageToken" not in rest
+    assert said.content == http.post("/invocations", json=SHORT).content
+    assert described == {"modelName": "two", "modelUrl": str(oracle)}
+    assert gone == [200, 200]
+    assert http.get("/models").json() == {"models": []}
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", ""), ("DELETE", ""), ("POST", "/invoke")])
+def test_a_model_that_is_not_loaded_is_404(http: httpx2.Client, method: str, path: str) -> None:
+    answer = http.request(method, f"/models/none{path}", json=None if method != "POST" else SHORT)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    "url", ["/", "/etc", "../..", "{root}/../..", "{root}/nothing", "{root}/s1_mini_keys.txt", "x\x00y"]
+)
+def test_only_folders_below_the_root_are_loaded(http: httpx2.Client, oracle: Path, url: str) -> None:
+    answer = load(http, "other", url.replace("{root}", str(oracle.parent)))
+
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "url")
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "-x", "x" * 129, ""])
+def test_a_name_that_could_be_a_path_is_refused(http: httpx2.Client, oracle: Path, name: str) -> None:
+    answer = load(http, name, oracle)
+
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "model_name")
+
+
+def test_a_folder_without_a_checkpoint_leaves_nothing_loaded(http: httpx2.Client, oracle: Path) -> None:
+    answer = load(http, "broken", oracle.parent)
+
+    assert answer.status_code >= 400
+    assert http.get("/models/broken").status_code == 404

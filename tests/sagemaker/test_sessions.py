@@ -1,0 +1,108 @@
+"""Sticky sessions: a reference is sent once; they are bounded in number, size and time."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+
+from s1_mini.sagemaker.sessions import SessionNotFoundError, Sessions, SessionsFullError
+from s1_mini.sagemaker.settings import ContainerSettings
+
+ID, NEW, CLOSED = (f"X-Amzn-SageMaker-{name}" for name in ("Session-Id", "New-Session-Id", "Closed-Session-Id"))
+# botocore's pattern of the header, from its service model
+NEW_PATTERN = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*;\sExpires=[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"
+SHORT: dict[str, Any] = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def recording(tone: np.ndarray) -> str:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, tone, 44_100, format="WAV")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def opened(answer: httpx2.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return answer.headers[NEW].partition(";")[0]
+
+
+def test_a_session_speaks_with_the_reference_it_was_opened_with(http: httpx2.Client, tone: np.ndarray) -> None:
+    voice = {"reference_audio": recording(tone), "reference_text": "Hello."}
+    begun = http.post("/invocations", json={"requestType": "NEW_SESSION"} | voice, headers={ID: "NEW_SESSION"})
+    session = opened(begun)
+
+    within = http.post("/invocations", json=SHORT, headers={ID: session})
+    alone = http.post("/invocations", json=SHORT | voice)
+    without = http.post("/invocations", json=SHORT)
+    closed = http.post("/invocations", json={"requestType": "CLOSE"}, headers={ID: session})
+    after = http.post("/invocations", json=SHORT, headers={ID: session})
+
+    assert re.fullmatch(NEW_PATTERN, begun.headers[NEW])
+    assert within.content == alone.content != without.content
+    assert closed.headers[CLOSED] == session
+    assert (after.status_code, after.json()["error"]["code"]) == (404, "session_not_found")
+
+
+def test_a_session_can_be_opened_with_its_first_words(http: httpx2.Client) -> None:
+    begun = http.post("/invocations", json=SHORT, headers={ID: "NEW_SESSION", "Accept": "audio/wav"})
+
+    assert begun.content == http.post("/invocations", json=SHORT).content
+    assert http.post("/invocations", json={"requestType": "CLOSE"}, headers={ID: opened(begun)}).status_code == 200
+
+
+def test_a_recording_that_is_none_opens_no_session(http: httpx2.Client, container: Any) -> None:
+    before = len(container.app.state.sessions)
+
+    answer = http.post("/invocations", json={"reference_audio": "AAAA"}, headers={ID: "NEW_SESSION"})
+    failed = http.post("/invocations", json=SHORT | {"text": " "}, headers={ID: "NEW_SESSION"})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "reference_invalid")
+    assert failed.status_code == 422
+    assert NEW not in failed.headers
+    assert len(container.app.state.sessions) == before
+
+
+def test_there_are_no_more_sessions_than_allowed(http: httpx2.Client) -> None:
+    begun = [http.post("/invocations", json={}, headers={ID: "NEW_SESSION"}) for _ in range(4)]
+    for answer in begun[:3]:
+        http.post("/invocations", json={"requestType": "CLOSE"}, headers={ID: opened(answer)})
+
+    assert (begun[3].status_code, begun[3].json()["error"]["code"]) == (503, "sessions_full")
+    assert begun[3].headers["retry-after"]
+
+
+def test_a_session_ends_when_its_time_is_up_and_makes_room() -> None:
+    clock = Clock()
+    sessions = Sessions(ContainerSettings(max_sessions=1, session_s=60), clock)
+    first = sessions.open()
+    with pytest.raises(SessionsFullError):
+        sessions.open()
+
+    clock.now = 60.0
+
+    with pytest.raises(SessionNotFoundError):
+        sessions.get(first.id)
+    assert sessions.open().id != first.id
+
+
+def test_recordings_of_all_sessions_together_are_bounded() -> None:
+    sessions = Sessions(ContainerSettings(max_session_mb=0.001))
+    sessions.open(reference_audio=bytes(600))
+
+    with pytest.raises(SessionsFullError):
+        sessions.open(reference_audio=bytes(600))
+    assert len(sessions) == 1

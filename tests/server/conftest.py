@@ -1,0 +1,89 @@
+"""One real server on a real socket, around one engine with the tiny checkpoint, for all tests of this room."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.server.app import create_app
+from s1_mini.server.run import make_config
+from s1_mini.server.settings import ServerSettings
+
+
+@dataclass
+class Door:
+    """A running server."""
+
+    url: str
+    port: int
+    app: FastAPI
+    engine: ProductionTTSEngine
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False)
+
+
+@contextmanager
+def serving(engine: ProductionTTSEngine, *, waits: bool = True, **settings: object) -> Iterator[Door]:
+    """Serve `engine` until the block ends."""
+    app = create_app(engine, ServerSettings(host="127.0.0.1", port=0, **settings))
+    server = uvicorn.Server(make_config(app))
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        door = Door(f"http://127.0.0.1:{port}", port, app, engine)
+        if waits:
+            wait_until(lambda: app.state.gate.refusal() is None)
+        yield door
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+
+
+def wait_until(happens, within_s: float = 30.0) -> None:
+    ends = time.monotonic() + within_s
+    while not happens():
+        assert time.monotonic() < ends, "it did not happen"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def small_engine(oracle: Path) -> Iterator[ProductionTTSEngine]:
+    """An engine with the tiny checkpoint, which speaks noise fast."""
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu", max_batch_size=4)) as engine:
+        yield engine
+        engine.stop(drain=False)
+
+
+@pytest.fixture(scope="session")
+def door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
+    """The one server."""
+    with serving(small_engine) as door:
+        yield door
+
+
+@pytest.fixture
+def http(door: Door) -> Iterator[httpx2.Client]:
+    """A client of the one server."""
+    with door.client() as client:
+        yield client

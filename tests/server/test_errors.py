@@ -1,0 +1,194 @@
+"""What bad input gets: one shape, the stable code, the field at fault; never a traceback."""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+import zlib
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+
+from s1_mini import exceptions
+from s1_mini.exceptions import S1MiniError
+from s1_mini.server import errors
+from tests.server.conftest import wait_until
+
+JSON = {"Content-Type": "application/json"}
+DEEP = b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+def told(answer: httpx2.Response) -> tuple[int, str, str | None]:
+    error = answer.json()["error"]
+    assert set(error) == {"code", "message", "field", "request_id"}
+    assert "Traceback" not in answer.text
+    return answer.status_code, error["code"], error["field"]
+
+
+def silence_for_hours() -> str:
+    """Six hours of silence in a small flac."""
+    buffer = io.BytesIO()
+    with soundfile.SoundFile(buffer, "w", 8000, 1, format="FLAC") as sound:
+        block = np.zeros(8000 * 600, np.int16)
+        for _ in range(36):
+            sound.write(block)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({}, (422, "request_invalid", "text")),
+        ({"text": 3}, (422, "request_invalid", "text")),
+        ({"text": ""}, (422, "request_invalid", "text")),
+        ({"text": "..."}, (422, "text_invalid", "text")),
+        ({"text": "a" * 20_001}, (422, "text_invalid", "text")),
+        ({"text": "Hi.", "tempo": 2}, (422, "request_invalid", "tempo")),
+        ({"text": "Hi.", "temperature": 3}, (422, "request_invalid", "temperature")),
+        ({"text": "Hi.", "temperature": "0.5"}, (422, "request_invalid", "temperature")),
+        ({"text": "Hi.", "seed": -1}, (422, "request_invalid", "seed")),
+        ({"text": "Hi.", "seed": True}, (422, "request_invalid", "seed")),
+        ({"text": "Hi.", "format": "aiff"}, (422, "request_invalid", "format")),
+        ({"text": "Hi.", "voice": "nobody"}, (404, "voice_not_found", "voice")),
+        ({"text": "Hi.", "voice": "../../etc/passwd"}, (404, "voice_not_found", "voice")),
+        ({"text": "Hi.", "reference_audio": "not base64!"}, (422, "request_invalid", "reference_audio")),
+        ({"text": "Hi.", "reference_audio": "QUJD" * 100}, (422, "reference_invalid", "reference_audio")),
+        ({"text": "Hi.", "reference_text": "Ah."}, (422, "parameter_invalid", "reference_text")),
+        ([], (422, "request_invalid", "body")),
+        ("Hi.", (422, "request_invalid", "body")),
+    ],
+    ids=str,
+)
+def test_a_wrong_field_is_named(http: httpx2.Client, body: object, expected: tuple[int, str, str]) -> None:
+    assert told(http.post("/v1/tts", json=body)) == expected
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b'{"text": "\\ud800"}', DEEP, b"NaN", b'{"text": "Hi."} x'],
+    ids=lambda c: c[:12],
+)
+def test_what_is_not_json_is_told_so(http: httpx2.Client, content: bytes) -> None:
+    status, code, _ = told(http.post("/v1/tts", content=content, headers=JSON))
+
+    assert (status, code) in ((400, "body_invalid"), (422, "request_invalid"))
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/pickle"])
+def test_a_body_of_another_type_is_not_read(http: httpx2.Client, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+
+    assert told(http.post("/v1/tts", content=b'{"text": "Hi."}', headers=headers))[:2] == (
+        415,
+        "content_type_unsupported",
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"not a form",
+        b"--x\r\nContent-Disposition: form-data\r\n\r\nHi.\r\n--x--\r\n",
+        b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\nHi.\r\n',
+        b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\n' + b"a" * 1_100_000 + b"\r\n--x--\r\n",
+    ],
+    ids=lambda content: content[:20],
+)
+def test_a_broken_form_is_told_so(http: httpx2.Client, content: bytes) -> None:
+    answer = http.post("/v1/tts", content=content, headers={"Content-Type": "multipart/form-data; boundary=x"})
+
+    assert told(answer)[0] in (400, 422)
+
+
+def test_a_form_takes_one_file_and_each_field_once(http: httpx2.Client) -> None:
+    twice = http.post("/v1/tts", files=[("text", (None, "Hi.")), ("text", (None, "Ho."))])
+    other = http.post("/v1/tts", data={"text": "Hi."}, files={"voice": ("a.wav", b"RIFF")})
+
+    assert told(twice) == (422, "request_invalid", "text")
+    assert told(other) == (422, "request_invalid", "voice")
+
+
+def test_a_small_file_of_many_hours_is_refused_quickly(http: httpx2.Client) -> None:
+    answer = http.post("/v1/tts", json={"text": "Hi.", "reference_audio": silence_for_hours()})
+
+    assert told(answer) == (422, "reference_invalid", "reference_audio")
+    assert answer.elapsed.total_seconds() < 5
+
+
+def test_a_compressed_body_is_not_unpacked(http: httpx2.Client) -> None:
+    packed = zlib.compress(b'{"text": "Hi."}')
+
+    answer = http.post("/v1/tts", content=packed, headers=JSON | {"Content-Encoding": "deflate"})
+
+    assert told(answer)[:2] == (400, "body_invalid")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("GET", "/nowhere", (404, "not_found", None)),
+        ("GET", "/v1/tts", (405, "method_not_allowed", None)),
+        ("PUT", "/ping", (405, "method_not_allowed", None)),
+        ("GET", "/v1/voices/nobody", (404, "voice_not_found", "voice")),
+        ("DELETE", "/v1/voices/nobody", (404, "voice_not_found", "voice")),
+        ("GET", "/v1/voices/..%2f..%2fetc%2fpasswd", (404, "not_found", None)),
+    ],
+)
+def test_a_wrong_path_or_method_has_the_same_shape(
+    http: httpx2.Client, method: str, path: str, expected: tuple[int, str, str | None]
+) -> None:
+    assert told(http.request(method, path)) == expected
+
+
+def test_a_path_names_all_of_its_methods(http: httpx2.Client) -> None:
+    assert {http.request(method, "/v1/voices").headers["allow"] for method in ("PUT", "OPTIONS")} == {"GET, POST"}
+
+
+def test_a_whole_number_may_be_written_as_one_with_a_point(http: httpx2.Client) -> None:
+    content = b'{"text": "Hi.", "seed": 3.0, "max_new_tokens": 8.0}'
+
+    assert http.post("/v1/tts", content=content, headers=JSON).status_code == 200
+    assert told(http.post("/v1/tts", json={"text": "Hi.", "seed": 3.5}))[1:] == ("request_invalid", "seed")
+
+
+def test_a_batch_over_its_limit_is_refused(http: httpx2.Client) -> None:
+    many = http.post("/v1/tts/batch", json={"items": [{"text": "Hi."}] * 33})
+    none = http.post("/v1/tts/batch", json={"items": []})
+    inner = http.post("/v1/tts/batch", json={"items": [{"text": "Hi."}, {"text": 3}]})
+
+    assert told(many) == told(none) == (422, "request_invalid", "items")
+    assert told(inner) == (422, "request_invalid", "items.1.text")
+
+
+def test_a_fault_of_ours_is_logged_once_and_not_told(
+    http: httpx2.Client, door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(door.engine, "_speak", lambda *_, **__: 1 / 0)
+
+    def lines() -> list[str]:
+        return [line.message for line in caplog.records if getattr(line, "fields", {}).get("request_id") == "ours"]
+
+    with caplog.at_level(logging.INFO, "s1_mini.server"):
+        answer = http.post("/v1/tts", json={"text": "Hi."}, headers={"X-Request-Id": "ours"})
+        wait_until(lambda: len(lines()) == 2)
+
+    assert told(answer) == (500, "internal_error", None)
+    assert "division" not in answer.text
+    assert lines() == ["request failed", "request"]
+
+
+def test_every_error_of_the_package_has_a_line_in_the_table_and_every_code_one_status() -> None:
+    kinds = {
+        kind
+        for module in (exceptions, errors)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, S1MiniError)
+    }
+    statuses: dict[str, set[int]] = {}
+    for kind in kinds:
+        statuses.setdefault(kind.code, set()).add(errors.row_of(kind.__new__(kind)).status)
+
+    assert {code for code, found in statuses.items() if len(found) > 1} == set()

@@ -1,0 +1,97 @@
+"""How the server tells of itself: health, figures, OpenAPI, log lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.server.logs import JsonFormatter
+from tests.server.conftest import Door, serving, wait_until
+
+BODY = {"text": "Good morning.", "max_new_tokens": 8}
+
+
+def test_ping_and_ready_are_200_and_empty(http: httpx2.Client) -> None:
+    assert [(http.get(path).status_code, http.get(path).content) for path in ("/ping", "/ready")] == [(200, b"")] * 2
+
+
+def test_health_tells_what_the_engine_tells(http: httpx2.Client, door: Door) -> None:
+    told = http.get("/health").json()
+
+    assert told["ready"] is True
+    assert set(door.engine.health_check()) <= set(told)
+    assert told["server"] == {"requests": 0, "draining": False}
+
+
+def test_metrics_count_what_was_spoken_and_name_no_path_that_a_client_made_up(http: httpx2.Client) -> None:
+    def figure(name: str) -> float:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", http.get("/metrics").text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    answered = 's1_mini_http_requests_total{route="/v1/tts",status="200"}'
+    before, frames = figure(answered), figure("s1_mini_frames_total")
+    http.post("/v1/tts", json=BODY)
+    http.get("/made/up")
+
+    assert figure(answered) == before + 1
+    assert figure("s1_mini_frames_total") > frames
+    assert figure("s1_mini_ready") == 1
+    assert figure('s1_mini_slots{state="free"}') == 4
+    assert figure("s1_mini_queue_seconds_count") > 0
+    assert "/made" not in http.get("/metrics").text
+
+
+def test_openapi_declares_every_route_with_examples_and_its_failures(http: httpx2.Client) -> None:
+    told = http.get("/openapi.json").json()
+    speak = told["paths"]["/v1/tts"]["post"]
+
+    assert {"400", "401", "404", "408", "413", "415", "422", "429", "500", "503", "504"} <= set(speak["responses"])
+    assert {"application/json", "multipart/form-data"} == set(speak["requestBody"]["content"])
+    assert speak["requestBody"]["content"]["application/json"]["examples"]
+    assert {"audio/wav", "audio/pcm", "audio/mpeg"} <= set(speak["responses"]["200"]["content"])
+    assert {"/v1/tts/batch", "/v1/audio/speech", "/v1/voices", "/v1/voices/{name}", "/ping"} <= set(told["paths"])
+    assert "$defs" not in json.dumps(told)
+
+
+def test_examples_of_openapi_work(http: httpx2.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    for path in ("/v1/tts", "/v1/tts/batch", "/v1/audio/speech"):
+        for example in paths[path]["post"]["requestBody"]["content"]["application/json"]["examples"].values():
+            body = {name: value for name, value in example["value"].items() if name != "voice"}
+            body["max_new_tokens"] = 8
+            assert http.post(path, json=body).status_code == 200, body
+
+
+def test_one_line_tells_of_one_request(http: httpx2.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "s1_mini.server.access"):
+        http.post("/v1/tts", json=BODY, headers={"X-Request-Id": "one"})
+        http.get("/ping", headers={"X-Request-Id": "two"})
+        wait_until(lambda: caplog.records)
+
+    told = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    lines = [line for line in told if line.get("request_id") in ("one", "two")]
+    assert len(lines) == 1
+    assert lines[0] | {"request_id": "one", "route": "/v1/tts", "status": 200, "voice": "default"} == lines[0]
+    assert lines[0]["total_ms"] >= lines[0]["first_chunk_ms"] >= lines[0]["body_ms"] >= 0
+    assert lines[0]["frames"] > 0
+    assert lines[0]["real_time_factor"] > 0
+
+
+def test_an_engine_that_has_died_is_told_and_stays_told(oracle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu"))
+    with serving(engine) as door, door.client() as client:
+        health = engine.health_check()
+        monkeypatch.setattr(engine, "health_check", lambda: health | {"ready": False, "status": "failed"})
+        wait_until(lambda: door.app.state.gate.failure is not None)
+        answers = [client.get("/ping"), client.get("/ready"), client.post("/v1/tts", json=BODY)]
+        told = client.get("/health").json()
+
+    assert [answer.status_code for answer in answers] == [503] * 3
+    assert {answer.json()["error"]["code"] for answer in answers} == {"engine_not_ready"}
+    assert told["ready"] is False

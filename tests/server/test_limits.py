@@ -1,0 +1,274 @@
+"""What stands before the routes: size and pace of bodies, the key, admission, ids. Real sockets throughout."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from s1_mini import ProductionTTSEngine
+from tests.server.conftest import Door, serving, wait_until
+
+BODY = {"text": "Good morning.", "max_new_tokens": 8}
+LONG = {"text": "A sentence that goes on and on. " * 20, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def strict(small_engine: ProductionTTSEngine) -> Iterator[Door]:
+    """A server with a key and small limits."""
+    limits = {"max_body_bytes": 4096, "body_timeout_s": 1.0, "api_key": "sesame", "cors_origins": "https://a.example"}
+    with serving(small_engine, **limits) as door:
+        yield door
+
+
+KEY = {"Authorization": "Bearer sesame"}
+
+
+def code(answer: httpx2.Response) -> str:
+    error = answer.json()["error"]
+    assert set(error) == {"code", "message", "field", "request_id"}
+    assert error["request_id"] == answer.headers["x-request-id"]
+    return error["code"]
+
+
+def exchange(port: int, *parts: bytes, pause_s: float = 0.0) -> tuple[bytes, float]:
+    """Send raw parts, a pause between each; give what came back and how long it took."""
+    started = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as plug:
+        for part in parts:
+            try:
+                plug.sendall(part)
+            except OSError:
+                break
+            time.sleep(pause_s)
+        received = b""
+        while part := plug.recv(65_536):
+            received += part
+            if b"}}" in received:
+                break
+    return received, time.monotonic() - started
+
+
+def head(*lines: str) -> bytes:
+    first = ("POST /v1/tts HTTP/1.1", "Host: a", "Authorization: Bearer sesame", "Content-Type: application/json")
+    return ("\r\n".join([*first, *lines]) + "\r\n\r\n").encode()
+
+
+def test_a_declared_body_over_the_limit_is_refused_before_it_is_sent(strict: Door) -> None:
+    received, took_s = exchange(strict.port, head("Content-Length: 100000000", "Expect: 100-continue"))
+
+    assert received.startswith(b"HTTP/1.1 413")
+    assert b'"body_too_large"' in received
+    assert took_s < 1
+
+
+def test_a_body_that_does_not_say_its_length_is_refused_once_it_is_over_the_limit(strict: Door) -> None:
+    chunk = b"1000\r\n" + b"x" * 4096 + b"\r\n"
+
+    received, _ = exchange(strict.port, head("Transfer-Encoding: chunked"), *[chunk] * 3, b"0\r\n\r\n")
+
+    assert received.startswith(b"HTTP/1.1 413")
+
+
+def test_a_sender_who_hears_nothing_until_it_has_sent_all_hears_413_too(strict: Door) -> None:
+    with strict.client() as client:
+        answer = client.post("/v1/tts", content=b"x" * 300_000, headers=KEY | {"Content-Type": "application/json"})
+
+    assert answer.status_code == 413
+    assert code(answer) == "body_too_large"
+
+
+def test_a_body_that_drips_is_ended_by_the_clock(strict: Door) -> None:
+    received, took_s = exchange(strict.port, head("Content-Length: 1000"), *[b"x"] * 8, pause_s=0.2)
+
+    assert received.startswith(b"HTTP/1.1 408")
+    assert b'"body_timeout"' in received
+    assert took_s < 4
+
+
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "Basic sesame", "Bearer", "Bearer sésame"])
+def test_without_the_key_nothing_is_spoken(strict: Door, given: str | None) -> None:
+    headers = {} if given is None else {"Authorization": given.encode()}
+    with strict.client() as client:
+        answer = client.post("/v1/tts", json=BODY, headers=headers)
+
+    assert answer.status_code == 401
+    assert code(answer) == "unauthorized"
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_the_key_opens_and_health_needs_none(strict: Door) -> None:
+    with strict.client() as client:
+        assert client.post("/v1/tts", json=BODY, headers=KEY).status_code == 200
+        assert [client.get(path).status_code for path in ("/ping", "/ready", "/health", "/metrics")] == [200] * 4
+
+
+def test_a_page_of_a_listed_origin_may_read_answers_and_errors_and_no_other_may(strict: Door, door: Door) -> None:
+    origin = {"Origin": "https://a.example"}
+    with strict.client() as listed, door.client() as closed:
+        failed = listed.post("/v1/tts", json=BODY, headers=origin)
+        other = listed.get("/ping", headers={"Origin": "https://b.example"})
+        off = closed.get("/ping", headers=origin)
+
+    assert failed.status_code == 401
+    assert failed.headers["access-control-allow-origin"] == "https://a.example"
+    assert "access-control-allow-origin" not in other.headers
+    assert "access-control-allow-origin" not in off.headers
+
+
+def test_a_sane_request_id_is_kept_and_another_is_replaced(http: httpx2.Client) -> None:
+    kept = http.get("/ping", headers={"X-Request-Id": "order-66.a"})
+    replaced = http.get("/ping", headers={"X-Request-Id": "no spaces, <please>"})
+
+    assert kept.headers["x-request-id"] == "order-66.a"
+    assert len(replaced.headers["x-request-id"]) == 16
+
+
+def test_a_full_queue_refuses_before_the_body_is_read(
+    small_engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(small_engine) as door:
+        health = small_engine.health_check()
+        full = health | {"queue": health["queue"] | {"waiting": 256, "max_size": 256}}
+        monkeypatch.setattr(small_engine, "health_check", lambda: full)
+        time.sleep(0.05)
+
+        received, took_s = exchange(door.port, head("Content-Length: 1000", "Expect: 100-continue"))
+
+    lowered = received.lower()
+    assert received.startswith(b"HTTP/1.1 503")
+    assert b'"queue_full"' in received
+    assert b"retry-after: 1" in lowered
+    assert took_s < 1
+
+
+def test_more_than_may_be_answered_at_once_get_503_and_more_of_one_client_429(
+    small_engine: ProductionTTSEngine,
+) -> None:
+    for setting, status, told in (("max_requests", 503, "server_busy"), ("max_requests_per_client", 429, "too_many")):
+        with serving(small_engine, **{setting: 1}) as door, door.client() as client:
+            with client.stream("POST", "/v1/tts", json=LONG | {"stream": True, "format": "pcm"}):
+                refused = client.post("/v1/tts", json=BODY)
+            wait_until(lambda door=door: door.app.state.gate.num_inside == 0)
+            again = client.post("/v1/tts", json=BODY)
+
+        assert refused.status_code == status
+        assert told in code(refused)
+        assert refused.headers["retry-after"] == "1"
+        assert again.status_code == 200
+
+
+def test_what_takes_longer_than_it_may_ends_with_a_clean_error_and_frees_its_slot(
+    small_engine: ProductionTTSEngine,
+) -> None:
+    with serving(small_engine, request_timeout_s=0.3) as door, door.client() as client:
+        answer = client.post("/v1/tts", json=LONG)
+        wait_until(lambda: small_engine.health_check()["requests"] == 0, within_s=2)
+
+    assert answer.status_code == 504
+    assert code(answer) == "request_timeout"
+
+
+def test_a_stream_past_its_time_is_broken_off_so_that_nobody_takes_it_for_whole(
+    small_engine: ProductionTTSEngine,
+) -> None:
+    with serving(small_engine, stream_timeout_s=0.5) as door, door.client() as client:
+        with (
+            pytest.raises(httpx2.RemoteProtocolError),
+            client.stream("POST", "/v1/tts", json=LONG | {"stream": True, "format": "pcm"}) as answer,
+        ):
+            for _ in answer.iter_raw():
+                pass
+        wait_until(lambda: small_engine.health_check()["requests"] == 0, within_s=2)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_goes_away_leaves_its_slot_to_others(door: Door, streams: bool) -> None:
+    body = json.dumps(LONG | {"stream": streams, "format": "pcm"}).encode()
+    request = head(f"Content-Length: {len(body)}") + body
+
+    with socket.create_connection(("127.0.0.1", door.port)) as plug:
+        plug.sendall(request)
+        wait_until(lambda: door.engine.health_check()["requests"] == 1)
+        if streams:
+            plug.recv(1000)
+    went = time.monotonic()
+    wait_until(lambda: door.engine.health_check()["requests"] == 0, within_s=2)
+
+    assert time.monotonic() - went < 1
+    wait_until(lambda: door.app.state.gate.num_inside == 0, within_s=2)
+
+
+def test_a_client_that_goes_away_while_the_engine_is_being_asked_leaves_nothing_behind(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a long reference takes a while, in a thread that cannot be stopped."""
+    speak, asked, went = door.engine._speak, threading.Event(), threading.Event()
+
+    def speak_slowly(*arguments: object, **fields: object) -> object:
+        asked.set()
+        went.wait(5)
+        return speak(*arguments, **fields)
+
+    monkeypatch.setattr(door.engine, "_speak", speak_slowly)
+    before = door.engine.health_check()["queue"]["accepted"]
+    body = json.dumps(LONG).encode()
+    with socket.create_connection(("127.0.0.1", door.port)) as plug:
+        plug.sendall(head(f"Content-Length: {len(body)}") + body)
+        assert asked.wait(5)
+    wait_until(lambda: door.app.state.gate.num_inside == 0, within_s=2)
+    went.set()
+
+    wait_until(lambda: door.engine.health_check()["queue"]["accepted"] == before + 1, within_s=2)
+    wait_until(lambda: door.engine.health_check()["requests"] == 0, within_s=2)
+
+
+def test_ping_answers_at_once_while_many_generate(door: Door) -> None:
+    ends = threading.Event()
+
+    def speak() -> None:
+        with door.client() as client:
+            while not ends.is_set():
+                client.post("/v1/tts", json=LONG | {"max_new_tokens": 40, "format": "mp3"})
+
+    speakers = [threading.Thread(target=speak) for _ in range(8)]
+    for speaker in speakers:
+        speaker.start()
+    times = []
+    with door.client() as client:
+        for _ in range(30):
+            started = time.perf_counter()
+            assert client.get("/ping").status_code == 200
+            times.append(time.perf_counter() - started)
+            time.sleep(0.05)
+    ends.set()
+    for speaker in speakers:
+        speaker.join()
+
+    assert sorted(times)[15] < 0.2
+    assert max(times) < 1
+
+
+def test_the_server_answers_before_the_engine_stands_and_says_so(oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    from s1_mini import EngineConfig
+
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu"))
+    may_start, start = threading.Event(), engine.start
+    monkeypatch.setattr(engine, "start", lambda: (may_start.wait(20), start())[1])
+
+    with serving(engine, waits=False) as door, door.client() as client:
+        early = client.get("/ping")
+        refused = client.post("/v1/tts", json=BODY)
+        may_start.set()
+        wait_until(lambda: client.get("/ready").status_code == 200)
+        spoken = client.post("/v1/tts", json=BODY)
+
+    assert early.status_code == refused.status_code == 503
+    assert code(refused) == "engine_not_ready"
+    assert spoken.status_code == 200
+    assert engine.health_check()["status"] == "stopped"

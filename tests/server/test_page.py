@@ -1,0 +1,394 @@
+"""The page in a real Chromium: what a person does with it, on a real server with the voice that ships.
+
+The browser is the file that S1_MINI_TEST_CHROMIUM names, or the first of BROWSERS on PATH (docs/page.md).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from tests.server.conftest import Door, serving, wait_until
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+# Read before the tests' own fixture takes all S1_MINI_* variables away.
+CHROMIUM = os.environ.get("S1_MINI_TEST_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason=f"no browser: none of {', '.join(BROWSERS)} is on PATH, S1_MINI_TEST_CHROMIUM is not set"
+)
+
+TEXT = "The sky turned dark and the wind grew strong. We walked home slowly."
+LONG = " ".join([TEXT] * 20)
+
+# Listens at the loudspeaker: what a page connects to it goes to an ear too, which notes when it first hears something,
+# and whether the answer was still coming then.
+EAR = """
+const connect = AudioNode.prototype.connect;
+AudioNode.prototype.connect = function (to, ...rest) {
+  if (to instanceof AudioDestinationNode) {
+    const ear = new AnalyserNode(to.context);
+    const samples = new Float32Array(ear.fftSize);
+    connect.call(this, ear);
+    const timer = setInterval(() => {
+      ear.getFloatTimeDomainData(samples);
+      if (!samples.some((sample) => Math.abs(sample) > 0.01)) return;
+      clearInterval(timer);
+      const { generatedMs } = document.getElementById("page").dataset;
+      document.documentElement.dataset.heard ??= generatedMs ? "after it was made" : "while it is made";
+    }, 10);
+  }
+  return connect.call(this, to, ...rest);
+};
+"""
+
+# Contrast of each element's own text to what is behind it, where WCAG AA asks for more than there is.
+TOO_PALE = """() => {
+  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = parts(getComputedStyle(node).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+  };
+  const own = (node) => [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+  return [...document.querySelectorAll("body *")]
+    .filter((node) => node.checkVisibility({visibilityProperty: true}) && !node.disabled)
+    .filter((node) => own(node) || ["TEXTAREA", "INPUT"].includes(node.tagName)).map((node) => {
+      const pair = [light(parts(getComputedStyle(node).color)), light(behind(node))].sort((a, b) => b - a);
+      return [node.id || node.className || node.textContent.trim(), (pair[0] + 0.05) / (pair[1] + 0.05)];
+    }).filter(([, contrast]) => contrast < 4.5);
+}"""
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def voiced() -> Iterator[ProductionTTSEngine]:
+    """An engine with the voice that ships."""
+    with ProductionTTSEngine(EngineConfig(device="cpu", max_batch_size=4)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def shown(voiced: ProductionTTSEngine) -> Iterator[Door]:
+    """A server that speaks with it."""
+    with serving(voiced) as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The browser, with a microphone that beeps. Ended with the module: it holds an event loop of its own."""
+    with sync_playwright() as playwright:
+        arguments = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, shown: Door) -> Iterator[Open]:
+    """Open the page; in the end nothing may have been complained about but the refusals a test asks for."""
+    complaints: list[str] = []
+    contexts = []
+
+    def note(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
+            complaints.append(message.text)
+
+    def open_page(url: str = shown.url, **options: object) -> Page:
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(20_000)
+        page.add_init_script(EAR)
+        page.on("console", note)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def data(page: Page) -> dict[str, str]:
+    found: dict[str, str] = page.evaluate("({...document.getElementById('page').dataset})")
+    return found
+
+
+def speak(page: Page, text: str, voice: str = "clara") -> None:
+    page.get_by_role("textbox", name="Text").fill(text)
+    page.get_by_role("radio", name=voice).check()
+    page.get_by_role("button", name="Speak").click()
+
+
+@needs_browser
+def test_sound_is_heard_while_it_is_made_and_kept_to_the_sample(
+    visit: Open, voiced: ProductionTTSEngine, tmp_path: Path
+) -> None:
+    """Who types, picks and presses Speak hears sound before all is made, and can download what the engine said."""
+    page = visit()
+    page.get_by_text("Advanced").click()
+    page.get_by_label("Seed").fill("7")
+
+    speak(page, TEXT)
+    expect(page.locator("html")).to_have_attribute("data-heard", "while it is made")
+    expect(page.locator("main")).to_have_attribute("data-state", "done")
+    measured = data(page)
+    assert float(measured["firstSoundMs"]) < float(measured["generatedMs"])
+    assert float(measured["firstByteMs"]) <= float(measured["firstSoundMs"])
+    expect(page.locator("#first-sound")).to_have_text(f"{float(measured['firstSoundMs']) / 1000:.2f} s")
+    expect(page.locator("#factor")).to_have_text(re.compile(r"^\d+\.\d\d$"))
+    expect(page.get_by_role("status").filter(has_text="Finished")).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+
+    assert download.value.suggested_filename == "the-sky-turned-dark-and.wav"
+    download.value.save_as(tmp_path / "said.wav")
+    wave, rate = soundfile.read(tmp_path / "said.wav")
+    whole = voiced.generate(TEXT, voice="clara", seed=7)
+    assert rate == whole.sample_rate
+    assert len(wave) == len(whole.audio) == round(float(measured["seconds"]) * rate)
+    np.testing.assert_allclose(wave, whole.audio, atol=2 / 32_768)
+
+
+@needs_browser
+def test_stop_is_heard_by_the_engine_too(visit: Open, voiced: ProductionTTSEngine) -> None:
+    """Stop ends sound and request, keeps what came, and leaves the keyboard where it was."""
+    page = visit()
+    speak(page, LONG)
+    expect(page.locator("main")).to_have_attribute("data-state", "speaking")
+    expect(page.get_by_role("button", name="Stop")).to_be_focused()
+
+    page.keyboard.press("Enter")
+
+    expect(page.locator("main")).to_have_attribute("data-state", "stopped")
+    expect(page.get_by_role("button", name="Speak")).to_be_focused()
+    expect(page.get_by_role("link", name="Download")).to_be_visible()
+    assert "generatedMs" not in data(page)
+    wait_until(lambda: voiced.health_check()["requests"] == 0, within_s=5)
+
+
+@needs_browser
+def test_what_was_said_can_be_played_and_sought_again(visit: Open) -> None:
+    page = visit()
+    speak(page, "Hello there.")
+    expect(page.locator("main")).to_have_attribute("data-state", "done")
+    position = page.get_by_role("slider", name="Position")
+
+    position.press("Home")
+    expect(position).to_have_attribute("aria-valuetext", re.compile(r"^0\.0 of \d+\.\d seconds$"))
+    page.get_by_role("button", name="Play").click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    expect(page.get_by_role("button", name="Play", exact=True)).to_be_visible()
+
+    assert float(position.input_value()) == pytest.approx(float(data(page)["seconds"]), abs=0.01)
+
+
+@needs_browser
+def test_a_refusal_is_told_in_words_at_its_field(visit: Open) -> None:
+    page = visit()
+    page.get_by_text("Advanced").click()
+    page.get_by_label("Temperature").fill("9")
+    page.get_by_text("Advanced").click()
+
+    speak(page, TEXT)
+
+    expect(page.get_by_role("alert")).to_contain_text("temperature")
+    expect(page.get_by_label("Temperature")).to_be_focused()
+    expect(page.get_by_label("Temperature")).to_have_attribute("aria-invalid", "true")
+    page.get_by_role("textbox", name="Text").fill(" ")
+    page.keyboard.press("Control+Enter")
+    expect(page.get_by_role("alert")).to_have_text("Write some text first.")
+    expect(page.get_by_role("textbox", name="Text")).to_be_focused()
+
+
+@needs_browser
+def test_a_full_server_says_when_to_come_again(visit: Open, voiced: ProductionTTSEngine) -> None:
+    with serving(voiced, max_requests=1) as door, door.client() as client:
+        page = visit(door.url)
+        with client.stream("POST", "/v1/tts", json={"text": LONG, "format": "pcm", "stream": True}) as holding:
+            assert holding.status_code == 200
+            speak(page, TEXT)
+            expect(page.get_by_role("alert")).to_contain_text("again in")
+        expect(page.get_by_role("button", name="Speak")).to_be_enabled()
+
+
+@needs_browser
+def test_voices_are_listed_and_auditioned(visit: Open, voiced: ProductionTTSEngine) -> None:
+    page = visit()
+    expect(page.get_by_role("radio")).to_have_count(len(voiced.voice_names()))
+    expect(page.get_by_role("radio", name="default")).to_be_checked()
+
+    listen = page.get_by_role("button", name="Listen to anna")
+    listen.click()
+    expect(listen).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("html")).to_have_attribute("data-heard", re.compile("made"))
+    listen.click()
+
+    expect(listen).to_have_attribute("aria-pressed", "false")
+    assert data(page) == {"state": "idle"}
+
+
+@needs_browser
+@pytest.mark.parametrize("source", ["file", "microphone"])
+def test_a_voice_is_added_used_and_deleted(visit: Open, voiced: ProductionTTSEngine, source: str) -> None:
+    page = visit()
+    page.get_by_role("button", name="Add a voice").click()
+    page.get_by_label("Name").fill(f"My {source}")
+    if source == "file":
+        said = voiced.generate("My friend taught me to ride a horse.", seed=1, return_bytes=True, audio_format="flac")
+        page.locator("#add-file").set_input_files(
+            {"name": "a.flac", "mimeType": "audio/flac", "buffer": said.audio_bytes}
+        )
+        page.get_by_label("What is said").fill("My friend taught me to ride a horse.")
+    else:
+        page.get_by_role("button", name="Use the microphone").click()
+        expect(page.locator("#record-clock")).to_have_text("2 s")
+        page.get_by_role("button", name="Stop recording").click()
+    expect(page.locator("#add-audio")).to_be_visible()
+    page.get_by_role("button", name="Add voice").click()
+
+    expect(page.get_by_role("radio", name=f"my-{source}")).to_be_checked()
+    expect(page.get_by_role("radio", name=f"my-{source}")).to_be_focused()
+    page.get_by_role("textbox", name="Text").fill("Hello.")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("main")).to_have_attribute("data-state", "done")
+    page.get_by_role("button", name=f"Delete my-{source}").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+
+    expect(page.get_by_role("radio", name=f"my-{source}")).to_have_count(0)
+    assert f"my-{source}" not in voiced.voice_names()
+
+
+@needs_browser
+def test_what_lacks_in_a_new_voice_is_told(visit: Open) -> None:
+    page = visit()
+    page.get_by_role("button", name="Add a voice").click()
+    send, alert = page.get_by_role("button", name="Add voice"), page.locator("#add-error")
+
+    send.click()
+    expect(alert).to_have_text("Give the voice a name.")
+    expect(page.get_by_label("Name")).to_be_focused()
+    page.get_by_label("Name").fill("one")
+    send.click()
+    expect(alert).to_have_text("Choose a recording or make one.")
+    nothing = {"name": "a.wav", "mimeType": "audio/wav", "buffer": b"no sound"}
+    page.locator("#add-file").set_input_files(nothing)
+    page.get_by_label("What is said").fill("Nothing.")
+    send.click()
+    expect(alert).not_to_be_empty()
+    page.keyboard.press("Escape")
+
+    expect(page.get_by_role("button", name="Add a voice")).to_be_focused()
+
+
+@needs_browser
+def test_a_key_is_asked_for_and_kept_in_the_tab_only(visit: Open, voiced: ProductionTTSEngine) -> None:
+    with serving(voiced, api_key="open sesame") as door:
+        page = visit(door.url)
+        expect(page.get_by_role("alert")).to_have_text("This server asks for an API key.")
+        expect(page.get_by_label("API key")).to_be_focused()
+        page.get_by_label("API key").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_have_text("The server does not accept this API key.")
+        expect(page.get_by_label("API key")).to_be_focused()
+        page.get_by_label("API key").fill("open sesame")
+        page.keyboard.press("Enter")
+
+        expect(page.get_by_role("radio").first).to_be_visible()
+        expect(page.get_by_label("API key")).to_be_hidden()
+        assert page.evaluate("[Object.values(sessionStorage), localStorage.length, document.cookie]") == [
+            ["open sesame"],
+            0,
+            "",
+        ]
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_and_its_words_stand_out(visit: Open, scheme: str) -> None:
+    """At 360 px nothing is scrolled sideways, and all text has the contrast of WCAG AA, in the dialog too."""
+    page = visit(viewport={"width": 360, "height": 740}, color_scheme=scheme, is_mobile=True, has_touch=True)
+    page.get_by_text("Advanced").tap()
+    speak(page, "Hello there.")
+    expect(page.locator("main")).to_have_attribute("data-state", "done")
+
+    for opener in (None, "Add a voice"):
+        if opener:
+            page.get_by_role("button", name=opener).tap()
+        wide = page.evaluate(
+            "[...document.querySelectorAll('html, dialog[open]')].map((e) => e.scrollWidth - e.clientWidth)"
+        )
+        assert all(more <= 0 for more in wide)
+        assert page.evaluate(TOO_PALE) == []
+        sizes = page.evaluate("[...document.querySelectorAll('button')].map((e) => e.getBoundingClientRect().height)")
+        assert all(height == 0 or height >= 44 for height in sizes)
+
+
+@needs_browser
+def test_all_of_it_is_reached_in_order_by_keyboard_and_has_a_name(visit: Open) -> None:
+    page = visit()
+    expect(page.get_by_role("radio").first).to_be_visible()
+    reached = []
+    for _ in range(10):
+        page.keyboard.press("Tab")
+        name = "e.labels?.[0]?.textContent || e.getAttribute('aria-label') || e.textContent"
+        reached.append(page.evaluate(f"((e) => ({name}).trim().replace(/\\s+/g, ' '))(document.activeElement)"))
+
+    voices = [name for name in reached if name.startswith("Listen to")]
+    assert reached[0] == "Text"
+    assert len(voices) == 5
+    assert reached[-3:] == ["Add a voice", "Advanced", "Speak"]
+    assert page.locator("html").get_attribute("lang") == "en"
+
+
+@needs_browser
+def test_a_checkpoint_without_voices_speaks_all_the_same(visit: Open, door: Door) -> None:
+    page = visit(door.url)
+    expect(page.get_by_text("no named voices")).to_be_visible()
+
+    page.get_by_role("textbox", name="Text").fill("Hm.")
+    page.get_by_role("button", name="Speak").click()
+    expect(page.locator("html")).to_have_attribute("data-heard", re.compile("made"))
+    page.keyboard.press("Escape")
+
+    expect(page.get_by_role("button", name="Speak")).to_be_visible()
+
+
+def test_the_page_runs_its_own_files_only(http: httpx2.Client) -> None:
+    page = http.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'; script-src 'self'; style-src 'self'" in page.headers["content-security-policy"]
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert not re.search(r"<style|style=|<script(?![^>]* src=)|\son\w+=|https?://(?!www\.w3\.org)", page.text)
+
+    for name in re.findall(r'"(static/[^"]+)"', page.text):
+        assert http.get(f"/{name}").status_code == 200
+    script = http.get("/static/page.js")
+    assert script.headers["content-type"] == "text/javascript; charset=utf-8"
+    known = http.get("/static/page.js", headers={"If-None-Match": script.headers["etag"]})
+    assert (known.status_code, known.content) == (304, b"")
+    assert http.head("/").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["..%2fpage.py", "..%2f..%2fconfig.js", "nothing.js", "%00.js", "x" * 5000 + ".js"])
+def test_no_other_file_is_given(http: httpx2.Client, name: str) -> None:
+    answer = http.get(f"/static/{name}")
+
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"

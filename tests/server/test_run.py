@@ -1,0 +1,152 @@
+"""The process: signals, exit codes, and that nothing accepted is lost. Real subprocesses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.server.conftest import wait_until
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
+LONG = {"text": "A sentence that goes on and on. " * 20, "seed": 1, "format": "pcm"}
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM")
+
+
+class Running:
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process, self.port, self.lines = process, port, []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.lines
+        try:
+            with self.client() as client:
+                return client.get("/ping").status_code == 200
+        except httpx2.ConnectError:
+            return False
+
+    def end(self, within_s: float) -> int:
+        code = self.process.wait(timeout=within_s)
+        self._reader.join()
+        return code
+
+
+@contextmanager
+def served(checkpoint: Path, **environment: str) -> Iterator[Running]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "s1_mini", "serve", "--port", str(port), "--checkpoint", str(checkpoint)]
+    settings = ENVIRONMENT | {"S1_MINI_SERVER_HOST": "127.0.0.1", "OMP_NUM_THREADS": "1"} | environment
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=settings) as process:
+        running = Running(process, port)
+        try:
+            yield running
+        finally:
+            process.kill()
+
+
+def speak_many(running: Running, count: int, **fields: object) -> tuple[list[threading.Thread], list[object]]:
+    results: list[object] = []
+
+    def speak() -> None:
+        try:
+            with running.client() as client:
+                answer = client.post("/v1/tts", json=LONG | fields)
+                results.append((answer.status_code, len(answer.content)))
+        except httpx2.TransportError as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=speak) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads, results
+
+
+def inside(running: Running) -> int:
+    with running.client() as client:
+        return client.get("/health").json()["server"]["requests"]
+
+
+def test_sigterm_under_load_finishes_what_was_accepted_and_refuses_what_comes(oracle: Path) -> None:
+    with served(oracle) as running:
+        wait_until(running.is_ready)
+        threads, results = speak_many(running, 6, max_new_tokens=60)
+        wait_until(lambda: inside(running) == 6)
+
+        running.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with running.client() as client:
+            late = [client.get("/ping"), client.get("/ready"), client.post("/v1/tts", json=LONG)]
+        code = running.end(within_s=30)
+        for thread in threads:
+            thread.join()
+
+    assert code == 0
+    assert [answer.status_code for answer in late] == [503] * 3
+    assert late[2].json()["error"]["code"] == "shutting_down"
+    assert len(results) == 6
+    assert {status for status, _ in results} == {200}
+    assert len({length for _, length in results}) == 1
+    lines = [json.loads(line) for line in running.lines]
+    assert len([line for line in lines if line["message"] == "request" and line["status"] == 200]) >= 6
+
+
+def test_what_is_not_finished_in_time_is_told_so(oracle: Path) -> None:
+    text = {"text": "A sentence that goes on and on. " * 500}
+    with served(oracle, S1_MINI_SERVER_DRAIN_TIMEOUT_S="4") as running:
+        wait_until(running.is_ready)
+        threads, results = speak_many(running, 2, **text)
+        streams, broken = speak_many(running, 1, **text, stream=True)
+        wait_until(lambda: inside(running) == 3)
+        time.sleep(0.5)
+
+        signalled = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        code = running.end(within_s=30)
+        took_s = time.monotonic() - signalled
+        for thread in threads + streams:
+            thread.join()
+
+    assert code == 0
+    assert took_s < 20
+    assert [status for status, _ in results] == [503, 503]
+    assert isinstance(broken[0], httpx2.RemoteProtocolError)
+
+
+def test_a_checkpoint_that_cannot_be_loaded_ends_the_process_with_1_and_a_sentence(tmp_path: Path) -> None:
+    with served(tmp_path) as running:
+        code = running.end(within_s=60)
+
+    assert code == 1
+    assert not any("Traceback" in line for line in running.lines)
+    assert any("could not be started" in line for line in running.lines)
+
+
+def test_a_setting_that_is_wrong_is_named(oracle: Path) -> None:
+    with served(oracle, S1_MINI_SERVER_MAX_BODY_BYTES="much") as running:
+        code = running.end(within_s=60)
+
+    assert code == 1
+    assert "S1_MINI_SERVER_MAX_BODY_BYTES='much'" in "".join(running.lines)

@@ -1,0 +1,46 @@
+"""Settings of the server: variables, checks, and what a person is told."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from s1_mini import EngineConfig
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.server.settings import ServerSettings
+
+
+def test_variables_are_read_and_the_engine_does_not_take_them_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_SERVER_PORT", "9000")
+    monkeypatch.setenv("S1_MINI_SERVER_CORS_ORIGINS", "https://a.example, https://b.example")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EngineConfig()
+        settings = ServerSettings()
+
+    assert settings.port == 9000
+    assert settings.cors_origins == ("https://a.example", "https://b.example")
+
+
+def test_a_variable_that_means_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_SERVER_PROT", "9000")
+
+    with pytest.warns(UserWarning, match="S1_MINI_SERVER_PROT"):
+        ServerSettings()
+
+
+def test_a_wrong_value_is_named_and_a_key_is_never_shown() -> None:
+    with pytest.raises(ConfigurationError, match="S1_MINI_SERVER_PORT=70000"):
+        ServerSettings(port=70_000)
+    with pytest.raises(ConfigurationError) as caught:
+        ServerSettings(api_key=["sesame"])
+
+    assert "sesame" not in str(caught.value)
+    assert "sesame" not in repr(ServerSettings(api_key="sesame"))
+
+
+def test_the_deadline_is_below_the_platforms_minute_and_the_drain_below_its_half() -> None:
+    assert ServerSettings().request_timeout_s < 60
+    assert ServerSettings().drain_timeout_s < 30

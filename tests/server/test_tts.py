@@ -1,0 +1,93 @@
+"""`POST /v1/tts` and its batch, over a real socket."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+
+SHORT = {"text": "Good morning.", "seed": 1, "max_new_tokens": 30, "chunk_profile": "balanced"}
+
+
+def samples_of(content: bytes) -> np.ndarray:
+    wave, _ = soundfile.read(io.BytesIO(content), dtype="int16")
+    return wave
+
+
+def recording(tone: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, tone, 44_100, format="WAV")
+    return buffer.getvalue()
+
+
+def test_a_text_becomes_a_wav_that_says_how_long_it_is_and_how_long_it_took(http: httpx2.Client) -> None:
+    answer = http.post("/v1/tts", json=SHORT)
+
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "audio/wav"
+    wave, rate = soundfile.read(io.BytesIO(answer.content))
+    assert str(rate) == answer.headers["x-sample-rate"]
+    assert float(answer.headers["x-audio-seconds"]) == pytest.approx(len(wave) / rate, abs=0.001)
+    assert float(answer.headers["x-generation-seconds"]) > 0
+    assert answer.headers["x-finish-reason"] in ("stop", "length")
+
+
+@pytest.mark.parametrize("form", ["pcm", "wav", "flac", "ogg", "opus", "mp3"])
+def test_a_stream_decodes_to_the_samples_of_the_whole_answer(http: httpx2.Client, form: str) -> None:
+    whole = http.post("/v1/tts", json=SHORT | {"format": form})
+    streamed = http.post("/v1/tts", json=SHORT | {"format": form, "stream": True})
+
+    assert whole.status_code == streamed.status_code == 200
+    assert streamed.headers["content-type"] == whole.headers["content-type"]
+    assert "content-length" not in streamed.headers
+    if form == "pcm":
+        assert streamed.headers["content-type"] == "audio/pcm;rate=44100;channels=1"
+        assert streamed.content == whole.content
+    elif form == "mp3":  # of another bit rate, and without a length
+        assert abs(len(samples_of(streamed.content)) - len(samples_of(whole.content))) < 4000
+    else:
+        assert np.array_equal(samples_of(streamed.content), samples_of(whole.content))
+
+
+def test_a_form_with_a_recording_says_what_the_same_json_says(http: httpx2.Client, tone: np.ndarray) -> None:
+    file = recording(tone)
+    fields = {
+        "text": "Good morning.",
+        "seed": "1",
+        "max_new_tokens": "20",
+        "reference_text": "Ah.",
+        "chunk_profile": "balanced",
+    }
+
+    formed = http.post("/v1/tts", data=fields, files={"reference_audio": ("me.wav", file)})
+    coded = http.post(
+        "/v1/tts",
+        json=SHORT
+        | {"max_new_tokens": 20, "reference_audio": base64.b64encode(file).decode(), "reference_text": "Ah."},
+    )
+
+    assert formed.status_code == coded.status_code == 200
+    assert formed.content == coded.content
+
+
+def test_a_batch_is_as_the_seed_writes_it_and_an_item_fails_alone(http: httpx2.Client) -> None:
+    body = {
+        "items": [{"text": "Hello world"}, {"text": " "}, {"text": "Goodbye world"}],
+        "max_new_tokens": 20,
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "repetition_penalty": 1.1,
+        "chunk_length": 200,
+    }
+
+    answer = http.post("/v1/tts/batch", json=body).json()
+
+    assert answer["success"] is False
+    assert [result["success"] for result in answer["results"]] == [True, False, True]
+    assert base64.b64decode(answer["results"][0]["audio_base64"]).startswith(b"RIFF")
+    assert answer["results"][1]["error_code"] == "text_invalid"
+    assert answer["total_time"] >= max(result["generation_time"] for result in answer["results"])

@@ -1,0 +1,104 @@
+"""`/v1/voices`: what there is, using it by name, and keeping one's own."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.types import Voice
+from s1_mini.voices.library import write_voice
+from tests.server.conftest import serving
+
+
+@pytest.fixture(scope="module")
+def client(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
+    """A client of a server whose checkpoint has two voices."""
+    checkpoint = tmp_path_factory.mktemp("voiced") / "tiny"
+    shutil.copytree(oracle, checkpoint)
+    (checkpoint / "voices").mkdir()
+    codebooks = json.loads((oracle / "config.json").read_text())["num_codebooks"]
+    for name, is_default in (("anna", True), ("bert", False)):
+        codes = torch.ones(codebooks, 20, dtype=torch.int64)
+        write_voice(checkpoint / "voices", name, Voice(codes, "Ah."), description=f"{name}'s", is_default=is_default)
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu"))
+    with serving(engine) as door, door.client() as client:
+        yield client
+
+
+def test_all_voices_are_listed_and_each_can_be_asked_for(client: httpx2.Client) -> None:
+    voices = client.get("/v1/voices").json()["voices"]
+
+    assert [(voice["name"], voice["is_default"], voice["source"]) for voice in voices] == [
+        ("anna", True, "checkpoint"),
+        ("bert", False, "checkpoint"),
+    ]
+    assert voices[1]["description"] == "bert's"
+    assert voices[1]["seconds"] > 0
+    assert client.get("/v1/voices/bert").json() == voices[1]
+
+
+def test_a_voice_speaks_by_its_name(client: httpx2.Client) -> None:
+    asked = {"text": "Good morning.", "seed": 1, "max_new_tokens": 20}
+
+    default, anna, bert = (
+        client.post("/v1/tts", json=asked | extra).content for extra in ({}, {"voice": "anna"}, {"voice": "bert"})
+    )
+
+    assert default == anna
+    assert len(bert) > 1000
+
+
+def test_a_voice_of_the_checkpoint_stays(client: httpx2.Client) -> None:
+    answer = client.delete("/v1/voices/anna")
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "voice_read_only")
+    assert client.get("/v1/voices/anna").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_file", "field"),
+    [
+        ({"name": "../up"}, True, "name"),
+        ({"name": "Anna!"}, True, "name"),
+        ({}, True, "name"),
+        ({"name": "carl"}, False, "audio"),
+        ({"name": "carl", "pitch": "3"}, True, "pitch"),
+    ],
+)
+def test_a_wrong_voice_is_refused_by_its_field(
+    client: httpx2.Client, fields: dict[str, str], has_file: bool, field: str
+) -> None:
+    parts: dict[str, object] = {name: (None, value) for name, value in fields.items()} or {"text": (None, "Ah.")}
+
+    answer = client.post("/v1/voices", files=parts | ({"audio": ("a.wav", b"RIFF")} if has_file else {}))
+
+    assert answer.status_code == 422
+    assert answer.json()["error"]["field"] == field
+
+
+def test_a_voice_is_sent_as_a_form(client: httpx2.Client) -> None:
+    assert client.post("/v1/voices", json={"name": "carl"}).status_code == 415
+
+
+def test_a_voice_is_kept_speaks_and_is_forgotten(client: httpx2.Client, tone: np.ndarray) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, tone, 44_100, format="WAV")
+
+    added = client.post("/v1/voices", data={"name": "carl", "text": "Ah."}, files={"audio": ("a.wav", file.getvalue())})
+    spoken = client.post("/v1/tts", json={"text": "Hi.", "voice": "carl", "max_new_tokens": 8})
+    deleted = client.delete("/v1/voices/carl")
+
+    assert (added.status_code, added.json()["source"]) == (201, "added")
+    assert spoken.status_code == 200
+    assert deleted.status_code == 204
+    assert client.get("/v1/voices/carl").status_code == 404

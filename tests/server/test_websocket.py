@@ -1,0 +1,161 @@
+"""Text in pieces in, sound out: a session over a real WebSocket, and what ends one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from s1_mini import ProductionTTSEngine
+from tests.server.conftest import Door, serving, wait_until
+
+PATH = "/v1/audio/speech/stream"
+CONFIG = {"type": "session.config", "seed": 1, "max_new_tokens": 20}
+
+
+@contextmanager
+def session(door: Door, path: str = PATH, **options: object) -> Iterator[ClientConnection]:
+    with connect(f"ws://127.0.0.1:{door.port}{path}", proxy=None, **options) as socket:
+        yield socket
+
+
+def say(socket: ClientConnection, **content: object) -> None:
+    socket.send(json.dumps(content))
+
+
+def hear(socket: ClientConnection) -> tuple[list[dict[str, object]], bytes, int]:
+    """All that comes until the connection closes: messages, sound, close code."""
+    messages, sound = [], b""
+    try:
+        while True:
+            message = socket.recv(timeout=20)
+            if isinstance(message, bytes):
+                sound += message
+            else:
+                messages.append(json.loads(message))
+    except ConnectionClosed as closed:
+        return messages, sound, closed.rcvd.code
+
+
+@pytest.mark.parametrize("path", [PATH, "/invocations-bidirectional-stream"])
+def test_the_first_sentence_sounds_while_the_second_is_still_written(door: Door, path: str) -> None:
+    with session(door, path) as socket:
+        say(socket, **CONFIG)
+        for piece in ("Good mor", "ning. How a"):
+            say(socket, type="input.text", text=piece)
+        first, sound = json.loads(socket.recv(timeout=20)), socket.recv(timeout=20)
+        say(socket, type="input.text", text="re you?")
+        say(socket, type="input.done")
+        rest, more, code = hear(socket)
+
+    assert (first["type"], first["text"], first["format"]) == ("audio.start", "Good morning.", "pcm")
+    assert isinstance(sound, bytes)
+    assert [message["type"] for message in rest] == ["audio.done", "audio.start", "audio.done", "session.done"]
+    assert rest[1]["text"] == "How are you?"
+    seconds = rest[0]["seconds"] + rest[2]["seconds"]
+    assert len(sound + more) == pytest.approx(2 * seconds * first["sample_rate"], rel=0.01)
+    assert code == 1000
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("not json", "body_invalid"),
+        (b"\x00\x01", "body_invalid"),
+        ("{}", "request_invalid"),
+        ('{"type": "input.song"}', "request_invalid"),
+        ('{"type": "input.text", "text": "Hi.", "loud": true}', "request_invalid"),
+        ('{"type": "input.text", "text": 3}', "request_invalid"),
+        (json.dumps({"type": "input.text", "text": "a" * 20_001}), "text_invalid"),
+        ('{"type": "session.config", "reference_audio": "?"}', "request_invalid"),
+        ("[" * 100_000, "body_invalid"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_garbage_gets_its_code_and_ends_the_session(door: Door, message: str | bytes, code: str) -> None:
+    with session(door) as socket:
+        socket.send(message)
+        messages, _, closed = hear(socket)
+
+    assert [each["type"] for each in messages] == ["error"]
+    assert messages[0]["error"]["code"] == code
+    assert closed == 1008
+
+
+def test_a_wrong_voice_is_told_when_it_is_to_speak(door: Door) -> None:
+    with session(door) as socket:
+        say(socket, type="session.config", voice="nobody")
+        say(socket, type="input.text", text="Good morning. And more.")
+        messages, sound, _ = hear(socket)
+
+    assert messages[-1]["error"]["code"] == "voice_not_found"
+    assert sound == b""
+
+
+def test_a_text_of_one_letter_a_message_is_cut_at_its_sentences(door: Door) -> None:
+    with session(door) as socket:
+        say(socket, **CONFIG)
+        for letter in "Dr. Smith is in. He waits. ":
+            say(socket, type="input.text", text=letter)
+        say(socket, type="input.done")
+        messages, _, _ = hear(socket)
+
+    texts = [message["text"] for message in messages if message["type"] == "audio.start"]
+    assert " ".join(text.strip() for text in texts) == "Dr. Smith is in. He waits."
+
+
+def test_who_says_nothing_and_who_stays_too_long_is_shown_out(small_engine: ProductionTTSEngine) -> None:
+    for limit in ("websocket_idle_s", "max_websocket_s"):
+        with serving(small_engine, **{limit: 0.5}) as door, session(door) as socket:
+            messages, _, closed = hear(socket)
+
+        assert messages[0]["error"]["code"] == "session_timeout"
+        assert closed == 1008
+
+
+def test_who_goes_away_leaves_the_slot_to_others(door: Door) -> None:
+    with session(door) as socket:
+        say(socket, type="input.text", text="A sentence that goes on and on. " * 30)
+        wait_until(lambda: door.engine.health_check()["requests"] == 1)
+    went = time.monotonic()
+    wait_until(lambda: door.engine.health_check()["requests"] == 0, within_s=2)
+    wait_until(lambda: door.app.state.gate.num_inside == 0, within_s=2)
+
+    assert time.monotonic() - went < 2
+
+
+def test_a_flood_of_text_ends_the_session(door: Door) -> None:
+    with session(door) as socket:
+        for _ in range(3):
+            say(socket, type="input.text", text="One more. " * 1500)
+        messages, _, closed = hear(socket)
+    wait_until(lambda: door.app.state.gate.num_inside == 0, within_s=2)
+
+    assert messages[-1]["error"]["code"] == "text_invalid"
+    assert "ahead" in messages[-1]["error"]["message"]
+    assert closed == 1008
+
+
+def test_a_message_over_the_limit_ends_the_session(small_engine: ProductionTTSEngine) -> None:
+    with serving(small_engine, max_body_bytes=4096) as door, session(door) as socket:
+        socket.send("x" * 5000)
+        _, _, closed = hear(socket)
+
+    assert closed == 1009
+
+
+def test_without_the_key_no_session_begins(small_engine: ProductionTTSEngine) -> None:
+    with serving(small_engine, api_key="sesame") as door:
+        with pytest.raises(InvalidStatus, match="401"), session(door):
+            pass
+        with session(door, additional_headers={"Authorization": "Bearer sesame"}) as socket:
+            say(socket, type="input.done")
+            messages, _, closed = hear(socket)
+
+    assert [message["type"] for message in messages] == ["session.done"]
+    assert closed == 1000

@@ -1,0 +1,64 @@
+"""A checkpoint with two voices of its own, and voices to add beside them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from s1_mini import ProductionTTSEngine
+from s1_mini.types import Voice
+from s1_mini.voices.library import FOLDER, write_voice
+from s1_mini.voices.reference_cache import fingerprint
+
+
+@pytest.fixture
+def voiced(tiny: Path, tmp_path: Path) -> Path:
+    """A checkpoint with two voices, of which `anna` is the default."""
+    checkpoint = tmp_path / "voiced"
+    shutil.copytree(tiny, checkpoint)
+    (checkpoint / FOLDER).mkdir()
+    for index, name in enumerate(("anna", "bert")):
+        write_voice(
+            checkpoint / FOLDER, name, make_voice(index, f"I am {name}."), description="made up", is_default=index == 0
+        )
+    return checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty directory of voices."""
+    (tmp_path / "added").mkdir()
+    return tmp_path / "added"
+
+
+@pytest.fixture
+def codec(tiny: Path) -> str:
+    """The fingerprint of the tiny checkpoint's codec."""
+    return fingerprint([tiny / "codec.safetensors"])
+
+
+def make_voice(seed: int = 0, text: str = "Made up.", frames: int = 9) -> Voice:
+    codes = torch.randint(0, 32, (10, frames), generator=torch.Generator().manual_seed(seed))
+    return Voice(codes, text)
+
+
+@pytest.fixture
+def settled() -> Callable[[ProductionTTSEngine], dict[str, Any]]:
+    """Waits until nothing is left to be done in the background; gives what health tells of voices."""
+
+    def wait(engine: ProductionTTSEngine) -> dict[str, Any]:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            told: dict[str, Any] = engine.health_check()["voices"]
+            if told["warming"] == 0:
+                return told
+            time.sleep(0.01)
+        raise TimeoutError(engine.health_check()["voices"])
+
+    return wait

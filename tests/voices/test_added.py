@@ -1,0 +1,189 @@
+"""Added voices in a directory: opened when asked for, written whole, of one codec, shared with other processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from s1_mini.exceptions import ConfigurationError, VoiceExistsError, VoiceFileError
+from s1_mini.types import Voice
+from s1_mini.voices import added, library
+from s1_mini.voices.added import VoiceDirectory
+from s1_mini.voices.library import NamedVoice, VoiceLibrary, write_voice
+from s1_mini.voices.roster import Roster
+
+
+def voice(seed: int = 0, text: str = "Made up.") -> Voice:
+    return Voice(torch.randint(0, 32, (10, 9), generator=torch.Generator().manual_seed(seed)), text)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """The voice files that are opened."""
+    files: list[Path] = []
+    original = library.safe_open
+
+    def count(path: Path, **options: Any) -> Any:
+        files.append(path)
+        return original(path, **options)
+
+    monkeypatch.setattr(library, "safe_open", count)
+    return files
+
+
+def roster(directory: VoiceDirectory) -> Roster:
+    return Roster(VoiceLibrary({}), directory, frame_rate=10.0)
+
+
+def test_two_thousand_voices_are_listed_without_opening_one(folder: Path, opened: list[Path]) -> None:
+    content = write_voice(folder, "v0", voice(), codec="codec").read_bytes()
+    for index in range(1, 2000):
+        (folder / f"v{index}.safetensors").write_bytes(content)
+
+    directory = VoiceDirectory(folder, "codec")
+
+    assert len(directory.names) == 2000
+    assert opened == []
+    assert directory.get("v7") is directory.get("v7")
+    assert opened == [folder / "v7.safetensors"]
+
+
+def test_a_voice_comes_back_as_it_was_put(folder: Path) -> None:
+    VoiceDirectory(folder, "codec").put(NamedVoice("mia", voice(), "a description"), replace=False)
+
+    mia = VoiceDirectory(folder, "codec").get("mia")
+
+    assert mia is not None
+    assert torch.equal(mia.voice.codes, voice().codes)
+    assert (mia.voice.text, mia.description, mia.codec) == ("Made up.", "a description", "codec")
+
+
+def test_a_voice_of_another_codec_is_refused_by_name(folder: Path) -> None:
+    VoiceDirectory(folder, "one").put(NamedVoice("mia", voice()), replace=False)
+    write_voice(folder, "unsigned", voice())
+    other = VoiceDirectory(folder, "two")
+
+    with pytest.raises(VoiceFileError, match="'mia' was encoded by the codec one, this checkpoint's is two"):
+        other.get("mia")
+    with pytest.raises(VoiceFileError, match="'unsigned' was encoded by an unknown codec"):
+        other.get("unsigned")
+
+
+BROKEN = {
+    "torn": lambda path: path.write_bytes(path.read_bytes()[:-40]),
+    "foreign": lambda path: path.write_bytes(b"no voice"),
+    "empty": lambda path: path.write_bytes(b""),
+    "other tensors": lambda path: save_file({"weights": torch.zeros(3)}, path),
+    "no integers": lambda path: save_file({"codes": torch.zeros(10, 3)}, path, metadata={"codec": "codec"}),
+    "no frames": lambda path: save_file({"codes": torch.zeros(10, 0, dtype=torch.int16)}, path),
+    "too large": lambda path: os.truncate(path, library.MAX_FILE_BYTES + 1),
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN)
+def test_a_file_that_is_no_voice_is_named_in_an_error_and_hurts_no_other(damage: str, folder: Path) -> None:
+    directory = VoiceDirectory(folder, "codec")
+    for name in ("good", "bad"):
+        directory.put(NamedVoice(name, voice()), replace=False)
+    BROKEN[damage](folder / "bad.safetensors")
+
+    with pytest.raises(VoiceFileError, match=r"'bad' cannot be used: bad\.safetensors is no voice file"):
+        directory.get("bad")
+    assert directory.get("good") is not None
+
+
+def test_listing_leaves_out_what_is_no_voice_and_says_so_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = VoiceDirectory(folder, "codec")
+    directory.put(NamedVoice("good", voice()), replace=False)
+    (folder / "bad.safetensors").write_bytes(b"no voice")
+    (folder / "No Name.safetensors").write_bytes(b"")
+    (folder / ".bad-x.tmp").write_bytes(b"left over")
+    with caplog.at_level(logging.WARNING):
+        lists = [[info.name for info in shown.infos()] for shown in [roster(directory)] * 2]
+
+    assert lists == [["good"], ["good"]]
+    assert sorted(record.message.split()[0] for record in caplog.records) == ["No", "a"]
+
+
+def test_what_another_process_adds_replaces_or_deletes_is_seen(folder: Path) -> None:
+    mine, theirs = VoiceDirectory(folder, "codec"), VoiceDirectory(folder, "codec")
+
+    theirs.put(NamedVoice("mia", voice(1)), replace=False)
+    first = mine.get("mia")
+    theirs.put(NamedVoice("mia", voice(2)), replace=True)
+    second = mine.get("mia")
+    theirs.remove("mia")
+
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first.voice.codes, voice(1).codes)
+    assert torch.equal(second.voice.codes, voice(2).codes)
+    assert mine.get("mia") is None
+
+
+def test_of_many_who_put_a_name_at_once_one_wins(folder: Path) -> None:
+    directories = [VoiceDirectory(folder, "codec") for _ in range(8)]
+    outcomes: list[str] = []
+
+    def put(index: int) -> None:
+        try:
+            directories[index].put(NamedVoice("mia", voice(index)), replace=False)
+            outcomes.append(f"put {index}")
+        except VoiceExistsError:
+            outcomes.append("exists")
+
+    threads = [threading.Thread(target=put, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    winner = next(outcome for outcome in outcomes if outcome != "exists")
+    kept = VoiceDirectory(folder, "codec").get("mia")
+    assert outcomes.count("exists") == 7
+    assert kept is not None
+    assert torch.equal(kept.voice.codes, voice(int(winner.split()[1])).codes)
+    assert [path.name for path in folder.iterdir()] == ["mia.safetensors"]
+
+
+def test_a_write_that_fails_leaves_the_old_voice_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = VoiceDirectory(folder, "codec")
+    directory.put(NamedVoice("mia", voice(1)), replace=False)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(library.os, "fsync", full)
+    with pytest.raises(added.EngineError, match="'mia' cannot be written: No space left"):
+        directory.put(NamedVoice("mia", voice(2)), replace=True)
+
+    kept = VoiceDirectory(folder, "codec").get("mia")
+    assert kept is not None
+    assert torch.equal(kept.voice.codes, voice(1).codes)
+    assert [path.name for path in folder.iterdir()] == ["mia.safetensors"]
+
+
+def test_a_directory_that_cannot_be_one_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ConfigurationError, match="voices_path="):
+        VoiceDirectory(tmp_path / "file", "codec")
+
+
+def test_no_name_leads_out_of_the_directory(folder: Path) -> None:
+    write_voice(folder.parent, "outside", voice(), codec="codec")
+    directory = VoiceDirectory(folder, "codec")
+
+    for name in ("../outside", str(folder.parent / "outside"), "..", "con", "", 7, None):
+        assert directory.get(name) is None
+        assert directory.summary(name) is None

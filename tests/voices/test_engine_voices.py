@@ -1,0 +1,330 @@
+"""What the engine promises of named voices: added, listed, pinned, warmed and deleted while it speaks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.exceptions import (
+    CapacityError,
+    ParameterError,
+    ReferenceAudioError,
+    TextError,
+    VoiceError,
+    VoiceExistsError,
+    VoiceNotFoundError,
+    VoiceReadOnlyError,
+)
+from s1_mini.types import VoiceInfo
+from s1_mini.voices.added import VoiceDirectory
+from s1_mini.voices.library import FOLDER, NamedVoice, write_voice
+from tests.voices.conftest import make_voice
+
+Settled = Callable[[ProductionTTSEngine], dict[str, Any]]
+
+
+def engine_of(checkpoint: Path, **settings: Any) -> ProductionTTSEngine:
+    return ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", **settings))
+
+
+def speak(engine: ProductionTTSEngine, voice: str) -> np.ndarray:
+    audio = engine.generate("Hello.", voice=voice, seed=1, max_new_tokens=6).audio
+    assert audio is not None
+    return audio
+
+
+def test_an_added_voice_speaks_as_its_reference_does(tiny: Path, tone: np.ndarray) -> None:
+    with engine_of(tiny) as engine:
+        info = engine.add_voice("mia", tone, "Ah.", description="A tone.")
+        given = engine.generate("Hello.", reference_audio=tone, reference_text="Ah.", seed=1, max_new_tokens=6).audio
+
+        assert info == VoiceInfo("mia", "A tone.", False, "added", pytest.approx(1.0, abs=0.05), "Ah.", False)
+        assert engine.voices() == [info]
+        assert engine.describe_voice("mia") == info
+        assert np.array_equal(speak(engine, "mia"), given)
+
+
+def test_a_restart_keeps_what_was_added_to_a_directory_and_nothing_else(
+    tiny: Path, folder: Path, tone: np.ndarray
+) -> None:
+    with engine_of(tiny, voices_path=folder) as engine:
+        engine.add_voice("mia", tone, "Ah.")
+        before = speak(engine, "mia")
+    with engine_of(tiny, voices_path=folder) as engine:
+        assert np.array_equal(speak(engine, "mia"), before)
+
+    with engine_of(tiny) as engine:
+        engine.add_voice("mia", tone, "Ah.")
+        engine.stop()
+        engine.start()
+        assert engine.voices() == []
+
+
+def test_the_checkpoints_voices_stay_as_they_are_and_win(
+    voiced: Path, folder: Path, codec: str, tone: np.ndarray
+) -> None:
+    with engine_of(voiced) as engine:
+        own = speak(engine, "anna")
+    VoiceDirectory(folder, codec).put(NamedVoice("anna", make_voice(9)), replace=False)
+
+    with engine_of(voiced, voices_path=folder) as engine:
+        assert [(info.name, info.source) for info in engine.voices()] == [
+            ("anna", "checkpoint"),
+            ("bert", "checkpoint"),
+        ]
+        assert np.array_equal(speak(engine, "anna"), own)
+        with pytest.raises(VoiceExistsError, match="'anna' is a voice of the checkpoint"):
+            engine.add_voice("anna", tone, "Ah.")
+        with pytest.raises(VoiceReadOnlyError, match="'anna' is the checkpoint's and cannot be replaced"):
+            engine.add_voice("anna", tone, "Ah.", replace=True)
+        with pytest.raises(VoiceReadOnlyError, match="cannot be deleted"):
+            engine.delete_voice("anna")
+
+
+def test_an_unknown_voice_is_told_with_twenty_that_there_are(tiny: Path, folder: Path, codec: str) -> None:
+    directory = VoiceDirectory(folder, codec)
+    for index in range(23):
+        directory.put(NamedVoice(f"v{index:02}", make_voice()), replace=False)
+
+    with engine_of(tiny, voices_path=folder) as engine:
+        asks: list[Callable[[], object]] = [
+            lambda: engine.generate("Hello.", voice="nobody"),
+            lambda: engine.describe_voice("nobody"),
+            lambda: engine.delete_voice("nobody"),
+            lambda: engine.pin_voice("nobody"),
+            lambda: engine.unpin_voice("nobody"),
+        ]
+        for ask in asks:
+            with pytest.raises(VoiceNotFoundError, match=r"there are: v00, .*, v19 and 3 more$") as caught:
+                ask()
+            assert caught.value.code == "voice_not_found"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "complaint"),
+    [
+        ({"name": "Mia"}, VoiceError, "'Mia' is no name"),
+        ({"name": "con"}, VoiceError, "'con' is no name"),
+        ({"name": "../mia"}, VoiceError, "is no name"),
+        ({"name": None}, VoiceError, "is no name"),
+        ({"reference_audio": b"no sound"}, ReferenceAudioError, "reference_audio: "),
+        ({"reference_text": "\x00"}, TextError, "reference_text: "),
+        ({"description": "x" * 501}, ParameterError, "description: 501 characters"),
+        ({"description": "\x07"}, ParameterError, "description: "),
+    ],
+)
+def test_what_cannot_be_a_voice_is_refused_by_field_and_leaves_nothing(
+    changes: dict[str, Any], error: type[Exception], complaint: str, engine: ProductionTTSEngine, tone: np.ndarray
+) -> None:
+    given = {"name": "mia", "reference_audio": tone, "reference_text": "Ah.", "description": ""} | changes
+
+    with pytest.raises(error, match=complaint):
+        engine.add_voice(**given)
+
+    assert engine.voices() == []
+    assert engine.add_voice("mia", tone, "Ah.").name == "mia"
+    engine.delete_voice("mia")
+
+
+def test_a_voice_that_leaves_no_room_in_a_slot_is_refused_when_it_is_added(tiny: Path, tone: np.ndarray) -> None:
+    with engine_of(tiny, max_columns=64) as engine:
+        with pytest.raises(CapacityError, match="use a shorter reference"):
+            engine.add_voice("mia", np.tile(tone, 4), "Ah.")
+        assert engine.voices() == []
+
+
+def test_of_two_threads_that_add_a_name_one_wins_and_only_one_encodes(
+    tiny: Path, folder: Path, tone: np.ndarray
+) -> None:
+    outcomes: list[str] = []
+    with engine_of(tiny, voices_path=folder) as engine:
+
+        def add(index: int) -> None:
+            try:
+                engine.add_voice("mia", np.roll(tone, index), f"Ah {index}.")
+                outcomes.append(f"Ah {index}.")
+            except VoiceExistsError as error:
+                outcomes.append(error.code)
+
+        threads = [threading.Thread(target=add, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert sorted(outcomes) == sorted([engine.describe_voice("mia").text, "voice_exists"])
+        assert engine.health_check()["reference_cache"]["entries"] == 1
+
+
+def test_deleting_a_voice_harms_nobody_who_speaks_with_it(tiny: Path, folder: Path, tone: np.ndarray) -> None:
+    text = "Hello there. " * 40
+    with engine_of(tiny, voices_path=folder) as engine:
+        engine.add_voice("mia", tone, "Ah.")
+        whole = engine.generate(text, voice="mia", seed=1, max_new_tokens=12).audio
+        stream = engine.stream(text, voice="mia", seed=1, max_new_tokens=12)
+        heard = [next(stream).wave]
+
+        engine.delete_voice("mia")
+        heard += [chunk.wave for chunk in stream]
+
+        assert np.array_equal(np.concatenate(heard), whole)
+        assert list(folder.iterdir()) == []
+        with pytest.raises(VoiceNotFoundError, match="there are: none"):
+            engine.generate("Hello.", voice="mia")
+
+
+def test_a_replaced_voice_with_another_transcript_is_another_prompt(tiny: Path, tone: np.ndarray) -> None:
+    with engine_of(tiny) as engine:
+        engine.add_voice("mia", tone, "Ah.")
+        before = speak(engine, "mia")
+        with pytest.raises(VoiceExistsError, match="'mia' is there already"):
+            engine.add_voice("mia", tone, "Oh.")
+        assert np.array_equal(speak(engine, "mia"), before)
+
+        engine.add_voice("mia", tone, "Oh.", replace=True)
+
+        assert not np.array_equal(speak(engine, "mia"), before)
+        assert engine.health_check()["reference_cache"]["misses"] == 1
+
+
+def test_a_pinned_voice_is_read_in_and_survives_eviction_and_the_end_of_memory(
+    tiny: Path, tone: np.ndarray, settled: Settled
+) -> None:
+    with engine_of(tiny, kv_cache_size=2) as engine:
+        prefixes = engine._running.generator.worker.prefixes
+        for index, name in enumerate(("mia", "nils", "olga", "paul")):
+            engine.add_voice(name, np.roll(tone, 999 * index), "Ah.")
+        assert engine.pin_voice("mia").pinned
+        settled(engine)
+        for name in ("nils", "olga", "paul"):
+            speak(engine, name)
+        evicted = prefixes.stats.evictions
+        prefixes.shrink(0)  # as the worker does when memory runs out
+
+        before = prefixes.stats
+        speak(engine, "mia")
+        assert (evicted, before.entries, prefixes.stats.hits) == (2, 1, before.hits + 1)
+
+        assert not engine.unpin_voice("mia").pinned
+        prefixes.shrink(0)
+        assert prefixes.stats.entries == 0
+
+
+def test_more_pins_than_the_cache_holds_are_refused(tiny: Path, tone: np.ndarray) -> None:
+    with engine_of(tiny, kv_cache_size=1) as engine:
+        engine.add_voice("mia", tone, "Ah.")
+        engine.add_voice("twin", tone, "Ah.")
+        engine.add_voice("nils", np.roll(tone, 999), "Ah.")
+        engine.pin_voice("mia")
+        engine.pin_voice("twin")  # shares its prefix
+        with pytest.raises(CapacityError, match="S1_MINI_PREFIX_CACHE_MB"):
+            engine.pin_voice("nils")
+
+        engine.unpin_voice("mia")
+        assert engine.describe_voice("twin").pinned
+        with pytest.raises(CapacityError):
+            engine.pin_voice("nils")
+        engine.delete_voice("twin")
+        assert engine.pin_voice("nils").pinned
+
+
+def test_voices_are_warmed_after_the_start(
+    voiced: Path, folder: Path, tone: np.ndarray, settled: Settled, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine_of(voiced, warm_voices="bert, nobody") as engine:
+        told = settled(engine)
+        hits = engine.health_check()["prefix_cache"]["hits"]
+        warm = speak(engine, "bert")
+        assert engine.health_check()["prefix_cache"]["hits"] == hits + 1
+    with engine_of(voiced) as engine:
+        cold = speak(engine, "bert")
+
+    assert np.array_equal(warm, cold)
+    assert (told["count"], told["added"], list(told["failed"])) == (2, 0, ["nobody"])
+    assert "'nobody' is not a voice here" in caplog.text
+
+
+def test_all_voices_are_warmed_as_far_as_the_cache_goes(voiced: Path, settled: Settled) -> None:
+    for index in range(5):
+        write_voice(voiced / FOLDER, f"more{index}", make_voice(10 + index))
+    with engine_of(voiced, warm_voices="all", kv_cache_size=3) as engine:
+        told = settled(engine)
+        stats = engine.health_check()["prefix_cache"]
+
+    assert (told["failed"], stats["entries"], stats["evictions"]) == ({}, 3, 0)
+
+
+def test_reading_a_voice_ahead_gives_way_to_who_comes(voiced: Path) -> None:
+    long = make_voice(7, frames=700)
+    with engine_of(voiced, max_batch_size=2) as engine:
+        generator, outcomes = engine._running.generator, []
+        alone = speak(engine, "anna")
+        accepted = generator.worker.queue.stats.accepted
+        reader = threading.Thread(target=lambda: outcomes.append(generator.read_prefix(long, threading.Event())))
+        reader.start()
+        while generator.worker.queue.stats.accepted == accepted:
+            pass
+        beside = speak(engine, "anna")
+        reader.join()
+        given_way = generator.worker.prefixes.stats.entries
+
+        outcomes.append(generator.read_prefix(long, threading.Event()))
+
+        assert np.array_equal(alone, beside)
+        assert (outcomes, given_way) == ([False, True], 1)
+        assert generator.worker.prefixes.stats.entries == 2
+
+
+def test_warming_ends_with_the_engine(voiced: Path) -> None:
+    for index in range(40):
+        write_voice(voiced / FOLDER, f"more{index}", make_voice(10 + index, frames=600))
+    before = set(threading.enumerate())
+    engine = engine_of(voiced, warm_voices="all", max_batch_size=2)
+    engine.start()
+    left = engine.health_check()["voices"]["warming"]
+    engine.stop()
+
+    assert left > 30
+    assert set(threading.enumerate()) <= before
+
+
+def test_recordings_in_the_directory_become_voices_and_broken_ones_are_told(
+    tiny: Path, folder: Path, tone: np.ndarray, settled: Settled
+) -> None:
+    soundfile.write(folder / "mia.wav", tone, 44_100)
+    (folder / "mia.txt").write_text("Ah.", encoding="utf-8")
+    soundfile.write(folder / "nils.flac", tone, 44_100)
+    (folder / "olga.mp3").write_bytes(b"no sound")
+    (folder / "olga.txt").write_text("Ah.", encoding="utf-8")
+    soundfile.write(folder / "Not a name.ogg", tone, 44_100)
+    (folder / "Not a name.txt").write_text("Ah.", encoding="utf-8")
+
+    with engine_of(tiny, voices_path=folder) as engine:
+        told = settled(engine)
+        assert (told["count"], told["added"]) == (1, 1)
+        assert sorted(told["failed"]) == ["Not a name", "nils", "olga"]
+        assert "nils.txt is missing" in told["failed"]["nils"]
+        first = speak(engine, "mia")
+
+    made = (folder / "mia.safetensors").stat()
+    with engine_of(tiny, voices_path=folder) as engine:
+        settled(engine)
+        assert (folder / "mia.safetensors").stat().st_ino == made.st_ino  # it is not encoded again
+
+    (folder / "mia.txt").write_text("Oh.", encoding="utf-8")
+    os.utime(folder / "mia.txt", ns=(made.st_mtime_ns + 10**9,) * 2)
+    with engine_of(tiny, voices_path=folder) as engine:
+        settled(engine)
+        assert engine.describe_voice("mia").text == "Oh."
+        assert not np.array_equal(speak(engine, "mia"), first)
+
+        engine.delete_voice("mia")
+        assert [path.name for path in folder.glob("mia.*")] == []
