@@ -70,6 +70,7 @@ def _decode_attention_triton(query: Tensor, keys: Tensor, values: Tensor, length
         1 / math.sqrt(size),
         keys.stride(0),
         keys.stride(1),
+        lengths.stride(0),
         heads,
         parts,
         shared,
@@ -81,9 +82,7 @@ def _decode_attention_triton(query: Tensor, keys: Tensor, values: Tensor, length
         num_stages=3,
     )
     if parts > 1:
-        _join_kernel[(rows, heads)](
-            sums, tops, out, heads, parts, triton.next_power_of_2(parts), size, num_warps=2
-        )
+        _join_kernel[(rows, heads)](sums, tops, out, heads, parts, triton.next_power_of_2(parts), size, num_warps=2)
     return out
 
 
@@ -99,6 +98,7 @@ def _part_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913
     scale,  # noqa: ANN001
     slot_stride,  # noqa: ANN001
     group_stride,  # noqa: ANN001
+    lengths_stride,  # noqa: ANN001
     heads,  # noqa: ANN001
     parts,  # noqa: ANN001
     SHARED: tl.constexpr,  # noqa: N803
@@ -110,7 +110,7 @@ def _part_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     part = tl.program_id(2)
-    length = tl.load(lengths + row)
+    length = tl.load(lengths + row * lengths_stride)
     each = tl.cdiv(tl.cdiv(length, parts), BLOCK) * BLOCK
     first = part * each
     last = tl.minimum(first + each, length)
@@ -127,13 +127,13 @@ def _part_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913
         column = begin + tl.arange(0, BLOCK)
         inside = column < last
         k = tl.load(keys + start + column[None, :] * SIZE + channel[:, None], mask=inside[None, :], other=0.0)
-        score = tl.dot(q, k).to(tl.float32) * scale
+        score = tl.dot(q, k, input_precision="ieee") * scale
         score = tl.where(inside[None, :], score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, axis=1))
         fade = tl.exp(top - higher)
         weight = tl.exp(score - higher[:, None])
         v = tl.load(values + start + column[:, None] * SIZE + channel[None, :], mask=inside[:, None], other=0.0)
-        mixed = mixed * fade[:, None] + tl.dot(weight.to(v.dtype), v)
+        mixed = mixed * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         total = total * fade + tl.sum(weight, axis=1)
         top = higher
     if ALONE:
@@ -155,8 +155,6 @@ def _join_kernel(sums, tops, out, heads, parts, PARTS: tl.constexpr, SIZE: tl.co
     top = tl.load(tops + 2 * (at * parts + part), mask=inside, other=float("-inf"))
     total = tl.load(tops + 2 * (at * parts + part) + 1, mask=inside, other=0.0)
     fade = tl.where(inside, tl.exp(top - tl.max(top, axis=0)), 0.0)
-    mixed = tl.load(
-        sums + (at * parts + part[:, None]) * SIZE + channel[None, :], mask=inside[:, None], other=0.0
-    )
+    mixed = tl.load(sums + (at * parts + part[:, None]) * SIZE + channel[None, :], mask=inside[:, None], other=0.0)
     joined = tl.sum(mixed * fade[:, None], axis=0) / tl.sum(total * fade, axis=0)
     tl.store(out + at * SIZE + channel, joined.to(out.dtype.element_ty))

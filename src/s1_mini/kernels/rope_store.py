@@ -78,6 +78,7 @@ def _rope_store_triton(
         keys.stride(0),
         keys.stride(1),
         rope.stride(0),
+        columns.stride(0),
         heads,
         groups,
         norms is not None,
@@ -101,6 +102,7 @@ def _rope_store_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913
     slot_stride,  # noqa: ANN001
     group_stride,  # noqa: ANN001
     rope_stride,  # noqa: ANN001
+    columns_stride,  # noqa: ANN001
     heads,  # noqa: ANN001
     groups,  # noqa: ANN001
     NORMS: tl.constexpr,  # noqa: N803
@@ -112,23 +114,28 @@ def _rope_store_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913
     at = qkv + (row * (heads + 2 * groups) + head) * SIZE
     even, odd = tl.load(at + 2 * pair), tl.load(at + 2 * pair + 1)
     kind = even.dtype
-    column = tl.load(columns + row)
+    column = tl.load(columns + row * columns_stride)
     if head >= heads + groups:
         out = values + row * slot_stride + (head - heads - groups) * group_stride + column * SIZE
         tl.store(out + 2 * pair, even)
         tl.store(out + 2 * pair + 1, odd)
     else:
-        even, odd = even.to(tl.float32), odd.to(tl.float32)
+        first, second = even.to(tl.float32), odd.to(tl.float32)
         if NORMS:
-            weight = q_weight if head < heads else k_weight
-            scale = tl.rsqrt((tl.sum(even * even, axis=0) + tl.sum(odd * odd, axis=0)) / SIZE + eps)
-            even = (even * scale * tl.load(weight + 2 * pair).to(tl.float32)).to(kind).to(tl.float32)
-            odd = (odd * scale * tl.load(weight + 2 * pair + 1).to(tl.float32)).to(kind).to(tl.float32)
+            asks = head < heads
+            first_weight = tl.where(asks, tl.load(q_weight + 2 * pair), tl.load(k_weight + 2 * pair))
+            second_weight = tl.where(asks, tl.load(q_weight + 2 * pair + 1), tl.load(k_weight + 2 * pair + 1))
+            scale = tl.rsqrt((tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / SIZE + eps)
+            first = (first * scale * first_weight.to(tl.float32)).to(kind).to(tl.float32)
+            second = (second * scale * second_weight.to(tl.float32)).to(kind).to(tl.float32)
         cos = tl.load(rope + row * rope_stride + 2 * pair)
         sin = tl.load(rope + row * rope_stride + 2 * pair + 1)
+        turned, crossed = first * cos - second * sin, second * cos + first * sin
         if head < heads:
-            out = query + (row * heads + head) * SIZE
+            asked = query + (row * heads + head) * SIZE
+            tl.store(asked + 2 * pair, turned.to(kind))
+            tl.store(asked + 2 * pair + 1, crossed.to(kind))
         else:
-            out = keys + row * slot_stride + (head - heads) * group_stride + column * SIZE
-        tl.store(out + 2 * pair, (even * cos - odd * sin).to(kind))
-        tl.store(out + 2 * pair + 1, (odd * cos + even * sin).to(kind))
+            kept = keys + row * slot_stride + (head - heads) * group_stride + column * SIZE
+            tl.store(kept + 2 * pair, turned.to(kind))
+            tl.store(kept + 2 * pair + 1, crossed.to(kind))

@@ -68,9 +68,7 @@ class Attention(nn.Module):
     def step(self, x: Tensor, cached: tuple[Tensor, Tensor], columns: Columns) -> Tensor:
         """Attend from one new token per row x [B, dim] to the keys and values that its row has, its own included."""
         norms = (self.q_norm.weight, self.k_norm.weight) if self.config.qk_norm else None
-        query = rope_store(
-            self.wqkv(x), *cached, columns.target, columns.rope, norms, self.config.norm_eps
-        )
+        query = rope_store(self.wqkv(x), *cached, columns.target, columns.rope, norms, self.config.norm_eps)
         return self.wo(decode_attention(query, *cached, columns.lengths, columns.span, columns.mask).flatten(1))
 
 
