@@ -68,6 +68,7 @@ def test_commands_run_in_order(
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
+        "docs/benchmark.md",
         "docs/complexity.md",
         "docs/endpoint.md",
         "docs/http.md",

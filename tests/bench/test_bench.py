@@ -3,31 +3,121 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from s1_mini.bench.measure import measure_scheduler
+from s1_mini.bench.load import Clients
+from s1_mini.bench.scheduler import measure_scheduler
+from s1_mini.bench.voicing import choose_voicing, without_voices
 from s1_mini.bench.workload import make_workload
 from s1_mini.cli.app import app
+from s1_mini.config import EngineConfig
+from s1_mini.engine import ProductionTTSEngine
+from s1_mini.exceptions import ParameterError
+from s1_mini.runtime.loader import DEFAULT_MODEL
+from s1_mini.voices.library import VoiceLibrary
+
+Bench = Callable[..., tuple[list[str], dict[str, Any]]]
+MEASURES = {"first_byte_ms", "audible_ms", "end_to_end_ms", "real_time_factor", "audio_per_s"}
 
 
-def test_the_same_seed_asks_the_same() -> None:
-    assert make_workload(5, 1, 10) == make_workload(5, 1, 10) != make_workload(5, 2, 10)
+@pytest.fixture
+def bench(tiny: Path, capsys: pytest.CaptureFixture[str]) -> Bench:
+    def run(*options: object) -> tuple[list[str], dict[str, Any]]:
+        common = ["--checkpoint", tiny, "--device", "cpu", "--max-new-tokens", "6"]
+        app(["bench", *map(str, [*common, *options])], standalone_mode=False)
+        *lines, line = capsys.readouterr().out.splitlines()
+        return lines, json.loads(line)
+
+    return run
 
 
 def test_a_turn_can_be_measured_without_a_device() -> None:
     assert 0 < measure_scheduler(4, 10) < 1000
 
 
-def test_the_command_prints_a_table_and_a_line_of_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--checkpoint", tiny, "--device", "cpu", "--requests", "4", "--concurrency", "2"]
-    more = ["--max-new-tokens", "6", "--baseline", "sequential", "--scheduler"]
-    app(["bench", *map(str, options), *more], standalone_mode=False)
+def test_the_command_prints_a_table_and_a_line_of_json(bench: Bench) -> None:
+    lines, facts = bench(
+        *("--requests", 4, "--concurrency", "2,3", "--rate", 50, "--baseline", "sequential", "--scheduler")
+    )
 
-    *table, line = capsys.readouterr().out.splitlines()
-    facts = json.loads(line)
-    assert [load["name"] for load in facts["loads"]] == ["sequential, 1 slot", "idle, one at a time", "2 at a time"]
-    assert [load["failed"] for load in facts["loads"]] == [0, 0, 0]
-    assert {"speed_up", "first_p95_ratio", "scheduler_ms"} <= facts.keys()
-    assert any("2 at a time" in row for row in table)
+    loads = facts["loads"]
+    names = ["sequential, 1 slot", "idle, one at a time", "2 at a time", "3 at a time", "50 a second"]
+    assert [load["name"] for load in loads] == names
+    assert [(load["requests"], load["failed"]) for load in loads] == [(4, 0), (8, 0), (4, 0), (4, 0), (4, 0)]
+    assert {"speed_up", "first_p95_ratio", "scheduler_ms", "machine", "commit", "torch", "seed"} <= facts.keys()
+    assert facts["first_p95_ratio"] == loads[3]["first_p95_ratio"], "of the greatest concurrency"
+    assert facts["speed_up"] == pytest.approx(loads[3]["audio_per_s"] / loads[0]["audio_per_s"])
+    for load in loads:
+        assert all(any(row.startswith(load["name"]) and name in row for row in lines) for name in MEASURES)
+        assert any(row.startswith(load["name"]) and "late_ms" in row for row in lines) == (load["rate"] is not None)
+        for name, shares in load["figures"].items():
+            assert name == "audible_ms" or 0 <= shares["p50"] <= shares["p95"] <= shares["p99"]
+        assert load["audio_s"] > 0
+
+
+@pytest.mark.parametrize("state", ["cold", "none"])
+def test_a_voice_may_be_new_each_time_or_none(bench: Bench, state: str) -> None:
+    _, facts = bench("--requests", 2, "--concurrency", 2, "--voice-state", state)
+
+    assert facts["voice_state"] == state
+    assert [load["failures"] for load in facts["loads"]] == [{}, {}]
+
+
+def test_a_cold_voice_is_encoded_with_every_request_and_a_cached_one_once(tiny: Path) -> None:
+    asks = make_workload(4, 0, 2)
+    misses = {}
+    for state in ("cold", "cached"):
+        with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
+            Clients(engine, choose_voicing(state, engine, 0), "ttfa").warm_up(asks)  # type: ignore[arg-type]
+            misses[state] = engine.health_check()["reference_cache"]["misses"]
+
+    assert misses == {"cold": 4, "cached": 1}
+
+
+def test_the_noise_that_makes_a_voice_new_is_not_heard(engine: ProductionTTSEngine) -> None:
+    cold = choose_voicing("cold", engine, 0)
+    first, again, other = (cold(number)["reference_audio"] for number in (0, 0, 1))
+
+    np.testing.assert_array_equal(first, again)
+    assert 0 < np.abs(first - other).max() < 1e-3
+    assert np.sqrt(np.mean((first - other) ** 2)) == pytest.approx(np.sqrt(2) * 1e-4, rel=0.05), "-80 dBFS each"
+
+
+def test_without_voices_the_same_checkpoint_has_none() -> None:
+    with without_voices(DEFAULT_MODEL) as bare:
+        assert VoiceLibrary.open(bare).names == []
+        assert (bare / "config.json").read_bytes() == (DEFAULT_MODEL / "config.json").read_bytes()
+    assert VoiceLibrary.open(DEFAULT_MODEL).default is not None
+
+
+def test_what_fails_is_counted_by_its_code(tiny: Path) -> None:
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu"))
+    load = Clients(engine, lambda _: {}, "ttfa").closed("not started", make_workload(3, 0, 2), concurrency=2)
+
+    assert load.failures == {"engine_not_ready": 3}
+    assert load.figures["end_to_end_ms"]["p50"] is None
+
+
+def test_an_open_load_counts_from_the_plan_and_not_from_the_call(engine: ProductionTTSEngine) -> None:
+    asks, long_ago = make_workload(2, 0, 2), [-0.5, -0.25]
+    load = Clients(engine, lambda _: {}, "ttfa").open("late", asks, long_ago, rate=4.0)
+
+    assert min(one.late_s for one in load.outcomes) > 0.25
+    assert all(one.end_to_end_s > one.first_byte_s > one.late_s for one in load.outcomes)
+    assert load.seconds > 0.5
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--concurrency", "1,x"), ("--concurrency", "0"), ("--concurrency", "2.5"), ("--rate", "-1"), ("--rate", "inf")],
+)
+def test_a_load_that_is_none_is_refused_by_name(bench: Bench, option: str, value: str) -> None:
+    with pytest.raises(ParameterError, match=option.removeprefix("--")):
+        bench(option, value)
+    with pytest.raises(ParameterError, match="baseline"):
+        bench("--rate", 1, "--baseline", "sequential")

@@ -2,62 +2,118 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from s1_mini.exceptions import ParameterError
 from s1_mini.types import ChunkProfile
 
+if TYPE_CHECKING:
+    from s1_mini.bench.campaign import Result
+
 SCHEDULER_ROWS, SCHEDULER_TURNS = 64, 500
+DEFAULT_CONCURRENCY = 8
+MAX_CLIENTS = 4096  # as many slots as an engine may have
 
 
 def bench(
     checkpoint: Annotated[Path | None, typer.Option(help="[the voice that ships]", show_default=False)] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
+    concurrency: Annotated[
+        str | None, typer.Option(help="Requests at a time, as 8 or 1,4,8. [8 without --rate]", show_default=False)
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Requests a second at random moments, as 2 or 1,2.5.", show_default=False)
+    ] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests of each load.")] = 32,
+    voice_state: Annotated[
+        Literal["cold", "cached", "none"], typer.Option(help="Another recording each time, a known voice, or no voice.")
+    ] = "cached",
     profile: Annotated[ChunkProfile, typer.Option(help="How sound is cut into chunks.")] = "ttfa",
     baseline: Annotated[
-        Literal["none", "sequential"], typer.Option(help="Measure one request at a time beside it, in the same run.")
+        Literal["none", "sequential"], typer.Option(help="Do the same work one request at a time beside it.")
     ] = "none",
     scheduler: Annotated[bool, typer.Option("--scheduler", help="Measure a turn's bookkeeping at 64 rows.")] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 200,
-    device: Annotated[str, typer.Option()] = "auto",
-    seed: Annotated[int, typer.Option()] = 0,
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=MAX_CLIENTS, help="[the greatest concurrency, or 8]", show_default=False)
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Frames of a request at most.")] = 200,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Same seed, same sentences and arrivals.")] = 0,
 ) -> None:
-    """Measure the engine on this machine: a table, then one line of JSON.
+    """Measure the engine on this machine: a table, then one line of JSON (docs/benchmark.md tells how to read it).
 
-    Example: s1-mini bench --concurrency 8 --baseline sequential
+    Example: s1-mini bench --concurrency 1,4,8 --baseline sequential
     """
-    from s1_mini.bench.measure import Load, measure_load, measure_scheduler
-    from s1_mini.bench.report import describe_machine, json_line, table
-    from s1_mini.bench.workload import make_workload
-    from s1_mini.config import EngineConfig
-    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.bench.campaign import Plan, measure
+    from s1_mini.bench.report import failure_lines, json_line, table
+    from s1_mini.bench.scheduler import measure_scheduler
 
-    asks = make_workload(requests, seed, max_new_tokens)
-    loads: list[Load] = []
-    more: dict[str, float] = {}
-
-    def measure(name: str, rows: int, together: int, count: int) -> None:
-        config = EngineConfig(checkpoint_path=checkpoint, device=device, max_batch_size=rows)
-        with ProductionTTSEngine(config) as engine:
-            loads.append(measure_load(name, engine, asks[:count], concurrency=together, profile=profile))
-            facts.update(describe_machine(engine.health_check()["device"]["value"]))
-
-    facts: dict[str, object] = {"requests": requests, "concurrency": concurrency, "profile": profile, "seed": seed}
-    if baseline == "sequential":
-        measure("sequential, 1 slot", 1, 1, max(4, requests // 4))
-    measure("idle, one at a time", concurrency, 1, max(4, requests // 4))
-    measure(f"{concurrency} at a time", concurrency, concurrency, requests)
-    more["first_p95_ratio"] = loads[-1].first_ms_p95 / loads[-2].first_ms_p95
-    if baseline == "sequential":
-        more["speed_up"] = loads[-1].audio_per_s / loads[0].audio_per_s
+    rates = _numbers("rate", rate or "")
+    given = concurrency or ("" if rates else str(DEFAULT_CONCURRENCY))
+    many = tuple(_whole("concurrency", number) for number in _numbers("concurrency", given))
+    if baseline == "sequential" and not many:
+        raise ParameterError("baseline", "compares with a --concurrency; name one beside --rate")
+    plan = Plan(
+        concurrencies=many,
+        rates=rates,
+        requests=requests,
+        slots=slots or max(many, default=DEFAULT_CONCURRENCY),
+        profile=profile,
+        voice=voice_state,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        has_baseline=baseline == "sequential",
+        checkpoint=checkpoint,
+        device=device,
+    )
+    result = measure(plan)
+    more = _ratios(result)
     if scheduler:
         more["scheduler_ms"] = measure_scheduler(SCHEDULER_ROWS, SCHEDULER_TURNS)
 
-    typer.echo(f"{facts['machine']}, torch {facts['torch']}, commit {facts['commit']}, profile {profile}, seed {seed}")
-    typer.echo(table(loads))
+    facts = result.facts
+    work = {"requests": requests, "concurrency": list(many), "rate": list(rates), "profile": profile}
+    work |= {"voice_state": voice_state, "max_new_tokens": max_new_tokens, "seed": seed}
+    typer.echo(
+        f"{facts['machine']}, torch {facts['torch']}, commit {facts['commit']}, {facts['precision']}, {_busy(facts)}"
+    )
+    typer.echo(
+        f"{requests} requests a load, at most {max_new_tokens} frames each, voice {voice_state}, profile {profile}, "
+        f"{facts['slots']} slots, seed {seed}"
+    )
+    typer.echo(table(result.all_loads, result.idle))
+    for line in failure_lines(result.all_loads):
+        typer.echo(line)
     for name, value in more.items():
-        typer.echo(f"{name} {value:.3f}")
-    typer.echo(json_line(facts, loads, **more))
+        typer.echo(f"{name} {value:.3f}" if value is not None else f"{name} –")
+    typer.echo(json_line(facts | work, result.all_loads, result.idle, **more))
+
+
+def _busy(facts: Mapping[str, Any]) -> str:
+    return f"load average {facts['load_average']} before"
+
+
+def _ratios(result: Result) -> dict[str, float | None]:
+    ratios = {"first_p95_ratio": result.first_p95_ratio}
+    return ratios if result.sequential is None else ratios | {"speed_up": result.speed_up}
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    """Read numbers above 0 with commas between them."""
+    try:
+        numbers = tuple(float(word) for word in text.split(",")) if text else ()
+    except ValueError:
+        raise ParameterError(name, f"{text!r} is no number, nor several with commas between them") from None
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
+        raise ParameterError(name, f"{text!r} holds a number that is not above 0")
+    return numbers
+
+
+def _whole(name: str, number: float) -> int:
+    if number != int(number) or number > MAX_CLIENTS:
+        raise ParameterError(name, f"{number:g} is not a whole number in [1, {MAX_CLIENTS}]")
+    return int(number)
