@@ -57,7 +57,7 @@ def checks(python: Path, gpu: bool, pytest_arguments: "Sequence[str]") -> "list[
         ("ruff format", [*run, "ruff", "format", "--check"]),
         ("mypy", [*run, "mypy"]),
         ("lint-imports", [str(python.with_name("lint-imports"))]),  # has no `python -m`
-        ("pytest", [*run, "pytest", "-m", "gpu" if gpu else "not gpu and not java", *pytest_arguments]),
+        ("pytest", [*run, "pytest", "-m", "gpu" if gpu else "not gpu and not java and not image", *pytest_arguments]),
     ]
 
 

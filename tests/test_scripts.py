@@ -391,7 +391,7 @@ def test_options_that_the_demo_does_not_know_go_to_say(demo):
 
 
 def test_pytest_runs_last_and_on_gpu_tests_only_if_asked(check):
-    for arguments, marker in ([], "not gpu and not java"), (["--gpu"], "gpu"):
+    for arguments, marker in ([], "not gpu and not java and not image"), (["--gpu"], "gpu"):
         checks = check.checks(Path("python"), *check.parse([*arguments, "-k", "scheduler"]))
 
         assert [name for name, _ in checks] == ["ruff check", "ruff format", "mypy", "lint-imports", "pytest"]

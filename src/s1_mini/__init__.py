@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from s1_mini.version import __version__
+
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig as EngineConfig
     from s1_mini.engine import ProductionTTSEngine as ProductionTTSEngine
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from s1_mini.types import Reference as Reference
     from s1_mini.types import SamplingParams as SamplingParams
     from s1_mini.types import TTSRequest as TTSRequest
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "AudioChunk": "s1_mini.types",

@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from s1_mini.exceptions import ConfigurationError
 
 ENV_PREFIX = "S1_MINI_"
-OTHERS = ("S1_MINI_SERVER_",)  # begin the variables of settings that stand elsewhere
+OTHERS = ("S1_MINI_SERVER_", "S1_MINI_AWS_")  # begin the variables of settings that stand elsewhere
 
 Precision = Literal["auto", "float32", "float16", "bfloat16"]
 CompileSwitch = Literal["auto", "true", "false"]

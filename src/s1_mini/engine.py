@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,10 @@ from s1_mini.audio.container import AudioFormat, check_format, encode
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, S1MiniError
 from s1_mini.metrics import EngineMetrics, Family
+from s1_mini.packaging.compile_cache import use_cache
+from s1_mini.packaging.verify import is_packaged, verify_directory
 from s1_mini.runtime.generator import Generator
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import Speaker, find_checkpoint, load
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.runtime.voice_desk import VoiceDesk, open_roster
 from s1_mini.text.normalize import is_speakable, normalize
@@ -95,15 +98,23 @@ class ProductionTTSEngine:
                 raise CapacityError(f"no memory for a second checkpoint beside the one that speaks: {reason}") from None
             self.config, self._running = config, new
             new.desk.start()
-            old.close(drains=True, timeout_s=timeout_s)
+        old.close(drains=True, timeout_s=timeout_s)
 
     def _load(self, config: EngineConfig, before: VoiceDesk | None = None) -> Running:
+        directory = find_checkpoint(config.checkpoint_path)
+        if is_packaged(directory):
+            verify_directory(directory)  # before anything of it is used and before the device is touched
+            use_cache(directory)
         speaker = load(config)
         roster = open_roster(speaker.directory, speaker.voices, config)
         generator = Generator(speaker, config, self.metrics)
-        desk = VoiceDesk(roster, generator, partial(self._encode, speaker, generator), config)
-        if before is not None:
-            desk.take_over(before)
+        try:
+            desk = VoiceDesk(roster, generator, partial(self._encode, speaker, generator), config)
+            if before is not None:
+                desk.take_over(before)
+        except BaseException:
+            generator.close(drains=False)
+            raise
         return Running(speaker, generator, desk)
 
     def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
@@ -391,7 +402,7 @@ class ProductionTTSEngine:
     def _speak_with(self, running: Running, request: TTSRequest, deadline: float, *, streams: bool) -> Outbox:
         text = normalize(request.text, self.config.max_text_length)
         pieces = [piece for piece in split(text, self.config.chunk_length) if is_speakable(piece)]
-        voices = self._voices(running, request)
+        voices = self._voices(running, request, deadline)
         return running.generator.speak(
             pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
         )
@@ -403,21 +414,25 @@ class ProductionTTSEngine:
         except asyncio.CancelledError:
             begun.add_done_callback(_close)  # the thread goes on: what it begins, nobody listens to
             raise
-        async for chunk in outbox:
-            yield chunk
+        async with aclosing(aiter(outbox)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
 
-    def _voices(self, running: Running, request: TTSRequest) -> list[Voice]:
+    def _voices(self, running: Running, request: TTSRequest, deadline: float) -> list[Voice]:
         if request.voice is not None:
             return [running.desk.roster.find(request.voice).voice]
         if request.references:
-            return [self._encode(running.speaker, running.generator, reference) for reference in request.references]
+            encode = partial(self._encode, running.speaker, running.generator, deadline=deadline)
+            return [encode(reference) for reference in request.references]
         default = running.speaker.voices.default
         return [default] if default else []
 
-    def _encode(self, speaker: Speaker, generator: Generator, reference: Reference) -> Voice:
+    def _encode(
+        self, speaker: Speaker, generator: Generator, reference: Reference, deadline: float = float("inf")
+    ) -> Voice:
         return encode_reference(
             reference,
-            encode=generator.encode,
+            encode=partial(generator.encode, deadline=deadline),
             cache=generator.references,
             sample_rate=speaker.codec.sample_rate,
             max_s=self.config.max_reference_s,

@@ -9,8 +9,10 @@ S1MiniError
 ├── CheckpointError             a checkpoint directory cannot be used
 │   ├── CheckpointNotFoundError     no checkpoint was named and none ships, or the directory is not there
 │   ├── CheckpointFileError         a file is missing, truncated, foreign or unreadable
-│   └── CheckpointMismatchError     files contradict each other: tensor missing, extra or misshapen
+│   ├── CheckpointMismatchError     files contradict each other: tensor missing, extra or misshapen
+│   └── PackageError                a packaged checkpoint is not what its manifest says, or cannot be written
 ├── VerificationError           a checkpoint does not reproduce an oracle
+├── DeploymentError             AWS refused, or what it made does not work; says the next command
 ├── RequestError                the request itself is wrong; `field` says where
 │   ├── TextError                   text empty, too long, or not text
 │   ├── ParameterError              a sampling or output parameter is out of range
@@ -67,10 +69,22 @@ class CheckpointMismatchError(CheckpointError):
     code = "checkpoint_mismatch"
 
 
+class PackageError(CheckpointError):
+    """A packaged checkpoint is not what its manifest says, or cannot be written."""
+
+    code = "package_invalid"
+
+
 class VerificationError(S1MiniError):
     """A checkpoint does not reproduce the tensors of an oracle, or the oracle cannot be read."""
 
     code = "verification_failed"
+
+
+class DeploymentError(S1MiniError):
+    """AWS refused a call, or what it made does not work."""
+
+    code = "deployment_failed"
 
 
 class RequestError(S1MiniError):

@@ -104,6 +104,15 @@ class TTSRequest:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """Where a request's first seconds went; None for what it has not come to."""
+
+    queue_s: float | None  # from arrival to the first slot
+    prefill_s: float | None  # from the slot until the first prompt is read
+    first_chunk_s: float | None  # from arrival to the first sound
+
+
+@dataclass(frozen=True)
 class AudioChunk:
     """A piece of finished sound of one request, in order; float wave [samples] in [-1, 1]."""
 
@@ -111,6 +120,7 @@ class AudioChunk:
     sample_rate: int
     frames: int
     finish_reason: FinishReason | None = None  # set on the last chunk only
+    timing: Timing | None = None  # set on the last chunk only
 
 
 @dataclass(frozen=True)

@@ -136,3 +136,13 @@ def test_every_piece_that_was_let_in_leaves_exactly_once(arrivals: list[tuple[in
 
     assert len({id(piece) for piece in left}) == len(left)
     assert {id(piece) for piece in let_in} - gone == {id(piece) for piece in left}
+
+
+def test_grouping_takes_first_pieces_and_not_one_long_text_whole() -> None:
+    queue = BatchQueue(100)
+    long = job(0.0, pieces=10, shared=20, prefix_key="anna")
+    others = [job(0.1, shared=20, prefix_key=key) for key in ("anna", "ben")]
+    for each in (long, *others):
+        queue.submit(each, 1.0)
+
+    assert [piece.job for piece in queue.take(3, now=0.2)] == [long, *others]

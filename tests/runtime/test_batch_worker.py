@@ -135,6 +135,26 @@ def test_what_a_listener_leaves_is_given_up_within_a_frame(generator: Generator)
     assert list(generator.worker.audit()) == []
 
 
+def test_the_last_chunk_tells_where_the_first_seconds_went(generator: Generator) -> None:
+    started = time.monotonic()
+    *before, last = ask(generator)
+    took = time.monotonic() - started
+
+    assert before
+    assert all(chunk.timing is None for chunk in before)
+    assert last.timing is not None
+    assert min(last.timing.queue_s, last.timing.prefill_s) >= 0
+    assert last.timing.queue_s + last.timing.prefill_s <= last.timing.first_chunk_s <= took
+
+
+def test_what_was_left_before_its_turn_tells_of_no_prefill(generator: Generator) -> None:
+    outboxes = [ask(generator, frames=400) for _ in range(generator.worker.slots.count + 1)]
+    for outbox in outboxes:
+        outbox.close()
+
+    assert [chunk.timing.prefill_s for chunk in outboxes[-1] if chunk.timing] == [None]
+
+
 def test_a_full_queue_refuses_and_what_was_taken_in_is_spoken(speaker: Speaker) -> None:
     generator = start(speaker, max_queue_size=2, max_batch_size=1)
     outboxes, refusals = [], []

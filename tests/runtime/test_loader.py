@@ -185,7 +185,8 @@ def test_the_encoding_half_is_loaded_with_the_first_reference_only(tiny: Path) -
 
     assert not speaker.codec.encodes
     assert speaker.encoding_codec().encodes
-    assert speaker.encoding_codec() is speaker.codec
+    assert speaker.encoding_codec() is speaker.encoding_codec()
+    assert speaker.encoding_codec().decoder is speaker.codec.decoder  # in memory once
 
 
 def test_choices_of_device_and_precision_explain_themselves() -> None:

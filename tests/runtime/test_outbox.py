@@ -86,3 +86,11 @@ def test_nothing_may_end_twice(outbox: Outbox) -> None:
 
     with pytest.raises(AssertionError, match="twice"):
         outbox.end()
+
+
+def test_a_listener_that_never_began_leaves_too(outbox: Outbox, closings: list[int]) -> None:
+    listener = iter(outbox)
+
+    del listener
+
+    assert closings == [1]

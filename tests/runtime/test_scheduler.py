@@ -191,3 +191,24 @@ def test_a_slot_is_never_taken_twice_nor_lost(takes: list[bool]) -> None:
 
         assert len(set(taken)) == len(taken)
         assert slots.num_free + len(taken) == 8
+
+
+def test_who_only_collects_gets_on_beside_streams_that_are_far_ahead() -> None:
+    rich = [with_frames(job(streams=True, first_sent=0.0, runs_dry=99.0), 1000) for _ in range(4)]
+    plain = with_frames(job(), 1000)
+    scheduler = scheduler_of(*rich, plain)
+
+    assert plain in [scheduler.decodes(1.0, 1)[0] for _ in range(6)]
+
+
+def test_without_a_row_of_the_codec_only_those_are_chosen_that_have_one() -> None:
+    broken, holder = (with_frames(job(streams=True, first_sent=0.0, runs_dry=0.5), 1000) for _ in range(2))
+    holder.row = 0
+
+    assert scheduler_of(broken, holder).decodes(1.0, 1, can_begin=False) == [holder]
+
+
+def test_first_sounds_made_between_steps_are_small() -> None:
+    small, large = (with_frames(job(streams=True, profile=profile), 40) for profile in ("ttfa", "throughput"))
+
+    assert scheduler_of(large, small).decodes(1.0, 2, only_new=True) == [small]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from pathlib import Path
 
 import httpx2
@@ -14,6 +15,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.logs import JsonFormatter
 from tests.server.conftest import Door, serving, wait_until
 
+ROOT = Path(__file__).resolve().parents[2]
 BODY = {"text": "Good morning.", "max_new_tokens": 8}
 
 
@@ -79,8 +81,48 @@ def test_one_line_tells_of_one_request(http: httpx2.Client, caplog: pytest.LogCa
     assert len(lines) == 1
     assert lines[0] | {"request_id": "one", "route": "/v1/tts", "status": 200, "voice": "default"} == lines[0]
     assert lines[0]["total_ms"] >= lines[0]["first_chunk_ms"] >= lines[0]["body_ms"] >= 0
+    parts = [lines[0][name] for name in ("queue_ms", "prefill_ms")]
+    assert min(parts) >= 0
+    assert sum(parts) <= lines[0]["first_chunk_ms"]
     assert lines[0]["frames"] > 0
     assert lines[0]["real_time_factor"] > 0
+
+
+def test_lines_are_metrics_for_cloudwatch_if_it_is_set(
+    small_engine: ProductionTTSEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.INFO, "s1_mini.server.access"),
+        serving(small_engine, cloudwatch_namespace="speech") as door,
+        door.client() as client,
+    ):
+        client.post("/v1/tts", json=BODY)
+        client.post("/v1/tts", json={"text": ""})
+        client.post("/made/up")
+        wait_until(lambda: len(caplog.records) == 3)
+
+    spoken, refused, made_up = (json.loads(JsonFormatter().format(record)) for record in caplog.records)
+    for line, names in ((spoken, {"queue_ms", "first_chunk_ms", "total_ms", "failed"}), (refused, {"total_ms"})):
+        (directive,) = line["_aws"]["CloudWatchMetrics"]
+        told = {metric["Name"] for metric in directive["Metrics"]}
+        assert abs(line["_aws"]["Timestamp"] / 1000 - time.time()) < 60
+        assert directive["Namespace"] == "speech"
+        assert directive["Dimensions"] == [[], ["route"]]
+        assert isinstance(line["route"], str)
+        assert names <= told
+        assert all(isinstance(line[name], int | float) for name in told)
+    assert "_aws" not in made_up
+
+
+def test_the_dashboard_shows_only_figures_that_there_are(http: httpx2.Client) -> None:
+    http.post("/v1/tts", json=BODY)
+    there = set(re.findall(r"^(s1_mini_\w+)", http.get("/metrics").text, re.MULTILINE))
+    panels = json.loads((ROOT / "docs/grafana.json").read_text())["panels"]
+
+    for panel in panels:
+        shown = {name for target in panel["targets"] for name in re.findall(r"s1_mini_\w+", target["expr"])}
+        assert shown, panel["title"]
+        assert shown <= there, panel["title"]
 
 
 def test_an_engine_that_has_died_is_told_and_stays_told(oracle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,13 @@ LONG = {"text": "A sentence that goes on and on. " * 20, "seed": 1}
 @pytest.fixture(scope="module")
 def strict(small_engine: ProductionTTSEngine) -> Iterator[Door]:
     """A server with a key and small limits."""
-    limits = {"max_body_bytes": 4096, "body_timeout_s": 1.0, "api_key": "sesame", "cors_origins": "https://a.example"}
+    limits = {
+        "max_body_bytes": 4096,
+        "body_timeout_s": 1.0,
+        "head_timeout_s": 1.0,
+        "api_key": "sesame",
+        "cors_origins": "https://a.example",
+    }
     with serving(small_engine, **limits) as door:
         yield door
 
@@ -81,6 +87,38 @@ def test_a_sender_who_hears_nothing_until_it_has_sent_all_hears_413_too(strict: 
 
     assert answer.status_code == 413
     assert code(answer) == "body_too_large"
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"])
+def test_a_head_that_drips_is_ended_by_the_clock(strict: Door, before: bytes) -> None:
+    drips = [b"X-Slow: 1\r\n"] * 8
+
+    received, took_s = exchange(strict.port, before + b"GET /ping HTTP/1.1\r\n", *drips, pause_s=0.2)
+
+    received = received.removeprefix(received.partition(b"\r\n\r\n")[0] + b"\r\n\r\n") if before else received
+    assert received.startswith(b"HTTP/1.1 408")
+    assert b'"head_timeout"' in received
+    assert took_s < 4
+
+
+def test_many_who_send_no_head_are_let_go_and_neighbours_are_served(strict: Door) -> None:
+    started = time.monotonic()
+    plugs = [socket.create_connection(("127.0.0.1", strict.port), timeout=20) for _ in range(100)]
+    with strict.client() as client:
+        assert client.get("/ping").status_code == 200
+
+    assert [plug.recv(100) for plug in plugs] == [b""] * 100
+    assert 0.9 < time.monotonic() - started < 4
+    for plug in plugs:
+        plug.close()
+
+
+def test_a_connection_that_rests_between_two_requests_is_kept(strict: Door) -> None:
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=20) as plug:
+        for pause_s in (1.5, 0):
+            plug.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert plug.recv(1000).startswith(b"HTTP/1.1 200")
+            time.sleep(pause_s)
 
 
 def test_a_body_that_drips_is_ended_by_the_clock(strict: Door) -> None:

@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx2
+import numpy as np
 import pytest
 
+from s1_mini.audio.container import encode
 from tests.server.conftest import wait_until
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
@@ -133,6 +135,48 @@ def test_what_is_not_finished_in_time_is_told_so(oracle: Path) -> None:
     assert took_s < 20
     assert [status for status, _ in results] == [503, 503]
     assert isinstance(broken[0], httpx2.RemoteProtocolError)
+
+
+def test_what_was_kept_is_there_after_a_kill_amid_the_keeping(oracle: Path, tmp_path: Path, tone: np.ndarray) -> None:
+    """Voices that a client was told are kept survive a `kill -9` and sound the same; of the others none is torn."""
+    kept = {"S1_MINI_VOICES_PATH": str(tmp_path / "voices"), "S1_MINI_REFERENCE_CACHE_PATH": str(tmp_path / "cache")}
+    asked = {"text": "Good morning.", "seed": 1, "max_new_tokens": 12, "format": "pcm"}
+    recording = encode(tone, 44_100, "wav")
+    told: list[str] = []
+
+    def add(running: Running, first: str) -> None:
+        with suppress(httpx2.TransportError), running.client() as client:
+            for number in range(1000):
+                form = {"name": f"{first}{number}", "text": "Ah." * (1 + number % 5)}
+                assert client.post("/v1/voices", data=form, files={"audio": recording}).status_code == 201
+                told.append(form["name"])
+
+    with served(oracle, **kept) as running:
+        wait_until(running.is_ready)
+        adders = [threading.Thread(target=add, args=(running, first)) for first in "abc"]
+        for adder in adders:
+            adder.start()
+        wait_until(lambda: len(told) >= 12)
+        with running.client() as client:
+            before = client.post("/v1/tts", json=asked | {"voice": told[0]}).content
+        running.process.kill()
+        for adder in adders:
+            adder.join()
+        running.end(within_s=10)
+
+    with served(oracle, **kept) as running:
+        wait_until(running.is_ready)
+        with running.client() as client:
+            listed = [voice["name"] for voice in client.get("/v1/voices").json()["voices"]]
+            spoken = [client.post("/v1/tts", json=asked | {"voice": name}) for name in listed]
+        lines = [json.loads(line) for line in running.lines]
+        warned = [line for line in lines if line["level"] != "info" and line["message"] != "request"]
+
+    assert set(told) <= set(listed)
+    assert len(set(listed) - set(told)) <= 3
+    assert {answer.status_code for answer in spoken} == {200}
+    assert spoken[listed.index(told[0])].content == before
+    assert warned == []
 
 
 def test_a_checkpoint_that_cannot_be_loaded_ends_the_process_with_1_and_a_sentence(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -75,11 +76,24 @@ def _cast_model(tensors: Mapping[str, Tensor], precision: ModelPrecision) -> dic
 def _cast_codec(tensors: Mapping[str, Tensor], precision: CodecPrecision) -> dict[str, Tensor]:
     if precision == "float32":
         return {name: tensor.float() for name, tensor in tensors.items()}
-    return {name: tensor.half() if _may_round(name, tensor) else tensor.float() for name, tensor in tensors.items()}
+    return {
+        name: tensor.half() if may_round(name, tensor.numel(), partial(_whole, tensor)) else tensor.float()
+        for name, tensor in tensors.items()
+    }
 
 
-def _may_round(name: str, tensor: Tensor) -> bool:
-    if torch.equal(tensor.half().to(tensor.dtype), tensor):
-        return True
+def _whole(tensor: Tensor) -> Iterator[Tensor]:
+    yield tensor
+
+
+def may_round(name: str, num_elements: int, pieces: Callable[[], Iterator[Tensor]]) -> bool:
+    """Tell whether a tensor of the codec may be float16: it loses nothing, or is large and decides on no code.
+
+    `pieces` gives the tensor in one piece or several, as often as it is asked.
+    """
     decides = "codebook" in name or "in_proj" in name
-    return not decides and tensor.numel() >= _SMALL and bool(tensor.abs().max() < torch.finfo(torch.float16).max)
+    if not decides and num_elements >= _SMALL:
+        largest = torch.finfo(torch.float16).max
+        if all(bool(piece.abs().max() < largest) for piece in pieces()):
+            return True
+    return all(torch.equal(piece.half().to(piece.dtype), piece) for piece in pieces())

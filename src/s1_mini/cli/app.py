@@ -9,7 +9,8 @@ import warnings
 import typer
 
 from s1_mini import __version__
-from s1_mini.cli import bench, checkpoints, profile, say, serve, voices
+from s1_mini.cli import bench, checkpoints, load, package, profile, say, serve, voices
+from s1_mini.cli.endpoint import endpoint
 from s1_mini.exceptions import S1MiniError
 
 app = typer.Typer(
@@ -23,11 +24,14 @@ app = typer.Typer(
 app.command("say")(say.say)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.command("load")(load.load)
 app.command("profile")(profile.profile)
 app.add_typer(voices.app)
 app.command("convert")(checkpoints.convert)
 app.command("verify")(checkpoints.verify)
 app.command("random-checkpoint")(checkpoints.random_checkpoint)
+app.add_typer(endpoint)
+app.command("package")(package.package)
 
 
 @app.callback(invoke_without_command=True)

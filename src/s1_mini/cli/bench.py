@@ -28,7 +28,7 @@ def bench(
     rate: Annotated[
         str | None, typer.Option(help="Requests a second at random moments, as 2 or 1,2.5.", show_default=False)
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of each load.")] = 32,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each load.")] = 64,
     voice_state: Annotated[
         Literal["cold", "cached", "none"], typer.Option(help="Another recording each time, a known voice, or no voice.")
     ] = "cached",

@@ -123,7 +123,9 @@ class BatchQueue:
     def _take_like(self, first: Piece, count: int) -> list[Piece]:
         """Take up to `count` first pieces of jobs that share the voice of `first`; it is read once for all."""
         key = first.prompt.prefix_key
-        like = sorted(entry for entry in self._heap if key and entry[-1].prompt.prefix_key == key)[:count]
+        like = sorted(
+            entry for entry in self._heap if key and entry[-1].prompt.prefix_key == key and entry[-1].index == 0
+        )[:count]
         chosen = {id(entry[-1]) for entry in like}
         self._keep(lambda piece: id(piece) not in chosen)
         return [entry[-1] for entry in like]

@@ -12,8 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -35,11 +36,13 @@ from s1_mini.runtime.model_runner import HostFrames, ModelRunner
 from s1_mini.runtime.scheduler import Read, Scheduler
 from s1_mini.runtime.slots import Slots
 from s1_mini.runtime.sound_maker import NOTHING, SoundMaker
+from s1_mini.runtime.task import Task
 from s1_mini.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
+LOOK_S = 0.01  # and otherwise
 MIN_SHARED_COLUMNS = 16  # shorter prefixes are read sooner than they are found
 
 Result = TypeVar("Result")
@@ -54,7 +57,6 @@ class BatchedModelWorker:
         queue: BatchQueue,
         prefixes: ByteCache[Prefix],
         *,
-        max_decodes: int = 2,  # a turn, where the engine's own thread makes the sound
         clears_memory: bool = True,
         metrics: EngineMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -64,14 +66,15 @@ class BatchedModelWorker:
         self.slots = Slots(runner.slots)
         # Reading takes nothing from those who wait for sound if that is made beside it.
         self.scheduler = Scheduler(max_put_off=0) if runner.sounds_beside else Scheduler()
-        self.sound = SoundMaker(runner, self.scheduler, wake=self._wake, clock=clock, max_decodes=max_decodes)
+        self.sound = SoundMaker(runner, self.scheduler, wake=self._wake, clock=clock)
         self._clears_memory = clears_memory
         self.failure: BaseException | None = None  # what killed the thread
         self._jobs: dict[int, Job] = {}  # all that were taken in and have not ended
         self._cancelled: deque[Job] = deque()
-        self._tasks: deque[tuple[Generator[None, None, Any], Future[Any]]] = deque()
+        self._tasks: deque[Task] = deque()
         self._changed = threading.Condition()
         self._takes_in = self._drains = True
+        self._next_look = 0.0  # for requests whose time is over
         self._thread = threading.Thread(target=self._run, name="s1_mini engine", daemon=True)
 
     # ---- from any thread ------------------------------------------------------------------------------------------
@@ -98,14 +101,19 @@ class BatchedModelWorker:
             self._cancelled.append(job)
             self._changed.notify()
 
-    def do(self, task: Generator[None, None, Result]) -> Future[Result]:
-        """Let the engine thread do a task between its turns, one `yield` at a time; give its result."""
-        done: Future[Result] = Future()
+    def do(self, make: Callable[[], Generator[None, None, Result]]) -> Future[Result]:
+        """Let the engine thread do what `make` begins between its turns, one `yield` at a time; give its result.
+
+        Raises `QueueFullError`, or `EngineNotReadyError` once stopped.
+        """
+        task = Task(make)
         with self._changed:
             self._check_open()
-            self._tasks.append((task, done))
+            if len(self._tasks) >= self.queue.max_size:
+                raise QueueFullError(len(self._tasks), self.queue.max_size, float(len(self._tasks)))
+            self._tasks.append(task)
             self._changed.notify()
-        return done
+        return task.future
 
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         """Take in no more; finish what was taken in, or end it with `EngineNotReadyError`."""
@@ -156,10 +164,10 @@ class BatchedModelWorker:
             self.sound.stop()
             reason = "has died" if self.failure else "was stopped"
             for job in list(self._jobs.values()):
-                self._end(job, EngineNotReadyError(f"the engine {reason} while this was being spoken"))
-            for task, done in self._tasks:
-                task.close()
-                done.set_exception(EngineNotReadyError(f"the engine {reason}"))
+                with suppress(Exception):  # of a device that is gone; the listener is told all the same
+                    self._end(job, EngineNotReadyError(f"the engine {reason} while this was being spoken"))
+            for task in self._tasks:
+                task.end(EngineNotReadyError(f"the engine {reason}"))
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; tell whether to go on at all."""
@@ -175,8 +183,13 @@ class BatchedModelWorker:
 
     def _has_work(self) -> bool:
         held_back = self.queue.wakes(self.clock())
-        can_admit = held_back is not None and held_back <= 0 and self.slots.num_free > 0
+        can_admit = held_back is not None and held_back <= 0 and self.slots.num_free > 0 and not self._is_behind()
         return bool(self._cancelled or self._tasks or can_admit or self.scheduler.has_work or self._has_sound())
+
+    def _is_behind(self) -> bool:
+        """Whether so many jobs only wait for their sound that no more are begun: frames must not pile up."""
+        made = [job for job in self.scheduler.speaking if (front := job.front_piece) and front.finish_reason]
+        return len(made) >= self.slots.count and sum(bool(job.next_chunk()) for job in made) >= self.slots.count
 
     def _has_sound(self) -> bool:
         """Whether a chunk, or the end of one's sound, is for this thread to see to."""
@@ -210,25 +223,32 @@ class BatchedModelWorker:
                 self._end(job, reason="cancelled")
 
     def _end_late(self, now: float) -> None:
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_S
         for job in [job for job in list(self._jobs.values()) if now > job.deadline]:
             made = sum(len(piece.frames) for piece in job.pieces)
             self._end(job, RequestTimeoutError(f"not finished in time, after {made} frames"))
 
     def _admit(self, now: float) -> None:
-        for piece in self.queue.take(self.slots.num_free, now):
+        free = 0 if not len(self.queue) or self._is_behind() else self.slots.num_free
+        for piece in self.queue.take(free, now):
             piece.slot = self.slots.take()
             self.scheduler.admit(piece)
             if piece.job.admitted is None:
                 piece.job.admitted = now
                 self.metrics.queue_s.observe(now - piece.job.arrived)
-        for piece in self.scheduler.reading:
-            if piece.num_read == 0:
+        for piece in list(self.scheduler.reading):
+            if piece.num_read == 0 and piece.slot is not None:
                 self._load_prefix(piece)
 
     def _load_prefix(self, piece: Piece) -> None:
         if piece.prompt.num_shared < MIN_SHARED_COLUMNS or not piece.prompt.prefix_key:
             return
-        prefix = self.prefixes.get(piece.prompt.prefix_key) if piece.prompt.prefix_key in self.prefixes else None
+        if piece.has_looked and piece.prompt.prefix_key not in self.prefixes:
+            return  # it was missed once, and counted
+        piece.has_looked = True
+        prefix = self.prefixes.get(piece.prompt.prefix_key)
         if prefix is not None:
             self._attempt(piece.job, partial(self.runner.load, piece, prefix))
             piece.num_read = prefix.columns
@@ -257,8 +277,9 @@ class BatchedModelWorker:
     def _save_prefix(self, piece: Piece) -> None:
         key = piece.prompt.prefix_key
         if key and piece.prompt.num_shared >= MIN_SHARED_COLUMNS and key not in self.prefixes:
-            prefix = self.runner.save(piece)
-            self.prefixes.put(key, prefix, prefix.num_bytes)
+            with suppress(torch.OutOfMemoryError):  # it is read again another time
+                prefix = self.runner.save(piece)
+                self.prefixes.put(key, prefix, prefix.num_bytes)
 
     def _step(self) -> None:
         running = list(self.scheduler.running)
@@ -266,6 +287,8 @@ class BatchedModelWorker:
             frames = self._with_memory(lambda: self.runner.step(running))
         except torch.OutOfMemoryError as error:
             self._end(running[-1].job, _out_of_memory(error))  # the newest makes room for the others
+        except torch.AcceleratorError:
+            raise  # the device is lost, and all that comes would fail
         except Exception as error:
             logger.warning("a step failed; each row is tried alone", exc_info=error)
             self._step_one_by_one(running)
@@ -311,7 +334,6 @@ class BatchedModelWorker:
         self.sound.turn()
         for job, error in self.sound.failures():
             if job.number in self._jobs:
-                job.has_failed = False
                 self._attempt(job, partial(self._make_again, job, [error]))
         for job in [job for job in self.scheduler.speaking if job.next_chunk() == 0]:
             if not self.sound.end_piece(job):
@@ -321,28 +343,25 @@ class BatchedModelWorker:
         """Raise what a chunk failed with; called again, make the chunk."""
         if errors:
             raise errors.pop()
-        self.sound.make_now(job)
+        self.sound.make_again(job)
 
     def _do_task(self) -> None:
         if not self._tasks:
             return
-        task, done = self._tasks[0]
-        if done.cancelled():
-            task.close()
-            self._tasks.popleft()
-            return
+        task = self._tasks[0]
+        error: Exception | None = None
         try:
-            with torch.inference_mode():
-                self._with_memory(lambda: next(task))
-        except StopIteration as end:
+            ended = task.future.cancelled() or self._with_memory(task.step)
+        except torch.OutOfMemoryError as failure:
+            ended, error = True, _out_of_memory(failure)
+        except torch.AcceleratorError:
+            raise
+        except Exception as failure:
+            ended, error = True, failure
+        if error is not None:
+            task.end(error)
+        if ended:
             self._tasks.popleft()
-            done.set_result(end.value)
-        except torch.OutOfMemoryError as error:
-            self._tasks.popleft()
-            done.set_exception(_out_of_memory(error))
-        except Exception as error:
-            self._tasks.popleft()
-            done.set_exception(error)
 
     # ---- ends and errors ------------------------------------------------------------------------------------------
 
@@ -354,6 +373,8 @@ class BatchedModelWorker:
             self._end(job, _out_of_memory(error))
         except S1MiniError as error:
             self._end(job, error)
+        except torch.AcceleratorError:
+            raise
         except Exception as error:
             logger.exception("request %d failed", job.number)
             self._end(job, GenerationError(f"the model failed on this request: {type(error).__name__}: {error}"))
@@ -364,24 +385,27 @@ class BatchedModelWorker:
         try:
             return work()
         except torch.OutOfMemoryError:
-            self.metrics.out_of_memory += 1
-            freed = self.prefixes.shrink(0)
-            if self._clears_memory:
-                self.runner.free_memory()
-            logger.warning("out of memory: let go of %.1f MB of prefixes, trying again", freed / 1e6)
-            return work()
+            pass  # what it held is let go of with the exception, before it is tried again
+        self.metrics.out_of_memory += 1
+        freed = self.prefixes.shrink(0)
+        if self._clears_memory:
+            self.runner.free_memory()
+        logger.warning("out of memory: let go of %.1f MB of prefixes, trying again", freed / 1e6)
+        return work()
 
     def _end(self, job: Job, error: S1MiniError | None = None, *, reason: str = "spoken") -> None:
         """Let go of all that a job has, and tell its listener; does nothing the second time."""
         if self._jobs.pop(job.number, None) is None:
             return
-        self.queue.remove(job)
-        for piece in job.pieces:
-            self._free(piece)
-        self.scheduler.drop_job(job)
-        self.sound.drop(job)
-        self._count_end(job, error.code if error else reason)
-        job.outbox.end(error)
+        try:
+            self.queue.remove(job)
+            for piece in job.pieces:
+                self._free(piece)
+            self.scheduler.drop_job(job)
+            self.sound.drop(job)
+            self._count_end(job, error.code if error else reason)
+        finally:
+            job.outbox.end(error)
 
     def _count_end(self, job: Job, end: str) -> None:
         metrics, took = self.metrics, self.clock() - job.arrived

@@ -9,6 +9,7 @@ import itertools
 import secrets
 import threading
 import time
+from collections.abc import Generator as Steps
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +21,7 @@ from torch import Tensor
 from s1_mini.audio.join import Joiner
 from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
-from s1_mini.exceptions import CapacityError, ConfigurationError, QueueFullError
+from s1_mini.exceptions import CapacityError, ConfigurationError, QueueFullError, RequestTimeoutError
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.models.base import Prefix, Prompt
 from s1_mini.runtime.batch_queue import BatchQueue
@@ -70,18 +71,34 @@ class Generator:
         )
         self._numbers = itertools.count()
         self.worker.start()
-        self._warm_up()
+        try:
+            self._warm_up()
+        except BaseException:
+            self.worker.stop(drains=False)
+            raise
         self.worker.metrics = metrics or EngineMetrics()  # the warm-up is not counted
 
     def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         """Take in no more; end what is being spoken, or finish it first."""
         self.worker.stop(drains=drains, timeout_s=timeout_s)
 
-    def encode(self, wave: Tensor) -> Tensor:
-        """Encode one reference wave [samples] to codes [K, F]; the encoding half is loaded when first needed."""
+    def encode(self, wave: Tensor, deadline: float = float("inf")) -> Tensor:
+        """Encode one reference wave [samples] to codes [K, F]; the encoding half is loaded when first needed.
+
+        Raises `RequestTimeoutError` after `deadline` (`time.monotonic()`), `QueueFullError`, `CapacityError` or
+        `EngineNotReadyError`.
+        """
+        encoding = self.worker.do(partial(self._encode, wave))
+        limit = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+        try:
+            return encoding.result(limit).cpu()
+        except TimeoutError:
+            encoding.cancel()
+            raise RequestTimeoutError("the reference was not encoded in time") from None
+
+    def _encode(self, wave: Tensor) -> Steps[None, None, Tensor]:
         codec = self._speaker.encoding_codec()
-        task = self.worker.do(codec.encode_by_blocks(wave.to(self._model.device)))
-        return task.result().cpu()
+        return (yield from codec.encode_by_blocks(wave.to(self._model.device)))
 
     def speak(
         self,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.runtime.outbox import Outbox
-from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
+from s1_mini.types import ChunkProfile, FinishReason, SamplingParams, Timing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +42,7 @@ class Piece:
     max_frames: int
     slot: int | None = None  # while it is read and makes frames
     num_read: int = 0  # columns of its prompt
+    has_looked: bool = False  # for its prefix in the cache
     frames: list[Any] = field(default_factory=list)  # codes [K] of each frame made
     num_decoded: int = 0  # frames that became sound
     num_chunks: int = 0
@@ -95,6 +96,7 @@ class Job:
     continue_with: Callable[[Tensor], list[Piece]] | None = None
     front: int = 0  # the piece whose sound is delivered now
     row: int | None = None  # of the codec, while sound is made
+    row_is_begun: bool = False  # whether the row remembers what was decoded of the piece
     admitted: float | None = None  # when its first piece got a slot
     begun: float | None = None  # when its first prompt was read
     first_sent: float | None = None
@@ -111,6 +113,14 @@ class Job:
         """Whether somebody waits for its first sound."""
         return self.streams and self.first_sent is None
 
+    def timing(self) -> Timing:
+        """Tell where its first seconds went."""
+        return Timing(
+            _between(self.arrived, self.admitted),
+            _between(self.admitted, self.begun),
+            _between(self.arrived, self.first_sent),
+        )
+
     def count_sound(self, seconds: float, now: float) -> None:
         """Count sound that was delivered; a listener who had run dry before it goes on with it now."""
         if self.first_sent is None:
@@ -121,8 +131,19 @@ class Job:
         if self.streams:
             self.runs_dry = seconds + (now if self.runs_dry == INFINITE else max(self.runs_dry, now))
 
+    @property
+    def front_piece(self) -> Piece | None:
+        """The piece whose sound is delivered now; None after the last."""
+        front = self.front
+        return self.pieces[front] if front < len(self.pieces) else None
+
     def next_chunk(self) -> int | None:
         """Frames of the front piece that can be decoded now, as `Piece.next_chunk`."""
         if self.has_failed:
             return None
-        return self.pieces[self.front].next_chunk() if self.front < len(self.pieces) else None
+        piece = self.front_piece  # once: another thread may go on to the next meanwhile
+        return None if piece is None else piece.next_chunk()
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start

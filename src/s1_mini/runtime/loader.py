@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -41,12 +42,17 @@ class Speaker:
     precision: Choice
     compiler: Compiler
     voices: VoiceLibrary
+    _encoder: Dac | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def encoding_codec(self) -> Dac:
         """Give a codec that can encode; its encoding half is only loaded when the first reference comes."""
-        if not self.codec.encodes:
-            self.codec = open_dac(self.directory, encodes=True, device=torch.device(self.device.value))
-        return self.codec
+        with self._lock:
+            if self._encoder is None:
+                encoder = open_dac(self.directory, encodes=True, device=torch.device(self.device.value))
+                encoder.share_decoding(self.codec)
+                self._encoder = encoder
+            return self._encoder
 
 
 def find_checkpoint(path: Path | None) -> Path:

@@ -27,6 +27,7 @@ SPAN = 64  # columns; a multiple of what attention adds up at once
 # A model smaller than this steps on one CPU thread: its kernels are so small that a second thread is waited for longer
 # than it helps (26 ms a frame on two, 17 on one, with the voice that ships; 2026-11).
 ONE_THREAD_BYTES = 200e6
+NUM_THREADS = torch.get_num_threads()  # as it is before any engine runs
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class ModelRunner:
         self.slots = slots
         self.columns = min(columns, self.model.max_columns)
         self._steps_on_one = self.model.device.type == "cpu" and self.model.num_bytes < ONE_THREAD_BYTES
-        self.sounds_beside = self._steps_on_one and (os.cpu_count() or 1) > 1
+        self.sounds_beside = self._steps_on_one and _num_cores() > 1
+        self.decodes_together = self.model.device.type != "cpu"  # there, rows of a batch differ in the last bit
         draws = self.model.num_codebooks
         with torch.inference_mode():
             self._state = self.model.allocate(slots, self.columns)
@@ -64,8 +66,7 @@ class ModelRunner:
 
     def enter_thread(self) -> None:
         """Prepare a thread that calls come from: the engine's, and the one for sound if there is one."""
-        if self._steps_on_one:
-            torch.set_num_threads(1)
+        torch.set_num_threads(1 if self._steps_on_one else NUM_THREADS)
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -128,37 +129,50 @@ class ModelRunner:
         self.model.release(self._state, slot)
 
     @torch.inference_mode()
-    def decode(self, job: Job, size: int) -> np.ndarray:
-        """Make the next `size` frames of the job's front piece sound: float32 [samples].
+    def decode(self, jobs: Sequence[Job], size: int) -> list[np.ndarray]:
+        """Make the next `size` frames of each job's front piece sound: float32 [samples] each.
 
-        A chunk that fails on the way may be decoded again. Raises `GenerationError` if the samples are not finite.
+        Every job has a row. Chunks that fail on the way may be decoded again, each with others or alone. Raises
+        `GenerationError` if samples are not finite.
         """
-        piece = job.pieces[job.front]
         try:
-            if job.row is None:
-                self._take_row(job, piece)
-            samples = self._push(job, piece.frames[piece.num_decoded : piece.num_decoded + size])
+            for job in jobs:
+                if not job.row_is_begun:
+                    self._begin_row(job)
+            starts = [(job, job.pieces[job.front].num_decoded) for job in jobs]
+            frames = [job.pieces[job.front].frames[start : start + size] for job, start in starts]
+            samples = self._push(jobs, frames)
         except BaseException:
-            self.give_back_row(job)  # what the row remembers may be half of something
+            for job in jobs:
+                job.row_is_begun = False  # what the rows remember may be half of something
             raise
-        wave: np.ndarray = samples.float().cpu().numpy()
-        if not np.isfinite(wave).all():
+        waves: np.ndarray = samples.float().cpu().numpy()
+        if not np.isfinite(waves).all():
             raise GenerationError("the codec gave samples that are not finite; its weights may be damaged")
-        return wave
+        return list(waves)
 
-    def _take_row(self, job: Job, piece: Piece) -> None:
-        """Give the job a row of the codec that remembers what was decoded of the piece before."""
-        job.row = self._free_rows.pop()
+    def take_row(self, job: Job) -> bool:
+        """Give the job a row of the codec; tell whether one was free."""
+        if not self._free_rows:
+            return False
+        job.row, job.row_is_begun = self._free_rows.pop(), False
+        return True
+
+    def _begin_row(self, job: Job) -> None:
+        """Let the job's row remember what was decoded of the piece before."""
+        assert job.row is not None
+        piece = job.pieces[job.front]
         self._stream.reset(job.row)
         done = 0
         for number in range(piece.num_chunks):
             size = piece.chunk_size(number)
-            self._push(job, piece.frames[done : done + size])
+            self._push([job], [piece.frames[done : done + size]])
             done += size
+        job.row_is_begun = True
 
-    def _push(self, job: Job, frames: Sequence[Tensor]) -> Tensor:
-        assert job.row is not None
-        return self._stream.push(torch.stack(list(frames), dim=-1).unsqueeze(0), [job.row])[0]
+    def _push(self, jobs: Sequence[Job], frames: Sequence[Sequence[Tensor]]) -> Tensor:
+        rows = [job.row for job in jobs if job.row is not None]
+        return self._stream.push(torch.stack([torch.stack(list(each), dim=-1) for each in frames]), rows)
 
     def give_back_row(self, job: Job) -> None:
         """End the sound of a piece: the codec begins anew with the next."""
@@ -170,6 +184,11 @@ class ModelRunner:
         """Give unused memory back to the device; only for when there is none left."""
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _num_cores() -> int:
+    """Cores that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _slot(piece: Piece) -> int:

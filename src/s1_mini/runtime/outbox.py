@@ -54,13 +54,9 @@ class Outbox:
         if not self._ended:
             self._on_close()
 
-    def __iter__(self) -> Iterator[AudioChunk]:
+    def __iter__(self) -> Listener:
         """Give chunks as they come; raises what went wrong. Closing the iterator cancels the request."""
-        try:
-            while (chunk := self._next()) is not None:
-                yield chunk
-        finally:
-            self.close()
+        return Listener(self)
 
     async def __aiter__(self) -> AsyncIterator[AudioChunk]:
         """Do the same without blocking the event loop."""
@@ -83,7 +79,8 @@ class Outbox:
                 self._wake = None
             self.close()
 
-    def _next(self) -> AudioChunk | None:
+    def wait(self) -> AudioChunk | None:
+        """Wait for the next chunk; None after the last. Raises what went wrong."""
         with self._changed:
             while True:
                 chunk, over = self._take()
@@ -102,6 +99,32 @@ class Outbox:
         self._changed.notify_all()
         if self._wake is not None:
             self._wake()
+
+
+class Listener(Iterator[AudioChunk]):
+    """The chunks of one outbox; who closes it, or lets go of it, even before the first, leaves the request."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox, self._is_closed = outbox, False
+
+    def __next__(self) -> AudioChunk:
+        try:
+            chunk = self._outbox.wait()
+        except BaseException:
+            self.close()
+            raise
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def close(self) -> None:
+        """Listen no more."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._outbox.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _set_in_loop(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from s1_mini.runtime.job import Job, Piece
 
-PREFILL_COLUMNS = 128  # of all prompts that are read in one turn
+PREFILL_COLUMNS = 256  # of all prompts that are read in one turn
 MAX_READS = 4  # in one turn: each costs some time of its own, however short
 RESERVE_S = 0.1  # a listener with less than this left to hear is about to run dry
 MAX_PUT_OFF = 4  # turns that reading may wait in a row for those about to run dry
-MAX_PASSED_OVER = (9, 1, 4)  # choices in a row that may fall upon others while one is urgent, a first sound, the rest
+SMALL_CHUNK = 4  # frames of a first sound that may be made between two steps
+# Choices in a row that may fall upon others while somebody waits in a class: urgent, first, dry, the rest.
+MAX_PASSED_OVER = (9, 1, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Scheduler:
         self.running: list[Piece] = []
         self.speaking: list[Job] = []  # in the order of arrival
         self._put_off = self._choices = 0
-        self._passed_over = [0, 0, 0]  # in a row, by class
+        self._passed_over = [0, 0, 0, 0]  # in a row, by class
         self._somebody_runs_dry = False  # as of the last choice
 
     def admit(self, piece: Piece) -> None:
@@ -89,23 +91,35 @@ class Scheduler:
                 at, room = at + columns, room - columns
         return chosen
 
-    def decodes(self, now: float, most: int, *, only_new: bool = False) -> list[Job]:
-        """Choose whose next chunk becomes sound, at most `most`, in this order; `only_new` looks at first sounds alone.
+    def decodes(self, now: float, most: int, *, can_begin: bool = True, only_new: bool = False) -> list[Job]:
+        """Choose whose next chunk becomes sound, at most `most`, in this order; safe to call from another thread.
 
-        Safe to call from another thread.
+        Without `can_begin`, of those only that have a row of the codec; with `only_new`, small first sounds alone.
         """
-        ready = [job for job in list(self.speaking) if not job.is_sounding and job.next_chunk()]
-        urgent = [job for job in ready if now <= job.runs_dry < now + RESERVE_S]
-        self._somebody_runs_dry = bool(urgent)
+        speaking = [job for job in list(self.speaking) if not job.is_sounding and (can_begin or job.row is not None)]
+        ready = [job for job in speaking if job.next_chunk()]
+        classes = Classes(ready, now)
+        self._somebody_runs_dry = bool(classes.urgent)
         if only_new:
-            ready, urgent = [job for job in ready if job.is_new], []
-        if not ready:
-            return ready
-        chosen = self._choose(ready, urgent, min(most, len(ready)))
+            small = [job for job in classes.firsts if (job.next_chunk() or 0) <= SMALL_CHUNK]
+            return small[:most]
+        chosen: list[Job] = []
+        while len(chosen) < min(most, len(ready)):
+            chosen.append(self._choose(classes))
         for job in chosen:
             self._choices += 1
             job.last_choice = self._choices
         return chosen
+
+    def _choose(self, classes: Classes) -> Job:
+        """Choose by class, each in its own order; a class is passed over a few times in a row at most."""
+        waiting = [number for number, jobs in enumerate(classes.all) if jobs]
+        overdue = [number for number in waiting if self._passed_over[number] >= MAX_PASSED_OVER[number]]
+        taken = overdue[0] if overdue else waiting[0]
+        for number in waiting:
+            self._passed_over[number] += 1
+        self._passed_over[taken] = 0
+        return classes.all[taken].popleft()
 
     def _waits_for_prefix(self, piece: Piece) -> bool:
         """Whether another is reading what this piece shares with it: that is read once."""
@@ -115,23 +129,18 @@ class Scheduler:
         first = next(other for other in self.reading if other.prompt.prefix_key == key)
         return first is not piece and first.num_read < first.prompt.num_shared
 
-    def _choose(self, ready: list[Job], urgent: list[Job], most: int) -> list[Job]:
-        """Choose by class, each in its own order; a class is passed over a few times in a row at most."""
-        firsts = [job for job in ready if job.is_new]
-        known = {id(job) for job in (*urgent, *firsts)}
-        rest = [job for job in ready if id(job) not in known]
-        classes = (
-            deque(sorted(urgent, key=lambda job: job.runs_dry)),
-            deque(firsts),
-            deque(sorted(rest, key=lambda job: (job.runs_dry, job.last_choice))),  # first those who broke off
-        )
-        chosen: list[Job] = []
-        while len(chosen) < most:
-            waiting = [number for number in range(len(classes)) if classes[number]]
-            overdue = [number for number in waiting if self._passed_over[number] >= MAX_PASSED_OVER[number]]
-            taken = overdue[0] if overdue else waiting[0]
-            for number in waiting:
-                self._passed_over[number] += 1
-            self._passed_over[taken] = 0
-            chosen.append(classes[taken].popleft())
-        return chosen
+
+class Classes:
+    """Jobs with a chunk to decode: who is about to run dry, who waits for a first sound, who has run dry, the rest."""
+
+    def __init__(self, ready: list[Job], now: float) -> None:
+        self.urgent = deque(sorted((j for j in ready if now <= j.runs_dry < now + RESERVE_S), key=_runs_dry))
+        self.firsts = deque(job for job in ready if job.is_new)
+        self.dry = deque(sorted((job for job in ready if job.runs_dry < now), key=_runs_dry))
+        rest = (job for job in ready if job.runs_dry >= now + RESERVE_S and not job.is_new)
+        self.rest = deque(sorted(rest, key=lambda job: job.last_choice))
+        self.all = (self.urgent, self.firsts, self.dry, self.rest)
+
+
+def _runs_dry(job: Job) -> float:
+    return job.runs_dry

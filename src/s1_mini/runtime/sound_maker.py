@@ -20,10 +20,12 @@ from s1_mini.runtime.scheduler import Scheduler
 from s1_mini.types import AudioChunk, FinishReason
 
 NOTHING = np.zeros(0, np.float32)
+FIRSTS_A_TURN = 2  # first sounds that the engine's thread makes itself
+SPARE_FRAMES = 32  # that become sound in a turn beyond twice the frames it makes
 
 
 class SoundMaker:
-    """Decodes the chunks of all jobs in the order that the scheduler says, one job at a time or a few a turn."""
+    """Decodes the chunks of all jobs in the order that the scheduler says, one job at a time or several together."""
 
     def __init__(
         self,
@@ -32,12 +34,10 @@ class SoundMaker:
         *,
         wake: Callable[[], None],
         clock: Callable[[], float],
-        max_decodes: int,
     ) -> None:
         self._runner, self._scheduler, self._wake, self._clock = runner, scheduler, wake, clock
-        self._max_decodes = max_decodes
         self._failed: deque[tuple[Job, Exception]] = deque()
-        self._lock = threading.Condition()  # whose a job's codec row is
+        self._lock = threading.Condition()  # of who makes whose sound, and of the codec's rows
         self._num_beside = 0  # chunks that the thread beside is making: one or none
         self._stopped = False
         self.failure: BaseException | None = None  # what killed the thread
@@ -76,11 +76,15 @@ class SoundMaker:
         """
         if self.failure is not None:
             raise EngineError("the thread that makes sound has died") from self.failure
-        if self._thread is not None:
-            with self._lock:
-                self._lock.notify()
-        for job in self._claim(self._max_decodes, only_new=self._thread is not None):
-            self._try(job)
+        if self._thread is None:
+            self._make_some()
+            return
+        with self._lock:
+            self._lock.notify()
+            helps = self._num_beside and not self._scheduler.reading  # else the engine's thread has newcomers to read
+            firsts = self._claim(FIRSTS_A_TURN, only_new=True) if helps else []
+        for job in firsts:
+            self._try([job])
 
     def failures(self) -> list[tuple[Job, Exception]]:
         """Give the chunks that failed since the last call; each is to be made again or its job ended."""
@@ -89,37 +93,38 @@ class SoundMaker:
             failed.append(self._failed.popleft())
         return failed
 
-    def make_now(self, job: Job) -> None:
-        """Make a chunk again that has failed; raises what it fails with now."""
-        self._make(job)
-
-    def _make(self, job: Job) -> None:
-        size = job.next_chunk()
-        if not size:
-            return
-        piece = job.pieces[job.front]
-        wave = self._runner.decode(job, size)
-        self.deliver(job, job.joiner.push(wave), size)
-        piece.num_chunks += 1
-        piece.num_decoded += size
+    def make_again(self, job: Job) -> None:
+        """Make a chunk that has failed; raises what it fails with now."""
+        with self._lock:
+            if job.has_ended or (job.row is None and not self._runner.take_row(job)):
+                job.has_failed = False  # with no row free it is chosen again later
+                return
+            job.has_failed, job.is_sounding = False, True
+        try:
+            self._make([job])
+        finally:
+            self._let_go(job)
 
     def deliver(self, job: Job, wave: np.ndarray, frames: int, reason: FinishReason | None = None) -> None:
         """Put sound into the outbox of a job."""
         rate = self._runner.codec.sample_rate
         if len(wave):
             job.count_sound(len(wave) / rate, self._clock())
-        job.outbox.put(AudioChunk(wave, rate, frames, reason))
+        job.outbox.put(AudioChunk(wave, rate, frames, reason, job.timing() if reason else None))
 
     def end_piece(self, job: Job) -> bool:
         """Go on to a job's next piece and tell whether there is one; what is left of the sound is delivered."""
-        self._runner.give_back_row(job)
-        job.front += 1
-        if job.front < len(job.pieces):
+        goes_on = job.front + 1 < len(job.pieces)
+        if goes_on:
             self.deliver(job, job.joiner.end_piece(), 0)
-            return True
-        cut = any(piece.finish_reason == "length" for piece in job.pieces)
-        self.deliver(job, job.joiner.finish(), 0, "length" if cut else "stop")
-        return False
+        else:
+            cut = any(piece.finish_reason == "length" for piece in job.pieces)
+            self.deliver(job, job.joiner.finish(), 0, "length" if cut else "stop")
+        with self._lock:
+            self._runner.give_back_row(job)
+            job.front += 1  # from now on the next piece may be chosen
+            self._lock.notify()
+        return goes_on
 
     def drop(self, job: Job) -> None:
         """Let go of the codec row of a job that has ended; if its sound is being made, as soon as that is done."""
@@ -127,36 +132,71 @@ class SoundMaker:
             job.has_ended = True
             if not job.is_sounding:
                 self._runner.give_back_row(job)
+                self._lock.notify()
+
+    def _make_some(self) -> None:
+        """Make chunks of so many frames that sound keeps up with the frames of a turn; equal sizes together."""
+        with self._lock:
+            jobs = self._claim(self._runner.slots)
+        together: dict[int, list[Job]] = {}
+        room = SPARE_FRAMES + 2 * self._runner.slots
+        for job in jobs:
+            size = job.next_chunk() or 0
+            if room <= 0:
+                self._let_go(job)
+                continue
+            room -= size
+            together.setdefault(size if self._runner.decodes_together else -job.number, []).append(job)
+        for group in together.values():
+            self._try(group)
 
     # ---- in either thread -----------------------------------------------------------------------------------------
 
     def _claim(self, most: int, *, only_new: bool = False) -> list[Job]:
-        """Choose jobs whose next chunk the calling thread makes; no other thread chooses them meanwhile."""
-        with self._lock:
-            if only_new and not self._num_beside:
-                return []
-            jobs: list[Job] = []
-            for job in self._scheduler.decodes(self._clock(), most, only_new=only_new):
-                if not job.has_ended and (job.row is not None or self._runner.num_free_rows > len(jobs)):
-                    job.is_sounding = True
-                    jobs.append(job)
-            return jobs
+        """Choose jobs whose next chunk the caller makes, each with a row of the codec; with the lock held."""
+        rows = self._runner.num_free_rows
+        jobs = []
+        for job in self._scheduler.decodes(self._clock(), most, can_begin=rows > 0, only_new=only_new):
+            if not job.has_ended and (job.row is not None or self._runner.take_row(job)):
+                job.is_sounding = True
+                jobs.append(job)
+        return jobs
 
-    def _try(self, job: Job) -> bool:
-        """Make a chunk of a claimed job; what it fails with is kept for the worker, which knows whose error it is."""
-        failure = None
+    def _try(self, jobs: list[Job]) -> None:
+        """Make a chunk of claimed jobs; what one fails with is kept for the worker, which knows whose error it is."""
+        failure: Exception | None = None
         try:
-            self._make(job)
+            self._make(jobs)
         except Exception as error:
-            failure = error
+            failure = error.with_traceback(None)  # it would keep tensors alive
+        if failure is not None and len(jobs) > 1:
+            for job in jobs:
+                self._try([job])
+            return
+        if failure is not None:
+            with self._lock:
+                jobs[0].has_failed = True
+                self._failed.append((jobs[0], failure))
+        for job in jobs:
+            self._let_go(job)
+
+    def _make(self, jobs: list[Job]) -> None:
+        sizes = [job.next_chunk() for job in jobs]
+        size = sizes[0]
+        if not size:
+            return
+        for job, wave in zip(jobs, self._runner.decode(jobs, size), strict=True):
+            piece = job.pieces[job.front]
+            self.deliver(job, job.joiner.push(wave), size)
+            piece.num_chunks += 1
+            piece.num_decoded += size
+
+    def _let_go(self, job: Job) -> None:
         with self._lock:
             job.is_sounding = False
             if job.has_ended:
                 self._runner.give_back_row(job)
-            elif failure is not None:
-                job.has_failed = True
-                self._failed.append((job, failure))
-        return failure is None
+            self._lock.notify()
 
     # ---- beside ---------------------------------------------------------------------------------------------------
 
@@ -164,9 +204,9 @@ class SoundMaker:
         try:
             self._runner.enter_thread()
             while (job := self._next()) is not None:
-                succeeded = self._try(job)
+                self._try([job])
                 self._num_beside = 0
-                if not succeeded or job.next_chunk() == 0:
+                if job.has_failed or job.next_chunk() == 0:
                     self._wake()
         except BaseException as error:
             self.failure = error

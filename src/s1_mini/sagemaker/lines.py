@@ -84,6 +84,6 @@ async def _speak(engine: ProductionTTSEngine, asked: Asked, settings: ServerSett
         else:
             record.voice, record.audio_format = own.voice, own.audio_format
             record.spoken = record.spoken or own.spoken
-            record.hear(own.frames, own.audio_s)
+            record.hear(own.frames, own.audio_s, own.timing)
             return speech
     raise full

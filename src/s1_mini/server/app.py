@@ -19,7 +19,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Match
 
-from s1_mini import __version__
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server import page, routes_health, routes_openai, routes_tts, routes_voices, websocket
 from s1_mini.server.edge import Edge
@@ -29,6 +28,7 @@ from s1_mini.server.limits import Limits
 from s1_mini.server.meter import Meter
 from s1_mini.server.record import record_of
 from s1_mini.server.settings import ServerSettings
+from s1_mini.version import __version__
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
@@ -56,7 +56,7 @@ def create_app(engine: ProductionTTSEngine, settings: ServerSettings | None = No
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
     app.add_middleware(Limits, gate=gate, settings=settings)
-    app.add_middleware(Edge, meter=app.state.meter)
+    app.add_middleware(Edge, meter=app.state.meter, namespace=settings.cloudwatch_namespace)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

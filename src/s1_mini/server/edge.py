@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
+from s1_mini.server.cloudwatch import embedded
 from s1_mini.server.errors import ClientGoneError, code_of, error_response
 from s1_mini.server.meter import Meter
 from s1_mini.server.record import Record, sane_id
@@ -25,8 +26,8 @@ QUIET = ("/ping", "/health", "/ready", "/metrics")  # asked every few seconds; l
 class Edge:
     """ASGI middleware around everything else."""
 
-    def __init__(self, app: ASGIApp, *, meter: Meter) -> None:
-        self.app, self.meter = app, meter
+    def __init__(self, app: ASGIApp, *, meter: Meter, namespace: str = "") -> None:
+        self.app, self.meter, self.namespace = app, meter, namespace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection."""
@@ -70,4 +71,7 @@ class Edge:
         if record.path in QUIET and record.status < 400:
             return
         level = logging.WARNING if record.status >= 500 else logging.INFO
-        logger.log(level, "request", extra={"fields": record.fields()})
+        fields = record.fields()
+        if self.namespace and record.route is not None:
+            fields |= embedded(self.namespace, fields)
+        logger.log(level, "request", extra={"fields": fields})

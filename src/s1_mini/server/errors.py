@@ -52,6 +52,12 @@ class BodyTooLargeError(ServerError):
         super().__init__(f"the body is too large; at most {allowed} bytes are allowed (S1_MINI_SERVER_MAX_BODY_BYTES)")
 
 
+class HeadTooSlowError(ServerError):
+    """The head of a request did not arrive in time."""
+
+    code = "head_timeout"
+
+
 class BodyTooSlowError(ServerError):
     """The body did not arrive in time."""
 
@@ -150,6 +156,7 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     VoiceFileError: Row(500),
     MethodError: Row(405),
     NotAcceptableError: Row(406),
+    HeadTooSlowError: Row(408),
     BodyTooSlowError: Row(408),
     IdleError: Row(408),
     ConflictError: Row(409),

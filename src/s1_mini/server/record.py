@@ -6,9 +6,12 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
+
+if TYPE_CHECKING:
+    from s1_mini.types import Timing
 
 SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
@@ -30,6 +33,7 @@ class Record:
     waiting: int = 0  # pieces in the engine's queue when it came
     spoken: float | None = None  # handed to the engine
     first_chunk: float | None = None
+    timing: Timing | None = None  # of the first text, as the engine tells it
     frames: int = 0
     audio_s: float = 0.0
 
@@ -38,10 +42,11 @@ class Record:
         """Seconds since the engine was asked."""
         return 0.0 if self.spoken is None else time.perf_counter() - self.spoken
 
-    def hear(self, frames: int, audio_s: float) -> None:
+    def hear(self, frames: int, audio_s: float, timing: Timing | None = None) -> None:
         """Note a chunk of sound."""
         if self.first_chunk is None:
             self.first_chunk = time.perf_counter()
+        self.timing = self.timing or timing
         self.frames += frames
         self.audio_s += audio_s
 
@@ -66,6 +71,8 @@ class Record:
                 "stream": self.streams,
                 "waiting": self.waiting,
                 "body_ms": _ms(self.spoken - self.started),
+                "queue_ms": _ms_or_none(self.timing.queue_s if self.timing else None),
+                "prefill_ms": _ms_or_none(self.timing.prefill_s if self.timing else None),
                 "first_chunk_ms": first,
                 "frames": self.frames,
                 "audio_s": round(self.audio_s, 3),
@@ -84,6 +91,10 @@ def record_of(connection: HTTPConnection) -> Record:
     record = connection.state.record
     assert isinstance(record, Record)
     return record
+
+
+def _ms_or_none(seconds: float | None) -> float | None:
+    return None if seconds is None else _ms(seconds)
 
 
 def _ms(seconds: float) -> float:

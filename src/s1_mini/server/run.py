@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from s1_mini.server.logs import set_up_logging
+from s1_mini.server.wire import Wire
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -39,7 +40,7 @@ def make_config(app: FastAPI) -> uvicorn.Config:
         app,
         host=settings.host,
         port=settings.port,
-        http="h11",  # strict, and limits the size of headers to 64 KiB
+        http=Wire,  # h11's: strict, and limits the size of headers to 64 KiB
         log_config=None,
         access_log=False,
         server_header=False,

@@ -32,6 +32,7 @@ class ServerSettings(BaseSettings):
 
     # How much a client may send, and how slowly.
     max_body_bytes: int = Field(16 * 2**20, ge=1024)
+    head_timeout_s: float = Field(10.0, gt=0, description="from a connection, or a head's first bytes, to its last")
     body_timeout_s: float = Field(20.0, gt=0, description="from the first to the last byte of a body")
     max_batch_items: int = Field(32, ge=1, le=1024)
     max_websocket_s: float = Field(1800.0, gt=0, description="30 min is the platform's limit for one connection")
@@ -41,6 +42,10 @@ class ServerSettings(BaseSettings):
     request_timeout_s: float = Field(55.0, gt=0, description="to the whole answer, or to a stream's first sound")
     stream_timeout_s: float = Field(300.0, gt=0, description="to a stream's end")
     drain_timeout_s: float = Field(25.0, gt=0, description="from SIGTERM to the exit; the platform kills after 30 s")
+
+    cloudwatch_namespace: str = Field(
+        "", max_length=255, pattern=r"^[A-Za-z0-9._/#:-]*$", description="of metrics in log lines; none without it"
+    )
 
     # How many at once.
     max_requests: int = Field(512, ge=1, description="requests being answered; more get 503")

@@ -17,7 +17,6 @@ import numpy as np
 from s1_mini.audio.container import AudioFormat, encode, media_type
 from s1_mini.audio.stream_encoder import StreamEncoder, encodes_fast
 from s1_mini.exceptions import GenerationError, RequestTimeoutError
-from s1_mini.server.listening import listen
 from s1_mini.server.record import Record
 from s1_mini.server.schemas import SpeechRequest
 
@@ -61,10 +60,21 @@ async def speak(
 
 async def _noted(engine: ProductionTTSEngine, request: SpeechRequest, record: Record) -> AsyncIterator[AudioChunk]:
     """Give the engine's chunks; note each in the record. Closing it cancels the request."""
-    chunks = listen(engine, request)
+    chunks = engine.stream_async(
+        request.text,
+        voice=request.voice,
+        reference_audio=request.reference_audio,
+        reference_text=request.reference_text,
+        max_new_tokens=request.max_new_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        repetition_penalty=request.repetition_penalty,
+        seed=request.seed,
+        chunk_profile=request.chunk_profile or ("ttfa" if request.streams else "throughput"),
+    )
     async with aclosing(chunks):  # type: ignore[type-var]
         async for chunk in chunks:
-            record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate)
+            record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate, chunk.timing)
             yield chunk
 
 

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from s1_mini.byte_cache import ByteCache, CacheStats
+from s1_mini.exceptions import RequestTimeoutError
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,10 @@ class ReferenceCache:
             if under_way is None:
                 under_way = self._under_way[key] = Future()
         if not mine:
-            return under_way.result()
+            try:
+                return under_way.result()
+            except RequestTimeoutError:  # that was the other's time, not ours
+                return self.get(key, encode)
         try:
             codes = self._read(key)
             if codes is None:
@@ -127,9 +131,12 @@ class ReferenceCache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-            save_file({"codes": codes.to(torch.int16).contiguous()}, unfinished)
-            unfinished.replace(path)
-        except OSError as error:  # a full disk costs time, not requests
+            try:
+                save_file({"codes": codes.to(torch.int16).contiguous()}, unfinished)
+                unfinished.replace(path)
+            finally:
+                unfinished.unlink(missing_ok=True)
+        except (OSError, SafetensorError) as error:  # a full disk costs time, not requests
             logger.warning("%s cannot be written: %s", path, error)
 
     def _path(self, key: str) -> Path | None:

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.weights.files import Tensors
 
 _MOST_NAMED = 6
+
+
+@contextmanager
+def skeleton() -> Iterator[None]:
+    """Let modules built in this block have parameters with shapes but no values, on the meta device."""
+    with torch.device("meta"), _NoValues():
+        yield
+
+
+class _NoValues(TorchFunctionMode):
+    """Nothing is drawn for parameters that have no memory: torch would load sympy for it, 1 s and 65 MB."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:

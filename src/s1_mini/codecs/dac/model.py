@@ -168,6 +168,12 @@ class Dac(nn.Module):
             if isinstance(module, WindowTransformer):
                 module.prepare(self.device)
 
+    def share_decoding(self, other: Dac) -> None:
+        """Decode with the weights of `other`, which are the same, so that they are in memory once."""
+        self.decoder = other.decoder
+        self.quantizer.post_module = other.quantizer.post_module
+        self.quantizer.upsample = other.quantizer.upsample
+
     def push(self, codes: Tensor, carry: Carry) -> Tensor:
         """Decode the next frames [B, K, F] of the streams that `carry` holds, to samples [B, T]."""
         return self.synthesise(self.quantizer.decode(codes), carry).squeeze(1)

@@ -16,7 +16,7 @@ from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.weights.files import find_tensors, read_json, read_tensors
-from s1_mini.weights.fit import check_fit, fit, strip_prefix
+from s1_mini.weights.fit import check_fit, fit, skeleton, strip_prefix
 
 _SPELLINGS = ((".weight_g", ".weight_v"), (".parametrizations.weight.original0", ".parametrizations.weight.original1"))
 _BUFFERS = (".freqs_cis", ".causal_mask")  # computed, not loaded; the masks alone are 302 MB in S1-mini
@@ -57,6 +57,8 @@ def _fold(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
         raise CheckpointMismatchError(
             f"codec weights: the scale of {stem} has shape {tuple(scale.shape)}, its direction {tuple(direction.shape)}"
         )
+    if direction.is_meta:  # asked for shapes only; arithmetic on none would have torch load sympy
+        return direction
     norm = torch.linalg.vector_norm(direction.float(), dim=tuple(range(1, direction.dim())), keepdim=True)
     return (direction.float() * (scale.float() / norm)).to(direction.dtype)
 
@@ -79,7 +81,7 @@ def build_codec(
     # Both halves are checked now, so that a fault of the encoding half is not found by the first reference.
     shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
     check(config, translate(shapes, encodes=can_encode(tensors)), encodes=can_encode(tensors), source=source)
-    with torch.device("meta"):
+    with skeleton():
         codec = Dac(config, encodes=encodes)
     fit(codec, translate(tensors, encodes=encodes), source=source, dtype=dtype, device=device)
     codec.prepare()
@@ -88,7 +90,7 @@ def build_codec(
 
 def check(config: DacConfig, named: Mapping[str, Tensor], *, encodes: bool, source: str = "the codec") -> None:
     """Raise `CheckpointMismatchError` unless translated tensors fit `config`."""
-    with torch.device("meta"):
+    with skeleton():
         codec = Dac(config, encodes=encodes)
     check_fit(codec, named, source=source)
 

@@ -10,6 +10,7 @@ import base64
 import binascii
 import re
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import tiktoken
@@ -36,35 +37,34 @@ MAX_ID = 2**24  # far beyond any vocabulary
 _MAX_SLICE = 400_000  # characters that upstream hands to tiktoken at once
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """What both files say: ranks of text tokens by their bytes, ids of control tokens by name, and two limits."""
+
+    ranks: dict[bytes, int]
+    special_tokens: dict[str, int]
+    highest_id: int
+    semantic_begin: int
+    semantic_end: int
+
+
 class S1Tokenizer:
     """Vocabulary of one checkpoint: `tokenizer.tiktoken` for text, `special_tokens.json` for control tokens."""
 
-    def __init__(self, ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
-        _check_ids(ranks, special_tokens)
-        self.special_tokens = special_tokens
-        self.highest_id = max([*ranks.values(), *special_tokens.values()])
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.special_tokens = vocabulary.special_tokens
+        self.highest_id = vocabulary.highest_id
+        self.semantic_begin, self.semantic_end = vocabulary.semantic_begin, vocabulary.semantic_end
         self._encoding = tiktoken.Encoding(
-            "s1", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=special_tokens
+            "s1", pat_str=SPLIT_PATTERN, mergeable_ranks=vocabulary.ranks, special_tokens=vocabulary.special_tokens
         )
-        semantic = {int(m[1]): i for name, i in special_tokens.items() if (m := _SEMANTIC.fullmatch(name))}
-        if sorted(semantic) != list(range(len(semantic))) or not semantic:
-            raise CheckpointMismatchError(
-                "special_tokens.json: <|semantic:N|> tokens must be numbered from 0 without a gap"
-            )
-        self.semantic_begin, self.semantic_end = semantic[0], semantic[len(semantic) - 1]
-        if self.semantic_end - self.semantic_begin != len(semantic) - 1:
-            raise CheckpointMismatchError("special_tokens.json: the ids of <|semantic:N|> are not consecutive")
 
     @classmethod
     def from_directory(cls, directory: Path) -> S1Tokenizer:
         """Read both files. Raises `CheckpointFileError` or `CheckpointMismatchError`."""
-        special = read_json(directory / "special_tokens.json")
-        bad = [name for name, value in special.items() if not isinstance(value, int) or isinstance(value, bool)]
-        if bad:
-            raise CheckpointFileError(f"{directory / 'special_tokens.json'}: the id of {bad[0]} is not a whole number")
-        ranks = _read_ranks(directory / "tokenizer.tiktoken")
+        vocabulary = read_vocabulary(directory)
         try:
-            return cls(ranks, special)
+            return cls(vocabulary)
         except (ValueError, KeyError) as error:
             raise CheckpointMismatchError(
                 f"{directory}: vocabulary and special tokens do not go together: {error}"
@@ -87,6 +87,28 @@ class S1Tokenizer:
         return self.special_tokens[spelled]
 
 
+def read_vocabulary(directory: Path) -> Vocabulary:
+    """Read and check both files, without what tiktoken makes of them.
+
+    Raises `CheckpointFileError` or `CheckpointMismatchError`.
+    """
+    special = read_json(directory / "special_tokens.json")
+    bad = [name for name, value in special.items() if not isinstance(value, int) or isinstance(value, bool)]
+    if bad:
+        raise CheckpointFileError(f"{directory / 'special_tokens.json'}: the id of {bad[0]} is not a whole number")
+    ranks = _read_ranks(directory / "tokenizer.tiktoken")
+    _check_ids(ranks, special)
+    semantic = {int(m[1]): i for name, i in special.items() if (m := _SEMANTIC.fullmatch(name))}
+    if sorted(semantic) != list(range(len(semantic))) or not semantic:
+        raise CheckpointMismatchError(
+            "special_tokens.json: <|semantic:N|> tokens must be numbered from 0 without a gap"
+        )
+    begin, end = semantic[0], semantic[len(semantic) - 1]
+    if end - begin != len(semantic) - 1:
+        raise CheckpointMismatchError("special_tokens.json: the ids of <|semantic:N|> are not consecutive")
+    return Vocabulary(ranks, special, max([*ranks.values(), *special.values()]), begin, end)
+
+
 def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
     """Refuse what tiktoken cannot take: it panics on some of these."""
     missing = next((value for value in range(256) if bytes([value]) not in ranks), None)
@@ -102,15 +124,19 @@ def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
     """Read lines of `base64 rank`; a line whose token is a bare `=` is a placeholder and is skipped."""
+    ranks: dict[bytes, int] = {}
+    count = 0
     try:
-        lines = path.read_text(encoding="ascii").splitlines()
-        pairs = (line.split() for line in lines if line and not line.startswith("= "))
-        decoded = [(base64.b64decode(token, validate=True), int(rank)) for token, rank in pairs]
+        with path.open(encoding="ascii") as file:
+            for line in file:
+                if line.strip() and not line.startswith("= "):
+                    token, rank = line.split()
+                    ranks[base64.b64decode(token, validate=True)] = int(rank)
+                    count += 1
     except FileNotFoundError:
         raise CheckpointFileError(f"{path} is missing") from None
     except (OSError, ValueError, binascii.Error) as error:
         raise CheckpointFileError(f"{path} is no tiktoken vocabulary: {error}") from None
-    ranks = dict(decoded)
-    if not ranks or len(ranks) != len(decoded):
+    if not ranks or len(ranks) != count:
         raise CheckpointFileError(f"{path} is empty or names a token twice")
     return ranks

@@ -13,9 +13,9 @@ from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.models.s1.config import S1Config
 from s1_mini.models.s1.model import S1Model
 from s1_mini.models.s1.network import S1Network
-from s1_mini.models.s1.tokenizer import S1Tokenizer
+from s1_mini.models.s1.tokenizer import S1Tokenizer, Vocabulary, read_vocabulary
 from s1_mini.weights.files import find_tensors, read_json, read_tensors
-from s1_mini.weights.fit import check_fit, fit, rename, strip_prefix
+from s1_mini.weights.fit import check_fit, fit, rename, skeleton, strip_prefix
 
 _JOINED = ("wq", "wk", "wv")
 
@@ -91,7 +91,7 @@ def build_network(
         main_rows, residual_rows = len(rows), min(residual_rows, residual_codes or residual_rows)
         _keep_rows(named, "output.weight", config.vocab_size, rows, source)
     _keep_rows(named, "fast_output.weight", config.codebook_size, slice(residual_rows), source)
-    with torch.device("meta"):
+    with skeleton():
         network = S1Network(config, main_rows=main_rows, residual_rows=residual_rows)
     fit(network, named, source=source, dtype=dtype, device=device)
     return network
@@ -100,15 +100,15 @@ def build_network(
 def check(directory: Path, translated: Mapping[str, Tensor]) -> None:
     """Raise `CheckpointError` unless translated tensors fit the directory's config and vocabulary."""
     config = S1Config.from_json(read_json(directory / "config.json"))
-    _check_vocabulary(config, S1Tokenizer.from_directory(directory))
+    _check_vocabulary(config, read_vocabulary(directory))
     named = dict(translated)
     _tie(config, named, f"the model of {directory}")
-    with torch.device("meta"):
+    with skeleton():
         network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
     check_fit(network, named, source=f"the model of {directory}")
 
 
-def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer) -> None:
+def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer | Vocabulary) -> None:
     begin, end = tokenizer.semantic_begin, tokenizer.semantic_end
     stated = (config.semantic_begin, config.semantic_end)
     if any(value is not None for value in stated) and stated != (begin, end):

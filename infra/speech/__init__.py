@@ -1,0 +1,1 @@
+"""What s1_mini looks like on AWS: one folder per concern, composed by `app.py` and `components_app.py`."""

@@ -1,0 +1,1 @@
+"""What stands before anything speaks: network, key, buckets, image repository, roles."""

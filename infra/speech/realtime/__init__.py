@@ -1,0 +1,1 @@
+"""One endpoint with one model: how it is made, how it grows, how it is rolled out."""

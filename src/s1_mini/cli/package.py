@@ -1,0 +1,146 @@
+"""`s1-mini package`: from a checkpoint to the artifact that an endpoint loads; send it, or try it on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from s1_mini.cli.checkpoints import CodecPrecision, ModelPrecision
+from s1_mini.exceptions import ConfigurationError, PackageError
+from s1_mini.sagemaker.aws import S3Place
+from s1_mini.sagemaker.upload import UploadError
+
+
+class Layout(StrEnum):
+    """Forms of an artifact."""
+
+    archive = "archive"
+    prefix = "prefix"
+
+
+def package(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint directory. [the voice that ships]", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="New file or folder to write.", show_default=False)
+    ] = None,
+    voices: Annotated[
+        Path | None, typer.Option(help="Folder of NAME.safetensors, beside the checkpoint's own.", show_default=False)
+    ] = None,
+    layout: Annotated[
+        Layout, typer.Option(help="archive: one .tar.gz; prefix: a folder of files for an uncompressed S3 prefix.")
+    ] = Layout.archive,
+    precision: Annotated[ModelPrecision, typer.Option(help="Number format of the model.")] = ModelPrecision.keep,
+    codec_precision: Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")] = (
+        CodecPrecision.float16
+    ),
+    decode_only: Annotated[bool, typer.Option("--decode-only", help="Leave out what only references need.")] = False,
+    compile_cache: Annotated[
+        Path | None, typer.Option(help="Folder that TORCHINDUCTOR_CACHE_DIR named.", show_default=False)
+    ] = None,
+    compile_key: Annotated[
+        str | None, typer.Option(help="GPU and torch that it is for. [this machine's]", show_default=False)
+    ] = None,
+    upload: Annotated[
+        str | None, typer.Option(metavar="S3_URL", help="Send it to s3://bucket/prefix.", show_default=False)
+    ] = None,
+    artifact: Annotated[
+        Path | None, typer.Option(help="Send this one, which is there already.", show_default=False)
+    ] = None,
+    kms_key: Annotated[str | None, typer.Option(help="KMS key to encrypt with on S3.", show_default=False)] = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="ARTIFACT", help="Try this one as a container would.", show_default=False)
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Where --check runs it. [auto]", show_default=False)] = None,
+) -> None:
+    """Package a checkpoint for an endpoint: the same inputs give the same bytes.
+
+    Example: s1-mini package --checkpoint openaudio-s1-mini --output model.tar.gz
+    """
+    if output is None and artifact is None and check is None:
+        raise ConfigurationError("name a new file or folder with --output, or what is there with --artifact or --check")
+    if output is not None and artifact is not None:
+        raise ConfigurationError("--output writes a new artifact and --artifact names one that is there; give one")
+    if artifact is not None and upload is None:
+        raise ConfigurationError("--artifact is for --upload; name s3://bucket/prefix with it")
+    place = None if upload is None else S3Place.parse(upload)
+    if output is not None:
+        _write(
+            output,
+            layout,
+            checkpoint,
+            voices=voices,
+            precision=precision.value,
+            codec_precision=codec_precision.value,
+            decode_only=decode_only,
+            compile_cache=compile_cache,
+            compile_key=compile_key,
+        )
+    if check is not None:
+        _check(check, device)
+    source = artifact or output
+    if place is not None and source is not None:
+        _send(source, place, kms_key)
+
+
+def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any) -> None:
+    from s1_mini.packaging.layout import lay_out
+    from s1_mini.packaging.write import write_archive, write_prefix
+    from s1_mini.runtime.loader import find_checkpoint
+
+    members = lay_out(find_checkpoint(checkpoint), **choices)
+    write = {Layout.archive: write_archive, Layout.prefix: write_prefix}[layout]
+    with shown_progress("packaging", sum(member.size for member in members)) as progress:
+        manifest = write(members, output, progress=progress)
+    for name, content in manifest.files.items():
+        typer.echo(f"{content.size:>14,}  {name}", err=True)
+    typer.echo(f"wrote {output}; content {manifest.content_sha256}", err=True)
+
+
+def _check(artifact: Path, device: str | None) -> None:
+    from s1_mini.sagemaker.contract import check_contract
+
+    failed = []
+    for step in check_contract(artifact, device=device):
+        typer.echo(f"{'ok' if step.passed else 'FAILED':>6}  {step.name}: {step.told}")
+        failed += [] if step.passed else [step.name]
+    if failed:
+        raise PackageError(f"{artifact} would not serve: {', '.join(failed)}")
+
+
+def _send(source: Path, place: S3Place, kms_key: str | None) -> None:
+    from s1_mini.packaging.verify import verify_archive
+    from s1_mini.sagemaker.aws import make_client
+    from s1_mini.sagemaker.upload import Uploader
+
+    uploader = Uploader(make_client("s3"), kms_key)
+    if source.is_file():
+        verify_archive(source)
+    size = sum(path.stat().st_size for path in (source.rglob("*") if source.is_dir() else [source]) if path.is_file())
+    with shown_progress("sending", size) as progress:
+        try:
+            location = uploader.send(source, place, progress)
+        except UploadError as error:
+            again = f"s1-mini package --artifact {source} --upload {place}"
+            raise UploadError(f"{error}; to try again: {again}") from None
+    typer.echo(location)
+
+
+@contextmanager
+def shown_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal's stderr, nothing elsewhere; gives what to call with each number of bytes done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=total_bytes)
+        yield lambda done: bar.advance(task, done)

@@ -1,0 +1,110 @@
+"""Says one sentence at an endpoint and gives the sound, whole, in parts, or out of S3 once it is there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from s1_mini.deploy.call import Call
+from s1_mini.deploy.check import check
+from s1_mini.deploy.clients import Clients
+from s1_mini.deploy.verbs import explained
+from s1_mini.exceptions import DeploymentError
+
+RUNTIME = "sagemaker-runtime"
+JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A body for `/invocations`, and which model, copy or machine is to answer it."""
+
+    name: str
+    body: Mapping[str, Any]
+    target_model: str | None = None
+    component: str | None = None
+    prefix_id: str | None = None
+
+    def call(self, operation: str) -> Call:
+        """Give the call that asks it."""
+        extra = {
+            "TargetModel": self.target_model,
+            "InferenceComponentName": self.component,
+            "PrefixAwareId": self.prefix_id,
+        }
+        given = {key: value for key, value in extra.items() if value is not None}
+        body = json.dumps(dict(self.body), ensure_ascii=False).encode()
+        return Call(RUNTIME, operation, {"EndpointName": self.name, "Body": body, "ContentType": JSON, **given})
+
+
+def ask(clients: Clients, question: Question) -> bytes:
+    """Give the whole answer. Raises `S1MiniError`."""
+    answer = _send(clients, question, "invoke_endpoint")
+    with _explained(clients, question):
+        return bytes(answer["Body"].read())
+
+
+def ask_in_parts(clients: Clients, question: Question) -> Iterator[bytes]:
+    """Give the answer while it is made. Raises `S1MiniError`, also after some parts."""
+    if question.target_model is not None:
+        raise DeploymentError("target_model: SageMaker does not stream from one of several models; leave --stream out")
+    answer = _send(clients, question, "invoke_endpoint_with_response_stream")
+    with _explained(clients, question):
+        for event in answer["Body"]:
+            part = event.get("PayloadPart")
+            if part is None:
+                raise DeploymentError(f"ask {question.name}: the stream broke off: {event}")
+            yield bytes(part["Bytes"])
+
+
+def ask_later(
+    clients: Clients,
+    question: Question,
+    *,
+    limit_s: float = 900.0,
+    poll_s: float = 2.0,
+    sleep: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
+) -> bytes:
+    """Give the answer of an async endpoint as soon as it lies in S3. Raises `S1MiniError`."""
+    answer = _send(clients, question, "invoke_endpoint_async")
+    begin = now()
+    with _explained(clients, question):
+        while now() - begin < limit_s:
+            sound = _stored(clients, answer.get("OutputLocation"))
+            if sound is not None:
+                return sound
+            failure = _stored(clients, answer.get("FailureLocation"))
+            if failure is not None:
+                raise DeploymentError(f"ask {question.name}: {failure.decode(errors='replace')[:1000]}")
+            sleep(poll_s)
+    raise DeploymentError(
+        f"ask {question.name}: no answer after {limit_s:.0f} s; it will lie at {answer.get('OutputLocation')}"
+    )
+
+
+def _send(clients: Clients, question: Question, operation: str) -> Mapping[str, Any]:
+    call = question.call(operation)
+    check(call)
+    with _explained(clients, question):
+        answer: Mapping[str, Any] = getattr(clients[RUNTIME], operation)(**call.parameters)
+        return answer
+
+
+def _explained(clients: Clients, question: Question) -> Any:
+    return explained(question.name, clients.region, f"ask {question.name}")
+
+
+def _stored(clients: Clients, location: str | None) -> bytes | None:
+    if not location:
+        return None
+    bucket, _, key = location.removeprefix("s3://").partition("/")
+    try:
+        return bytes(clients["s3"].get_object(Bucket=bucket, Key=key)["Body"].read())
+    except Exception as error:
+        if getattr(error, "response", {}).get("Error", {}).get("Code") in {"NoSuchKey", "404", "AccessDenied"}:
+            return None  # without s3:ListBucket a missing key is AccessDenied
+        raise

@@ -1,0 +1,34 @@
+"""boto3's clients, each made when it is first needed: how long they wait, how often they try again, where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from s1_mini.version import __version__
+
+
+class Clients:
+    """Clients of one account and region. boto3 finds credentials, region and endpoints where it always does."""
+
+    def __init__(self, region: str | None = None, profile: str | None = None) -> None:
+        import boto3
+        from botocore.config import Config
+
+        self._session = boto3.Session(region_name=region, profile_name=profile)
+        self._config = Config(
+            retries={"mode": "standard"},  # three tries, or AWS_MAX_ATTEMPTS
+            connect_timeout=10,
+            read_timeout=70,  # a real-time call may take 60 s
+            user_agent_extra=f"s1-mini/{__version__}",
+        )
+        self._clients: dict[str, Any] = {}
+
+    @property
+    def region(self) -> str | None:
+        """The region, if one is set."""
+        return self._session.region_name
+
+    def __getitem__(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = self._session.client(service, config=self._config)
+        return self._clients[service]

@@ -1,0 +1,114 @@
+"""What stands in AWS under a name, and in which state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from s1_mini.deploy.call import is_ours
+from s1_mini.deploy.calls import Standing
+from s1_mini.deploy.clients import Clients
+from s1_mini.deploy.failures import is_missing
+from s1_mini.deploy.spec import FormName
+
+ALARMS = ("rollback-5xx", "rollback-latency", "rollback-failures", "from-zero")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The things, and what AWS says of the endpoint."""
+
+    standing: Standing
+    status: str = ""
+    why: str = ""
+    form: FormName = "real-time"
+    instance_type: str = ""
+    scales: tuple[dict[str, Any], ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether what runs was made here."""
+        return is_ours(self.standing.config, self.standing.name)
+
+
+def find(clients: Clients, name: str) -> Found:
+    """Look at everything that may stand under `name`."""
+    seen = _ask(clients, "describe_endpoint", EndpointName=name) or {}
+    config = seen.get("EndpointConfigName", "")
+    settings = (config and _ask(clients, "describe_endpoint_config", EndpointConfigName=config)) or {}
+    variant = (settings.get("ProductionVariants") or [{}])[0]
+    form = _form(clients, settings, variant)
+    components = tuple(_components(clients, name)) if form == "components" else ()
+    scales = tuple(_targets(clients, name, [it for it, _ in components], seen))
+    job = _ask(clients, "describe_transform_job", TransformJobName=name) or {}
+    standing = Standing(
+        name=name,
+        endpoint=bool(seen),
+        config=config,
+        configs=tuple(_listed(clients, name, "list_endpoint_configs", "EndpointConfigs", "EndpointConfigName")),
+        models=tuple(_listed(clients, name, "list_models", "Models", "ModelName")),
+        components=components,
+        targets=tuple((it["ResourceId"], it["ScalableDimension"]) for it in scales),
+        alarms=tuple(_alarms(clients, name)),
+        running_transform=job.get("TransformJobStatus") == "InProgress",
+    )
+    status, why = seen.get("EndpointStatus", ""), seen.get("FailureReason", "")
+    if job and not seen:
+        status, why, form = job["TransformJobStatus"], job.get("FailureReason", ""), "batch"
+    return Found(standing, status, why, form, variant.get("InstanceType", ""), scales, seen)
+
+
+def find_endpoint(clients: Clients, name: str) -> Found:
+    """Look at the endpoint alone: whether it is there, its state and its config."""
+    seen = _ask(clients, "describe_endpoint", EndpointName=name) or {}
+    standing = Standing(name, endpoint=bool(seen), config=seen.get("EndpointConfigName", ""))
+    return Found(standing, seen.get("EndpointStatus", ""), seen.get("FailureReason", ""), details=seen)
+
+
+def _form(clients: Clients, settings: dict[str, Any], variant: dict[str, Any]) -> FormName:
+    if "AsyncInferenceConfig" in settings:
+        return "async"
+    if variant and "ModelName" not in variant:
+        return "components"
+    model = _ask(clients, "describe_model", ModelName=variant["ModelName"]) if variant else None
+    return "multi-model" if model and model.get("PrimaryContainer", {}).get("Mode") == "MultiModel" else "real-time"
+
+
+def _components(clients: Clients, name: str) -> Iterator[tuple[str, str]]:
+    pages = clients["sagemaker"].get_paginator("list_inference_components")
+    for page in pages.paginate(EndpointNameEquals=name):
+        for item in page["InferenceComponents"]:
+            component = item["InferenceComponentName"]
+            seen = _ask(clients, "describe_inference_component", InferenceComponentName=component) or {}
+            yield component, seen.get("Specification", {}).get("ModelName", "")
+
+
+def _targets(clients: Clients, name: str, components: list[str], seen: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    variants = [f"endpoint/{name}/variant/{it['VariantName']}" for it in seen.get("ProductionVariants", [])]
+    copies = [f"inference-component/{it}" for it in components]
+    if variants + copies:
+        asked = {"ServiceNamespace": "sagemaker", "ResourceIds": variants + copies}
+        yield from clients["application-autoscaling"].describe_scalable_targets(**asked)["ScalableTargets"]
+
+
+def _listed(clients: Clients, name: str, operation: str, many: str, one: str) -> Iterator[str]:
+    for page in clients["sagemaker"].get_paginator(operation).paginate(NameContains=name):
+        yield from (item[one] for item in page[many] if is_ours(item[one], name))
+
+
+def _alarms(clients: Clients, name: str) -> Iterator[str]:
+    names = [f"{name}-{ending}" for ending in ALARMS]
+    for item in clients["cloudwatch"].describe_alarms(AlarmNames=names)["MetricAlarms"]:
+        yield item["AlarmName"]
+
+
+def _ask(clients: Clients, operation: str, **which: str) -> dict[str, Any] | None:
+    try:
+        seen: dict[str, Any] = getattr(clients["sagemaker"], operation)(**which)
+    except Exception as error:
+        if is_missing(error):
+            return None
+        raise
+    return seen

@@ -1,0 +1,222 @@
+"""Say what goes into an artifact: every file by its path, its size, and how its bytes are made.
+
+config.json, tokenizer.tiktoken, special_tokens.json, codec_config.json    as in the checkpoint
+model.safetensors, codec.safetensors                                      converted
+voices/NAME.safetensors                                                   named voices, encoded
+code/inference.py, code/requirements.txt                                  for SageMaker's toolkits
+compile_cache/GPU-TORCH/…                                                 if asked for
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from s1_mini.checkpoint.convert import CodecPrecision, ModelPrecision, may_round
+from s1_mini.codecs.dac import weights as dac_weights
+from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, PackageError, VoiceError
+from s1_mini.models.registry import find_family
+from s1_mini.models.s1 import weights as s1_weights
+from s1_mini.packaging.archive import Chunk
+from s1_mini.packaging.compile_cache import FOLDER as CACHE
+from s1_mini.packaging.compile_cache import KEY, cache_key
+from s1_mini.packaging.manifest import check_names
+from s1_mini.packaging.tensors import ConvertedFile, Target, TensorFile, Translate, plan, read_pieces, steady_arithmetic
+from s1_mini.voices.library import FOLDER as VOICES
+from s1_mini.voices.library import NAME as VOICE_NAME
+from s1_mini.voices.library import read_voice
+from s1_mini.weights.files import find_tensors, read_json
+
+_NEEDED = ("config.json", "tokenizer.tiktoken", "special_tokens.json")
+_WELCOME = ("CARD.md", "LICENSE", "LICENSE.md", "LICENSE.txt")  # a checkpoint's licence goes where it goes
+_COPY_BYTES = 2**20
+
+INFERENCE = "\n".join(  # sagemaker/code/inference.py, for those who have no checkout
+    (
+        '"""What SageMaker\'s inference toolkits load from `model.tar.gz` as `code/inference.py`: '
+        'the four functions, no more."""',
+        "",
+        "from s1_mini.sagemaker.handler import input_fn, model_fn, output_fn, predict_fn",
+        "",
+        '__all__ = ["input_fn", "model_fn", "output_fn", "predict_fn"]',
+        "",
+    )
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One file of an artifact; `packs` if deflating makes it smaller."""
+
+    name: str
+    size: int
+    chunks: Callable[[], Iterator[Chunk]]
+    packs: bool = False
+
+
+def lay_out(
+    checkpoint: Path,
+    *,
+    voices: Path | None = None,
+    precision: ModelPrecision = "keep",
+    codec_precision: CodecPrecision = "float16",
+    decode_only: bool = False,
+    compile_cache: Path | None = None,
+    compile_key: str | None = None,
+) -> list[Member]:
+    """Give all members of the artifact of a checkpoint directory, in their order.
+
+    The weights are checked against their config now, and read when their chunks are asked for. Raises
+    `CheckpointError`, or `VoiceError` where two voices have one name.
+    """
+    family = read_json(checkpoint / "config.json")
+    find_family(family)
+    codec_config = dac_weights.read_dac_config(checkpoint)
+    members = [
+        *(copied(checkpoint / name, name) for name in _NEEDED),
+        *(copied(checkpoint / name, name) for name in _WELCOME if (checkpoint / name).is_file()),
+        written("codec_config.json", json.dumps(dataclasses.asdict(codec_config), indent=2) + "\n"),
+        _weights("model.safetensors", _model(checkpoint, precision)),
+        _weights("codec.safetensors", _codec(checkpoint, codec_config, codec_precision, decode_only=decode_only)),
+        *_voices(checkpoint, voices, codec_config),
+        written("code/inference.py", INFERENCE),
+        written("code/requirements.txt", _requirements()),
+        *([] if compile_cache is None else _compile_cache(compile_cache, compile_key or cache_key())),
+    ]
+    check_names([member.name for member in members])
+    return sorted(members, key=lambda member: member.name)
+
+
+def copied(path: Path, name: str) -> Member:
+    """Let a file be a member. Raises `CheckpointFileError` if it is not there, or is a link or a device."""
+    if path.is_symlink() and not path.exists():
+        raise CheckpointFileError(f"{path} is a link to nowhere")
+    if not path.is_file():
+        raise CheckpointFileError(f"{path} is missing" if not path.exists() else f"{path} is no file")
+    return Member(name, path.stat().st_size, partial(_read, path), packs=path.suffix not in {".safetensors", ".so"})
+
+
+def written(name: str, text: str) -> Member:
+    """Let a text be a member."""
+    content = text.encode()
+    return Member(name, len(content), lambda: iter([content]), packs=True)
+
+
+def _read(path: Path) -> Iterator[Chunk]:
+    with path.open("rb") as file:
+        while chunk := file.read(_COPY_BYTES):
+            yield chunk
+
+
+def _weights(name: str, file: ConvertedFile) -> Member:
+    return Member(name, file.size, file.chunks)
+
+
+def _model(checkpoint: Path, precision: ModelPrecision) -> ConvertedFile:
+    file = TensorFile(find_tensors(checkpoint, "model"))
+    shapes = file.shapes()
+    targets = plan(file, s1_weights.translate)
+    named = s1_weights.translate(shapes)
+    _untie(checkpoint, file, targets, named)
+    s1_weights.check(checkpoint, named)
+    stored = {target: named[target.name].dtype for target in targets}
+    if precision != "keep":
+        stored = dict.fromkeys(stored, getattr(torch, precision))
+    return ConvertedFile(file, s1_weights.translate, stored)
+
+
+def _untie(checkpoint: Path, file: TensorFile, targets: list[Target], named: dict[str, torch.Tensor]) -> None:
+    """Where a head is stored beside embeddings that it is tied to, see that both are the same."""
+    both = [target for target in targets if target.name in {"output.weight", "embeddings.weight"}]
+    if not read_json(checkpoint / "config.json").get("tie_word_embeddings") or len(both) < 2:
+        return
+    pairs = zip(*(read_pieces(file, target, s1_weights.translate) for target in both), strict=False)
+    if both[0].shape != both[1].shape or not all(torch.equal(one, other) for one, other in pairs):
+        raise CheckpointMismatchError("config.json ties the head to the embeddings, but model weights have another")
+    named["output.weight"] = named["embeddings.weight"]
+
+
+def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, decode_only: bool) -> ConvertedFile:
+    file = TensorFile(find_tensors(checkpoint, "codec"))
+    shapes = file.shapes()
+    encodes = dac_weights.can_encode(shapes) and not decode_only
+    translate: Translate = partial(dac_weights.translate, encodes=encodes)
+    dac_weights.check(config, translate(shapes), encodes=encodes)
+    targets = plan(file, translate)
+    stored = dict.fromkeys(targets, torch.float32)
+    if precision == "float16":
+        with steady_arithmetic():
+            for target in targets:
+                if may_round(target.name, target.num_elements, partial(read_pieces, file, target, translate)):
+                    stored[target] = torch.float16
+    return ConvertedFile(file, translate, stored)
+
+
+def _voices(checkpoint: Path, more: Path | None, codec: DacConfig) -> list[Member]:
+    folders = [checkpoint / VOICES] if more is None else [checkpoint / VOICES, more]
+    if more is not None and not more.is_dir():
+        raise VoiceError("voices", f"{more} is no folder")
+    if more is not None and not any(more.glob("*.safetensors")):
+        raise VoiceError("voices", f"{more} holds no NAME.safetensors")
+    found: dict[str, Path] = {}
+    defaults = []
+    for path in (path for folder in folders for path in sorted(folder.glob("*.safetensors"))):
+        if path.stem in found:
+            raise VoiceError("voices", f"{path.stem!r} is there twice: {found[path.stem]} and {path}")
+        found[path.stem] = path
+        defaults += [path.stem] if _check_voice(path, codec) else []
+    if len(defaults) > 1:
+        raise VoiceError("voices", f"there may be one default; these are: {', '.join(defaults)}")
+    return [copied(path, f"{VOICES}/{path.name}") for path in found.values()]
+
+
+def _check_voice(path: Path, codec: DacConfig) -> bool:
+    """Tell whether a voice file is the default. Raises `CheckpointFileError` if this codec cannot say it."""
+    if not VOICE_NAME.fullmatch(path.stem):
+        raise VoiceError("voices", f"{path.stem!r} is no name; use up to 64 of a-z, 0-9, - and _")
+    named = read_voice(path)
+    codes = named.voice.codes
+    if codes.dim() != 2 or len(codes) != codec.num_codebooks:
+        raise CheckpointFileError(f"{path} has codes {list(codes.shape)}; this codec has {codec.num_codebooks} rows")
+    limits = [codec.semantic_codebook_size] + [codec.codebook_size] * (len(codes) - 1)
+    if any(row.numel() and (row.min() < 0 or row.max() >= limit) for row, limit in zip(codes, limits, strict=True)):
+        raise CheckpointFileError(f"{path} has codes that this codec has not; it was encoded by another")
+    return named.is_default
+
+
+def _compile_cache(folder: Path, key: str) -> list[Member]:
+    if not KEY.fullmatch(key):
+        raise PackageError(f"compile cache: {key!r} is no key; one is GPU and torch, as in sm_90-torch2.13.0")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    if not files:
+        raise PackageError(f"compile cache: {folder} holds no files; it is what TORCHINDUCTOR_CACHE_DIR named")
+    return [copied(path, f"{CACHE}/{key}/{path.relative_to(folder).as_posix()}") for path in files]
+
+
+def _requirements() -> str:
+    """Write the engine's direct requirements in the versions that are installed here."""
+    lines = [
+        "# What the engine in the image runs on, in the versions that this artifact was packaged with. Our own image",
+        "# has all of it and installs nothing when it starts; the engine itself (s1_mini) is always the image's.",
+    ]
+    pins = (f"{name}=={metadata.version(name).partition('+')[0]}" for name in sorted(_direct_requirements()))
+    return "\n".join([*lines, *pins, ""])
+
+
+def _direct_requirements() -> list[str]:
+    try:
+        wanted = [line for line in metadata.requires("s1_mini") or [] if "extra ==" not in line]
+    except metadata.PackageNotFoundError:
+        beside = Path(__file__).parents[3] / "requirements.txt"
+        if not beside.is_file():
+            raise PackageError("s1_mini is not installed: run `pip install -e .` in its checkout") from None
+        wanted = beside.read_text(encoding="utf-8").splitlines()
+    return [found[0] for line in wanted if (found := re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line))]

@@ -1,0 +1,102 @@
+"""What an artifact says of itself: the SHA-256 and size of every file, and the versions that wrote it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from s1_mini.exceptions import PackageError
+
+NAME = "manifest.json"
+FORMAT = 1
+MAX_BYTES = 16 * 2**20
+_MAX_NAME = 255  # bytes of one part of a path; S3 prefixes and file systems take no more
+
+
+class Content(NamedTuple):
+    """One file's content: its SHA-256 in hexadecimal and its size in bytes."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All files of an artifact by path, but itself, and what wrote them."""
+
+    engine: str
+    torch: str
+    files: Mapping[str, Content]
+
+    @property
+    def content_sha256(self) -> str:
+        """One hash of all that is in it, the same however it is packed."""
+        lines = (f"{one.sha256} {one.size} {name}\n" for name, one in sorted(self.files.items()))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """Write it as JSON, the same for the same content."""
+        files = {name: {"sha256": one.sha256, "bytes": one.size} for name, one in sorted(self.files.items())}
+        value = {
+            "format": FORMAT,
+            "engine": self.engine,
+            "torch": self.torch,
+            "content_sha256": self.content_sha256,
+            "files": files,
+        }
+        return (json.dumps(value, indent=1) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Manifest:
+        """Read it. Raises `PackageError` if it is none, of another format, or contradicts itself."""
+        try:
+            value = json.loads(text)
+            manifest = cls(str(value["engine"]), str(value["torch"]), _read_files(value["files"]))
+            form, content = value["format"], value["content_sha256"]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise PackageError(f"{NAME} is no manifest of s1-mini package") from None
+        if form != FORMAT:
+            raise PackageError(f"{NAME} has format {form!r}; this version reads {FORMAT}. Package it again")
+        if content != manifest.content_sha256:
+            raise PackageError(f"{NAME} contradicts itself: content_sha256 is not that of its files")
+        check_names(manifest.files)
+        return manifest
+
+
+def _read_files(value: Mapping[str, Any]) -> dict[str, Content]:
+    return {name: Content(str(one["sha256"]), int(one["bytes"])) for name, one in value.items()}
+
+
+def check_names(names: Mapping[str, Any] | list[str]) -> None:
+    """Raise `PackageError` for a path that is unsafe, there twice, or both a file and a folder."""
+    seen: dict[str, str] = {}
+    for name in names:
+        check_name(name)
+        folded = name.casefold()  # as file systems of Windows and macOS see it
+        if folded in seen:
+            other = "is there twice" if seen[folded] == name else f"and {seen[folded]!r} differ only in case"
+            raise PackageError(f"{name!r} {other}")
+        seen[folded] = name
+    for folded, name in seen.items():
+        for parent in PurePosixPath(folded).parents:
+            if str(parent) in seen:
+                raise PackageError(f"{seen[str(parent)]!r} is a file, and the folder of {name!r}")
+
+
+def check_name(name: str) -> None:
+    """Raise `PackageError` for a path that leads out of its folder, or that not every system can have."""
+    if name.startswith("/") or (len(name) > 1 and name[1] == ":"):
+        raise PackageError(f"{name!r} is an absolute path")
+    parts = name.split("/")
+    if ".." in parts:
+        raise PackageError(f"{name!r} leads out of its folder")
+    if not all(parts) or "." in parts:
+        raise PackageError(f"{name!r} is no plain path")
+    if "\\" in name or any(ord(letter) < 32 for letter in name):
+        raise PackageError(f"{name!r} has letters that no path here may have")
+    if any(len(part.encode("utf-8", "surrogateescape")) > _MAX_NAME for part in parts):
+        raise PackageError(f"{name[:80]!r}… is longer than {_MAX_NAME} bytes")

@@ -1,0 +1,191 @@
+"""Try an artifact as SageMaker would: unpack it, start the container's process, ask it what is asked there, end it.
+
+The process is a clean one: no setting and no key of this machine reaches it. Every step says what SageMaker would have
+done with what was seen.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import s1_mini
+from s1_mini.packaging.verify import unpack_archive, verify_directory
+from s1_mini.sagemaker.environment import BASE, container_environment
+
+STARTUP_S = 240.0  # SageMaker's, unless ContainerStartupHealthCheckTimeoutInSeconds says more
+PING_S = 2.0
+INVOKE_S = 60.0
+STOP_S = 30.0
+MAX_ANSWER_BYTES = 6 * 2**20
+TEXT = "This is what the endpoint will say."
+_KEPT = ("PATH", "HOME", "TMPDIR", "TEMP", "SYSTEMROOT", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+_KEPT_PREFIXES = ("OMP_", "LC_", "NVIDIA_")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that was tried: whether it went well, and what SageMaker would have done."""
+
+    name: str
+    passed: bool
+    told: str
+
+
+class _Answer(NamedTuple):
+    status: int
+    content_type: str
+    body: bytes
+    first_byte_s: float
+    whole_s: float
+
+
+def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Step]:
+    """Try a `.tar.gz`, or a folder of the prefix form, step by step; what follows a failed step may be missing.
+
+    Raises `PackageError` if the artifact is not what its manifest says: SageMaker would not notice, the engine does.
+    """
+    with tempfile.TemporaryDirectory(prefix="s1-mini-check-") as base:
+        model = Path(base) / "model"
+        if artifact.is_dir():
+            manifest = verify_directory(artifact)
+            model.symlink_to(artifact.resolve(), target_is_directory=True)
+        else:
+            manifest = unpack_archive(artifact, model)
+        size = sum(content.size for content in manifest.files.values())
+        told = (
+            f"{len(manifest.files)} files, {size / 1e6:,.0f} MB, each as its manifest says: unpacked to /opt/ml/model"
+        )
+        yield Step("unpack", True, told)
+        with _container(Path(base), device) as (process, port, log):
+            yield from _try_container(process, port, log)
+
+
+def _try_container(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> Iterator[Step]:
+    began = time.monotonic()
+    started = _wait_for_ping(process, port)
+    taken = time.monotonic() - began
+    if not started:
+        end = f"ended with exit code {process.returncode}" if process.poll() is not None else "gave no 200"
+        told = f"it {end} within {STARTUP_S:.0f} s: the endpoint would be Failed. The end of its log:"
+        yield Step("start", False, f"{told}\n{_tail(log)}")
+        return
+    yield Step("start", True, f"/ping was 200 after {taken:.1f} s of {STARTUP_S:.0f}: the endpoint would be InService")
+    speech = {"text": TEXT, "seed": 1, "max_new_tokens": 64}
+    yield _judge("ping", _ask(port, "GET", "/ping"), PING_S, "an instance that is healthy")
+    yield _judge("invoke", _invoke(port, speech, "audio/wav"), INVOKE_S, "InvokeEndpoint gives it", starts=b"RIFF")
+    yield _stream(_invoke(port, speech | {"stream": True}, "audio/pcm"))
+    yield _mistake(_invoke(port, {"text": ""}, "audio/wav"))
+    yield _judge("batch transform", _ask(port, "GET", "/execution-parameters"), PING_S, "batch transform asks this")
+    yield _stop(process)
+
+
+def _judge(name: str, answer: _Answer, limit_s: float, outcome: str, *, starts: bytes = b"") -> Step:
+    seen = f"{answer.status}, {len(answer.body):,} bytes, {answer.whole_s:.2f} s of {limit_s:.0f}"
+    fits = len(answer.body) <= MAX_ANSWER_BYTES and answer.whole_s <= limit_s
+    passed = answer.status == 200 and fits and answer.body.startswith(starts)
+    return Step(name, passed, f"{seen}: {outcome}" if passed else f"{seen}: the caller would get a ModelError (424)")
+
+
+def _stream(answer: _Answer) -> Step:
+    passed = answer.status == 200 and len(answer.body) > 0
+    seen = f"{answer.status}, first byte after {answer.first_byte_s:.2f} s"
+    seen += f", all {len(answer.body):,} after {answer.whole_s:.2f}"
+    return Step("stream", passed, f"{seen}: InvokeEndpointWithResponseStream gives it in parts")
+
+
+def _mistake(answer: _Answer) -> Step:
+    try:
+        message = json.loads(answer.body)
+    except ValueError:
+        message = None
+    passed = 400 <= answer.status < 500 and message is not None
+    told = f"{answer.status} as JSON: a ModelError (424) with OriginalStatusCode {answer.status}"
+    return Step("a caller's mistake", passed, told)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> Step:
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    try:
+        code = process.wait(timeout=STOP_S)
+    except subprocess.TimeoutExpired:
+        return Step("stop", False, f"still there {STOP_S:.0f} s after SIGTERM: it would be killed")
+    ended = time.monotonic() - began
+    passed = code == 0 or os.name == "nt"  # where SIGTERM ends a process as it stands
+    return Step("stop", passed, f"exit code {code}, {ended:.1f} s after SIGTERM of {STOP_S:.0f}: scaled in cleanly")
+
+
+@contextmanager
+def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Popen[bytes], int, IO[bytes]]]:
+    """Run the process the image runs, on a free port of this machine only."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    kept["PYTHONPATH"] = str(Path(s1_mini.__file__).parents[1])  # the engine that runs this, wherever it lies
+    told = {BASE: str(base), "SAGEMAKER_BIND_TO_PORT": str(port), "S1_MINI_SERVER_HOST": "127.0.0.1"}
+    told |= {} if device is None else {"S1_MINI_DEVICE": device}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "s1_mini", "serve"],
+            env=container_environment(kept | told),
+            cwd=base,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield process, port, log
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
+    return log.read().decode(errors="replace")
+
+
+def _wait_for_ping(process: subprocess.Popen[bytes], port: int) -> bool:
+    ends = time.monotonic() + STARTUP_S
+    while time.monotonic() < ends and process.poll() is None:
+        try:
+            if _ask(port, "GET", "/ping").status == 200:
+                return True
+        except (OSError, http.client.HTTPException):
+            pass
+        time.sleep(0.1)
+    return False
+
+
+def _invoke(port: int, body: dict[str, object], accept: str) -> _Answer:
+    headers = {"Content-Type": "application/json", "Accept": accept}
+    return _ask(port, "POST", "/invocations", json.dumps(body), headers)
+
+
+def _ask(port: int, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None) -> _Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=INVOKE_S)
+    began = time.monotonic()
+    try:
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        content = answer.read(1)
+        first = time.monotonic() - began
+        content += answer.read()
+        kind = answer.getheader("Content-Type", "")
+        return _Answer(answer.status, kind, content, first, time.monotonic() - began)
+    finally:
+        connection.close()

@@ -1,0 +1,173 @@
+"""Send an artifact to S3: in parts with SHA-256 checksums, going on where a failure stopped, never over what is there.
+
+A `.tar.gz` becomes one object, a folder one object per file with the manifest last, so that a release is whole once
+its manifest is there. S3 itself remembers what has arrived; nothing is kept on this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from s1_mini.exceptions import S1MiniError
+from s1_mini.packaging import manifest as manifest_file
+from s1_mini.packaging.verify import verify_directory
+from s1_mini.sagemaker.aws import S3Place, explained
+
+Progress = Callable[[int], None]
+
+HASH = "s1-mini-sha256"  # the metadata that says what an object is
+PART_BYTES = 16 * 2**20
+MAX_PARTS = 10_000
+AT_ONCE = 4
+
+
+class UploadError(S1MiniError):
+    """An artifact could not be sent, or something else is there already."""
+
+    code = "upload_failed"
+
+
+@dataclass(frozen=True)
+class Uploader:
+    """Sends files with one client; `kms_key` encrypts them with that key instead of the bucket's default."""
+
+    client: Any
+    kms_key: str | None = None
+    part_bytes: int = PART_BYTES
+
+    def send(self, artifact: Path, place: S3Place, progress: Progress = lambda _: None) -> str:
+        """Send a `.tar.gz` or a folder below `place`; give the `s3://` location of what is there then.
+
+        Raises `UploadError` with what stands in the way and the next thing to do.
+        """
+        with explained(f"{artifact} could not be sent to {place}", UploadError):
+            if artifact.is_dir():
+                return self._send_folder(artifact, place, progress)
+            if not artifact.is_file():
+                raise UploadError(f"{artifact} is missing: make it with s1-mini package --output {artifact}")
+            key = place.join(artifact.name) if not place.key.endswith(".tar.gz") else place.key
+            self._send_file(artifact, place.bucket, key, progress)
+            return f"s3://{place.bucket}/{key}"
+
+    def _send_folder(self, folder: Path, place: S3Place, progress: Progress) -> str:
+        manifest = verify_directory(folder)
+        for name in (*sorted(manifest.files), manifest_file.NAME):
+            self._send_file(folder / name, place.bucket, place.join(name), progress)
+        return f"s3://{place.bucket}/{place.join('')}"
+
+    def _send_file(self, path: Path, bucket: str, key: str, progress: Progress) -> None:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        size = path.stat().st_size
+        if self._is_there(bucket, key, sha256):
+            progress(size)
+            return
+        if size <= self.part_bytes:
+            content = path.read_bytes()
+            self.client.put_object(
+                Bucket=bucket,
+                Key=key,
+                Body=content,
+                IfNoneMatch="*",
+                **self._told(sha256),
+                ChecksumSHA256=_sum(content),
+            )
+            progress(size)
+        else:
+            self._send_parts(path, bucket, key, sha256, progress)
+
+    def _is_there(self, bucket: str, key: str, sha256: str) -> bool:
+        """Tell whether this very content is there. Raises `UploadError` if another one is."""
+        try:
+            found = self.client.head_object(Bucket=bucket, Key=key)
+        except self.client.exceptions.ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404 and _code(error) != "NoSuchBucket":
+                return False
+            raise
+        if found.get("Metadata", {}).get(HASH) == sha256:
+            return True
+        raise UploadError(
+            f"s3://{bucket}/{key} is there already, with other content, and is never written over; name a new prefix"
+        )
+
+    def _told(self, sha256: str) -> dict[str, Any]:
+        told: dict[str, Any] = {"Metadata": {HASH: sha256}, "ChecksumAlgorithm": "SHA256"}
+        return told if self.kms_key is None else told | {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self.kms_key}
+
+    def _send_parts(self, path: Path, bucket: str, key: str, sha256: str, progress: Progress) -> None:
+        size = path.stat().st_size
+        part_bytes = max(self.part_bytes, -(-size // MAX_PARTS))
+        upload = self._find_upload(path, bucket, key)
+        if upload is None:
+            begun = self.client.create_multipart_upload(Bucket=bucket, Key=key, **self._told(sha256))
+            upload = begun["UploadId"]
+        named = {"Bucket": bucket, "Key": key, "UploadId": upload}
+        arrived = {part["PartNumber"]: part for part in self._parts(named)}
+        sent: dict[int, dict[str, Any]] = {}
+        try:
+            for number, part in self._each_part(path, part_bytes, named, arrived):
+                sent[number] = part
+                progress(min(part_bytes, size - (number - 1) * part_bytes))
+            parts = [sent[number] for number in sorted(sent)]
+            self.client.complete_multipart_upload(**named, IfNoneMatch="*", MultipartUpload={"Parts": parts})
+        except Exception as error:
+            total = -(-size // part_bytes)
+            left = (
+                f"{len(sent)} of {total} parts of s3://{bucket}/{key} are there; run the same again to go on, or drop "
+            )
+            left += f"them: aws s3api abort-multipart-upload --bucket {bucket} --key {key} --upload-id {upload}"
+            error.add_note(left)
+            raise
+
+    def _find_upload(self, path: Path, bucket: str, key: str) -> str | None:
+        """Give the upload of this key that was begun last and not finished, unless the file is newer than it."""
+        pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=key)
+        begun = [one for page in pages for one in page.get("Uploads", []) if one["Key"] == key]
+        written = path.stat().st_mtime
+        begun = [one for one in begun if one["Initiated"].timestamp() > written]
+        return str(max(begun, key=lambda one: one["Initiated"])["UploadId"]) if begun else None
+
+    def _parts(self, named: dict[str, str]) -> Iterator[dict[str, Any]]:
+        for page in self.client.get_paginator("list_parts").paginate(**named):
+            yield from page.get("Parts", [])
+
+    def _each_part(
+        self, path: Path, part_bytes: int, named: dict[str, str], arrived: dict[int, dict[str, Any]]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Send what has not arrived, a few parts at a time; give each part's number and what completes it."""
+
+        def send(part: tuple[int, bytes]) -> tuple[int, dict[str, Any]]:
+            number, content = part
+            known, checksum = arrived.get(number), _sum(content)
+            if known is None or not _is_same(known, content, checksum):
+                known = self.client.upload_part(
+                    **named, PartNumber=number, Body=content, ChecksumAlgorithm="SHA256", ChecksumSHA256=checksum
+                )
+            return number, {"PartNumber": number, "ETag": known["ETag"], "ChecksumSHA256": checksum}
+
+        with path.open("rb") as file, ThreadPoolExecutor(AT_ONCE) as pool:
+            parts = enumerate(iter(lambda: file.read(part_bytes), b""), 1)
+            while group := list(islice(parts, AT_ONCE)):
+                yield from pool.map(send, group)
+
+
+def _is_same(part: dict[str, Any], content: bytes, checksum: str) -> bool:
+    """Tell whether a part that has arrived is `content`; by its ETag where a store keeps no checksums of parts."""
+    if "ChecksumSHA256" in part:
+        return bool(part["ChecksumSHA256"] == checksum)
+    return bool(part["ETag"].strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest())
+
+
+def _sum(content: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(content).digest()).decode()
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

@@ -1,0 +1,174 @@
+"""`s1-mini endpoint` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from deployments import ARCHIVE, BUCKET, IMAGE, PREFIX, ROLE
+from s1_mini.cli.app import run
+from s1_mini.cli.endpoint import endpoint as commands
+
+NAMES = {"S1_MINI_AWS_IMAGE": IMAGE, "S1_MINI_AWS_ROLE": ROLE, "S1_MINI_AWS_ARTIFACT": ARCHIVE}
+
+
+def endpoint(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["s1-mini", "endpoint", *arguments])
+    return run()
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in NAMES.items():
+        monkeypatch.setenv(name, value)
+
+
+def planned(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return calls
+
+
+def test_plan_prints_every_call_as_json_without_credentials_or_network() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("S1_MINI_", "AWS_"))}
+    options = ["--image", IMAGE, "--role", ROLE, "--artifact", PREFIX, "--env", "S1_MINI_BATCH_SIZE=8"]
+    command = [sys.executable, "-m", "s1_mini", "endpoint", "plan", "create", "hello", *options]
+
+    result = subprocess.run(command, capture_output=True, env=environment, check=False)
+
+    assert (result.returncode, result.stderr) == (0, b"")
+    calls = json.loads(result.stdout)
+    assert [call["operation"] for call in calls] == [
+        "create_model",
+        "create_endpoint_config",
+        "put_metric_alarm",
+        "put_metric_alarm",
+        "create_endpoint",
+    ]
+    assert calls[0]["parameters"]["PrimaryContainer"]["Environment"] == {"S1_MINI_BATCH_SIZE": "8"}
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "operations"),
+    [
+        ("real-time", [], {"create_endpoint"}),
+        ("async", ["--output", "s3://a-bucket/out"], {"create_endpoint"}),
+        ("components", [], {"create_endpoint", "create_inference_component"}),
+        ("multi-model", ["--artifact", PREFIX, "--instance-type", "ml.c7i.xlarge"], {"create_endpoint"}),
+        ("batch", ["--source", "s3://a-bucket/in", "--output", "s3://a-bucket/out"], {"create_transform_job"}),
+    ],
+)
+@pytest.mark.usefixtures("named")
+def test_every_form_is_planned_with_names_from_variables(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
+    options: list[str],
+    operations: set[str],
+) -> None:
+    assert endpoint(monkeypatch, "plan", "create", "hello", "--form", form, *options) == 0
+    assert operations <= {call["operation"] for call in planned(capsys)}
+
+
+@pytest.mark.parametrize("action", ["update", "autoscale", "delete"])
+def test_the_other_verbs_are_planned_too(
+    named: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    schedule = ["--schedule", "night=1:2@cron(0 20 * * ? *)"]
+
+    assert endpoint(monkeypatch, "plan", action, "hello", *schedule) == 0
+    operations = {call["operation"] for call in planned(capsys)}
+    assert (
+        operations
+        >= {
+            "update": {"update_endpoint"},
+            "autoscale": {"register_scalable_target", "put_scaling_policy", "put_scheduled_action"},
+            "delete": {"delete_endpoint", "delete_endpoint_config", "delete_model", "delete_alarms"},
+        }[action]
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--instance-type", "ml.g6.xlarg"], "near: ml.g6.xlarge"),
+        (["--role", "me"], "ExecutionRoleArn"),
+        (["--volume-gb", "600"], "VolumeSizeInGB: 600 given, at most 512 allowed"),
+        (["--artifact", "model.tar.gz"], "not s3://bucket/key"),
+        (["--form", "async"], "form async needs --output s3://"),
+        (["--form", "batch", "--output", f"s3://{BUCKET}/o"], "form batch needs --source s3://"),
+        (["--env", "A"], "env='A': allowed is NAME=VALUE"),
+        (["--schedule", "night"], "TITLE=MIN:MAX@EXPRESSION"),
+        (["--strategy", "canary", "--step-percent", "70"], "canary takes 1 to 50 percent"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_1(
+    named: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    sentence: str,
+) -> None:
+    action = "autoscale" if "--schedule" in options else "create"
+
+    assert endpoint(monkeypatch, "plan", action, "hello", *options) == 1
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("s1-mini: ")
+    assert sentence in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_what_is_missing_is_named_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert endpoint(monkeypatch, "create", "hello", "--role", ROLE, "--artifact", ARCHIVE) == 2
+    assert "S1_MINI_AWS_IMAGE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["create", "hello"],
+        ["update", "hello"],
+        ["describe", "hello"],
+        ["delete", "hello"],
+        ["autoscale", "hello"],
+        ["invoke", "hello", "Hi."],
+    ],
+)
+def test_without_credentials_every_verb_says_what_to_run_and_fails(
+    named: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: list[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+    assert endpoint(monkeypatch, *verb, "--region", "eu-west-1") == 1
+
+    shown = capsys.readouterr().err
+    assert "no AWS credentials were found: run `aws configure`" in shown
+    assert "Traceback" not in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_deploy_page_names_options_and_variables_that_exist() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    parameters = [parameter for verb in get_command(commands).commands.values() for parameter in verb.params]
+    options = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
+    variables = {parameter.envvar for parameter in parameters} - {None}
+    of_others = {"--output", "--upload", "--platform", "--provenance"}
+
+    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= options | of_others
+    assert set(re.findall(r"S1_MINI_AWS_[A-Z_]+", page)) == variables

@@ -1,0 +1,242 @@
+"""Whatever goes wrong between here and AWS is one sentence with the cause and the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import boto3
+import pytest
+from botocore import exceptions
+from botocore.stub import Stubber
+
+from deployments import BUCKET, KEY, PREFIX, REGION, deployment
+from s1_mini.deploy.failures import About, explain, is_missing, reason
+from s1_mini.deploy.spec import Async
+from s1_mini.deploy.verbs import Verbs
+from s1_mini.exceptions import DeploymentError
+from sagemaker_server import Refused, SageMakerServer
+
+Make = Callable[..., Verbs]
+ABOUT = About("hello", REGION, "create hello", BUCKET)
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(account: None) -> None:
+    """Nothing here asks the machine that runs the tests for its account."""
+
+
+def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str:
+    """Let botocore itself raise it, out of a stubbed answer; give our sentence."""
+    client = boto3.client("sagemaker", REGION, aws_access_key_id="x", aws_secret_access_key="x")
+    with Stubber(client) as stub:
+        stub.add_client_error("create_endpoint", code, message, status, response_meta=more)
+        with pytest.raises(exceptions.ClientError) as raised:
+            client.create_endpoint(EndpointName="hello", EndpointConfigName="hello-1")
+    return str(explain(raised.value, ABOUT))
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "cause", "command"),
+    [
+        ("ExpiredToken", "The security token included in the request is expired", "have expired", "aws sso login"),
+        ("ExpiredTokenException", "", "have expired", "aws sso login"),
+        ("UnrecognizedClientException", "The security token is invalid", "does not know these", "aws configure"),
+        ("InvalidClientTokenId", "", "does not know these credentials", "aws configure"),
+        ("SignatureDoesNotMatch", "", "the clock of this machine", "aws sts get-caller-identity"),
+        ("OptInRequired", "", "has not turned on eu-west-1", "--region"),
+        (
+            "AccessDeniedException",
+            "User: arn:aws:iam::1:user/a is not authorized to perform: sagemaker:CreateEndpoint on resource: arn:b",
+            "no permission: sagemaker:CreateEndpoint on arn:b",
+            "--profile",
+        ),
+        ("NoSuchBucket", "", f"there is no bucket {BUCKET}", "aws s3 mb"),
+        ("404", "Not Found", f"there is no bucket {BUCKET}", "aws s3 mb"),
+        ("403", "Forbidden", f"bucket {BUCKET} belongs to another account", "aws sts get-caller-identity"),
+        ("301", "Moved Permanently", f"bucket {BUCKET} is not in eu-west-1", "--region"),
+        (
+            "ResourceLimitExceeded",
+            "The account-level service limit 'ml.g5.xlarge for endpoint usage' is 0 Instances.",
+            "ml.g5.xlarge for endpoint usage",
+            "service-quotas",
+        ),
+        (
+            "ValidationException",
+            "Cannot create already existing endpoint x.",
+            "already existing",
+            "endpoint update hello",
+        ),
+        (
+            "ResourceInUse",
+            "Job name must be unique within an AWS account and region, and a job with this name already exists",
+            "a batch named hello has been run before",
+            "another name",
+        ),
+        ("ValidationException", "Cannot update in-progress endpoint x.", "being changed just now", "describe hello"),
+        ("ValidationException", 'Could not find endpoint "x".', "no endpoint hello in eu-west-1", "create hello"),
+        ("ValidationException", "Could not access model data at s3://x.", "Could not access model data", "aws s3 ls"),
+        ("ValidationException", "Could not assume role arn:x.", "cannot take on the role", "--role"),
+        ("ValidationException", "Unsupported instance type ml.x.", "Unsupported instance type", "--instance-type"),
+        (
+            "ValidationException",
+            'The variant(s) "main" must be deregistered as scalable targets with AutoScaling before they are removed.',
+            "scale by themselves",
+            "endpoint autoscale hello --off",
+        ),
+        (
+            "ValidationError",
+            "Inference Component has no capacity to process it.",
+            "shrunk to zero",
+            "describe",
+        ),
+        ("ThrottlingException", "Rate exceeded", "slow down", "again"),
+        ("Strange", "something new", "AWS answered Strange (400): something new", ""),
+    ],
+)
+def test_what_aws_refuses_names_the_cause_and_the_next_command(
+    code: str, message: str, cause: str, command: str
+) -> None:
+    sentence = refused(code, message)
+
+    assert sentence.startswith("create hello: ")
+    assert cause in sentence
+    assert command in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "command"),
+    [
+        (exceptions.NoCredentialsError(), "no AWS credentials were found", "aws configure"),
+        (exceptions.PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"), "half", "aws configure"),
+        (exceptions.SSOTokenLoadError(error_msg="x"), "sign-in has expired", "aws sso login"),
+        (exceptions.ProfileNotFound(profile="me"), "(me)", "aws configure list-profiles"),
+        (exceptions.NoRegionError(), "no region is set", "--region"),
+        (exceptions.InvalidRegionError(region_name="nowhere!"), "is no region of AWS", "--region"),
+        (exceptions.EndpointConnectionError(endpoint_url="https://x"), "cannot reach AWS in eu-west-1", "--region"),
+        (exceptions.ReadTimeoutError(endpoint_url="https://x"), "cannot reach AWS", "network"),
+        (boto3.exceptions.S3UploadFailedError("part 3"), "the upload was interrupted (part 3)", "the same command"),
+    ],
+)
+def test_what_fails_on_the_way_names_the_cause_and_the_next_command(error: Exception, cause: str, command: str) -> None:
+    sentence = str(explain(error, ABOUT))
+
+    assert cause in sentence
+    assert command in sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("did not pass the ping health check", "s1-mini package --check"),
+        ("CannotStartContainerError.", "--machine-image"),
+        ("No space left on device", "--volume-gb"),
+        ("Unable to provision requested ML compute capacity due to InsufficientInstanceCapacity error", "try later"),
+        ("Failed to download model data", "s3:GetObject"),
+        ("", "SageMaker gives no reason"),
+    ],
+)
+def test_why_an_endpoint_failed_comes_with_what_to_do(words: str, advice: str) -> None:
+    assert advice in reason(words, "hello")
+
+
+def test_only_what_is_not_there_is_missing() -> None:
+    def error(code: str, message: str) -> exceptions.ClientError:
+        return exceptions.ClientError({"Error": {"Code": code, "Message": message}}, "DescribeEndpoint")
+
+    assert is_missing(error("ValidationException", 'Could not find endpoint "x".'))
+    assert not is_missing(error("ValidationException", "1 validation error detected"))
+    assert not is_missing(error("AccessDeniedException", "not found in your policy"))
+
+
+def failure(act: Callable[[], object]) -> str:
+    with pytest.raises(DeploymentError) as raised:
+        act()
+    return str(raised.value)
+
+
+def test_a_bucket_that_is_missing_is_named_before_anything_is_made(server: SageMakerServer, verbs: Make) -> None:
+    sentence = failure(lambda: verbs().create(deployment(artifact="s3://not-there/model.tar.gz")))
+
+    assert "there is no bucket not-there" in sentence
+    assert server.operations("Create") == []
+
+
+def test_a_bucket_of_another_region_is_named_with_its_region(server: SageMakerServer, verbs: Make) -> None:
+    elsewhere = {"LocationConstraint": "eu-central-1"}
+    boto3.client("s3", "eu-central-1").create_bucket(Bucket="far-away", CreateBucketConfiguration=elsewhere)
+
+    sentence = failure(lambda: verbs().create(deployment(artifact="s3://far-away/model.tar.gz")))
+
+    assert "bucket far-away is in eu-central-1, the endpoint in eu-west-1" in sentence
+    assert server.operations("Create") == []
+
+
+def test_a_bucket_for_answers_that_is_missing_is_named_before_anything_is_made(
+    server: SageMakerServer, verbs: Make
+) -> None:
+    wanted = replace(deployment(), form=Async("s3://not-there/out"))
+
+    assert "there is no bucket not-there" in failure(lambda: verbs().create(wanted))
+    assert server.operations("Create") == []
+
+
+@pytest.mark.parametrize("artifact", [f"s3://{BUCKET}/2/model.tar.gz", f"s3://{BUCKET}/2/"])
+def test_an_artifact_that_is_missing_is_named_before_anything_is_made(
+    server: SageMakerServer, verbs: Make, artifact: str
+) -> None:
+    sentence = failure(lambda: verbs().create(deployment(artifact=artifact)))
+
+    assert f"nothing is at {artifact}: put it there with `s1-mini package --upload" in sentence
+    assert server.operations("Create") == []
+
+
+@pytest.mark.parametrize(("artifact", "needs"), [(f"s3://{BUCKET}/1/model.tar.gz", "4.0"), (PREFIX, None)])
+def test_an_artifact_larger_than_the_volume_is_refused_before_anything_is_made(
+    server: SageMakerServer, verbs: Make, artifact: str, needs: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s1_mini.deploy.preflight._size", lambda *_: 2 * 10**9)
+    wanted = deployment(artifact=artifact, machine="ml.c5.xlarge")
+    wanted = replace(wanted, fleet=replace(wanted.fleet, volume_gb=3, kms_key=KEY))
+
+    if needs is None:  # as they are, the objects need no second place
+        verbs().create(wanted)
+        return
+    sentence = failure(lambda: verbs().create(wanted))
+
+    assert "needs 4.0 GB, ml.c5.xlarge has 3 GB: give --volume-gb 5 or more" in sentence
+    assert server.operations("Create") == []
+
+
+def test_without_a_region_or_with_a_wrong_one_it_says_so(
+    aws: None, verbs: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "is no region of AWS" in failure(lambda: verbs(region="not a region").create(deployment()))
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    assert "no region is set" in failure(lambda: verbs().describe("hello"))
+
+
+def test_without_credentials_it_says_so(account: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+
+    assert "no AWS credentials were found: run `aws configure`" in failure(lambda: Verbs().create(deployment()))
+
+
+def test_a_profile_that_is_missing_is_named(account: None) -> None:
+    assert "`aws configure list-profiles`" in failure(lambda: Verbs(profile="nobody"))
+
+
+def test_a_network_that_is_gone_says_so(server: SageMakerServer, verbs: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", "http://127.0.0.1:9")
+
+    assert "cannot reach AWS in eu-west-1" in failure(lambda: verbs().describe("hello"))
+
+
+def test_no_permission_names_the_action(server: SageMakerServer, verbs: Make) -> None:
+    who = "User: arn:aws:iam::1:user/a is not authorized to perform: sagemaker:DescribeEndpoint on resource: arn:x"
+    server.refuse["DescribeEndpoint"] = Refused("AccessDeniedException", who)
+
+    assert "no permission: sagemaker:DescribeEndpoint on arn:x" in failure(lambda: verbs().create(deployment()))

@@ -1,0 +1,92 @@
+"""The templates of every stage, synthesised once; without infra/requirements.txt what needs the CDK is skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+INFRA = Path(__file__).parents[2] / "infra"
+HAS_CDK = all(importlib.util.find_spec(name) for name in ("aws_cdk", "cdk_nag", "cfnlint", "cfn_guard_rs"))
+Templates = dict[str, dict[str, Any]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs the CDK where it is not installed."""
+    reason = "needs the CDK and Node: pip install -r infra/requirements.txt"
+    for item in items:
+        if item.get_closest_marker("infra") and not HAS_CDK:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _infra_on_the_path() -> Iterator[None]:
+    """Let `speech` be found as `python infra/app.py` finds it."""
+    sys.path.insert(0, str(INFRA))
+    os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "20"
+    yield
+    sys.path.remove(str(INFRA))
+
+
+@pytest.fixture(scope="session")
+def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with all stages of the one-endpoint app; a finding of cdk-nag would have failed the synthesis."""
+    from speech.compose import compose_speech
+    from speech.stages import STAGES, read_stage
+    from speech.toolchain import new_app
+
+    app = new_app(outdir=str(tmp_path_factory.mktemp("speech")))
+    for name in STAGES:
+        compose_speech(app, read_stage(name))
+    return Path(app.synth().directory)
+
+
+@pytest.fixture(scope="session")
+def shared_assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the app of many models on shared instances."""
+    from speech.compose import compose_components
+    from speech.stages import read_stage
+    from speech.toolchain import new_app
+
+    app = new_app(outdir=str(tmp_path_factory.mktemp("components")))
+    compose_components(app, read_stage("prod"))
+    return Path(app.synth().directory)
+
+
+@pytest.fixture(scope="session")
+def template(assembly: Path, shared_assembly: Path) -> Callable[[str], Any]:
+    """Give the template of a stack by its name, for assertions."""
+    from aws_cdk.assertions import Template
+
+    def find(name: str) -> Any:
+        for directory in (assembly, shared_assembly):
+            file = directory / f"s1-mini-{name}.template.json"
+            if file.exists():
+                return Template.from_string(file.read_text(encoding="utf-8"))
+        raise KeyError(name)
+
+    return find
+
+
+@pytest.fixture
+def synthesised() -> Callable[..., Any]:
+    """Give the real-time template of a production stage that differs in some fields; findings are not looked for."""
+    from aws_cdk.assertions import Template
+    from speech.foundation.stack import FoundationStack
+    from speech.realtime.stack import RealtimeStack
+    from speech.stages import read_stage
+    from speech.toolchain import environment_of, new_app
+
+    def make(**changes: Any) -> Any:
+        stage = replace(read_stage("prod"), **changes)
+        app, env = new_app(check=False), environment_of(stage)
+        foundation = FoundationStack(app, "foundation", stage=stage, env=env)
+        return Template.from_stack(RealtimeStack(app, "realtime", stage=stage, foundation=foundation, env=env))
+
+    return make

@@ -1,0 +1,134 @@
+"""The templates under rules: AWS Solutions (cdk-nag), CloudFormation's schemas (cfn-lint), our own (guard)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.infra
+INFRA = Path(__file__).parents[2] / "infra"
+
+# (rule, a word of its message): why it is right here
+EXPLAINED = {
+    ("W3037", "invokeendpointwithbidirectionalstream"): "newer than the linter's list of SageMaker's actions",
+}
+
+
+def templates(*directories: Path) -> list[Path]:
+    return [file for directory in directories for file in sorted(directory.glob("*.template.json"))]
+
+
+def test_a_finding_fails_the_synthesis(tmp_path: Path) -> None:
+    from aws_cdk import Stack
+    from aws_cdk import aws_sns as sns
+    from speech.toolchain import new_app
+
+    app = new_app(outdir=str(tmp_path))
+    sns.Topic(Stack(app, "careless"), "Topic")
+
+    with pytest.raises(RuntimeError, match=r"AwsSolutions-SNS"):
+        app.synth()
+
+
+def test_every_finding_that_is_explained_away_has_a_sentence(assembly: Path, shared_assembly: Path) -> None:
+    reasons = [
+        reason
+        for file in templates(assembly, shared_assembly)
+        for resource in json.loads(file.read_text(encoding="utf-8"))["Resources"].values()
+        for reason in _reasons(resource.get("Metadata", {}))
+    ]
+
+    assert all(len(reason.split()) >= 5 for reason in reasons)
+
+
+def _reasons(metadata: Any) -> list[str]:
+    if isinstance(metadata, dict):
+        own = [value for key, value in metadata.items() if key == "reason"]
+        return own + [each for value in metadata.values() for each in _reasons(value)]
+    return [each for value in metadata for each in _reasons(value)] if isinstance(metadata, list) else []
+
+
+def test_the_templates_are_what_cloudformation_knows(assembly: Path, shared_assembly: Path) -> None:
+    from cfnlint.api import ManualArgs, lint_file
+
+    config = ManualArgs(regions=["us-east-1", "eu-central-1"])
+    found = [
+        f"{file.name}: {match.rule.id} {match.message[:200]}"
+        for file in templates(assembly, shared_assembly)
+        for match in lint_file(file, config=config)
+        if not any(match.rule.id == rule and word in match.message for rule, word in EXPLAINED)
+    ]
+
+    assert not found, "\n".join(found)
+
+
+def test_the_templates_keep_our_own_rules(assembly: Path, shared_assembly: Path) -> None:
+    for file in templates(assembly, shared_assembly):
+        report = guard(json.loads(file.read_text(encoding="utf-8")))
+        assert not report.not_compliant, (file.name, [str(each)[:400] for each in report.not_compliant])
+
+
+@pytest.mark.parametrize(
+    ("kind", "properties"),
+    [
+        ("AWS::SNS::Topic", {}),
+        ("AWS::Logs::LogGroup", {"RetentionInDays": 30}),
+        ("AWS::SageMaker::Endpoint", {"EndpointConfigName": "x"}),
+        ("AWS::SageMaker::Model", {"PrimaryContainer": {"ModelDataUrl": "s3://x/model.tar.gz"}}),
+        ("AWS::ECR::Repository", {"ImageTagMutability": "MUTABLE"}),
+        ("AWS::IAM::Role", {"ManagedPolicyArns": ["arn:aws:iam::aws:policy/AmazonSageMakerFullAccess"]}),
+        ("AWS::EC2::SecurityGroup", {"SecurityGroupIngress": [{"CidrIp": "0.0.0.0/0"}]}),
+        ("AWS::CloudWatch::Alarm", {"TreatMissingData": "missing"}),
+    ],
+)
+def test_our_own_rules_notice(kind: str, properties: dict[str, Any]) -> None:
+    assert guard({"Resources": {"Careless": {"Type": kind, "Properties": properties}}}).not_compliant
+
+
+def guard(template: dict[str, Any]) -> Any:
+    import cfn_guard_rs
+
+    return cfn_guard_rs.run_checks(template, (INFRA / "rules" / "speech.guard").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("script", "stage"), [("app.py", "staging"), ("components_app.py", "prod")])
+def test_both_apps_are_synthesised_without_network_and_credentials(tmp_path: Path, script: str, stage: str) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "CDK_"))}
+    environment |= {"S1_MINI_STAGE": stage, "CDK_OUTDIR": str(tmp_path), "HTTPS_PROXY": "http://127.0.0.1:9"}
+    command = [sys.executable, str(INFRA / script)]
+
+    done = subprocess.run(
+        [*_unplugged(), *command], env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(templates(tmp_path)) >= 2
+
+
+def _unplugged() -> list[str]:
+    """Give the prefix that takes all network from a command, where the system lets us; else a dead proxy must do."""
+    prefix = ["unshare", "--map-root-user", "--net"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode
+    ):
+        return []
+    return prefix
+
+
+def test_a_mistaken_stage_ends_with_its_name(tmp_path: Path) -> None:
+    environment = {**os.environ, "S1_MINI_STAGE": "live", "CDK_OUTDIR": str(tmp_path)}
+
+    done = subprocess.run(
+        [sys.executable, str(INFRA / "app.py")], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode != 0
+    assert "stage='live' is not one of dev, staging, prod" in done.stderr

@@ -1,0 +1,120 @@
+"""The file of stages, and what it says to the engine; needs nothing of AWS, so it runs with all other tests."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s1_mini import EngineConfig
+from s1_mini.exceptions import QueueFullError
+from s1_mini.server.errors import BusyError, TooManyRequestsError
+from s1_mini.server.record import Record
+from s1_mini.server.settings import ServerSettings
+
+
+@pytest.fixture
+def stages() -> Any:
+    import speech.stages
+
+    return speech.stages
+
+
+@pytest.fixture
+def write(tmp_path: Path, stages: Any) -> Any:
+    """Write the defaults and one changed stage, and read it."""
+
+    def _write(table: str, stage: str = "prod") -> Any:
+        defaults = stages.STAGES_FILE.read_text(encoding="utf-8").partition("[dev]")[0]
+        file = tmp_path / "stages.toml"
+        file.write_text(f"{defaults}\n[{stage}]\n{table}\n", encoding="utf-8")
+        return stages.read_stage(stage, file)
+
+    return _write
+
+
+def test_every_stage_of_the_file_can_be_read(stages: Any) -> None:
+    read = [stages.read_stage(name) for name in stages.STAGES]
+
+    assert [stage.capacity for stage in read] == ["zero", "scheduled", "tracked"]
+    assert set(tomllib.loads(stages.STAGES_FILE.read_text(encoding="utf-8"))) == {"defaults", *stages.STAGES}
+
+
+def test_the_target_is_a_share_of_the_engines_slots(stages: Any, write: Any) -> None:
+    assert write("slots = 8\ntarget_share = 0.5").target == 4.0
+    assert write("slots = 16\ntarget_share = 0.5").target == 8.0
+    assert stages.concurrency_target(1, 0.5) == 1.0  # below one, an idle engine would already be too busy
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ("slot = 8", "slot is not a field"),
+        ("slots = 0", "slots=0 must be"),
+        ("capacity = 'elastic'", "capacity='elastic' must be one of"),
+        ("capacity = 'scheduled'", "hours=None go with"),
+        ("min_instances = 0", "min_instances=0 can be 0"),
+        ("min_instances = 9", "min_instances=9 must be 0 to max_instances"),
+        ("min_instances = 1\nrollout = 'canary'", "rollout='canary' needs min_instances"),
+        ("target_share = 1.0", "target_share=1.0 must be"),
+        ("cidr = '8.8.0.0/16'", "cidr='8.8.0.0/16' must be"),
+        ("account = '12'", "account='12' must be"),
+        ("instance_type = 'g6.xlarge'", "instance_type='g6.xlarge' must"),
+        ("model_prefix = 'models/../secrets/'", "model_prefix="),
+        ("log_days = 8", "log_days=8 must be one of"),
+        (
+            "[prod.components]\ninstance_type = 'ml.g6.xlarge'\nmin_instances = 0\nmax_instances = 1",
+            "needs at least one",
+        ),
+        ("[prod.hours]\nopens = 'x'", "missing"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(write: Any, stages: Any, table: str, named: str) -> None:
+    with pytest.raises(stages.StageError) as refused:
+        write(table)
+
+    assert named in str(refused.value)
+
+
+def test_a_voice_has_one_model(write: Any, stages: Any) -> None:
+    model = "[prod.components.models.{0}]\nmodel_prefix = 'models/{0}/'\nvoices = ['clara']\n"
+    shared = "[prod.components]\ninstance_type = 'ml.g6.xlarge'\nmin_instances = 0\nmax_instances = 1\n"
+
+    with pytest.raises(stages.StageError, match="'clara' belongs to one already"):
+        write(shared + model.format("one") + model.format("two"))
+
+
+def test_an_unknown_stage_is_refused_by_name(stages: Any) -> None:
+    with pytest.raises(stages.StageError, match="stage='live' is not one of dev, staging, prod"):
+        stages.read_stage("live")
+
+
+def test_the_engine_and_the_server_understand_every_variable(stages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stages.read_stage("prod")
+    for name, value in stage.container_environment().items():
+        monkeypatch.setenv(name, value)
+
+    assert EngineConfig().max_batch_size == stage.slots
+    assert EngineConfig().max_queue_size == stage.queue
+    assert ServerSettings().request_timeout_s == 55
+
+
+def test_instances_with_own_disks_are_known(stages: Any) -> None:
+    own = ["ml.g4dn.xlarge", "ml.g5.2xlarge", "ml.g6.12xlarge", "ml.g6e.xlarge", "ml.p4d.24xlarge", "ml.p5.48xlarge"]
+    none = ["ml.m5.xlarge", "ml.c6i.2xlarge", "ml.p3.2xlarge"]
+
+    assert [name for name in own + none if stages.has_local_storage(name)] == own
+
+
+def test_log_metrics_read_fields_that_the_server_writes() -> None:
+    record = Record(id="1", method="POST", path="/v1/tts", code="queue_full")
+    record.spoken = record.first_chunk = record.started
+
+    assert {"first_chunk_ms", "waiting", "code"} <= set(record.fields())
+    assert [QueueFullError.code, BusyError.code, TooManyRequestsError.code] == [
+        "queue_full",
+        "server_busy",
+        "too_many_requests",
+    ]

@@ -1,0 +1,123 @@
+"""`s1-mini package`, from the command line to a container that serves what it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from s1_mini.cli.app import run
+from s1_mini.packaging.layout import lay_out
+from s1_mini.packaging.verify import unpack_archive
+from s1_mini.packaging.write import write_archive, write_prefix
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["s1-mini", *map(str, arguments)])
+    return run()
+
+
+@pytest.mark.slow
+def test_an_artifact_passes_the_contract_in_a_clean_process(
+    oracle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = tmp_path / "model.tar.gz"
+    assert run_here(monkeypatch, "package", "--checkpoint", oracle, "-o", artifact) == 0
+    monkeypatch.setenv("S1_MINI_SERVER_API_KEY", "a setting of this machine")
+
+    code = run_here(monkeypatch, "package", "--check", artifact, "--device", "cpu")
+
+    said = capsys.readouterr()
+    steps = [line.split(":")[0].split(maxsplit=1) for line in said.out.splitlines()]
+    assert code == 0, said.err
+    names = ["unpack", "start", "ping", "invoke", "stream", "a caller's mistake", "batch transform", "stop"]
+    assert steps == [["ok", name] for name in names]
+
+
+def test_a_changed_artifact_is_refused_and_not_started(
+    oracle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_prefix(lay_out(oracle), tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text("{}")
+
+    assert run_here(monkeypatch, "package", "--check", tmp_path / "model") == 1
+
+    assert "'config.json' is not what manifest.json says" in capsys.readouterr().err
+
+
+def test_the_real_toolkit_serves_the_unpacked_artifact(oracle: Path, tmp_path: Path) -> None:
+    """In a process of its own: the toolkit's transformer finds `code/inference.py` as in its container."""
+    archive = tmp_path / "model.tar.gz"
+    write_archive(lay_out(oracle), archive)
+    unpack_archive(archive, tmp_path / "model")
+    code = """
+import json, sys
+from types import SimpleNamespace
+from sagemaker_inference.default_handler_service import DefaultHandlerService
+kinds = {"Content-Type": "application/json", "Accept": "audio/wav"}
+ignore = lambda *a, **k: None
+request = SimpleNamespace(get_request_properties=lambda: kinds, report_status=ignore, add_response_property=ignore)
+context = SimpleNamespace(
+    system_properties={"model_dir": sys.argv[1]},
+    get_request_header=lambda index, name: kinds.get(name),
+    request_processor=[request],
+    set_response_status=ignore,
+    set_response_header=ignore,
+    set_response_content_type=ignore,
+)
+service = DefaultHandlerService()
+service.initialize(context)
+body = bytearray(json.dumps({"text": "Hello.", "max_new_tokens": 8, "seed": 1}).encode())
+print(bytes(service.handle([{"body": body}], context)[0][:4]))
+from s1_mini.sagemaker.handler import process_engine
+process_engine.close()
+"""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    environment = kept | {"PYTHONPATH": f"{tmp_path}/model/code:{ROOT}/src", "OMP_NUM_THREADS": "1"}
+    environment |= {"S1_MINI_DEVICE": "cpu"}
+
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "model")]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False, cwd=tmp_path)
+
+    assert b"RIFF" in done.stdout, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "--output"),
+        (["-o", "a.tar.gz", "--artifact", "b.tar.gz"], "give one"),
+        (["--artifact", "b.tar.gz"], "s3://bucket/prefix"),
+        (["-o", "a.tar.gz", "--upload", "bucket/prefix"], "is not s3://bucket/prefix"),
+        (["-o", "a.tar.gz", "--voices", "nowhere"], "nowhere is no folder"),
+        (["-o", "a.tar.gz", "--checkpoint", "nowhere"], "no directory"),
+        (["--check", "nowhere.tar.gz"], "nowhere.tar.gz is missing"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    options: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert run_here(monkeypatch, "package", *options) == 1
+
+    said = capsys.readouterr().err
+    assert told in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_checkpoint_the_voice_that_ships_is_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_here(monkeypatch, "package", "-o", tmp_path / "model", "--layout", "prefix") == 0
+
+    files = json.loads((tmp_path / "model" / "manifest.json").read_text())["files"]
+    assert {"CARD.md", "voices/clara.safetensors", "codec.safetensors"} <= set(files)

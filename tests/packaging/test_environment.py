@@ -1,0 +1,81 @@
+"""What SageMaker's variables become, row by row, and what a model folder may be."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from s1_mini.exceptions import CheckpointNotFoundError, ConfigurationError
+from s1_mini.sagemaker.environment import TABLE, container_environment
+from s1_mini.server.settings import ServerSettings
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = {
+    "SAGEMAKER_BIND_TO_PORT": ("9090", {"port": 9090}),
+    "SAGEMAKER_MAX_PAYLOAD_IN_MB": ("25", {"max_body_bytes": 25 * 2**20}),
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": ("40", {"request_timeout_s": 40.0}),
+}
+
+
+def test_every_row_of_the_table_has_an_example_and_stands_in_the_documentation() -> None:
+    page = (ROOT / "docs" / "package.md").read_text()
+
+    assert {row.theirs for row in TABLE} == set(EXAMPLES)
+    assert [row for row in TABLE if not re.search(rf"`{row.theirs}`.*`{row.ours}`", page)] == []
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_a_variable_of_the_platform_becomes_a_setting_unless_ours_is_set(
+    row: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, fields = EXAMPLES[row.theirs]
+    base = {"SAGEMAKER_BASE_DIR": str(tmp_path)}
+
+    environment = container_environment(base | {row.theirs: value})
+
+    monkeypatch.setenv(row.ours, environment[row.ours])
+    settings = ServerSettings()
+    assert {name: getattr(settings, name) for name in fields} == fields
+    assert container_environment(base | {row.theirs: value, row.ours: "7"})[row.ours] == "7"
+
+
+def test_a_number_that_is_none_is_told_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="SAGEMAKER_MAX_PAYLOAD_IN_MB='many'"):
+        container_environment({"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MAX_PAYLOAD_IN_MB": "many"})
+
+
+def test_the_unpacked_model_is_what_speaks_and_code_alone_is_not(tmp_path: Path) -> None:
+    base = {"SAGEMAKER_BASE_DIR": str(tmp_path)}
+    assert "S1_MINI_CHECKPOINT_PATH" not in container_environment(base)
+    (tmp_path / "model" / "code").mkdir(parents=True)
+    assert "S1_MINI_CHECKPOINT_PATH" not in container_environment(base)
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert container_environment(base)["S1_MINI_CHECKPOINT_PATH"] == str(tmp_path / "model")
+    assert container_environment(base | {"S1_MINI_CHECKPOINT_PATH": "mine"})["S1_MINI_CHECKPOINT_PATH"] == "mine"
+
+
+def test_a_folder_around_the_files_is_told_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "model" / "s1-mini").mkdir(parents=True)
+    (tmp_path / "model" / "s1-mini" / "config.json").write_text("{}")
+
+    with pytest.raises(CheckpointNotFoundError, match="has a folder around its files"):
+        container_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
+def test_serve_says_in_one_sentence_why_it_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights.bin").write_text("?")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {"PATH": path, "PYTHONPATH": str(ROOT / "src"), "SAGEMAKER_BASE_DIR": str(tmp_path)}
+
+    done = subprocess.run([ROOT / "sagemaker" / "serve"], env=environment, capture_output=True, check=False)
+
+    assert done.returncode == 1
+    assert b"holds no checkpoint: config.json is missing" in done.stderr
+    assert b"Traceback" not in done.stderr

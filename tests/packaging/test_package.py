@@ -1,0 +1,357 @@
+"""Packaging: the same bytes twice, the same voice, and nothing that is not what its manifest says."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.checkpoint.convert import convert_checkpoint
+from s1_mini.checkpoint.random import RECIPES, write_random_checkpoint
+from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, PackageError, VoiceError
+from s1_mini.packaging import compile_cache
+from s1_mini.packaging.layout import INFERENCE, lay_out
+from s1_mini.packaging.manifest import Content, Manifest
+from s1_mini.packaging.verify import unpack_archive, verify_archive, verify_directory
+from s1_mini.packaging.write import write_archive, write_prefix
+from s1_mini.types import Voice
+from s1_mini.voices.library import write_voice
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def archive(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("packaged") / "model.tar.gz"
+    write_archive(lay_out(published), output)
+    return output
+
+
+@pytest.fixture
+def unpacked(archive: Path, tmp_path: Path) -> Path:
+    unpack_archive(archive, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_same_checkpoint_gives_the_same_bytes_whenever_and_by_however_many_threads(
+    published: Path, archive: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(published, tmp_path / "again")
+    for path in (tmp_path / "again").iterdir():
+        os.utime(path, (1, 1))
+        path.chmod(0o600)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        write_archive(lay_out(tmp_path / "again"), tmp_path / "model.tar.gz")
+    finally:
+        torch.set_num_threads(threads)
+
+    assert (tmp_path / "model.tar.gz").read_bytes() == archive.read_bytes()
+
+
+def test_both_forms_hold_the_same_files(published: Path, unpacked: Path, tmp_path: Path) -> None:
+    write_prefix(lay_out(published), tmp_path / "prefix")
+
+    one, other = (
+        {p.relative_to(d): p.read_bytes() for d in [d] for p in d.rglob("*") if p.is_file()}
+        for d in (unpacked, tmp_path / "prefix")
+    )
+    assert one == other
+
+
+def test_an_archive_is_one_that_other_programs_read(archive: Path) -> None:
+    content = gzip.decompress(archive.read_bytes())
+
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        members = tar.getmembers()
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in members} == {(0, 0, 0, "", "", 0o644)}
+    assert [m.name for m in members] == [*sorted(m.name for m in members[:-1]), "manifest.json"]
+    if shutil.which("tar") and shutil.which("gzip"):
+        assert b"config.json" in subprocess.check_output(["tar", "tzf", archive])
+
+
+def test_weights_are_those_that_convert_writes(published: Path, unpacked: Path, tmp_path: Path) -> None:
+    convert_checkpoint(published, tmp_path / "converted")
+
+    for name in ("model.safetensors", "codec.safetensors"):
+        one, other = load_file(unpacked / name), load_file(tmp_path / "converted" / name)
+        assert list(one) == list(other)
+        assert all(one[n].dtype == other[n].dtype for n in one)
+        assert all((one[n] - other[n]).abs().max() <= 1e-6 * other[n].abs().max() for n in one)
+
+
+def test_an_unpacked_artifact_speaks_as_its_checkpoint_does(published: Path, unpacked: Path) -> None:
+    waves = []
+    for directory in (published, unpacked):
+        with ProductionTTSEngine(EngineConfig(checkpoint_path=directory, device="cpu")) as engine:
+            waves.append(engine.generate("Same voice.", seed=1, max_new_tokens=12).audio)
+
+    assert waves[0].shape == waves[1].shape
+    assert np.abs(waves[0] - waves[1]).max() < 2e-3
+
+
+def test_tensors_read_in_pieces_are_those_read_whole(
+    published: Path, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s1_mini.packaging.tensors.PIECE_BYTES", 512)
+    monkeypatch.setattr("s1_mini.packaging.tensors.WINDOW_BYTES", 4096)
+
+    write_archive(lay_out(published, codec_precision="float16"), tmp_path / "pieces.tar.gz")
+
+    pieces, whole = tmp_path / "pieces", tmp_path / "whole"
+    unpack_archive(tmp_path / "pieces.tar.gz", pieces)
+    unpack_archive(archive, whole)
+    for name in ("model.safetensors", "codec.safetensors"):
+        one, other = load_file(pieces / name), load_file(whole / name)
+        assert all(torch.allclose(one[n].float(), other[n].float(), rtol=1e-6, atol=1e-7) for n in other)
+
+
+def test_the_manifest_says_what_wrote_it_and_what_every_file_is(unpacked: Path) -> None:
+    told = json.loads((unpacked / "manifest.json").read_text())
+
+    files = sorted(p.relative_to(unpacked).as_posix() for p in unpacked.rglob("*") if p.is_file())
+    assert sorted([*told["files"], "manifest.json"]) == files
+    assert told["torch"] == torch.__version__.partition("+")[0]
+    config = (unpacked / "config.json").read_bytes()
+    assert told["files"]["config.json"] == {"sha256": hashlib.sha256(config).hexdigest(), "bytes": len(config)}
+
+
+def test_the_toolkits_file_is_the_one_in_the_checkout() -> None:
+    assert (ROOT / "sagemaker" / "code" / "inference.py").read_text() == INFERENCE
+
+
+def test_requirements_are_pinned(unpacked: Path) -> None:
+    lines = (unpacked / "code" / "requirements.txt").read_text().splitlines()
+
+    pins = [line for line in lines if not line.startswith("#")]
+    assert any(line.startswith("torch==") for line in pins)
+    assert all("==" in line for line in pins)
+
+
+def test_voices_come_along_and_two_of_a_name_do_not(published: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    write_voice(tmp_path / "mine", "anna", Voice(torch.zeros(10, 4, dtype=torch.int64), "Hello."))
+
+    write_prefix(lay_out(published, voices=tmp_path / "mine"), tmp_path / "packaged")
+
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "packaged", device="cpu")) as engine:
+        assert engine.generate("Hi.", voice="anna", max_new_tokens=4).success
+    with pytest.raises(VoiceError, match="'anna' is there twice"):
+        lay_out(tmp_path / "packaged", voices=tmp_path / "mine")
+
+
+def test_a_voice_of_another_codec_is_refused(published: Path, tmp_path: Path) -> None:
+    write_voice(tmp_path, "anna", Voice(torch.full((10, 4), 4000), "Hello."))
+
+    with pytest.raises(CheckpointFileError, match=r"anna.*encoded by another"):
+        lay_out(published, voices=tmp_path)
+
+
+def test_what_exists_is_not_written_over_and_what_fails_leaves_nothing(published: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.tar.gz").write_text("released")
+    with pytest.raises(PackageError, match="exists already"):
+        write_archive(lay_out(published), tmp_path / "model.tar.gz")
+    assert (tmp_path / "model.tar.gz").read_text() == "released"
+
+    members = lay_out(published)
+    (tmp_path / "source").mkdir()
+    source = shutil.copytree(published, tmp_path / "source", dirs_exist_ok=True)
+    members = lay_out(source)
+    (source / "tokenizer.tiktoken").unlink()
+    with pytest.raises(PackageError, match="cannot be written"):
+        write_archive(members, tmp_path / "other.tar.gz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar.gz", "source"]
+
+
+def test_weights_that_contradict_their_config_are_told_before_anything_is_written(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "source", RECIPES["tiny"])
+    text = (tmp_path / "source" / "config.json").read_text()
+    (tmp_path / "source" / "config.json").write_text(text.replace('"n_layer": 3', '"n_layer": 4'))
+
+    with pytest.raises(CheckpointMismatchError, match=r"layers\.3\.attention"):
+        lay_out(tmp_path / "source")
+
+
+def test_a_compile_cache_is_used_where_it_was_made_for_and_nowhere_else(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache" / "fx").mkdir(parents=True)
+    (tmp_path / "cache" / "fx" / "kernel.py").write_text("# compiled")
+    monkeypatch.setenv(compile_cache.VARIABLE, "")
+    for key, is_used in ((compile_cache.cache_key(), True), ("sm_90-torch1.0.0", False)):
+        write_prefix(lay_out(published, compile_cache=tmp_path / "cache", compile_key=key), tmp_path / key)
+
+        used = compile_cache.use_cache(tmp_path / key)
+
+        assert (used is not None) == is_used
+        if used is not None:
+            assert (used / "fx" / "kernel.py").read_text() == "# compiled"
+            shutil.rmtree(used)
+            monkeypatch.setenv(compile_cache.VARIABLE, "")
+    with pytest.raises(PackageError, match="is no key"):
+        lay_out(published, compile_cache=tmp_path / "cache", compile_key="../../etc")
+
+
+# What is refused, folder and archive, each by name.
+
+
+def change(model: Path) -> None:
+    content = bytearray((model / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (model / "model.safetensors").write_bytes(content)
+
+
+def add_device(model: Path) -> None:
+    os.mkfifo(model / "extra")
+
+
+DAMAGES: list[tuple[Callable[[Path], object], str]] = [
+    (change, r"'model\.safetensors' is not what manifest\.json says"),
+    (lambda model: (model / "codec.safetensors").unlink(), r"'codec\.safetensors' is missing"),
+    (
+        lambda model: (model / "voices").mkdir() or (model / "voices" / "eve.safetensors").write_text("x"),
+        "'voices/eve.safetensors' is not listed",
+    ),
+    (lambda model: (model / "link").symlink_to("/etc/passwd"), "'link' is a link"),
+    (lambda model: (model / "voices").symlink_to("/etc", target_is_directory=True), "'voices' is a link"),
+    (add_device, "'extra' is a pipe"),
+    (lambda model: (model / "manifest.json").unlink(), r"no manifest\.json"),
+    (lambda model: (model / "manifest.json").write_text("{}"), "no manifest of s1-mini package"),
+]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="makes links and pipes")
+@pytest.mark.parametrize(("damage", "told"), DAMAGES)
+def test_a_folder_that_is_not_what_it_says_is_refused_by_name(
+    unpacked: Path, damage: Callable[[Path], object], told: str
+) -> None:
+    damage(unpacked)
+
+    with pytest.raises(PackageError, match=told):
+        verify_directory(unpacked)
+
+
+def test_the_engine_refuses_a_changed_artifact_before_the_device_is_touched(
+    unpacked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def touched(*_: object) -> None:
+        raise AssertionError("the device was touched")
+
+    monkeypatch.setattr("s1_mini.engine.load", touched)
+    change(unpacked)
+
+    with pytest.raises(PackageError, match=r"model\.safetensors"):
+        ProductionTTSEngine(EngineConfig(checkpoint_path=unpacked, device="cpu")).start()
+
+
+def test_what_volumes_and_the_toolkits_python_leave_is_no_damage(unpacked: Path) -> None:
+    (unpacked / "lost+found").mkdir()
+    (unpacked / "code" / "__pycache__").mkdir()
+    (unpacked / "code" / "__pycache__" / "inference.cpython-311.pyc").write_bytes(b"")
+
+    assert verify_directory(unpacked).files
+
+
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"", **fields: object
+) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(content)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, content
+
+
+EVIL: list[tuple[tuple[tarfile.TarInfo, bytes], str]] = [
+    (member("link", tarfile.SYMTYPE, linkname="/etc/passwd"), "'link' is a link"),
+    (member("hard", tarfile.LNKTYPE, linkname="config.json"), "'hard' is a hard link"),
+    (member("null", tarfile.CHRTYPE, devmajor=1, devminor=3), "'null' is a device"),
+    (member("pipe", tarfile.FIFOTYPE), "'pipe' is a device or pipe"),
+    (member("/etc/passwd", content=b"x"), "'/etc/passwd' is an absolute path"),
+    (member("C:/evil", content=b"x"), "'C:/evil' is an absolute path"),
+    (member("voices/../../evil", content=b"x"), "leads out of its folder"),
+    (member("a\\..\\evil", content=b"x"), "letters that no path here may have"),
+    (member("config.json", content=b"x"), "'config.json' is there twice"),
+    (member("CONFIG.JSON", content=b"x"), "differ only in case"),
+    (member("config.json/evil", content=b"x"), "'config.json' is a file, and the folder of"),
+    (member("folder", tarfile.DIRTYPE), "'folder' is a folder"),
+    (member("more.txt", content=b"x"), "'more.txt' is not listed"),
+]
+
+
+@pytest.mark.parametrize(("evil", "told"), EVIL)
+def test_an_archive_with_what_must_not_be_there_is_refused_by_name_and_nothing_is_unpacked(
+    archive: Path, tmp_path: Path, evil: tuple[tarfile.TarInfo, bytes], told: str
+) -> None:
+    with tarfile.open(archive) as whole, tarfile.open(tmp_path / "evil.tar.gz", "w:gz", compresslevel=0) as tar:
+        for info in whole:
+            tar.addfile(info, whole.extractfile(info))
+        tar.addfile(evil[0], io.BytesIO(evil[1]))
+
+    with pytest.raises(PackageError, match=told):
+        unpack_archive(tmp_path / "evil.tar.gz", tmp_path / "model")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["evil.tar.gz"]
+
+
+def test_an_archive_that_is_cut_off_or_none_is_told(archive: Path, tmp_path: Path) -> None:
+    content = archive.read_bytes()
+    (tmp_path / "cut.tar.gz").write_bytes(content[: len(content) // 2])
+    (tmp_path / "text.tar.gz").write_text("no archive")
+
+    for name in ("cut.tar.gz", "text.tar.gz"):
+        with pytest.raises(PackageError, match=name):
+            verify_archive(tmp_path / name)
+    with pytest.raises(PackageError, match="missing"):
+        verify_archive(tmp_path / "nowhere.tar.gz")
+
+
+def test_a_manifest_that_was_edited_contradicts_itself() -> None:
+    manifest = Manifest("1", "2", {"a": Content("0" * 64, 1)})
+    edited = manifest.to_bytes().replace(b'"bytes": 1', b'"bytes": 2')
+
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+    with pytest.raises(PackageError, match="contradicts itself"):
+        Manifest.from_bytes(edited)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in KiB only there")
+def test_a_large_checkpoint_takes_little_memory(tmp_path: Path) -> None:
+    """A quarter of a gigabyte more of weights, not a tenth of it more of memory."""
+    recipe = RECIPES["tiny"]
+    large = type(recipe)(recipe.model | {"dim": 1024, "intermediate_size": 8192}, recipe.codec, num_semantic=64)
+    write_random_checkpoint(tmp_path / "large", large, form="published")
+    code = "from s1_mini.cli.app import run; code = run(); print(open('/proc/self/status').read()); exit(code)"
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "package",
+        "--checkpoint",
+        str(tmp_path / "large"),
+        "-o",
+        str(tmp_path / "a"),
+    ]
+
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, capture_output=True, check=False)
+
+    assert (tmp_path / "large" / "model.pth").stat().st_size > 2.5e8
+    assert done.returncode == 0, done.stderr
+    peak_kib = int(done.stdout.partition(b"VmHWM:")[2].split()[0])  # of this process alone, unlike ru_maxrss
+    assert peak_kib < 300 * 1024

@@ -1,0 +1,212 @@
+"""Sending to S3, on moto: in parts, going on after a failure, never over what is there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import EndpointConnectionError, NoCredentialsError
+from moto import mock_aws
+
+from s1_mini.cli.app import run
+from s1_mini.exceptions import ConfigurationError, PackageError
+from s1_mini.packaging.layout import lay_out
+from s1_mini.packaging.verify import verify_directory
+from s1_mini.packaging.write import write_archive, write_prefix
+from s1_mini.sagemaker.aws import S3Place, explained
+from s1_mini.sagemaker.upload import Uploader, UploadError
+
+BUCKET = "models-of-ours"
+PLACE = S3Place(BUCKET, "voices/1")
+PART = 5 * 2**20  # the least that S3 takes
+MOTO_WARNINGS = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [MOTO_WARNINGS]
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name, value in {"ACCESS_KEY_ID": "x", "SECRET_ACCESS_KEY": "y", "DEFAULT_REGION": "eu-central-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with mock_aws():
+        client = boto3.client("s3")
+        client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+        yield client
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    path = tmp_path / "model.tar.gz"
+    path.write_bytes(b"".join(bytes([number]) * PART for number in range(5)) + b"end")
+    os.utime(path, (0, 0))  # moto's uploads all began in 2010
+    return path
+
+
+class Recorder:
+    """A real client that counts what is asked of it, and fails where it is told to."""
+
+    def __init__(self, client: Any, fails_at: int | None = None) -> None:
+        self._client, self.fails_at = client, fails_at
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        if name in {"exceptions", "get_paginator"}:
+            return found
+
+        def ask(**values: Any) -> Any:
+            if name == "upload_part" and values["PartNumber"] == self.fails_at:
+                raise EndpointConnectionError(endpoint_url="https://s3")
+            self.asked.append((name, values))
+            return found(**values)
+
+        return ask
+
+    def count(self, name: str) -> int:
+        return sum(asked == name for asked, _ in self.asked)
+
+
+def test_an_archive_arrives_whole_in_parts_with_checksums(s3: Any, large: Path) -> None:
+    client, told = Recorder(s3), []
+
+    location = Uploader(client, part_bytes=PART).send(large, PLACE, told.append)
+
+    assert location == f"s3://{BUCKET}/voices/1/model.tar.gz"
+    assert s3.get_object(Bucket=BUCKET, Key="voices/1/model.tar.gz")["Body"].read() == large.read_bytes()
+    assert sum(told) == large.stat().st_size
+    parts = [values for name, values in client.asked if name == "upload_part"]
+    assert len(parts) == 6
+    assert all(values["ChecksumSHA256"] for values in parts)
+    (completed,) = [values for name, values in client.asked if name == "complete_multipart_upload"]
+    assert completed["IfNoneMatch"] == "*"
+
+
+def test_what_failed_goes_on_where_it_stopped(s3: Any, large: Path) -> None:
+    broken = Recorder(s3, fails_at=5)
+    with pytest.raises(
+        UploadError, match=r"cannot be reached.*parts of .* are there; run the same again.*abort-multipart"
+    ):
+        Uploader(broken, part_bytes=PART).send(large, PLACE)
+    arrived = broken.count("upload_part")
+
+    again = Recorder(s3)
+    Uploader(again, part_bytes=PART).send(large, PLACE)
+
+    assert arrived >= 4
+    assert again.count("create_multipart_upload") == 0
+    assert again.count("upload_part") == 6 - arrived
+    assert s3.get_object(Bucket=BUCKET, Key="voices/1/model.tar.gz")["Body"].read() == large.read_bytes()
+    assert "Uploads" not in s3.list_multipart_uploads(Bucket=BUCKET)
+
+
+def test_a_file_that_changed_meanwhile_is_sent_as_it_is_now(s3: Any, large: Path) -> None:
+    with pytest.raises(UploadError):
+        Uploader(Recorder(s3, fails_at=5), part_bytes=PART).send(large, PLACE)
+    content = bytearray(large.read_bytes())
+    content[0] = 99
+    large.write_bytes(content)
+
+    Uploader(s3, part_bytes=PART).send(large, PLACE)
+
+    assert s3.get_object(Bucket=BUCKET, Key="voices/1/model.tar.gz")["Body"].read() == content
+
+
+def test_what_is_there_is_not_sent_again_and_never_written_over(s3: Any, large: Path) -> None:
+    Uploader(s3, part_bytes=PART).send(large, PLACE)
+    before = large.read_bytes()
+
+    again = Recorder(s3)
+    Uploader(again, part_bytes=PART).send(large, PLACE)
+    large.write_bytes(b"another")
+    with pytest.raises(UploadError, match="there already, with other content, and is never written over"):
+        Uploader(s3, part_bytes=PART).send(large, PLACE)
+
+    assert {name for name, _ in again.asked} == {"head_object"}
+    assert s3.get_object(Bucket=BUCKET, Key="voices/1/model.tar.gz")["Body"].read() == before
+
+
+def test_of_two_who_send_at_once_one_wins_and_the_other_is_told(
+    s3: Any, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put_object(Bucket=BUCKET, Key="voices/1/model.tar.gz", Body=b"first")
+    monkeypatch.setattr(Uploader, "_is_there", lambda *_: False)
+
+    with pytest.raises(UploadError, match="never written over"):
+        Uploader(s3, part_bytes=PART).send(large, PLACE)
+    large.write_bytes(b"small")
+    with pytest.raises(UploadError, match="never written over"):
+        Uploader(s3, part_bytes=PART).send(large, PLACE)
+
+    assert s3.get_object(Bucket=BUCKET, Key="voices/1/model.tar.gz")["Body"].read() == b"first"
+
+
+def test_a_folder_arrives_file_by_file_its_manifest_last(s3: Any, oracle: Path, tmp_path: Path) -> None:
+    write_prefix(lay_out(oracle), tmp_path / "model")
+    client = Recorder(s3)
+
+    location = Uploader(client, kms_key="alias/ours").send(tmp_path / "model", PLACE)
+
+    assert location == f"s3://{BUCKET}/voices/1/"
+    sent = [values for name, values in client.asked if name == "put_object"]
+    assert sent[-1]["Key"] == "voices/1/manifest.json"
+    assert {values["SSEKMSKeyId"] for values in sent} == {"alias/ours"}
+    for key in (values["Key"] for values in sent):
+        path = tmp_path / "back" / key.removeprefix("voices/1/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(s3.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+    assert verify_directory(tmp_path / "back") == verify_directory(tmp_path / "model")
+
+
+def test_a_damaged_folder_is_not_sent(s3: Any, oracle: Path, tmp_path: Path) -> None:
+    write_prefix(lay_out(oracle), tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text("{}")
+
+    with pytest.raises(PackageError, match=r"config\.json"):
+        Uploader(s3).send(tmp_path / "model", PLACE)
+
+    assert s3.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 0
+
+
+def test_the_command_line_packages_and_sends_and_says_where(
+    s3: Any, oracle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["package", "--checkpoint", str(oracle), "-o", str(tmp_path / "model.tar.gz")]
+    monkeypatch.setattr(sys, "argv", ["s1-mini", *options, "--upload", f"s3://{BUCKET}/a"])
+
+    assert run() == 0
+
+    assert capsys.readouterr().out.strip() == f"s3://{BUCKET}/a/model.tar.gz"
+    found = s3.get_object(Bucket=BUCKET, Key="a/model.tar.gz")["Body"].read()
+    assert found == (tmp_path / "model.tar.gz").read_bytes()
+
+
+def test_a_failure_names_the_cause_and_the_next_command(
+    s3: Any, oracle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_archive(lay_out(oracle), tmp_path / "model.tar.gz")
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["s1-mini", "package", "--artifact", str(tmp_path / "model.tar.gz"), "--upload", "s3://not-there/a"],
+    )
+
+    assert run() == 1
+
+    said = capsys.readouterr().err
+    assert "the bucket does not exist" in said
+    assert "s1-mini package --artifact" in said
+
+
+def test_no_credentials_is_a_sentence() -> None:
+    with pytest.raises(UploadError, match="there are no AWS credentials; sign in"), explained("sending", UploadError):
+        raise NoCredentialsError
+
+
+@pytest.mark.parametrize("text", ["bucket/prefix", "s3://", "s3://UPPER/x", "s3://bucket//x", "https://bucket/x"])
+def test_what_is_no_place_on_s3_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not s3://bucket/prefix"):
+        S3Place.parse(text)
