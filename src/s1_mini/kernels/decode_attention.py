@@ -87,25 +87,25 @@ def _decode_attention_triton(query: Tensor, keys: Tensor, values: Tensor, length
 
 
 @jit
-def _part_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913
-    query,  # noqa: ANN001
-    keys,  # noqa: ANN001
-    values,  # noqa: ANN001
-    lengths,  # noqa: ANN001
-    out,  # noqa: ANN001
-    sums,  # noqa: ANN001
-    tops,  # noqa: ANN001
-    scale,  # noqa: ANN001
-    slot_stride,  # noqa: ANN001
-    group_stride,  # noqa: ANN001
-    lengths_stride,  # noqa: ANN001
-    heads,  # noqa: ANN001
-    parts,  # noqa: ANN001
-    SHARED: tl.constexpr,  # noqa: N803
-    PADDED: tl.constexpr,  # noqa: N803
-    SIZE: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    ALONE: tl.constexpr,  # noqa: N803
+def _part_kernel(
+    query,
+    keys,
+    values,
+    lengths,
+    out,
+    sums,
+    tops,
+    scale,
+    slot_stride,
+    group_stride,
+    lengths_stride,
+    heads,
+    parts,
+    SHARED: tl.constexpr,
+    PADDED: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
@@ -147,7 +147,7 @@ def _part_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913
 
 
 @jit
-def _join_kernel(sums, tops, out, heads, parts, PARTS: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
+def _join_kernel(sums, tops, out, heads, parts, PARTS: tl.constexpr, SIZE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
     part = tl.arange(0, PARTS)
     channel = tl.arange(0, SIZE)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, jit, runs_triton
-from s1_mini.layers.sampling import MIN_TEMPERATURE, draw, penalise, ranked_probabilities
 
 if HAS_TRITON:
     import triton
@@ -18,7 +17,12 @@ if HAS_TRITON:
 MAX_VOCABULARY = 8192  # that one program sorts
 
 
-def draw_token(
+def can_draw(logits: Tensor) -> bool:
+    """Whether the kernel can draw from these logits [B, V]."""
+    return runs_triton(logits) and logits.shape[1] <= MAX_VOCABULARY
+
+
+def draw_in_one(
     logits: Tensor,
     tokens: Tensor,
     valid: Tensor,
@@ -26,23 +30,9 @@ def draw_token(
     temperature: Tensor,
     top_p: Tensor,
     uniform: Tensor,
+    least_heat: float,
 ) -> Tensor:
-    """Draw a token of each row [B] from `logits` [B, V] at `uniform` [B], `tokens` [B, N] penalised where `valid`."""
-    if runs_triton(logits) and logits.shape[1] <= MAX_VOCABULARY:
-        return _draw_triton(logits, tokens, valid, penalty, temperature, top_p, uniform)
-    logits = penalise(logits.float(), tokens, valid, penalty)
-    return draw(*ranked_probabilities(logits, temperature, top_p), uniform)
-
-
-def _draw_triton(
-    logits: Tensor,
-    tokens: Tensor,
-    valid: Tensor,
-    penalty: Tensor,
-    temperature: Tensor,
-    top_p: Tensor,
-    uniform: Tensor,
-) -> Tensor:
+    """Do as `layers.sampling.draw_token`, which says what; no temperature is below `least_heat`."""
     rows, size = logits.shape
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     block = triton.next_power_of_2(size)
@@ -57,7 +47,7 @@ def _draw_triton(
         out,
         size,
         tokens.shape[1],
-        MIN_TEMPERATURE,
+        least_heat,
         block,
         num_warps=max(4, min(32, block // 256)),
     )
@@ -65,19 +55,19 @@ def _draw_triton(
 
 
 @jit
-def _draw_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913
-    logits,  # noqa: ANN001
-    tokens,  # noqa: ANN001
-    valid,  # noqa: ANN001
-    penalty,  # noqa: ANN001
-    temperature,  # noqa: ANN001
-    top_p,  # noqa: ANN001
-    uniform,  # noqa: ANN001
-    out,  # noqa: ANN001
-    size,  # noqa: ANN001
-    num_tokens,  # noqa: ANN001
-    least_heat,  # noqa: ANN001
-    BLOCK: tl.constexpr,  # noqa: N803
+def _draw_kernel(
+    logits,
+    tokens,
+    valid,
+    penalty,
+    temperature,
+    top_p,
+    uniform,
+    out,
+    size,
+    num_tokens,
+    least_heat,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)

@@ -34,7 +34,7 @@ def _gate_triton(both: Tensor) -> Tensor:
 
 
 @jit
-def _gate_kernel(both, out, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
+def _gate_kernel(both, out, size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size

@@ -42,7 +42,7 @@ def _add_rms_norm_triton(x: Tensor, branch: Tensor | None, weight: Tensor, eps: 
 
 
 @jit
-def _add_rms_norm_kernel(x, branch, weight, total, normal, size, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _add_rms_norm_kernel(x, branch, weight, total, normal, size, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
     inside = at < size

@@ -89,24 +89,24 @@ def _rope_store_triton(
 
 
 @jit
-def _rope_store_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913
-    qkv,  # noqa: ANN001
-    query,  # noqa: ANN001
-    keys,  # noqa: ANN001
-    values,  # noqa: ANN001
-    columns,  # noqa: ANN001
-    rope,  # noqa: ANN001
-    q_weight,  # noqa: ANN001
-    k_weight,  # noqa: ANN001
-    eps,  # noqa: ANN001
-    slot_stride,  # noqa: ANN001
-    group_stride,  # noqa: ANN001
-    rope_stride,  # noqa: ANN001
-    columns_stride,  # noqa: ANN001
-    heads,  # noqa: ANN001
-    groups,  # noqa: ANN001
-    NORMS: tl.constexpr,  # noqa: N803
-    SIZE: tl.constexpr,  # noqa: N803
+def _rope_store_kernel(
+    qkv,
+    query,
+    keys,
+    values,
+    columns,
+    rope,
+    q_weight,
+    k_weight,
+    eps,
+    slot_stride,
+    group_stride,
+    rope_stride,
+    columns_stride,
+    heads,
+    groups,
+    NORMS: tl.constexpr,
+    SIZE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)

@@ -34,7 +34,7 @@ class FrameGraphs:
         self._rows = [rows for rows in LADDER if rows < slots] + [slots]
         pool = torch.cuda.graph_pool_handle()
         for rows in reversed(self._rows):  # the largest first: the others find room in its pool
-            self._graphs[rows] = _capture(model, state, sampling, span, rows, pool)
+            self._graphs[rows] = _capture(model, state, sampling, span=span, rows=rows, pool=pool)
 
     def step(self, rows: int) -> tuple[Tensor, list[bool], list[bool]]:
         """Make one frame of the first `rows` rows: codes [rows or more, K], and for each whether it stops, is valid."""
@@ -46,9 +46,7 @@ class FrameGraphs:
         return codes, stop, valid
 
 
-def _capture(
-    model: SpeechModel, state: Any, sampling: SamplingTensors, span: int, rows: int, pool: tuple[int, int]
-) -> _Graph:
+def _capture(model: SpeechModel, state: Any, sampling: SamplingTensors, *, span: int, rows: int, pool: Any) -> _Graph:
     ends = torch.zeros(2, rows, dtype=torch.bool, pin_memory=True)
 
     def frame() -> Frames:

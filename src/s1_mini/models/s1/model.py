@@ -16,8 +16,8 @@ from torch import Tensor
 from s1_mini.config import Heads, RepetitionMode
 from s1_mini.exceptions import CapacityError
 from s1_mini.kernels.decode_attention import used_columns
-from s1_mini.kernels.draw import draw_token
 from s1_mini.layers.kv_cache import Columns, KVCache
+from s1_mini.layers.sampling import draw_token
 from s1_mini.layers.transformer import FeedForward
 from s1_mini.models.base import Frames, Prefix, Prompt, SamplingTensors
 from s1_mini.models.s1.network import S1Network
@@ -247,5 +247,11 @@ class S1Model:
         inside = tokens < logits.shape[1]
         tokens, valid = torch.where(inside, tokens, 0), valid & inside
         return draw_token(
-            logits.float(), tokens, valid, sampling.repetition_penalty, sampling.temperature, sampling.top_p, uniform
+            logits.float(),
+            tokens,
+            valid,
+            penalty=sampling.repetition_penalty,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            uniform=uniform,
         )

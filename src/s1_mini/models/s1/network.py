@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +68,13 @@ class S1Network(nn.Module):
     def slow_step(self, x: Tensor, cache: KVCache, columns: Columns) -> Tensor:
         """Run one new column of each row x [B, dim]. Pre-norm."""
         branch = None
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._blocks(self.layers)):
             x, branch = layer.step(x, branch, cache.rows(index), columns)
         return x if branch is None else x + branch
+
+    @staticmethod
+    def _blocks(layers: nn.ModuleList) -> list[TransformerBlock]:
+        return cast("list[TransformerBlock]", layers)
 
     def main_logits(self, hidden: Tensor) -> Tensor:
         """Logits of the kept main head rows from the slow transformer's pre-norm output [B, dim]."""
@@ -103,6 +108,6 @@ class S1Network(nn.Module):
         target, lengths = (self.steps[step, :1].expand(rows) for step in (position, position + 1))
         columns = Columns(target, lengths, position + 1, self.fast_rope[position].expand(rows, -1, -1), mask=None)
         branch = None
-        for index, layer in enumerate(self.fast_layers):
+        for index, layer in enumerate(self._blocks(self.fast_layers)):
             x, branch = layer.step(x, branch, cache.rows(index), columns)
         return x if branch is None else x + branch
