@@ -23,9 +23,12 @@ COLUMNS_AT_ONCE = 64
 PROGRAMS = 512  # wanted, to fill the GPU: few rows are split into more parts
 
 
-def used_columns(lengths: Tensor, span: int) -> Tensor | None:
-    """Give where [B, 1, 1, `span`] rows have columns, if `decode_attention` is going to ask; once for all layers."""
-    if runs_triton(lengths):
+def used_columns(lengths: Tensor, span: int, size: int) -> Tensor | None:
+    """Give where [B, 1, 1, `span`] rows have columns, if `decode_attention` is going to ask; once for all layers.
+
+    `size` is that of the heads.
+    """
+    if _can_attend(lengths, size):
         return None
     return (torch.arange(span, device=lengths.device) < lengths.unsqueeze(1))[:, None, None]
 
@@ -39,7 +42,7 @@ def decode_attention(
     gave, or None if all rows have `span`.
     """
     rows = len(query)
-    if runs_triton(query):
+    if _can_attend(query, query.shape[-1]):
         return _decode_attention_triton(query, keys[:rows], values[:rows], lengths, span)
     out = F.scaled_dot_product_attention(
         query.unsqueeze(2),
@@ -49,6 +52,11 @@ def decode_attention(
         enable_gqa=keys.shape[1] != query.shape[1],
     )
     return out.squeeze(2)
+
+
+def _can_attend(x: Tensor, size: int) -> bool:
+    """Whether the kernel can: Triton's product wants 16 channels or more, and a power of two."""
+    return runs_triton(x) and size >= 16 and size & (size - 1) == 0
 
 
 def _decode_attention_triton(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, span: int) -> Tensor:

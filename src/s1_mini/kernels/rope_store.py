@@ -31,7 +31,7 @@ def rope_store(
     """
     groups, size = keys.shape[1], keys.shape[3]
     heads = qkv.shape[-1] // size - 2 * groups
-    if runs_triton(qkv):
+    if runs_triton(qkv) and size & (size - 1) == 0:
         return _rope_store_triton(qkv, keys, values, columns, rope, norms, eps, heads)
     turning, value = qkv.view(len(qkv), heads + 2 * groups, size).split((heads + groups, groups), dim=1)
     if norms is not None:

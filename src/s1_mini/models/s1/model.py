@@ -194,7 +194,13 @@ class S1Model:
         target = torch.where(state.active[:rows], position, state.max_columns)
         x = self.network.embed(columns, self._is_semantic(columns[:, 0]))[:, 0]
         lengths = position + 1
-        where = Columns(target, lengths, span, self.network.rope[position], used_columns(lengths, span))
+        where = Columns(
+            target,
+            lengths,
+            span,
+            self.network.rope[position],
+            used_columns(lengths, span, self.network.config.slow.head_dim),
+        )
         return self.network.slow_step(x, state.cache, where)
 
     def _width(self, state: S1State, rows: int) -> int:
