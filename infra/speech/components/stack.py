@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from aws_cdk import CfnOutput, Environment, Stack
+from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
@@ -49,7 +50,7 @@ class ComponentsStack(Stack):
         )
         topic = alarm_topic(self, stage=stage, base_name=endpoint_name, key=foundation.storage.key)
         sources = [_source(endpoint_name, model) for model in components.models]
-        alarms = []
+        alarms: list[cloudwatch.CfnAlarm] = []
         for model, source in zip(components.models, sources, strict=True):
             room = Construct(self, model.name.capitalize())
             SpeechLogs(room, "Logs", stage=stage, source=source, key=foundation.storage.key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aws_cdk import Aws, Duration, RemovalPolicy
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_iam as iam
@@ -55,7 +57,7 @@ class Storage(Construct):
         self.key.add_to_resource_policy(alarms)
 
     def _bucket(self) -> s3.Bucket:
-        shared = {
+        shared: dict[str, Any] = {
             "block_public_access": s3.BlockPublicAccess.BLOCK_ALL,
             "enforce_ssl": True,
             "object_ownership": s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,

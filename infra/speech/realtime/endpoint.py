@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_sagemaker as sagemaker
@@ -26,7 +27,7 @@ METRICS = sagemaker.CfnEndpointConfig.MetricsConfigProperty(
 
 
 def production_variant(
-    *, model: SpeechModel | None, instance_type: str, instances: int, **more: object
+    *, model: SpeechModel | None, instance_type: str, instances: int, **more: Any
 ) -> sagemaker.CfnEndpointConfig.ProductionVariantProperty:
     """Describe the one variant; without a model it offers instances to components."""
     return sagemaker.CfnEndpointConfig.ProductionVariantProperty(
@@ -49,7 +50,7 @@ def endpoint_config(
     base_name: str,
     variant: sagemaker.CfnEndpointConfig.ProductionVariantProperty,
     instance_type: str,
-    **more: object,
+    **more: Any,
 ) -> sagemaker.CfnEndpointConfig:
     """Make a configuration whose name is its content's: a change makes a new one before the old one goes."""
     key = None if has_local_storage(instance_type) else foundation.storage.key.key_arn
