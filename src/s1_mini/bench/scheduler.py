@@ -34,6 +34,9 @@ class NullRunner:
         self._frames = HostFrames(torch.zeros(slots, 10, dtype=torch.int64), [False] * slots, [True] * slots)
         self._wave = np.zeros(640, np.float32)
 
+    def capture(self) -> None:
+        """Do nothing."""
+
     def read(self, piece: Piece, columns: int) -> None:
         """Do nothing."""
 

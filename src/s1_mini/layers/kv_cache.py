@@ -65,14 +65,17 @@ class KVCache:
 
         return store
 
-    def row_store(self, layer: int, columns: Tensor, span: int) -> KVStore:
-        """Store a token of each of the first n slots at its own column of `columns` [n]; give their first `span`."""
-        rows = columns.shape[0]
-        slots = torch.arange(rows, device=columns.device)
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Give keys and values [B, H, S, D] of one layer, where they lie."""
+        return self.keys[layer], self.values[layer]
 
-        def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            self.keys[layer, slots, :, columns] = key[:, :, 0]
-            self.values[layer, slots, :, columns] = value[:, :, 0]
-            return self.keys[layer, :rows, :, :span], self.values[layer, :rows, :, :span]
 
-        return store
+@dataclass(frozen=True)
+class Columns:
+    """Where the next token of each of n rows goes, and how far the row then looks back."""
+
+    target: Tensor  # [n] column that its key and value are put into
+    lengths: Tensor  # [n] columns that it attends to, the new one included
+    span: int  # no length is greater
+    rope: Tensor  # [n, D / 2, 2] its part of the rotary table
+    mask: Tensor | None  # [n, 1, 1, span] true below its length; None if all are `span` long

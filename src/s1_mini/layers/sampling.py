@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.kernels.draw import can_draw, draw_in_one
+
 MIN_TEMPERATURE = 1e-5  # upstream's floor; at it the draw is the arg max
 
 
@@ -53,3 +55,20 @@ def draw(probabilities: Tensor, tokens: Tensor, uniform: Tensor) -> Tensor:
     rank = (cumulative <= uniform.unsqueeze(1) * cumulative[:, -1:]).sum(-1, keepdim=True)
     last = (probabilities > 0).sum(-1, keepdim=True).clamp_min(1) - 1  # a row of NaN has none
     return tokens.gather(1, rank.minimum(last)).squeeze(1)
+
+
+def draw_token(
+    logits: Tensor,
+    tokens: Tensor,
+    valid: Tensor,
+    *,
+    penalty: Tensor,
+    temperature: Tensor,
+    top_p: Tensor,
+    uniform: Tensor,
+) -> Tensor:
+    """Draw a token of each row [B] from `logits` [B, V] at `uniform` [B], `tokens` [B, N] penalised where `valid`."""
+    if can_draw(logits):
+        return draw_in_one(logits, tokens, valid, penalty, temperature, top_p, uniform, MIN_TEMPERATURE)
+    logits = penalise(logits.float(), tokens, valid, penalty)
+    return draw(*ranked_probabilities(logits, temperature, top_p), uniform)

@@ -13,7 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.layers.kv_cache import KVStore
+from s1_mini.kernels.decode_attention import decode_attention
+from s1_mini.kernels.gate import gate
+from s1_mini.kernels.norm import add_rms_norm
+from s1_mini.kernels.rope_store import rope_store
+from s1_mini.layers.kv_cache import Columns, KVStore
 from s1_mini.layers.norm import RMSNorm
 from s1_mini.layers.rope import rotate
 
@@ -61,6 +65,12 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=grouped)
         return self.wo(out.transpose(1, 2).flatten(2))
 
+    def step(self, x: Tensor, cached: tuple[Tensor, Tensor], columns: Columns) -> Tensor:
+        """Attend from one new token per row x [B, dim] to the keys and values that its row has, its own included."""
+        norms = (self.q_norm.weight, self.k_norm.weight) if self.config.qk_norm else None
+        query = rope_store(self.wqkv(x), *cached, columns.target, columns.rope, norms, self.config.norm_eps)
+        return self.wo(decode_attention(query, *cached, columns.lengths, columns.span, columns.mask).flatten(1))
+
 
 class FeedForward(nn.Module):
     """Gated feed-forward (SwiGLU, Shazeer 2020): w1 is the gate, w3 the branch it opens, w2 the way back."""
@@ -70,8 +80,17 @@ class FeedForward(nn.Module):
         self.w1 = nn.Linear(config.dim, config.intermediate_size, bias=False)
         self.w3 = nn.Linear(config.dim, config.intermediate_size, bias=False)
         self.w2 = nn.Linear(config.intermediate_size, config.dim, bias=False)
+        self.both: Tensor | None = None
+
+    def merge(self) -> None:
+        """Let w1 and w3 lie side by side, for one product instead of two; only for inference."""
+        self.both = torch.cat((self.w1.weight.detach(), self.w3.weight.detach()))
+        size = self.w1.out_features
+        self.w1.weight.data, self.w3.weight.data = self.both[:size], self.both[size:]
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.both is not None:
+            return self.w2(gate(F.linear(x, self.both)))
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
@@ -101,6 +120,19 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, store: KVStore) -> Tensor:
         return self.feed(x + self.attention_layer_scale(self.attention(self.attention_norm(x), rope, mask, store)))
+
+    def step(
+        self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], columns: Columns
+    ) -> tuple[Tensor, Tensor]:
+        """Do as `forward` for one new token per row x [B, dim], of which `branch` is still to be added.
+
+        Gives the same for the next block: what is not yet added is added where it is normed. Knows no layer scale.
+        """
+        x, normal = add_rms_norm(x, branch, self.attention_norm.weight, self.attention_norm.eps)
+        x, normal = add_rms_norm(
+            x, self.attention.step(normal, cached, columns), self.ffn_norm.weight, self.ffn_norm.eps
+        )
+        return x, self.feed_forward(normal)
 
     def feed(self, x: Tensor) -> Tensor:
         """The second half: pure, so it may be compiled by itself."""

@@ -151,6 +151,7 @@ class BatchedModelWorker:
     def _run(self) -> None:
         try:
             self.runner.enter_thread()
+            self.runner.capture()
             self.sound.start()
             while self._wait():
                 self.turn()

@@ -17,6 +17,7 @@ from torch import Tensor
 from s1_mini.exceptions import GenerationError
 from s1_mini.layers.sampling import uniforms
 from s1_mini.models.base import Prefix, SamplingTensors
+from s1_mini.runtime.frame_graphs import FrameGraphs
 from s1_mini.runtime.job import Job, Piece
 from s1_mini.runtime.loader import Speaker
 
@@ -56,6 +57,7 @@ class ModelRunner:
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
         self._stream = self.codec.open(2 * slots)  # a job may still sound when its slot is another's
         self._free_rows = list(range(2 * slots))
+        self._graphs: FrameGraphs | None = None
 
     @property
     def num_free_rows(self) -> int:
@@ -65,6 +67,12 @@ class ModelRunner:
     def enter_thread(self) -> None:
         """Prepare a thread that calls come from: the engine's, and the one for sound if there is one."""
         torch.set_num_threads(1 if self._steps_on_one else NUM_THREADS)
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Make the graphs of a frame, where the device has such; once, before the first request."""
+        if self.model.device.type == "cuda":
+            self._graphs = FrameGraphs(self.model, self._state, self._sampling, slots=self.slots, span=self.columns)
 
     @torch.inference_mode()
     def load(self, piece: Piece, prefix: Prefix) -> None:
@@ -99,6 +107,8 @@ class ModelRunner:
         longest = max(piece.num_columns for piece in pieces)
         span = min(-(-longest // SPAN) * SPAN, self.columns)
         rows = 1 + max(_slot(piece) for piece in pieces)
+        if self._graphs is not None:
+            return HostFrames(*self._graphs.step(rows))
         frames = self.model.step(self._state, self._sampling, span, rows)
         return HostFrames(frames.codes, frames.stop.tolist(), frames.valid.tolist())
 

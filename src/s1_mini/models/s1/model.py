@@ -15,8 +15,10 @@ from torch import Tensor
 
 from s1_mini.config import Heads, RepetitionMode
 from s1_mini.exceptions import CapacityError
-from s1_mini.layers.kv_cache import KVCache
-from s1_mini.layers.sampling import draw, penalise, ranked_probabilities
+from s1_mini.kernels.decode_attention import used_columns
+from s1_mini.layers.kv_cache import Columns, KVCache
+from s1_mini.layers.sampling import draw_token
+from s1_mini.layers.transformer import FeedForward
 from s1_mini.models.base import Frames, Prefix, Prompt, SamplingTensors
 from s1_mini.models.s1.network import S1Network
 from s1_mini.models.s1.prompt import build_prompt
@@ -71,6 +73,9 @@ class S1Model:
             2 * network.config.num_layers * slow.num_kv_heads * slow.head_dim * network.norm.weight.element_size()
         )
         network.prepare(self.device)
+        for module in network.modules():
+            if isinstance(module, FeedForward):
+                module.merge()
 
     def prompt(self, text: str, voices: Sequence[Voice] = ()) -> Prompt:
         """Write the prompt for one sentence piece. Raises `CapacityError` if nothing could be said after it."""
@@ -186,15 +191,17 @@ class S1Model:
         """Run the slow transformer over the next column of the first `rows` rows; its pre-norm output [rows, dim]."""
         rows = len(state.count) if rows is None else rows
         columns, position = state.column[:rows].unsqueeze(-1), state.position[:rows]
-        mask = torch.arange(span, device=self.device) <= position.unsqueeze(1)
         target = torch.where(state.active[:rows], position, state.max_columns)
-        x = self.network.slow(
-            self.network.embed(columns, self._is_semantic(columns[:, 0])),
-            position.unsqueeze(1),
-            mask[:, None, None],
-            lambda layer: state.cache.row_store(layer, target, span),
+        x = self.network.embed(columns, self._is_semantic(columns[:, 0]))[:, 0]
+        lengths = position + 1
+        where = Columns(
+            target,
+            lengths,
+            span,
+            self.network.rope[position],
+            used_columns(lengths, span, self.network.config.slow.head_dim),
         )
-        return x[:, 0]
+        return self.network.slow_step(x, state.cache, where)
 
     def _width(self, state: S1State, rows: int) -> int:
         """Rows to compute with: on a CPU, products of one to three rows are rounded otherwise than those of more."""
@@ -245,5 +252,12 @@ class S1Model:
         # Codes beyond the kept rows cannot be drawn, so they need no penalty.
         inside = tokens < logits.shape[1]
         tokens, valid = torch.where(inside, tokens, 0), valid & inside
-        logits = penalise(logits.float(), tokens, valid, sampling.repetition_penalty)
-        return draw(*ranked_probabilities(logits, sampling.temperature, sampling.top_p), uniform)
+        return draw_token(
+            logits.float(),
+            tokens,
+            valid,
+            penalty=sampling.repetition_penalty,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            uniform=uniform,
+        )

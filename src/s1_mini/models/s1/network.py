@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from s1_mini.layers.kv_cache import KVCache, KVStore
+from s1_mini.layers.kv_cache import Columns, KVCache, KVStore
 from s1_mini.layers.norm import RMSNorm
 from s1_mini.layers.rope import rope_table
 from s1_mini.layers.transformer import TransformerBlock
@@ -46,6 +47,7 @@ class S1Network(nn.Module):
         self.rope = rope_table(config.max_seq_len, config.slow.head_dim, config.rope_base, device)
         self.fast_rope = rope_table(config.num_codebooks, config.fast.head_dim, config.rope_base, device)
         self.offsets = torch.arange(config.num_codebooks, device=device).mul(config.codebook_size).unsqueeze(1)
+        self.steps = torch.arange(config.num_codebooks + 1, device=device).unsqueeze(1)
         self.pair_mask = torch.ones(2, 2, dtype=torch.bool, device=device).tril()
 
     def embed(self, columns: Tensor, semantic: Tensor) -> Tensor:
@@ -63,6 +65,17 @@ class S1Network(nn.Module):
             x = layer(x, rope, mask, store(index))
         return x
 
+    def slow_step(self, x: Tensor, cache: KVCache, columns: Columns) -> Tensor:
+        """Run one new column of each row x [B, dim]. Pre-norm."""
+        branch = None
+        for index, layer in enumerate(self._blocks(self.layers)):
+            x, branch = layer.step(x, branch, cache.rows(index), columns)
+        return x if branch is None else x + branch
+
+    @staticmethod
+    def _blocks(layers: nn.ModuleList) -> list[TransformerBlock]:
+        return cast("list[TransformerBlock]", layers)
+
     def main_logits(self, hidden: Tensor) -> Tensor:
         """Logits of the kept main head rows from the slow transformer's pre-norm output [B, dim]."""
         return self.output(self.norm(hidden))
@@ -74,18 +87,27 @@ class S1Network(nn.Module):
         """
         start = self.norm(hidden) if self.config.norm_fastlayer_input else hidden
         x = torch.stack((self.fast_project_in(start), self.fast_embeddings(code)), dim=1)
-        codes, position = [code], 0
+        codes = [code]
         for codebook in range(1, self.config.num_codebooks):
-            x = self._fast_pass(x, position, cache)
-            code = pick(codebook, self.fast_output(self.fast_norm(x[:, -1])))
+            x = self._fast_start(x, cache) if codebook == 1 else self._fast_step(x, codebook, cache)
+            code = pick(codebook, self.fast_output(self.fast_norm(x)))
             codes.append(code)
-            x, position = self.fast_embeddings(code).unsqueeze(1), codebook + 1
+            x = self.fast_embeddings(code)
         return torch.stack(codes, dim=1)
 
-    def _fast_pass(self, x: Tensor, position: int, cache: KVCache) -> Tensor:
-        count = x.shape[1]
-        rope = self.fast_rope[position : position + count].unsqueeze(0)
-        mask = self.pair_mask if count == 2 else None
+    def _fast_start(self, x: Tensor, cache: KVCache) -> Tensor:
+        """Run positions 0 and 1, x [B, 2, dim]; what comes of the second [B, dim]."""
+        rope = self.fast_rope[:2].unsqueeze(0)
         for index, layer in enumerate(self.fast_layers):
-            x = layer(x, rope, mask, cache.block_store(index, slice(0, x.shape[0]), position))
-        return x
+            x = layer(x, rope, self.pair_mask, cache.block_store(index, slice(0, x.shape[0]), 0))
+        return x[:, 1]
+
+    def _fast_step(self, x: Tensor, position: int, cache: KVCache) -> Tensor:
+        """Run one position of every row, x [B, dim]."""
+        rows = len(x)
+        target, lengths = (self.steps[step, :1].expand(rows) for step in (position, position + 1))
+        columns = Columns(target, lengths, position + 1, self.fast_rope[position].expand(rows, -1, -1), mask=None)
+        branch = None
+        for index, layer in enumerate(self._blocks(self.fast_layers)):
+            x, branch = layer.step(x, branch, cache.rows(index), columns)
+        return x if branch is None else x + branch

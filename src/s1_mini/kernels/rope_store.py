@@ -1,0 +1,141 @@
+"""From one projected token per row: queries ready to attend, its key and value put into the cache.
+
+Norm of queries and keys (where the model has it), rotation by the bf16-rounded table, and the write, in one pass.
+Shapes: B rows, H query heads, G key-value heads, D head size, S columns.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from s1_mini.kernels.backend import HAS_TRITON, jit, runs_triton
+
+if HAS_TRITON:
+    import triton.language as tl
+
+
+def rope_store(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    columns: Tensor,
+    rope: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> Tensor:
+    """Give queries [B, H, D] of `qkv` [B, (H + 2 G) D]; keys and values [slots >= B, G, S, D] get theirs at `columns`.
+
+    `rope` [B, D / 2, 2] is each row's part of the table, `norms` the weights [D] of the q and k norm.
+    """
+    groups, size = keys.shape[1], keys.shape[3]
+    heads = qkv.shape[-1] // size - 2 * groups
+    if runs_triton(qkv) and size & (size - 1) == 0:
+        return _rope_store_triton(qkv, keys, values, columns, rope, norms, eps, heads)
+    turning, value = qkv.view(len(qkv), heads + 2 * groups, size).split((heads + groups, groups), dim=1)
+    if norms is not None:
+        query, key = turning.split((heads, groups), dim=1)
+        turning = torch.cat((_norm(query, norms[0], eps), _norm(key, norms[1], eps)), dim=1)
+    even, odd = turning.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = rope.unsqueeze(1).unbind(-1)
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(qkv.dtype)
+    rows = torch.arange(len(qkv), device=qkv.device)
+    keys[rows, :, columns] = turned[:, heads:]
+    values[rows, :, columns] = value
+    return turned[:, :heads]
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+def _rope_store_triton(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    columns: Tensor,
+    rope: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    heads: int,
+) -> Tensor:
+    groups, size = keys.shape[1], keys.shape[3]
+    query = torch.empty(len(qkv), heads, size, dtype=qkv.dtype, device=qkv.device)
+    weights = norms or (qkv, qkv)
+    _rope_store_kernel[(len(qkv), heads + 2 * groups)](
+        qkv,
+        query,
+        keys,
+        values,
+        columns,
+        rope,
+        *weights,
+        eps,
+        keys.stride(0),
+        keys.stride(1),
+        rope.stride(0),
+        columns.stride(0),
+        heads,
+        groups,
+        norms is not None,
+        size,
+        num_warps=1,
+    )
+    return query
+
+
+@jit
+def _rope_store_kernel(
+    qkv,
+    query,
+    keys,
+    values,
+    columns,
+    rope,
+    q_weight,
+    k_weight,
+    eps,
+    slot_stride,
+    group_stride,
+    rope_stride,
+    columns_stride,
+    heads,
+    groups,
+    NORMS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    pair = tl.arange(0, SIZE // 2)
+    at = qkv + (row * (heads + 2 * groups) + head) * SIZE
+    even, odd = tl.load(at + 2 * pair), tl.load(at + 2 * pair + 1)
+    kind = even.dtype
+    column = tl.load(columns + row * columns_stride)
+    if head >= heads + groups:
+        out = values + row * slot_stride + (head - heads - groups) * group_stride + column * SIZE
+        tl.store(out + 2 * pair, even)
+        tl.store(out + 2 * pair + 1, odd)
+    else:
+        first, second = even.to(tl.float32), odd.to(tl.float32)
+        if NORMS:
+            asks = head < heads
+            first_weight = tl.where(asks, tl.load(q_weight + 2 * pair), tl.load(k_weight + 2 * pair))
+            second_weight = tl.where(asks, tl.load(q_weight + 2 * pair + 1), tl.load(k_weight + 2 * pair + 1))
+            scale = tl.rsqrt((tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / SIZE + eps)
+            first = (first * scale * first_weight.to(tl.float32)).to(kind).to(tl.float32)
+            second = (second * scale * second_weight.to(tl.float32)).to(kind).to(tl.float32)
+        cos = tl.load(rope + row * rope_stride + 2 * pair)
+        sin = tl.load(rope + row * rope_stride + 2 * pair + 1)
+        turned, crossed = first * cos - second * sin, second * cos + first * sin
+        if head < heads:
+            asked = query + (row * heads + head) * SIZE
+            tl.store(asked + 2 * pair, turned.to(kind))
+            tl.store(asked + 2 * pair + 1, crossed.to(kind))
+        else:
+            kept = keys + row * slot_stride + (head - heads) * group_stride + column * SIZE
+            tl.store(kept + 2 * pair, turned.to(kind))
+            tl.store(kept + 2 * pair + 1, crossed.to(kind))
