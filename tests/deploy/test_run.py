@@ -112,7 +112,11 @@ def test_interrupted_while_aws_works_it_says_what_goes_on(server: SageMakerServe
 
     here = verbs()
     here._watch.sleep = interrupt
-    sentence = failure(lambda: here.create(deployment()))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    try:
+        sentence = failure(lambda: here.create(deployment()))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
     assert "AWS has begun these and may go on" in sentence
     assert "create_endpoint hello" in sentence
