@@ -1,15 +1,20 @@
-"""Hear a sentence: set up `.venv`, then let `s1-mini say` write it to a sound file.
+"""Hear a sentence: set up `.venv`, serve the voice as an endpoint on this machine, and ask it as one asks AWS.
 
 Example: python scripts/demo.py "Any sentence." -o demo.wav
 
 Needs Python 3.11 or newer and this checkout, nothing else. Unless a checkpoint is named, the voice in the package
-speaks.
+speaks. The server is `s1-mini serve --local-endpoint demo`, and boto3 (`s1-mini endpoint invoke demo`) asks it.
 """
 
 import argparse
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,28 +22,77 @@ import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINT_VARIABLE = "S1_MINI_CHECKPOINT_PATH"
+ENDPOINT = "demo"
+START_S = 300  # a large checkpoint takes its time
 
 
 def main(arguments: "list[str]") -> int:
-    """Write the sentence to the file and say where it is; return the exit code of `s1-mini say`."""
+    """Write the sentence to the file and say where it is; return the exit code of what failed, or 0."""
     options, passed_on = parse(arguments)
     python = environment.ensure(ROOT)
     env = environment.child_env(os.environ, sys.stderr.isatty())
     env["PYTHONSAFEPATH"] = "1"  # a random.py in the person's folder is not ours
     if options.checkpoint:
         env[CHECKPOINT_VARIABLE] = options.checkpoint
-    say = [str(python), "-m", "s1_mini", "say", "--verbose", "-o", options.output, *passed_on]
-    code = subprocess.call([*say, "--", options.text], env=env)  # after "--" a text may begin with a dash
+    port = free_port()
+    env.update(aws_variables(port))
+    verb = [str(python), "-m", "s1_mini"]
+    environment.say(f"Serving the voice as the endpoint {ENDPOINT} on port {port} of this machine …")
+    serve = [*verb, "serve", "--host", "127.0.0.1", "--port", str(port), "--local-endpoint", ENDPOINT]
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen(serve, env=env, stdout=log, stderr=log)
+        try:
+            if not is_ready(server, port):
+                server.wait()
+                log.seek(0)
+                sys.stderr.write(log.read().decode(errors="replace"))
+                return server.returncode or 1
+            ask = [*verb, "endpoint", "invoke", "-o", options.output, *passed_on]
+            code = subprocess.call([*ask, "--", ENDPOINT, options.text], env=env)  # a text may begin with a dash
+        finally:
+            server.terminate()
+            server.wait()
     if code == 0:
         environment.say(f"The sound is in {Path(options.output).resolve()}")
     return code
 
 
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def aws_variables(port: int) -> "dict[str, str]":
+    """Return what leads boto3 to the server on `port`; nothing of it is secret, and nothing leaves the machine."""
+    return {
+        "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "local",
+        "AWS_SECRET_ACCESS_KEY": "local",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+
+
+def is_ready(server: "subprocess.Popen[bytes]", port: int) -> bool:
+    """Wait until the server speaks; return whether it came to that."""
+    end = time.monotonic() + START_S
+    while server.poll() is None and time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5):  # noqa: S310 - our own
+                return True
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    server.terminate()
+    return False
+
+
 def parse(arguments: "Sequence[str]") -> "tuple[argparse.Namespace, list[str]]":
-    """Return our options, and the others for `s1-mini say`."""
+    """Return our options, and the others for `s1-mini endpoint invoke`."""
     parser = argparse.ArgumentParser(
         description="Set up .venv and speak TEXT into a sound file.",
-        epilog="All other options go to `s1-mini say`, after TEXT: python scripts/demo.py 'Hello.' --seed 1",
+        epilog="All others go to `s1-mini endpoint invoke`, after TEXT: python scripts/demo.py 'Hello.' --voice anna",
         allow_abbrev=False,
     )
     parser.add_argument("text", metavar="TEXT", help="the sentence to speak")

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -380,11 +381,34 @@ def test_children_see_their_own_packages_in_utf_8_and_without_colour_in_a_file()
 # demo.py
 
 
-def test_options_that_the_demo_does_not_know_go_to_say(demo):
+def test_options_that_the_demo_does_not_know_go_to_invoke(demo):
     options, passed_on = demo.parse(["A sentence.", "--seed", "3", "-o", "a.wav", "--checkpoint", "voice"])
 
     assert (options.text, options.output, options.checkpoint) == ("A sentence.", "a.wav", "voice")
     assert passed_on == ["--seed", "3"]
+
+
+def test_the_demo_asks_a_server_of_its_own_as_one_asks_aws(demo, monkeypatch, tmp_path):
+    given = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    monkeypatch.setattr(demo.environment, "ensure", lambda _: Path(sys.executable))
+    monkeypatch.setattr(demo.environment, "child_env", lambda *_: dict(given))
+    output, checkpoint = tmp_path / "a.wav", ROOT / "tests" / "assets" / "s1_tiny"
+
+    code = demo.main(["-A dash, and a sentence.", "-o", str(output), "--checkpoint", str(checkpoint), "--seed", "1"])
+
+    assert code == 0
+    assert output.read_bytes()[:4] == b"RIFF"
+
+
+def test_a_demo_whose_server_does_not_start_says_why(demo, monkeypatch, tmp_path, capsys):
+    given = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    monkeypatch.setattr(demo.environment, "ensure", lambda _: Path(sys.executable))
+    monkeypatch.setattr(demo.environment, "child_env", lambda *_: dict(given))
+
+    code = demo.main(["Hello.", "-o", str(tmp_path / "a.wav"), "--checkpoint", str(tmp_path / "none")])
+
+    assert code != 0
+    assert "is no directory" in capsys.readouterr().err
 
 
 # test.py
