@@ -75,6 +75,7 @@ def test_commands_run_in_order(
         "docs/package.md",
         "docs/http.md",
         "docs/page.md",
+        "docs/performance.md",
         "docs/voice.md",
         "docs/voices.md",
         "training/README.md",
