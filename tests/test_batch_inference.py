@@ -143,6 +143,7 @@ class TestBatchIntegration:
             reference_texts=["ref1", "ref2", None],
             max_new_tokens=8,
             temperature=0.7,
+            seed=1,
             return_bytes=True,
         )
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.kernels import decode_attention, gate, norm, rope_store
+from s1_mini.kernels import decode_attention, gate, linear, norm, rope_store
 from s1_mini.layers import sampling
 
 pytestmark = [
@@ -64,11 +64,11 @@ def test_queries_turn_and_keys_and_values_are_stored(
     heads, groups, size = sizes
     qkv, rope = randn(3, (heads + 2 * groups) * size, dtype=dtype), randn(3, size // 2, 2)
     columns = torch.tensor([0, 5, 299], device="cuda")
-    norms = (randn(size, dtype=dtype), randn(size, dtype=dtype)) if normed else None
+    norms = rope_store.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
 
     def call() -> Tensor:
         keys, values = (torch.zeros(4, groups, 300, size, dtype=dtype, device="cuda") for _ in range(2))
-        query = rope_store.rope_store(qkv, keys, values, columns, rope, norms, 1e-6)
+        query = rope_store.rope_store(qkv, keys, values, columns, rope, norms)
         return torch.cat((query.flatten(), keys.flatten(), values.flatten()))
 
     assert_close(*by_both(monkeypatch, rope_store, call), dtype)
@@ -105,7 +105,8 @@ def test_one_length_may_be_told_for_all_rows(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("vocabulary", [64, 1024, 4097])
-def test_a_draw(monkeypatch: pytest.MonkeyPatch, vocabulary: int) -> None:
+@pytest.mark.parametrize("coarse", [False, True])
+def test_a_draw(monkeypatch: pytest.MonkeyPatch, vocabulary: int, coarse: bool) -> None:
     chance = torch.Generator("cuda").manual_seed(vocabulary)
     rows = 256
 
@@ -113,6 +114,7 @@ def test_a_draw(monkeypatch: pytest.MonkeyPatch, vocabulary: int) -> None:
         return torch.rand(*shape, device="cuda", generator=chance)
 
     logits = randn(rows, vocabulary) * 3
+    logits = logits.round() if coarse else logits  # many are equal then, and rank by their tokens
     tokens = (some(rows, 16) * vocabulary).long()
     valid, penalty = some(rows, 16) < 0.5, 1 + some(rows)
     heat, top_p, uniform = some(rows) * 1.5, some(rows) * 0.9 + 0.1, some(rows)
@@ -127,3 +129,90 @@ def test_a_draw(monkeypatch: pytest.MonkeyPatch, vocabulary: int) -> None:
     theirs = draw()
 
     assert int((ours != theirs).sum()) <= 1  # a uniform number may fall on the edge between two ranks
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [1, 2, 3, 64, 65, 128, 200])
+@pytest.mark.parametrize("sizes", [(1024, 4096), (1000, 48), (64, 200)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_norm_and_a_product(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, sizes: tuple[int, int], gated: bool
+) -> None:
+    inputs, outputs = sizes
+    x, branch = randn(rows, inputs, dtype=dtype), randn(2, rows, inputs)
+    weight = randn(outputs * (1 + gated), inputs, dtype=dtype) / inputs**0.5
+    bias = None if gated else randn(outputs, dtype=dtype)
+    spec = norm.Norm(randn(inputs, dtype=dtype), 1e-6)
+
+    for added in (None, branch):
+        ours, theirs = by_both(
+            monkeypatch, linear, lambda added=added: linear.norm_linear(x, added, spec, weight, bias, gated=gated)
+        )
+        monkeypatch.undo()
+        assert_close(ours[0], theirs[0], dtype)
+        scale = theirs[1].float().abs().max()
+        assert (ours[1].float() - theirs[1].float()).abs().max() <= scale * (1e-5 if dtype == torch.float32 else 2**-6)
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [1, 2, 3, 64, 128, 200])
+@pytest.mark.parametrize("sizes", [(2048, 1024), (1000, 48), (64, 200)])
+def test_a_product_and_a_residual(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, sizes: tuple[int, int]
+) -> None:
+    inputs, outputs = sizes
+    x, residual = randn(rows, inputs, dtype=dtype), randn(rows, outputs, dtype=dtype)
+    weight, bias = randn(outputs, inputs, dtype=dtype) / inputs**0.5, randn(outputs, dtype=dtype)
+
+    ours, theirs = by_both(
+        monkeypatch, linear, lambda: linear.branch_sum(*linear.linear_sum(x, weight, bias, residual))
+    )
+
+    assert (ours.float() - theirs.float()).abs().max() <= (2e-5 if dtype == torch.float32 else 2**-5)
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [1, 3, 70])
+@pytest.mark.parametrize("sizes", [(4, 2, 64), (16, 8, 128)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_step_of_attention(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, sizes: tuple[int, int, int], normed: bool
+) -> None:
+    heads, groups, size = sizes
+    qkv, rope = randn(rows, (heads + 2 * groups) * size, dtype=dtype), randn(rows, size // 2, 2)
+    before = [randn(rows, groups, 701, size, dtype=dtype) for _ in range(2)]
+    lengths = torch.arange(rows, device="cuda") * 9 + 1
+    norms = rope_store.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
+    mask = (torch.arange(700, device="cuda") < lengths.unsqueeze(1))[:, None, None]
+
+    def call() -> tuple[Tensor, Tensor]:
+        keys, values = (tensor.clone() for tensor in before)
+        out = decode_attention.step_attention(qkv, keys, values, lengths - 1, lengths, rope, norms, span=700, mask=mask)
+        return out, torch.cat((keys.flatten(), values.flatten()))
+
+    ours = call()
+    for module in (decode_attention, rope_store):
+        monkeypatch.setattr(module, "runs_triton", lambda _: False)
+    theirs = call()
+
+    assert_close(ours[0], theirs[0], dtype)
+    assert_close(ours[1], theirs[1], dtype)
+
+
+def test_rows_of_one_slot_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    qkv, rope = randn(5, 8 * 64), randn(5, 32, 2)
+    slots, columns = torch.tensor([1, 1, 1, 0, 0], device="cuda"), torch.tensor([3, 4, 5, 0, 1], device="cuda")
+    lengths = columns + 1
+    mask = (torch.arange(16, device="cuda") < lengths.unsqueeze(1))[:, None, None]
+
+    def call() -> Tensor:
+        keys, values = randn(2, 2, 16, 64), randn(2, 2, 16, 64)
+        return decode_attention.step_attention(
+            qkv, keys, values, columns, lengths, rope, None, span=16, mask=mask, slots=slots
+        )
+
+    ours = call()
+    for module in (decode_attention, rope_store):
+        monkeypatch.setattr(module, "runs_triton", lambda _: False)
+
+    assert_close(ours, call(), torch.float32)

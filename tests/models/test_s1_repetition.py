@@ -41,7 +41,9 @@ def test_upstream_mode_reproduces_the_original_frame_by_frame() -> None:
         now = torch.tensor([count])
         assert looked_at(ours.main_tokens(now)) == sorted(set(window[:, 0].tolist())), count
         for codebook in range(NUM_CODEBOOKS):
-            assert looked_at(ours.codes(codebook, now)) == sorted(set(window[codebook + 1].tolist())), count
+            assert looked_at((ours.codes(codebook, len(now)), ours.counted(now))) == sorted(
+                set(window[codebook + 1].tolist())
+            ), count
 
 
 def test_fixed_mode_looks_at_the_last_sixteen_frames_and_at_nothing_else() -> None:
@@ -49,14 +51,14 @@ def test_fixed_mode_looks_at_the_last_sixteen_frames_and_at_nothing_else() -> No
         ours, made, now = windows("fixed", count), frames(count)[-WINDOW:], torch.tensor([count])
 
         assert looked_at(ours.main_tokens(now)) == sorted(made[:, 0].tolist())
-        assert looked_at(ours.codes(1, now)) == sorted(made[:, 2].tolist())
+        assert looked_at((ours.codes(1, len(now)), ours.counted(now))) == sorted(made[:, 2].tolist())
 
 
 def test_the_first_frame_is_drawn_without_penalty() -> None:
     for mode in ("upstream", "fixed"):
         ours, now = windows(mode, 0), torch.tensor([0])
 
-        assert looked_at(ours.main_tokens(now)) == looked_at(ours.codes(0, now)) == []
+        assert looked_at(ours.main_tokens(now)) == looked_at((ours.codes(0, len(now)), ours.counted(now))) == []
 
 
 def test_rows_at_rest_remember_nothing_new() -> None:

@@ -1,9 +1,16 @@
-"""Whether Triton is there, so that a module of kernels can be imported on any machine."""
+"""Whether Triton is there, so that a module of kernels can be imported on any machine; how its kernels follow another.
+
+On GPUs that can (compute capability 9 and more), a kernel is launched while the one before it still runs (programmatic
+dependent launch): it fetches what nobody changes, weights, and then waits for the other's end with `wait_for_last`.
+Every kernel launched so must wait, at the latest before it ends: the next one relies on it.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 try:
@@ -28,3 +35,35 @@ def jit(function: Any) -> Any:
 def constexpr(value: int) -> Any:
     """A constant that kernels may use."""
     return tl.constexpr(value) if HAS_TRITON else value
+
+
+@lru_cache
+def follows_early(device: torch.device) -> bool:
+    """Whether kernels on this device may begin before the one ahead has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch(x: Tensor) -> dict[str, Any]:
+    """Keywords for the launch of a kernel that works on x and knows how to wait: EARLY, and what Triton needs for it."""
+    return {"EARLY": True, "launch_pdl": True} if follows_early(x.device) else {"EARLY": False}
+
+
+@jit
+def wait_for_last(EARLY: tl.constexpr):
+    """Let the next kernel begin, then wait until everything before this one is done and can be read."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@jit
+def fetch_ahead(pointers):
+    """Have the lines of these addresses fetched into the L2 cache, without waiting for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

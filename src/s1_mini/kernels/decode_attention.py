@@ -1,7 +1,8 @@
-"""Attention of one query per row over the columns that the row has used, grouped-query, split over the length.
+"""Attention of one token per row over the columns that the row has used, grouped-query, split over the length.
 
 How many columns a row has is read on the device, so one captured graph serves rows of any length. Each of some parts of
 a row's columns is attended to by a program of its own (flash decoding, Dao et al. 2023); a second kernel adds them up.
+Where the tokens are the rows' newest, the same kernel norms and turns them and puts them into the cache.
 Shapes: B rows, H query heads, G key-value heads, D head size, S columns.
 """
 
@@ -13,14 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, jit, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, fetch_ahead, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.rope_store import HeadNorms, rope_store
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
 COLUMNS_AT_ONCE = 64
-PROGRAMS = 512  # wanted, to fill the GPU: few rows are split into more parts
+WARPS, STAGES = 2, 2
+PROGRAMS = 256  # wanted, to fill the GPU: few rows are split into more parts
 
 
 def used_columns(lengths: Tensor, span: int, size: int) -> Tensor | None:
@@ -33,21 +36,54 @@ def used_columns(lengths: Tensor, span: int, size: int) -> Tensor | None:
     return (torch.arange(span, device=lengths.device) < lengths.unsqueeze(1))[:, None, None]
 
 
+def step_attention(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    columns: Tensor,
+    lengths: Tensor,
+    rope: Tensor,
+    norms: HeadNorms | None,
+    *,
+    span: int,
+    mask: Tensor | None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """Put a token of each row into the cache, and attend from it to the row's columns; [B, H D].
+
+    `qkv` [B, (H + 2 G) D] is the token's projection; its key and value go to `columns` [B] of keys and values
+    [slots, G, S, D]. The row then looks at the first `lengths` [B] columns; without `slots` the new one counts as the
+    last of them wherever it was put. `slots` [B] says whose the rows are, and may name one several times; None means
+    the first ones, in order. `rope` [B, D / 2, 2] is each row's part of the table. No length is over `span`; `mask` is
+    what `used_columns` gave.
+    """
+    if slots is None and _can_attend(qkv, keys.shape[-1]):
+        return _attend_triton(qkv, keys, values, lengths, span, new=(columns, rope, norms))
+    query = rope_store(qkv, keys, values, columns, rope, norms, slots)
+    return decode_attention(query, keys, values, lengths, span, mask, slots).flatten(1)
+
+
 def decode_attention(
-    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, span: int, mask: Tensor | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    span: int,
+    mask: Tensor | None,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """Attend from `query` [B, H, D] to the first `lengths` [B] columns of each row; [B, H, D].
 
-    Keys and values are [slots >= B, G, S, D]; no row may have more than `span` columns. `mask` is what `used_columns`
-    gave, or None if all rows have `span`.
+    Keys and values are [slots, G, S, D]; no row may have more than `span` columns. `mask` is what `used_columns` gave,
+    or None if all rows have `span`. `slots` [B] says whose the rows are; None means the first ones, in order.
     """
-    rows = len(query)
     if _can_attend(query, query.shape[-1]):
-        return _decode_attention_triton(query, keys[:rows], values[:rows], lengths, span)
+        return _attend_triton(query.flatten(1), keys, values, lengths, span, slots=slots).view(query.shape)
+    chosen = slice(len(query)) if slots is None else slots
     out = F.scaled_dot_product_attention(
         query.unsqueeze(2),
-        keys[:rows, :, :span],
-        values[:rows, :, :span],
+        keys[chosen, :, :span],
+        values[chosen, :, :span],
         attn_mask=mask,
         enable_gqa=keys.shape[1] != query.shape[1],
     )
@@ -59,19 +95,37 @@ def _can_attend(x: Tensor, size: int) -> bool:
     return runs_triton(x) and size >= 16 and size & (size - 1) == 0
 
 
-def _decode_attention_triton(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, span: int) -> Tensor:
-    rows, heads, size = query.shape
-    groups = keys.shape[1]
+def _attend_triton(
+    asked: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    span: int,
+    *,
+    slots: Tensor | None = None,
+    new: tuple[Tensor, Tensor, HeadNorms | None] | None = None,
+) -> Tensor:
+    """Attend from queries, or from the projections of `new` tokens with their columns, rotary rows and norms."""
+    groups, size = keys.shape[1], keys.shape[3]
+    rows, heads = len(asked), asked.shape[1] // size - (2 * groups if new else 0)
     shared = heads // groups
-    parts = max(1, min(triton.cdiv(span, COLUMNS_AT_ONCE), triton.cdiv(PROGRAMS, rows * groups)))
-    out = torch.empty_like(query)
-    sums = torch.empty(rows, heads, parts, size, dtype=torch.float32, device=query.device)
-    tops = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=query.device)
+    block = min(COLUMNS_AT_ONCE, max(16, triton.next_power_of_2(span)))
+    parts = max(1, min(triton.cdiv(span, block), triton.cdiv(PROGRAMS, rows * groups)))
+    out = torch.empty(rows, heads * size, dtype=asked.dtype, device=asked.device)
+    sums = torch.empty(rows, heads, parts, size, dtype=torch.float32, device=asked.device)
+    tops = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=asked.device)
+    columns, rope, norms = new or (lengths, asked, None)
     _part_kernel[(rows, groups, parts)](
-        query,
+        asked,
         keys,
         values,
         lengths,
+        lengths if slots is None else slots,
+        columns,
+        rope,
+        norms.query if norms else asked,
+        norms.key if norms else asked,
+        norms.eps if norms else 0.0,
         out,
         sums,
         tops,
@@ -79,27 +133,57 @@ def _decode_attention_triton(query: Tensor, keys: Tensor, values: Tensor, length
         keys.stride(0),
         keys.stride(1),
         lengths.stride(0),
+        columns.stride(0),
+        rope.stride(0),
         heads,
+        groups,
         parts,
         shared,
         triton.next_power_of_2(max(16, shared)),
         size,
-        COLUMNS_AT_ONCE,
-        parts == 1,
-        num_warps=4,
-        num_stages=3,
+        block,
+        ALONE=parts == 1,
+        SLOTS=slots is not None,
+        NEW=new is not None,
+        NORMS=norms is not None,
+        **launch(asked),
+        num_warps=WARPS,
+        num_stages=STAGES,
     )
     if parts > 1:
-        _join_kernel[(rows, heads)](sums, tops, out, heads, parts, triton.next_power_of_2(parts), size, num_warps=2)
+        _join_kernel[(rows, heads)](
+            sums, tops, out, heads, parts, triton.next_power_of_2(parts), size, **launch(asked), num_warps=1
+        )
     return out
 
 
 @jit
+def _turn(x, weight, rope, eps, COUNT: tl.constexpr, SIZE: tl.constexpr, NORMS: tl.constexpr):
+    """Norm the rows of x [COUNT, SIZE] if asked to, and rotate their pairs; both round to x's dtype."""
+    wide = x.to(tl.float32)
+    if NORMS:
+        scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)[:, None]
+        weights = tl.load(weight + tl.arange(0, SIZE)).to(tl.float32)[None, :]
+        wide = (wide * scale * weights).to(x.dtype).to(tl.float32)
+    even, odd = tl.split(tl.reshape(wide, [COUNT, SIZE // 2, 2]))
+    pair = tl.arange(0, SIZE // 2)
+    cos, sin = tl.load(rope + 2 * pair)[None, :], tl.load(rope + 2 * pair + 1)[None, :]
+    turned = tl.join(even * cos - odd * sin, odd * cos + even * sin)
+    return tl.reshape(turned, [COUNT, SIZE]).to(x.dtype)
+
+
+@jit
 def _part_kernel(
-    query,
+    asked,
     keys,
     values,
     lengths,
+    slots,
+    columns,
+    rope,
+    q_norm,
+    k_norm,
+    eps,
     out,
     sums,
     tops,
@@ -107,30 +191,61 @@ def _part_kernel(
     slot_stride,
     group_stride,
     lengths_stride,
+    columns_stride,
+    rope_stride,
     heads,
+    groups,
     parts,
     SHARED: tl.constexpr,
     PADDED: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ALONE: tl.constexpr,
+    SLOTS: tl.constexpr,
+    NEW: tl.constexpr,
+    NORMS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     part = tl.program_id(2)
+    slot = tl.load(slots + row) if SLOTS else row
     length = tl.load(lengths + row * lengths_stride)
+    if NEW:
+        length -= 1  # the new one is not there yet
     each = tl.cdiv(tl.cdiv(length, parts), BLOCK) * BLOCK
     first = part * each
     last = tl.minimum(first + each, length)
-    local = tl.arange(0, PADDED)
     channel = tl.arange(0, SIZE)
+    start = slot * slot_stride + group * group_stride
+    if EARLY:
+        ahead = tl.minimum(first + tl.arange(0, BLOCK), tl.maximum(length - 1, 0))
+        line = start + ahead[:, None] * SIZE + tl.arange(0, (SIZE + 63) // 64)[None, :] * 64
+        fetch_ahead(keys + line)
+        fetch_ahead(values + line)
+    wait_for_last(EARLY)
+    local = tl.arange(0, PADDED)
     head = group * SHARED + local
     mine = local < SHARED
-    q = tl.load(query + (row * heads + head[:, None]) * SIZE + channel[None, :], mask=mine[:, None], other=0.0)
+    width = heads + 2 * groups if NEW else heads
+    q = tl.load(asked + (row * width + head[:, None]) * SIZE + channel[None, :], mask=mine[:, None], other=0.0)
     top = tl.full([PADDED], float("-inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     mixed = tl.zeros([PADDED, SIZE], tl.float32)
-    start = row * slot_stride + group * group_stride
+    if NEW:
+        turn = rope + row * rope_stride
+        q = _turn(q, q_norm, turn, eps, PADDED, SIZE, NORMS)
+        if part == 0:
+            one = tl.arange(0, 1)[:, None]
+            k = tl.load(asked + (row * width + heads + group + one) * SIZE + channel[None, :])
+            k = _turn(k, k_norm, turn, eps, 1, SIZE, NORMS)
+            v = tl.load(asked + (row * width + heads + groups + group + one) * SIZE + channel[None, :])
+            to = start + (tl.load(columns + row * columns_stride) + one) * SIZE + channel[None, :]
+            tl.store(keys + to, k)
+            tl.store(values + to, v)
+            top = tl.sum(q.to(tl.float32) * k.to(tl.float32), axis=1) * scale
+            total = tl.full([PADDED], 1.0, tl.float32)
+            mixed += v.to(tl.float32)
     for begin in range(first, last, BLOCK):
         column = begin + tl.arange(0, BLOCK)
         inside = column < last
@@ -155,11 +270,12 @@ def _part_kernel(
 
 
 @jit
-def _join_kernel(sums, tops, out, heads, parts, PARTS: tl.constexpr, SIZE: tl.constexpr):
+def _join_kernel(sums, tops, out, heads, parts, PARTS: tl.constexpr, SIZE: tl.constexpr, EARLY: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
     part = tl.arange(0, PARTS)
     channel = tl.arange(0, SIZE)
     inside = part < parts
+    wait_for_last(EARLY)
     top = tl.load(tops + 2 * (at * parts + part), mask=inside, other=float("-inf"))
     total = tl.load(tops + 2 * (at * parts + part) + 1, mask=inside, other=0.0)
     fade = tl.where(inside, tl.exp(top - tl.max(top, axis=0)), 0.0)

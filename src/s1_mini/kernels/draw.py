@@ -1,4 +1,7 @@
-"""One token per row: penalty, nucleus, temperature and draw in one kernel, by ranks (a bitonic sort in one program).
+"""One token per row: penalty, nucleus, temperature and draw in one kernel, by searching for thresholds, without a sort.
+
+Where the nucleus ends and where the draw falls are the logits at which a sum over all that are higher passes a bound:
+found bit by bit, two bits at a time. Among equal logits the lower token ranks first, as in the reference.
 
 Shapes: B rows, V vocabulary, N penalised tokens.
 """
@@ -8,12 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, jit, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
+WARPS = 0
 MAX_VOCABULARY = 8192  # that one program sorts
 
 
@@ -38,20 +42,49 @@ def draw_in_one(
     block = triton.next_power_of_2(size)
     _draw_kernel[(rows,)](
         logits.contiguous(),
-        tokens.contiguous(),
-        valid.contiguous(),
+        tokens,
+        valid,
         penalty,
         temperature,
         top_p,
-        uniform.contiguous(),
+        uniform,
         out,
         size,
-        tokens.shape[1],
+        *tokens.stride(),
+        *valid.stride(),
+        uniform.stride(0),
         least_heat,
         block,
-        num_warps=max(4, min(32, block // 256)),
+        tokens.shape[1],
+        **launch(logits),
+        num_warps=WARPS or max(1, min(32, block // 256)),
     )
     return out
+
+
+@jit
+def _sum_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@jit
+def _threshold(key, mass, bound):
+    """The highest key (its order that of unsigned numbers) at and above which the mass is over the bound; else 0."""
+    found = tl.cast(0, tl.uint32)
+    for step in tl.static_range(16):
+        low = tl.cast(1 << (30 - 2 * step), tl.uint32)
+        first, second, third = found + low, found + low + low, found + low + low + low
+        sums = tl.reduce(
+            (
+                tl.where(key >= first, mass, 0.0),
+                tl.where(key >= second, mass, 0.0),
+                tl.where(key >= third, mass, 0.0),
+            ),
+            axis=0,
+            combine_fn=_sum_three,
+        )
+        found += low * ((sums[0] > bound).to(tl.uint32) + (sums[1] > bound).to(tl.uint32) + (sums[2] > bound).to(tl.uint32))
+    return found
 
 
 @jit
@@ -65,37 +98,51 @@ def _draw_kernel(
     uniform,
     out,
     size,
-    num_tokens,
+    tokens_row_stride,
+    tokens_stride,
+    valid_row_stride,
+    valid_stride,
+    uniform_stride,
     least_heat,
     BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
+    wait_for_last(EARLY)
     logit = tl.load(logits + row * size + at, mask=inside, other=float("-inf")).to(tl.float32)
     hit = tl.zeros([BLOCK], tl.int32)
-    for number in range(num_tokens):
-        token = tl.load(tokens + row * num_tokens + number)
-        counts = tl.load(valid + row * num_tokens + number)
+    for number in tl.static_range(TOKENS):
+        token = tl.load(tokens + row * tokens_row_stride + number * tokens_stride)
+        counts = tl.load(valid + row * valid_row_stride + number * valid_stride)
         hit = hit | ((at == token) & (counts != 0)).to(tl.int32)
     strength = tl.load(penalty + row)
     logit = tl.where(hit != 0, tl.where(logit < 0, logit * strength, logit / strength), logit)
-    # Keys whose order as integers is that of the logits; below them the token, the lowest first among equals.
-    bits = logit.to(tl.int32, bitcast=True)
-    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-    packed = tl.sort((key << 16) | (BLOCK - 1 - at).to(tl.int64), descending=True)
-    token = BLOCK - 1 - (packed & 0xFFFF).to(tl.int32)
-    key = (packed >> 16).to(tl.int32)
-    ranked = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
-    highest = tl.max(ranked, axis=0)
-    mass = tl.exp(ranked - highest)
-    below = tl.cumsum(mass / tl.sum(mass, axis=0), axis=0)
-    kept = (below <= tl.load(top_p + row)) | (at == 0)
+    logit = tl.where(logit == 0.0, 0.0, logit)  # one zero, not two
+    # Keys whose order as unsigned integers is that of the logits; 0 is below every number's.
+    bits = logit.to(tl.uint32, bitcast=True)
+    key = tl.where(inside, tl.where(bits >> 31 != 0, 0xFFFFFFFF - bits, bits | 0x80000000), 0)
+    highest = tl.max(logit, axis=0)
+    mass = tl.exp(logit - highest)
+    mass = mass / tl.sum(mass, axis=0)
+    # The nucleus: all above the key that crosses top_p, and of those equal to it the first that fit.
+    share_of_nucleus = tl.load(top_p + row)
+    edge = _threshold(key, mass, share_of_nucleus)
+    above = tl.sum(tl.where(key > edge, mass, 0.0), axis=0)
+    tied = key == edge
+    place = tl.cumsum(tied.to(tl.int32), axis=0)
+    kept = (key > edge) | (tied & (above + place * mass <= share_of_nucleus))
+    kept = inside & (kept | ((key == tl.max(key, axis=0)) & tied & (place == 1)))  # the most likely is always in
     heat = tl.maximum(tl.load(temperature + row), least_heat)
-    share = tl.where(kept, tl.exp((ranked - highest) / heat), 0.0)
-    cumulative = tl.cumsum(share, axis=0)
-    goal = tl.load(uniform + row) * tl.sum(share, axis=0)
-    rank = tl.sum((cumulative <= goal).to(tl.int32), axis=0)
-    last = tl.maximum(tl.sum((share > 0).to(tl.int32), axis=0), 1) - 1
-    chosen = tl.minimum(rank, last)
-    tl.store(out + row, tl.sum(tl.where(at == chosen, token, 0), axis=0).to(tl.int64))
+    share = tl.where(kept, tl.exp((logit - highest) / heat), 0.0)
+    goal = tl.load(uniform + row * uniform_stride) * tl.sum(share, axis=0)
+    drawn = _threshold(key, share, goal)
+    over = tl.sum(tl.where(key > drawn, share, 0.0), axis=0)
+    tied = kept & (key == drawn)
+    place = tl.cumsum(tied.to(tl.int32), axis=0)
+    last = tl.sum(tied.to(tl.int32), axis=0)
+    fits = tied & ((over + place * share > goal) | (place == last))
+    token = tl.min(tl.where(fits, at, BLOCK), axis=0)
+    tl.store(out + row, tl.where(token < size, token, 0).to(tl.int64))

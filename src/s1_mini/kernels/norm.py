@@ -1,25 +1,39 @@
 """A residual sum and the root-mean-square norm of it, in one pass.
 
-Shapes: N rows, D channels.
+Shapes: N rows, D channels, P parts.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, jit, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
 
+class Norm(NamedTuple):
+    """A root-mean-square norm of the inputs."""
+
+    weight: Tensor  # [D]
+    eps: float
+
+
 def add_rms_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Give x + `branch` [..., D] and its norm, rounded to x's dtype before it is multiplied by `weight` [D]."""
+    """Give x + `branch` [..., D] and its norm, rounded to x's dtype before it is multiplied by `weight` [D].
+
+    A `branch` [P, N, D] beside x [N, D] is summed first, then rounded to x's dtype.
+    """
     if runs_triton(x) and x.shape[-1] <= 16_384:
         return _add_rms_norm_triton(x, branch, weight, eps)
+    if branch is not None and branch.ndim > x.ndim:
+        branch = branch.sum(0).to(x.dtype)
     total = x if branch is None else x + branch
     if x.dtype == torch.float32:
         return total, F.rms_norm(total, weight.shape, weight, eps)
@@ -35,25 +49,51 @@ def _add_rms_norm_triton(x: Tensor, branch: Tensor | None, weight: Tensor, eps: 
     size = x.shape[-1]
     block = triton.next_power_of_2(size)
     added = x if branch is None else branch.contiguous()
+    parts = added.numel() // x.numel() if branch is not None else 0
     _add_rms_norm_kernel[(x.numel() // size,)](
-        x, added, weight, total, normal, size, eps, branch is not None, block, num_warps=max(1, min(8, block // 256))
+        x,
+        added,
+        weight,
+        total,
+        normal,
+        size,
+        x.numel(),
+        eps,
+        parts,
+        block,
+        **launch(x),
+        num_warps=max(1, min(8, block // 256)),
     )
     return total, normal
 
 
 @jit
-def _add_rms_norm_kernel(x, branch, weight, total, normal, size, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):
+def _add_rms_norm_kernel(
+    x,
+    branch,
+    weight,
+    total,
+    normal,
+    size,
+    part_size,
+    eps,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
     inside = at < size
+    weights = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    wait_for_last(EARLY)
     value = tl.load(x + row + at, mask=inside, other=0.0)
-    if ADDS:
-        value = (value.to(tl.float32) + tl.load(branch + row + at, mask=inside, other=0.0).to(tl.float32)).to(
-            value.dtype
-        )
+    if PARTS > 0:
+        added = tl.zeros([BLOCK], tl.float32)
+        for part in tl.static_range(PARTS):
+            added += tl.load(branch + part * part_size + row + at, mask=inside, other=0.0).to(tl.float32)
+        value = (value.to(tl.float32) + added.to(value.dtype).to(tl.float32)).to(value.dtype)
         tl.store(total + row + at, value, mask=inside)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
     rounded = (wide * scale).to(value.dtype).to(tl.float32)
-    weights = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(normal + row + at, (rounded * weights).to(value.dtype), mask=inside)

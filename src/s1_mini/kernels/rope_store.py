@@ -6,14 +6,24 @@ Shapes: B rows, H query heads, G key-value heads, D head size, S columns.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, jit, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
 
 if HAS_TRITON:
     import triton.language as tl
+
+
+class HeadNorms(NamedTuple):
+    """Root-mean-square norms of each head's query and key."""
+
+    query: Tensor  # [D]
+    key: Tensor  # [D]
+    eps: float
 
 
 def rope_store(
@@ -22,25 +32,26 @@ def rope_store(
     values: Tensor,
     columns: Tensor,
     rope: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
+    norms: HeadNorms | None,
+    slots: Tensor | None = None,
 ) -> Tensor:
-    """Give queries [B, H, D] of `qkv` [B, (H + 2 G) D]; keys and values [slots >= B, G, S, D] get theirs at `columns`.
+    """Give queries [B, H, D] of `qkv` [B, (H + 2 G) D]; keys and values [slots, G, S, D] get theirs at `columns` [B].
 
-    `rope` [B, D / 2, 2] is each row's part of the table, `norms` the weights [D] of the q and k norm.
+    `rope` [B, D / 2, 2] is each row's part of the table, `norms` what the model has of those. `slots` [B] says
+    whose the rows are; None means that they are the first ones, in order.
     """
     groups, size = keys.shape[1], keys.shape[3]
     heads = qkv.shape[-1] // size - 2 * groups
     if runs_triton(qkv) and size & (size - 1) == 0:
-        return _rope_store_triton(qkv, keys, values, columns, rope, norms, eps, heads)
+        return _rope_store_triton(qkv, keys, values, columns, rope, norms, slots, heads)
     turning, value = qkv.view(len(qkv), heads + 2 * groups, size).split((heads + groups, groups), dim=1)
     if norms is not None:
         query, key = turning.split((heads, groups), dim=1)
-        turning = torch.cat((_norm(query, norms[0], eps), _norm(key, norms[1], eps)), dim=1)
+        turning = torch.cat((_norm(query, norms.query, norms.eps), _norm(key, norms.key, norms.eps)), dim=1)
     even, odd = turning.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = rope.unsqueeze(1).unbind(-1)
     turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(qkv.dtype)
-    rows = torch.arange(len(qkv), device=qkv.device)
+    rows = torch.arange(len(qkv), device=qkv.device) if slots is None else slots
     keys[rows, :, columns] = turned[:, heads:]
     values[rows, :, columns] = value
     return turned[:, :heads]
@@ -59,13 +70,12 @@ def _rope_store_triton(
     values: Tensor,
     columns: Tensor,
     rope: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
+    norms: HeadNorms | None,
+    slots: Tensor | None,
     heads: int,
 ) -> Tensor:
     groups, size = keys.shape[1], keys.shape[3]
     query = torch.empty(len(qkv), heads, size, dtype=qkv.dtype, device=qkv.device)
-    weights = norms or (qkv, qkv)
     _rope_store_kernel[(len(qkv), heads + 2 * groups)](
         qkv,
         query,
@@ -73,8 +83,10 @@ def _rope_store_triton(
         values,
         columns,
         rope,
-        *weights,
-        eps,
+        norms.query if norms else qkv,
+        norms.key if norms else qkv,
+        columns if slots is None else slots,
+        norms.eps if norms else 0.0,
         keys.stride(0),
         keys.stride(1),
         rope.stride(0),
@@ -82,7 +94,9 @@ def _rope_store_triton(
         heads,
         groups,
         norms is not None,
+        slots is not None,
         size,
+        **launch(qkv),
         num_warps=1,
     )
     return query
@@ -98,6 +112,7 @@ def _rope_store_kernel(
     rope,
     q_weight,
     k_weight,
+    slots,
     eps,
     slot_stride,
     group_stride,
@@ -106,17 +121,21 @@ def _rope_store_kernel(
     heads,
     groups,
     NORMS: tl.constexpr,
+    SLOTS: tl.constexpr,
     SIZE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     pair = tl.arange(0, SIZE // 2)
+    wait_for_last(EARLY)
+    slot = tl.load(slots + row) if SLOTS else row
     at = qkv + (row * (heads + 2 * groups) + head) * SIZE
     even, odd = tl.load(at + 2 * pair), tl.load(at + 2 * pair + 1)
     kind = even.dtype
     column = tl.load(columns + row * columns_stride)
     if head >= heads + groups:
-        out = values + row * slot_stride + (head - heads - groups) * group_stride + column * SIZE
+        out = values + slot * slot_stride + (head - heads - groups) * group_stride + column * SIZE
         tl.store(out + 2 * pair, even)
         tl.store(out + 2 * pair + 1, odd)
     else:
@@ -136,6 +155,6 @@ def _rope_store_kernel(
             tl.store(asked + 2 * pair, turned.to(kind))
             tl.store(asked + 2 * pair + 1, crossed.to(kind))
         else:
-            kept = keys + row * slot_stride + (head - heads) * group_stride + column * SIZE
+            kept = keys + slot * slot_stride + (head - heads) * group_stride + column * SIZE
             tl.store(kept + 2 * pair, turned.to(kind))
             tl.store(kept + 2 * pair + 1, crossed.to(kind))

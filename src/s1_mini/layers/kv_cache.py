@@ -72,10 +72,11 @@ class KVCache:
 
 @dataclass(frozen=True)
 class Columns:
-    """Where the next token of each of n rows goes, and how far the row then looks back."""
+    """Where one token of each of n rows goes, and how far the row then looks back."""
 
     target: Tensor  # [n] column that its key and value are put into
     lengths: Tensor  # [n] columns that it attends to, the new one included
     span: int  # no length is greater
     rope: Tensor  # [n, D / 2, 2] its part of the rotary table
     mask: Tensor | None  # [n, 1, 1, span] true below its length; None if all are `span` long
+    slots: Tensor | None = None  # [n] whose they are; None: the first ones', in order

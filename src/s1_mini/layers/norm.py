@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from s1_mini.kernels.backend import runs_triton
+from s1_mini.kernels.norm import Norm, add_rms_norm
+
 
 class RMSNorm(nn.Module):
     """Normalise the last axis in fp32, round to the input's dtype, then multiply by the weight.
@@ -20,7 +23,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.round_last = round_last
 
+    @property
+    def spec(self) -> Norm:
+        """What kernels need to know of it; not for `round_last`."""
+        return Norm(self.weight, self.eps)
+
     def forward(self, x: Tensor) -> Tensor:
+        if runs_triton(x) and not self.round_last and not torch.is_grad_enabled():
+            return add_rms_norm(x, None, *self.spec)[1]
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # both orders are the same here
         normal = x.float()

@@ -67,8 +67,12 @@ def draw_token(
     top_p: Tensor,
     uniform: Tensor,
 ) -> Tensor:
-    """Draw a token of each row [B] from `logits` [B, V] at `uniform` [B], `tokens` [B, N] penalised where `valid`."""
+    """Draw a token of each row [B] from `logits` [B, V] at `uniform` [B], `tokens` [B, N] penalised where `valid`.
+
+    Tokens that have no logit cannot be drawn, so they need no penalty.
+    """
     if can_draw(logits):
         return draw_in_one(logits, tokens, valid, penalty, temperature, top_p, uniform, MIN_TEMPERATURE)
-    logits = penalise(logits.float(), tokens, valid, penalty)
+    inside = tokens < logits.shape[1]
+    logits = penalise(logits.float(), torch.where(inside, tokens, 0), valid & inside, penalty)
     return draw(*ranked_probabilities(logits, temperature, top_p), uniform)

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.kernels.decode_attention import decode_attention
+from s1_mini.kernels.decode_attention import step_attention
 from s1_mini.kernels.gate import gate
-from s1_mini.kernels.norm import add_rms_norm
-from s1_mini.kernels.rope_store import rope_store
+from s1_mini.kernels.linear import linear_sum, norm_linear
+from s1_mini.kernels.rope_store import HeadNorms
 from s1_mini.layers.kv_cache import Columns, KVStore
 from s1_mini.layers.norm import RMSNorm
 from s1_mini.layers.rope import rotate
@@ -65,11 +65,23 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=grouped)
         return self.wo(out.transpose(1, 2).flatten(2))
 
-    def step(self, x: Tensor, cached: tuple[Tensor, Tensor], columns: Columns) -> Tensor:
-        """Attend from one new token per row x [B, dim] to the keys and values that its row has, its own included."""
-        norms = (self.q_norm.weight, self.k_norm.weight) if self.config.qk_norm else None
-        query = rope_store(self.wqkv(x), *cached, columns.target, columns.rope, norms, self.config.norm_eps)
-        return self.wo(decode_attention(query, *cached, columns.lengths, columns.span, columns.mask).flatten(1))
+    def step(self, qkv: Tensor, cached: tuple[Tensor, Tensor], columns: Columns) -> Tensor:
+        """Attend from one token per row, projected to `qkv` [B, (H + 2 G) D], to what its row has, itself included.
+
+        Gives what `wo` is to project, [B, H D].
+        """
+        norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.config.qk_norm else None
+        return step_attention(
+            qkv,
+            *cached,
+            columns.target,
+            columns.lengths,
+            columns.rope,
+            norms,
+            span=columns.span,
+            mask=columns.mask,
+            slots=columns.slots,
+        )
 
 
 class FeedForward(nn.Module):
@@ -123,16 +135,18 @@ class TransformerBlock(nn.Module):
 
     def step(
         self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], columns: Columns
-    ) -> tuple[Tensor, Tensor]:
-        """Do as `forward` for one new token per row x [B, dim], of which `branch` is still to be added.
+    ) -> tuple[Tensor, Tensor | None]:
+        """Do as `forward` for one token per row x [B, dim], of which `branch` is still to be added.
 
-        Gives the same for the next block: what is not yet added is added where it is normed. Knows no layer scale.
+        Gives the same for the next block: what is not yet added is added where it is normed. Wants `merge`d weights,
+        and knows no layer scale.
         """
-        x, normal = add_rms_norm(x, branch, self.attention_norm.weight, self.attention_norm.eps)
-        x, normal = add_rms_norm(
-            x, self.attention.step(normal, cached, columns), self.ffn_norm.weight, self.ffn_norm.eps
-        )
-        return x, self.feed_forward(normal)
+        attention, feed = self.attention, self.feed_forward
+        assert feed.both is not None, "the gate's weights are not merged"
+        x, qkv = norm_linear(x, branch, self.attention_norm.spec, attention.wqkv.weight, attention.wqkv.bias)
+        x, branch = linear_sum(attention.step(qkv, cached, columns), attention.wo.weight, attention.wo.bias, x)
+        x, opened = norm_linear(x, branch, self.ffn_norm.spec, feed.both, gated=True)
+        return linear_sum(opened, feed.w2.weight, None, x)
 
     def feed(self, x: Tensor) -> Tensor:
         """The second half: pure, so it may be compiled by itself."""

@@ -72,6 +72,9 @@ class SpeechModel(Protocol):
     def prefill(self, state: Any, slot: int, columns: Tensor, start: int) -> None:
         """Read prompt columns [K + 1, n] into `slot` from column `start` on."""
 
+    def prefill_rows(self, state: Any, columns: Tensor, slots: Tensor, positions: Tensor, span: int) -> None:
+        """Read columns [N, K + 1] of any prompts into `slots` at `positions` [N], nothing at -1; none beyond `span`."""
+
     def save(self, state: Any, slot: int, columns: int) -> Prefix:
         """Copy what `slot` holds of its first `columns` columns."""
 

@@ -87,8 +87,11 @@ class ModelRunner:
     @torch.inference_mode()
     def read(self, piece: Piece, columns: int) -> None:
         """Read the next `columns` columns of the piece's prompt."""
-        end = piece.num_read + columns
-        self.model.prefill(self._state, _slot(piece), piece.prompt.columns[:, piece.num_read : end], piece.num_read)
+        part = piece.prompt.columns[:, piece.num_read : piece.num_read + columns]
+        if self._graphs is not None:
+            self._graphs.read(_slot(piece), part, piece.num_read)
+        else:
+            self.model.prefill(self._state, _slot(piece), part, piece.num_read)
 
     @torch.inference_mode()
     def start(self, piece: Piece) -> None:

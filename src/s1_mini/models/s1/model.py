@@ -136,6 +136,23 @@ class S1Model:
             lambda layer: state.cache.block_store(layer, rows, start),
         )
 
+    def prefill_rows(self, state: S1State, columns: Tensor, slots: Tensor, positions: Tensor, span: int) -> None:
+        """Read N prompt columns [N, K + 1], each into the slot [N] and position [N] beside it; none where that is -1.
+
+        Looks at no value, so it can be captured; a prompt's columns before those must have been read, or be among them.
+        """
+        lengths = (positions + 1).clamp_min(1)
+        where = Columns(
+            torch.where(positions < 0, state.max_columns, positions),
+            lengths,
+            span,
+            self.network.rope[lengths - 1],
+            used_columns(lengths, span, self.network.config.slow.head_dim),
+            slots,
+        )
+        columns = columns.unsqueeze(-1)
+        self.network.slow_step(self.network.embed(columns, self._is_semantic(columns[:, 0]))[:, 0], state.cache, where)
+
     def save(self, state: S1State, slot: int, columns: int) -> Prefix:
         """Copy the keys and values of the first `columns` columns of `slot`."""
         saved = state.cache.save(slot, columns)
@@ -172,18 +189,21 @@ class S1Model:
         logits, count = self.network.main_logits(hidden)[:rows], state.count[:rows]
         valid = logits.isfinite().all(-1)
         uniforms = sampling.uniforms[torch.arange(rows, device=self.device), count]
+        counted = state.window.counted(count)
         idle = len(hidden) - rows  # computed, but not drawn for
         own = SamplingTensors(
             sampling.temperature[:rows], sampling.top_p[:rows], sampling.repetition_penalty[:rows], uniforms
         )
 
         def pick_code(codebook: int, logits: Tensor) -> Tensor:
-            code = self._draw(logits[:rows], *state.window.codes(codebook, count), own, uniforms[:, codebook])
-            return F.pad(code, (0, idle))
+            code = self._draw(logits[:rows], state.window.codes(codebook, rows), counted, own, uniforms[:, codebook])
+            return F.pad(code, (0, idle)) if idle else code
 
         choice = self._draw(self._hold_open(logits.float(), count), *self._penalised(state, count), own, uniforms[:, 0])
         token, stop = self._token(choice, count)
-        codes = self.network.fast(hidden, F.pad(self.first_code(token), (0, idle)), state.fast_cache, pick_code)[:rows]
+        first = self.first_code(token)
+        first = F.pad(first, (0, idle)) if idle else first
+        codes = self.network.fast(hidden, first, state.fast_cache, pick_code)[:rows]
         self.advance(state, torch.cat((token.unsqueeze(1), codes), dim=1))
         return Frames(codes=codes, stop=stop, valid=valid)
 
@@ -249,11 +269,8 @@ class S1Model:
     def _draw(
         self, logits: Tensor, tokens: Tensor, valid: Tensor, sampling: SamplingTensors, uniform: Tensor
     ) -> Tensor:
-        # Codes beyond the kept rows cannot be drawn, so they need no penalty.
-        inside = tokens < logits.shape[1]
-        tokens, valid = torch.where(inside, tokens, 0), valid & inside
         return draw_token(
-            logits.float(),
+            logits,
             tokens,
             valid,
             penalty=sampling.repetition_penalty,

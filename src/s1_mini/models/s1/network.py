@@ -13,6 +13,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from s1_mini.kernels.decode_attention import used_columns
+from s1_mini.kernels.linear import branch_sum, norm_linear
 from s1_mini.layers.kv_cache import Columns, KVCache, KVStore
 from s1_mini.layers.norm import RMSNorm
 from s1_mini.layers.rope import rope_table
@@ -48,7 +50,6 @@ class S1Network(nn.Module):
         self.fast_rope = rope_table(config.num_codebooks, config.fast.head_dim, config.rope_base, device)
         self.offsets = torch.arange(config.num_codebooks, device=device).mul(config.codebook_size).unsqueeze(1)
         self.steps = torch.arange(config.num_codebooks + 1, device=device).unsqueeze(1)
-        self.pair_mask = torch.ones(2, 2, dtype=torch.bool, device=device).tril()
 
     def embed(self, columns: Tensor, semantic: Tensor) -> Tensor:
         """Embed columns [B, K + 1, T]: main token, plus codes where `semantic` [B, T]; [B, T, dim]."""
@@ -66,11 +67,11 @@ class S1Network(nn.Module):
         return x
 
     def slow_step(self, x: Tensor, cache: KVCache, columns: Columns) -> Tensor:
-        """Run one new column of each row x [B, dim]. Pre-norm."""
-        branch = None
+        """Run one column of each row x [B, dim]. Pre-norm."""
+        branch: Tensor | None = None
         for index, layer in enumerate(self._blocks(self.layers)):
             x, branch = layer.step(x, branch, cache.rows(index), columns)
-        return x if branch is None else x + branch
+        return branch_sum(x, branch)
 
     @staticmethod
     def _blocks(layers: nn.ModuleList) -> list[TransformerBlock]:
@@ -78,7 +79,7 @@ class S1Network(nn.Module):
 
     def main_logits(self, hidden: Tensor) -> Tensor:
         """Logits of the kept main head rows from the slow transformer's pre-norm output [B, dim]."""
-        return self.output(self.norm(hidden))
+        return norm_linear(hidden, None, self.norm.spec, self.output.weight)[1]
 
     def fast(self, hidden: Tensor, code: Tensor, cache: KVCache, pick: PickCode) -> Tensor:
         """Give all codes [B, K] of a frame from the slow output [B, dim] and its first code [B].
@@ -86,28 +87,33 @@ class S1Network(nn.Module):
         Positions 0 (the hidden state) and 1 (the first code) are both known at the start and run as one pass.
         """
         start = self.norm(hidden) if self.config.norm_fastlayer_input else hidden
-        x = torch.stack((self.fast_project_in(start), self.fast_embeddings(code)), dim=1)
+        pairs = torch.stack((self.fast_project_in(start), self.fast_embeddings(code)), dim=1)
+        logits = self._fast_step(pairs.flatten(0, 1), self._pair(len(code)), cache)[1::2]
         codes = [code]
         for codebook in range(1, self.config.num_codebooks):
-            x = self._fast_start(x, cache) if codebook == 1 else self._fast_step(x, codebook, cache)
-            code = pick(codebook, self.fast_output(self.fast_norm(x)))
-            codes.append(code)
-            x = self.fast_embeddings(code)
+            codes.append(pick(codebook, logits))
+            if len(codes) < self.config.num_codebooks:
+                where = self._fast_columns(codebook + 1, len(code))
+                logits = self._fast_step(self.fast_embeddings(codes[-1]), where, cache)
         return torch.stack(codes, dim=1)
 
-    def _fast_start(self, x: Tensor, cache: KVCache) -> Tensor:
-        """Run positions 0 and 1, x [B, 2, dim]; what comes of the second [B, dim]."""
-        rope = self.fast_rope[:2].unsqueeze(0)
-        for index, layer in enumerate(self.fast_layers):
-            x = layer(x, rope, self.pair_mask, cache.block_store(index, slice(0, x.shape[0]), 0))
-        return x[:, 1]
+    def _pair(self, rows: int) -> Columns:
+        """Positions 0 and 1 of every row, side by side."""
+        first, second = self.steps[0], self.steps[1]
+        target = torch.cat((first, second)).repeat(rows)
+        slots = torch.arange(rows, device=target.device).repeat_interleave(2)
+        lengths = target + 1
+        mask = used_columns(lengths, 2, self.config.fast.head_dim)
+        return Columns(target, lengths, 2, self.fast_rope[target], mask, slots)
 
-    def _fast_step(self, x: Tensor, position: int, cache: KVCache) -> Tensor:
-        """Run one position of every row, x [B, dim]."""
-        rows = len(x)
-        target, lengths = (self.steps[step, :1].expand(rows) for step in (position, position + 1))
-        columns = Columns(target, lengths, position + 1, self.fast_rope[position].expand(rows, -1, -1), mask=None)
-        branch = None
+    def _fast_columns(self, position: int, rows: int) -> Columns:
+        """One position of every row."""
+        target, lengths = (self.steps[step].expand(rows) for step in (position, position + 1))
+        return Columns(target, lengths, position + 1, self.fast_rope[position].expand(rows, -1, -1), mask=None)
+
+    def _fast_step(self, x: Tensor, columns: Columns, cache: KVCache) -> Tensor:
+        """Run one position of each row, x [B, dim]; logits [B, V] of the codebook that it is about."""
+        branch: Tensor | None = None
         for index, layer in enumerate(self._blocks(self.fast_layers)):
             x, branch = layer.step(x, branch, cache.rows(index), columns)
-        return x if branch is None else x + branch
+        return norm_linear(x, branch, self.fast_norm.spec, self.fast_output.weight)[1]

@@ -37,10 +37,15 @@ class RepetitionWindow:
         tokens = self.history[self._rows[:rows], oldest]
         return tokens, (recorded >= 0).unsqueeze(1).expand_as(tokens)
 
-    def codes(self, codebook: int, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the codes to penalise when `codebook` is drawn, and which of them count: [B, W] each."""
-        codes = self.history[: len(count), :, codebook + 1]
-        return codes, self._spoken(count) if self._as_meant else (count >= self._skipped).unsqueeze(1).expand_as(codes)
+    def codes(self, codebook: int, rows: int) -> Tensor:
+        """Give the codes [B, W] to penalise when `codebook` is drawn for the first rows, where `counted` says so."""
+        return self.history[:rows, :, codebook + 1]
+
+    def counted(self, count: Tensor) -> Tensor:
+        """Tell which of the codes count, the same for all codebooks: [B, W]."""
+        if self._as_meant:
+            return self._spoken(count)
+        return (count >= self._skipped).unsqueeze(1).expand(-1, WINDOW)
 
     def record(self, frame: Tensor, count: Tensor, active: Tensor) -> None:
         """Remember the frame [B, K + 1] that active rows made as their `count`-th (from 0)."""

@@ -1,0 +1,274 @@
+"""Products of few rows with what stands before and after them: residual sum, norm, bias, gate. Bound by the weights.
+
+A handful of rows: every program holds its weights in registers before the rows are there, and does the rest itself.
+More rows: tensor cores, the weights being fetched into the L2 cache meanwhile; inputs are shared out between programs
+where there are few outputs, and their parts are summed with the residual, before the next norm.
+Shapes: B rows, K inputs, N outputs, P parts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from s1_mini.kernels.backend import HAS_TRITON, fetch_ahead, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.gate import gate
+from s1_mini.kernels.norm import Norm, add_rms_norm
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+MAX_ROWS = 128  # above, the vendor's products are as fast
+FEW_ROWS = 2
+TALL = 64  # rows of a tile: what the tensor cores of Hopper take at the least
+MAX_INPUTS = 4096  # that a program of the few-rows kernel holds
+
+
+def norm_linear(
+    x: Tensor, branch: Tensor | None, norm: Norm, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Give x + `branch`, both [B, K], and norm(x + branch) @ weight.T + bias [B, N] for `weight` [N, K].
+
+    `branch` may be what `linear_sum` left to be added. `gated` wants `weight` [2 N, K] and gives
+    silu(first half) * second half.
+    """
+    if _is_few(x) and branch is None:
+        return x, _few_triton(x.contiguous(), weight, bias, norm, gated, None)
+    x, normal = add_rms_norm(x, branch, *norm)
+    if runs_triton(x) and len(x) <= MAX_ROWS:
+        return x, _many_triton(normal, weight, bias, gated, parts=1)
+    out = F.linear(normal, weight, bias)
+    return x, gate(out) if gated else out
+
+
+def linear_sum(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Give two things whose sum is `residual` [B, N] + x [B, K] @ weight.T + bias, for whoever adds and norms them.
+
+    The second is None, [B, N], or [P, B, N] of parts that are summed first.
+    """
+    if _is_few(x):
+        return _few_triton(x.contiguous(), weight, bias, None, False, residual.contiguous()), None
+    if runs_triton(x) and len(x) <= MAX_ROWS:
+        return residual, _many_triton(x.contiguous(), weight, bias, False, parts=num_parts(*weight.shape))
+    return residual, F.linear(x, weight, bias)
+
+
+def branch_sum(x: Tensor, branch: Tensor | None) -> Tensor:
+    """Give the sum [B, N] of the two things that `linear_sum` gives."""
+    if branch is None:
+        return x
+    return x + (branch.sum(0).to(x.dtype) if branch.ndim > x.ndim else branch)
+
+
+def _is_few(x: Tensor) -> bool:
+    return runs_triton(x) and len(x) <= FEW_ROWS and x.shape[1] <= MAX_INPUTS
+
+
+def few_outputs(inputs: int, gated: bool) -> int:
+    """Outputs of a program with a handful of rows."""
+    return 4 if gated or inputs > 1024 else 8
+
+
+def _few_triton(
+    x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, gated: bool, residual: Tensor | None
+) -> Tensor:
+    rows, inputs = x.shape
+    outputs = len(weight) // (2 if gated else 1)
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    each = few_outputs(inputs, gated)
+    _few_kernel[(triton.cdiv(outputs, each),)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        norm.weight if norm else weight,
+        x if residual is None else residual,
+        out,
+        norm.eps if norm else 0.0,
+        outputs,
+        rows,
+        inputs,
+        triton.next_power_of_2(inputs),
+        each,
+        BIAS=bias is not None,
+        NORM=norm is not None,
+        GATED=gated,
+        SUM=residual is not None,
+        **launch(x),
+        num_warps=4,
+    )
+    return out
+
+
+class Tile(NamedTuple):
+    """What a program of the many-rows kernel works on at once."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+def num_parts(outputs: int, inputs: int) -> int:
+    """Parts that the inputs are shared out to, so that a product of few outputs keeps the whole GPU busy."""
+    if outputs > 2048:
+        return 1
+    return 4 if inputs >= 2048 else 2
+
+
+def many_tile(rows: int, outputs: int, inputs: int, gated: bool) -> Tile:
+    """Sizes of a program with more rows; the fastest of some hundred that were tried on an H200 (docs/performance.md)."""
+    block = min(128, max(16, triton.next_power_of_2(inputs)))
+    if rows <= TALL:
+        return Tile(TALL, 32, block, warps=4, stages=5)
+    if gated:
+        return Tile(TALL, 64, min(block, 64), warps=4, stages=5)
+    return Tile(TALL, 64 if outputs > 2048 or inputs > 2048 else 32, block, warps=4, stages=5)
+
+
+def _many_triton(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, parts: int) -> Tensor:
+    rows, inputs = x.shape
+    outputs = len(weight) // (2 if gated else 1)
+    tile = many_tile(rows, outputs, inputs, gated)
+    part = triton.cdiv(triton.cdiv(inputs, parts), tile.inputs) * tile.inputs
+    parts = triton.cdiv(inputs, part)
+    shape, kind = ((rows, outputs), x.dtype) if parts == 1 else ((parts, rows, outputs), torch.float32)
+    out = torch.empty(shape, dtype=kind, device=x.device)
+    _many_kernel[(triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows), parts)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        rows,
+        outputs,
+        inputs,
+        part,
+        tile.rows,
+        tile.outputs,
+        tile.inputs,
+        BIAS=bias is not None,
+        GATED=gated,
+        **launch(x),
+        num_warps=tile.warps,
+        num_stages=tile.stages if x.element_size() <= 2 else 2,
+    )
+    return out
+
+
+@jit
+def _few_kernel(
+    x,
+    weight,
+    bias,
+    norm,
+    residual,
+    out,
+    eps,
+    outputs,
+    ROWS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    EACH: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    SUM: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    at = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    k = tl.arange(0, PADDED)
+    inside = k < INPUTS
+    taken = (at < outputs)[:, None] & inside[None, :]
+    where = at[:, None] * INPUTS + k[None, :]
+    weights = tl.load(weight + where, mask=taken, other=0.0)
+    if GATED:
+        others = tl.load(weight + outputs * INPUTS + where, mask=taken, other=0.0)
+    if NORM:
+        scales = tl.load(norm + k, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        added = tl.load(bias + at, mask=at < outputs, other=0.0).to(tl.float32)
+    wait_for_last(EARLY)
+    for row in tl.static_range(ROWS):
+        value = tl.load(x + row * INPUTS + k, mask=inside, other=0.0)
+        wide = value.to(tl.float32)
+        if NORM:
+            scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / INPUTS + eps)
+            wide = ((wide * scale).to(value.dtype).to(tl.float32) * scales).to(value.dtype).to(tl.float32)
+        total = tl.sum(weights.to(tl.float32) * wide[None, :], axis=1)
+        if BIAS:
+            total += added
+        total = total.to(value.dtype).to(tl.float32)
+        if GATED:
+            second = tl.sum(others.to(tl.float32) * wide[None, :], axis=1).to(value.dtype).to(tl.float32)
+            total = (total * tl.sigmoid(total)).to(value.dtype).to(tl.float32) * second
+        if SUM:
+            total = total.to(value.dtype).to(tl.float32)
+            total += tl.load(residual + row * outputs + at, mask=at < outputs, other=0.0).to(tl.float32)
+        tl.store(out + row * outputs + at, total.to(value.dtype), mask=at < outputs)
+
+
+@jit
+def _fetch_weights(weight, first, begin, EACH: tl.constexpr, INPUTS: tl.constexpr, PART: tl.constexpr):
+    LINES: tl.constexpr = triton.next_power_of_2((PART + 63) // 64)  # of 128 bytes, in bf16
+    line = tl.minimum(begin + tl.arange(0, LINES) * 64, INPUTS - 1)
+    at = (first + tl.arange(0, EACH)).to(tl.int64)[:, None] * INPUTS + line[None, :]
+    fetch_ahead(weight + at)
+
+
+@jit
+def _many_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    rows,
+    outputs,
+    INPUTS: tl.constexpr,
+    PART: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    EACH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    first = tl.program_id(0) * EACH
+    part = tl.program_id(2)
+    begin = part * PART
+    at = first + tl.arange(0, EACH)
+    row = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
+    present, taken = row < rows, at < outputs
+    if EARLY:
+        if first + EACH <= outputs:
+            _fetch_weights(weight, first, begin, EACH, INPUTS, PART)
+            if GATED:
+                _fetch_weights(weight, first + outputs, begin, EACH, INPUTS, PART)
+    wait_for_last(EARLY)
+    total = tl.zeros([HEIGHT, EACH], tl.float32)
+    second = tl.zeros([HEIGHT, EACH], tl.float32)
+    for step in range(0, PART, BLOCK):
+        k = begin + step + tl.arange(0, BLOCK)
+        if INPUTS % PART == 0 and PART % BLOCK == 0:
+            inside = k >= 0
+        else:
+            inside = k < INPUTS
+        value = tl.load(x + row[:, None] * INPUTS + k[None, :], mask=present[:, None] & inside[None, :], other=0.0)
+        where = at[None, :] * INPUTS + k[:, None]
+        there = taken[None, :] & inside[:, None]
+        total = tl.dot(value, tl.load(weight + where, mask=there, other=0.0), total, input_precision="ieee")
+        if GATED:
+            others = tl.load(weight + outputs * INPUTS + where, mask=there, other=0.0)
+            second = tl.dot(value, others, second, input_precision="ieee")
+    if BIAS:
+        if part == 0:
+            total += tl.load(bias + at, mask=taken, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        kind = out.dtype.element_ty
+        total = total.to(kind).to(tl.float32)
+        total = (total * tl.sigmoid(total)).to(kind).to(tl.float32) * second.to(kind).to(tl.float32)
+    to = (part * rows + row[:, None]) * outputs + at[None, :]
+    tl.store(out + to, total.to(out.dtype.element_ty), mask=present[:, None] & taken[None, :])
