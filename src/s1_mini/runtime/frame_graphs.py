@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.models.base import Frames, SamplingTensors, SpeechModel
+from s1_mini.models.base import SamplingTensors, SpeechModel
 
 # Rows of the graphs: a batch runs in the smallest that holds it.
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -22,7 +23,7 @@ WARM_UPS = 2  # before a capture: kernels are compiled, workspaces made
 @dataclass(frozen=True)
 class _Graph:
     graph: torch.cuda.CUDAGraph
-    codes: Tensor  # [rows, K] on the device
+    codes: Tensor  # [rows, K], pinned
     ends: Tensor  # [2, rows] bool, pinned: stop and valid
 
 
@@ -36,24 +37,24 @@ class FrameGraphs:
         for rows in reversed(self._rows):  # the largest first: the others find room in its pool
             self._graphs[rows] = _capture(model, state, sampling, span=span, rows=rows, pool=pool)
 
-    def step(self, rows: int) -> tuple[Tensor, list[bool], list[bool]]:
+    def step(self, rows: int) -> tuple[np.ndarray, list[bool], list[bool]]:
         """Make one frame of the first `rows` rows: codes [rows or more, K], and for each whether it stops, is valid."""
         graph = self._graphs[next(size for size in self._rows if size >= rows)]
         graph.graph.replay()
-        codes = graph.codes.clone()  # the next frame overwrites it
         torch.cuda.current_stream().synchronize()
         stop, valid = graph.ends.tolist()
-        return codes, stop, valid
+        return graph.codes.numpy().copy(), stop, valid  # the next frame overwrites it
 
 
 def _capture(model: SpeechModel, state: Any, sampling: SamplingTensors, *, span: int, rows: int, pool: Any) -> _Graph:
     ends = torch.zeros(2, rows, dtype=torch.bool, pin_memory=True)
+    codes = torch.zeros(rows, model.num_codebooks, dtype=torch.int64, pin_memory=True)
 
-    def frame() -> Frames:
+    def frame() -> None:
         frames = model.step(state, sampling, span, rows)
+        codes.copy_(frames.codes, non_blocking=True)
         ends[0].copy_(frames.stop, non_blocking=True)
         ends[1].copy_(frames.valid, non_blocking=True)
-        return frames
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -63,5 +64,5 @@ def _capture(model: SpeechModel, state: Any, sampling: SamplingTensors, *, span:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
-        frames = frame()
-    return _Graph(graph, frames.codes, ends)
+        frame()
+    return _Graph(graph, codes, ends)
