@@ -11,6 +11,7 @@ import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.checkpoint.verify import verify_checkpoint
+from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.runtime.sound_graphs import SoundGraphs
 
@@ -103,18 +104,19 @@ def test_captured_sound_is_eager_sound(gpu: ProductionTTSEngine, monkeypatch: py
         assert np.abs(ours - theirs).max() < 1e-3
 
 
-def test_rows_of_a_sound_graph_sound_as_they_do_alone(oracle: Path) -> None:
+@pytest.mark.parametrize("laid_out", [False, True])
+def test_rows_of_a_sound_graph_sound_as_they_do_alone(oracle: Path, laid_out: bool) -> None:
     """Chunks of any length, filled up at the end, in batches of any company."""
     codec = open_dac(oracle, encodes=False, device=torch.device("cuda"))
     codes = torch.randint(0, 32, (5, 10, 30), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        push = codec.open(9).push_where
-        graphs = SoundGraphs(codec, push, rows=8, sizes=(1, 4, 12), device=torch.device("cuda"))
+        stream = ChannelsLastDecoder(codec, 9) if laid_out else codec.open(9)
+        graphs = SoundGraphs(codec, stream.push_where, rows=8, sizes=(1, 4, 12), device=torch.device("cuda"))
         heard: list[list[np.ndarray]] = [[] for _ in range(5)]
         for rows, begin, end in (([0, 1], 0, 4), ([2, 3, 4], 0, 1), ([2, 3, 4], 1, 13), ([0, 1], 4, 16)):
             for row, wave in zip(rows, _decode(graphs, codes, rows, begin, end), strict=True):
                 heard[row].append(wave)
-        for rows, begin, end in (([4, 1], 13, 20), ([0], 16, 19)):
+        for rows, begin, end in (([4], 13, 20), ([1, 0], 16, 19)):
             for row, wave in zip(rows, _decode(graphs, codes, rows, begin, end), strict=True):
                 heard[row].append(wave[: (end - begin) * 2048])
         for row, parts in enumerate(heard):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from s1_mini.checkpoint.random import RECIPES, random_codec
 from s1_mini.codecs.dac import model as dac_model
+from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.dac.model import Dac, DacStream
 from s1_mini.codecs.dac.weights import build_codec, open_dac, translate
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError
 
@@ -163,10 +164,20 @@ def test_a_row_that_is_reset_remembers_nothing() -> None:
     assert torch.equal(stream.push(codes[1:], [1])[0], codec.open(1).push(codes[1:])[0])
 
 
-def decode_where(codec: Dac, turns: list[dict[int, tuple[int, int]]], codes: torch.Tensor, size: int) -> torch.Tensor:
+Streams = DacStream | ChannelsLastDecoder
+laid_out = pytest.mark.parametrize("laid_out", [False, True])
+
+
+def open_streams(codec: Dac, rows: int, *, laid_out: bool) -> Streams:
+    return ChannelsLastDecoder(codec, rows) if laid_out else codec.open(rows)
+
+
+def decode_where(
+    stream: Streams, turns: list[dict[int, tuple[int, int]]], codes: torch.Tensor, size: int
+) -> torch.Tensor:
     """Decode by turns in batches of `size`, filled up with a scratch row: samples [rows, T] of all."""
     rows = len(codes)
-    stream, heard = codec.open(rows + 1), [[torch.zeros(0)] for _ in range(rows)]
+    heard = [[torch.zeros(0)] for _ in range(rows)]
     for turn in turns:
         chosen, fresh = torch.full((size,), rows), torch.ones(size, dtype=torch.bool)
         frames = next(end - begin for begin, end in turn.values())
@@ -179,26 +190,39 @@ def decode_where(codec: Dac, turns: list[dict[int, tuple[int, int]]], codes: tor
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_rows_chosen_by_a_tensor_sound_as_they_do_alone_in_any_company() -> None:
+@laid_out
+def test_rows_chosen_by_a_tensor_sound_as_they_do_alone_in_any_company(laid_out: bool) -> None:
     codes = random_codes(9, rows=3)
     turns = [{0: (0, 2)}, {2: (0, 3), 0: (2, 5)}, {1: (0, 4), 0: (5, 9)}, {2: (3, 8), 1: (4, 9)}, {2: (8, 9)}]
 
-    together = decode_where(CODEC, turns, codes, size=4)
+    together = decode_where(open_streams(CODEC, 4, laid_out=laid_out), turns, codes, size=4)
 
     assert (together - CODEC.decode(codes)).abs().max() <= 1e-5
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_a_fresh_row_hears_nothing_of_what_was_before_even_if_it_was_not_finite() -> None:
-    codes, stream = random_codes(6), CODEC.open(2)
+@laid_out
+def test_a_fresh_row_hears_nothing_of_what_was_before_even_if_it_was_not_finite(laid_out: bool) -> None:
+    codes, stream = random_codes(6), open_streams(CODEC, 2, laid_out=laid_out)
     row, fresh = torch.tensor([0]), torch.tensor([True])
     stream.push_where(random_codes(5, seed=1), row, fresh)
-    for past in stream._carry._past.values():
+    for past in remembered(stream):
         past.fill_(torch.nan if past.is_floating_point() else 99)
 
     parts = [stream.push_where(codes[..., :2], row, fresh), stream.push_where(codes[..., 2:], row, ~fresh)]
 
     assert (torch.cat(parts, dim=-1) - CODEC.decode(codes)).abs().max() <= 1e-5
+
+
+def remembered(stream: Streams) -> list[torch.Tensor]:
+    pasts = list(stream._carry._past.values())
+    if isinstance(stream, ChannelsLastDecoder):
+        layers = [stream._first, stream._last]
+        for block in stream._blocks:
+            layers += [block._transposed, *(unit._dilated for unit in block._units)]
+        pasts += [layer.past for layer in layers if layer.past is not None]
+    assert len(pasts) > 20
+    return pasts
 
 
 @pytest.mark.usefixtures("no_grad")

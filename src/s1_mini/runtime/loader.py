@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac, read_dac_config
@@ -45,6 +46,10 @@ class Speaker:
     voices: VoiceLibrary
     _encoder: Dac | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def open_decoder(self, rows: int) -> ChannelsLastDecoder:
+        """Begin `rows` streams of the codec that a CUDA graph can be made of."""
+        return ChannelsLastDecoder(self.codec, rows)
 
     def encoding_codec(self) -> Dac:
         """Give a codec that can encode; its encoding half is only loaded when the first reference comes."""

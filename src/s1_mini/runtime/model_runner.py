@@ -46,6 +46,7 @@ class ModelRunner:
 
     def __init__(self, speaker: Speaker, *, slots: int, columns: int) -> None:
         self.model, self.codec = speaker.model, speaker.codec
+        self._open_decoder = speaker.open_decoder
         self.slots = slots
         self.columns = min(columns, self.model.max_columns)
         self._steps_on_one = self.model.device.type == "cpu" and self.model.num_bytes < ONE_THREAD_BYTES
@@ -59,7 +60,7 @@ class ModelRunner:
             table = torch.zeros(slots, self.columns + 1, draws, device=self.model.device)
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
         self.num_rows = 2 * slots  # of the codec: a job may still sound when its slot is another's
-        self._stream = self.codec.open(self.num_rows + 1)  # and one that only fills up a batch
+        self._stream = self.codec.open(self.num_rows)
         self._free_rows = list(range(self.num_rows))
         self._sound_graphs: SoundGraphs | None = None
         self._codec_lock = threading.Lock()  # of its graphs; a chunk is made again by the engine's own thread
@@ -81,8 +82,9 @@ class ModelRunner:
         """Make the graphs of a frame and of sound, where the device has such; once, before the first request."""
         if self.model.device.type == "cuda":
             sizes = [size for profile in CHUNK_FRAMES.values() for size in profile]
+            decoder = self._open_decoder(self.num_rows + 1)
             self._sound_graphs = SoundGraphs(
-                self.codec, self._stream.push_where, rows=self.num_rows, sizes=sizes, device=self.model.device
+                self.codec, decoder.push_where, rows=self.num_rows, sizes=sizes, device=self.model.device
             )
             self._graphs = FrameGraphs(self.model, self._state, self._sampling, slots=self.slots, span=self.columns)
 
