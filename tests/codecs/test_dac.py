@@ -220,7 +220,7 @@ def remembered(stream: Streams) -> list[torch.Tensor]:
         layers = [stream._first, stream._last]
         for block in stream._blocks:
             layers += [block._transposed, *(unit._dilated for unit in block._units)]
-        pasts += [layer.past for layer in layers if layer.past is not None]
+        pasts += [layer.past for layer in layers if layer.past is not None] + stream._post.pasts
     assert len(pasts) > 20
     return pasts
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.kernels import decode_attention, gate, norm, rope_store, snake
+from s1_mini.kernels import decode_attention, gate, norm, rope, rope_store, snake
 from s1_mini.layers import sampling
 
 pytestmark = [
@@ -124,6 +124,20 @@ def test_snake_between_two_convolutions(
         return torch.cat([part.flatten() for part in parts])
 
     assert_close(*by_both(monkeypatch, snake, call), dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("sizes", [(4, 2, 16), (16, 16, 64)])
+def test_queries_and_keys_turn_and_are_parted(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    heads, groups, size = sizes
+    qkv, turns = randn(2, 5, (heads + 2 * groups) * size, dtype=dtype), randn(2, 5, size // 2, 2)
+
+    def call() -> Tensor:
+        return torch.cat([part.flatten() for part in rope.turn_and_part(qkv, turns, heads, groups)])
+
+    assert_close(*by_both(monkeypatch, rope, call), dtype)
 
 
 @pytest.mark.parametrize("vocabulary", [64, 1024, 4097])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from s1_mini.codecs.carry import Carry, CarryRows
 from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, ResidualUnit, Snake
 from s1_mini.codecs.dac.model import Dac, DecoderBlock
+from s1_mini.codecs.dac.window_rows import WindowRows
 from s1_mini.kernels.snake import Rows, snake_extend
 
 
@@ -24,7 +25,8 @@ class ChannelsLastDecoder:
 
     def __init__(self, codec: Dac, rows: int) -> None:
         self._codec, self._rows = codec, rows
-        self._carry = Carry()  # of what comes before the convolutions
+        self._carry = Carry()  # of the upsampling
+        self._post = WindowRows(codec.quantizer.post_module, rows)
         first, *blocks, last_snake, last, _ = codec.decoder.model
         self._first = _Convolution(cast(CausalConv1d, first), rows)
         self._blocks = [_Block(cast(DecoderBlock, block), rows) for block in blocks]
@@ -38,8 +40,10 @@ class ChannelsLastDecoder:
         """
         quantizer = self._codec.quantizer
         carry = CarryRows(self._carry, self._rows, chosen, codes.device, fresh)
-        x = quantizer.upsample(quantizer.post_module(quantizer.decode(codes), carry), carry)
-        return self._synthesise(x.transpose(1, 2).contiguous(), Rows(chosen, fresh))
+        row_choice = Rows(chosen, fresh)
+        x = self._post(quantizer.decode(codes).transpose(1, 2).contiguous(), row_choice)
+        x = quantizer.upsample(x.transpose(1, 2), carry)
+        return self._synthesise(x.transpose(1, 2).contiguous(), row_choice)
 
     def _synthesise(self, x: Tensor, rows: Rows) -> Tensor:
         # What a convolution gives is `branch`; its bias and the skip around it are added where they are next read.
