@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, jit, runs_triton
-from s1_mini.layers.rope import rotate
 
 if HAS_TRITON:
     import triton
@@ -27,7 +26,9 @@ def turn_and_part(qkv: Tensor, rope: Tensor, heads: int, groups: int) -> tuple[T
     if runs_triton(qkv):
         return _turn_and_part_triton(qkv.contiguous(), rope.contiguous(), heads, groups, size)
     turning, values = qkv.split(((heads + groups) * size, groups * size), dim=-1)
-    turned = rotate(turning.unflatten(-1, (-1, size)).transpose(1, 2), rope).transpose(1, 2).flatten(2)
+    even, odd = turning.float().unflatten(-1, (-1, size // 2, 2)).unbind(-1)
+    cos, sin = rope.unsqueeze(2).unbind(-1)
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(2).to(qkv.dtype)
     queries, keys = turned.split((heads * size, groups * size), dim=-1)
     return queries.contiguous(), torch.cat((keys, values), dim=-1)
 
