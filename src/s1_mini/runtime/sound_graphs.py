@@ -27,7 +27,7 @@ Push = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class _Graph:
-    graph: torch.cuda.CUDAGraph
+    replay: Callable[[], None]
     codes: np.ndarray  # [n, F, K]
     rows: np.ndarray  # [2, n]: which, and whether it begins
     samples: np.ndarray  # [n, T]
@@ -38,25 +38,29 @@ class SoundGraphs:
     """Decodes chunks of several rows in one launch. Safe to use from one thread at a time."""
 
     def __init__(self, codec: Codec, push: Push, *, rows: int, sizes: Sequence[int], device: torch.device) -> None:
-        """Capture `push` for chunks of `sizes` frames; row number `rows` is for what fills up a batch."""
+        """Capture `push` for chunks of `sizes` frames; row number `rows` is for what fills up a batch.
+
+        On a CPU nothing is captured: the same is done step by step, to be looked at.
+        """
         self._codec, self._push, self._scratch, self._device = codec, push, rows, device
         self.sizes = sorted(set(sizes))
         self._rows = [n for n in ROWS if n < rows] + [min(rows, ROWS[-1])]
-        self._stream = torch.cuda.Stream(device)
-        self._done = torch.cuda.Event(blocking=True)
+        self._captures = device.type == "cuda"
         # Pinned, and shared by all graphs since one runs at a time.
         most, spf = max(MAX_FRAMES, self.sizes[-1]), codec.samples_per_frame
-        self._codes = torch.zeros(most * codec.num_codebooks, dtype=torch.int64, pin_memory=True)
-        self._chosen = torch.zeros(2 * self._rows[-1], dtype=torch.int64, pin_memory=True)
-        self._samples = torch.zeros(most * spf, pin_memory=True)
-        self._finite = torch.zeros(self._rows[-1], dtype=torch.bool, pin_memory=True)
+        self._codes = torch.zeros(most * codec.num_codebooks, dtype=torch.int64, pin_memory=self._captures)
+        self._chosen = torch.zeros(2 * self._rows[-1], dtype=torch.int64, pin_memory=self._captures)
+        self._samples = torch.zeros(most * spf, pin_memory=self._captures)
+        self._finite = torch.zeros(self._rows[-1], dtype=torch.bool, pin_memory=self._captures)
         self._graphs: dict[tuple[int, int], _Graph] = {}
-        pool = torch.cuda.graph_pool_handle()
         wanted = [(n, size) for size in self.sizes for n in self._rows if n == 1 or n * size <= MAX_FRAMES]
-        self._stream.wait_stream(torch.cuda.current_stream(device))
+        if self._captures:
+            self._stream = torch.cuda.Stream(device)
+            self._done = torch.cuda.Event(blocking=True)
+            self._pool = torch.cuda.graph_pool_handle()
+            torch.cuda.synchronize(device)  # what the decoder was made of was made on another stream
         for n, size in sorted(wanted, key=lambda pair: -pair[0] * pair[1]):  # the others find room in its pool
-            self._graphs[n, size] = self._capture(n, size, pool)
-        torch.cuda.current_stream(device).wait_stream(self._stream)
+            self._graphs[n, size] = self._prepare(n, size)
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -84,13 +88,16 @@ class SoundGraphs:
             graph.codes[index, : len(each)] = each
         graph.rows[0], graph.rows[1] = self._scratch, 1
         graph.rows[0, : len(rows)], graph.rows[1, : len(rows)] = rows, fresh
-        with torch.cuda.stream(self._stream):
-            graph.graph.replay()
-            self._done.record()
-        self._done.synchronize()
+        if self._captures:
+            with torch.cuda.stream(self._stream):
+                graph.replay()
+                self._done.record()
+            self._done.synchronize()
+        else:
+            graph.replay()
         return graph.samples[: len(rows)].copy(), graph.finite[: len(rows)].copy()
 
-    def _capture(self, n: int, size: int, pool: object) -> _Graph:
+    def _prepare(self, n: int, size: int) -> _Graph:
         num_books, length = self._codec.num_codebooks, size * self._codec.samples_per_frame
         codes = self._codes[: n * size * num_books].view(n, size, num_books)
         chosen = self._chosen[: 2 * n].view(2, n)
@@ -104,12 +111,16 @@ class SoundGraphs:
             samples.copy_(sound, non_blocking=True)
             finite.copy_(sound.isfinite().all(-1), non_blocking=True)
 
+        run = self._capture(chunk) if self._captures else chunk
+        return _Graph(run, codes.numpy(), chosen.numpy(), samples.numpy(), finite.numpy())
+
+    def _capture(self, chunk: Callable[[], None]) -> Callable[[], None]:
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 chunk()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Captured on the stream that it is replayed on, whose workspaces no other graph uses meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream):  # type: ignore[arg-type]
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             chunk()
-        return _Graph(graph, codes.numpy(), chosen.numpy(), samples.numpy(), finite.numpy())
+        return graph.replay
