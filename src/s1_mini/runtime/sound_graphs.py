@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from s1_mini.codecs.base import Codec
 
@@ -115,12 +116,13 @@ class SoundGraphs:
         return _Graph(run, codes.numpy(), chosen.numpy(), samples.numpy(), finite.numpy())
 
     def _capture(self, chunk: Callable[[], None]) -> Callable[[], None]:
-        with torch.cuda.stream(self._stream):
-            for _ in range(WARM_UPS):
-                chunk()
-        self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Captured on the stream that it is replayed on, whose workspaces no other graph uses meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            chunk()
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):  # cuDNN's is planned anew for every size
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UPS):
+                    chunk()
+            self._stream.synchronize()
+            # Captured on the stream that it is replayed on, whose workspaces no other graph uses meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                chunk()
         return graph.replay
