@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.codecs.carry import Carry, CarryRows
-from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, ResidualUnit, Snake
-from s1_mini.codecs.dac.model import Dac, DecoderBlock
+from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, Chain, ConvNeXtBlock, ResidualUnit, Snake
+from s1_mini.codecs.dac.model import Dac, DecoderBlock, Quantizer
+from s1_mini.codecs.dac.quantizer import VectorQuantizer
 from s1_mini.codecs.dac.window_rows import WindowRows
 from s1_mini.kernels.snake import Rows, snake_extend
 
@@ -24,8 +24,8 @@ class ChannelsLastDecoder:
     """Streams of `rows` rows of one codec, whose decoding weights it lays out anew."""
 
     def __init__(self, codec: Dac, rows: int) -> None:
-        self._codec, self._rows = codec, rows
-        self._carry = Carry()  # of the upsampling
+        self._books = _Books(codec.quantizer)
+        self._upsample = [_Upsampling(cast(Chain, stage), rows) for stage in codec.quantizer.upsample]
         self._post = WindowRows(codec.quantizer.post_module, rows)
         first, *blocks, last_snake, last, _ = codec.decoder.model
         self._first = _Convolution(cast(CausalConv1d, first), rows)
@@ -38,21 +38,62 @@ class ChannelsLastDecoder:
 
         Gives samples [n, T]. All of it lies on the device. Nothing is checked, no length counted.
         """
-        quantizer = self._codec.quantizer
-        carry = CarryRows(self._carry, self._rows, chosen, codes.device, fresh)
-        row_choice = Rows(chosen, fresh)
-        x = self._post(quantizer.decode(codes).transpose(1, 2).contiguous(), row_choice)
-        x = quantizer.upsample(x.transpose(1, 2), carry)
-        return self._synthesise(x.transpose(1, 2).contiguous(), row_choice)
-
-    def _synthesise(self, x: Tensor, rows: Rows) -> Tensor:
-        # What a convolution gives is `branch`; its bias and the skip around it are added where they are next read.
-        _, joined = snake_extend(x, None, self._first.past, rows)
+        rows = Rows(chosen, fresh)
+        # What a layer gives is `branch`; its bias and the skip around it are added where they are next read.
+        branch, bias, skip = self._post(self._books(codes), rows), None, None
+        for stage in self._upsample:
+            branch, bias, skip = stage(branch, bias, skip, rows)
+        _, joined = snake_extend(branch, None, self._first.past, rows, bias=bias, skip=skip)
         branch, bias, skip = self._first(joined), self._first.bias, None
         for block in self._blocks:
             branch, bias, skip = block(branch, bias, skip, rows)
         _, joined = snake_extend(branch, self._last_alpha, self._last.past, rows, bias=bias, skip=skip)
         return self._last(joined).tanh()
+
+
+class _Books:
+    """All codebooks as one table of what each entry adds: codes [B, K, F] to vectors [B, F, C]."""
+
+    def __init__(self, quantizer: Quantizer) -> None:
+        books = quantizer.semantic_quantizer.books + quantizer.quantizer.books
+        parts = [_entries(book) for book in books]
+        self._table = torch.cat(parts).to(books[0].codebook.weight.dtype)
+        sizes = torch.tensor([len(part) for part in parts])
+        self._last = (sizes - 1).to(self._table.device)
+        self._first = (sizes.cumsum(0) - sizes).to(self._table.device)
+
+    def __call__(self, codes: Tensor) -> Tensor:
+        inside = codes.transpose(1, 2).clamp(min=0).minimum(self._last)  # as `VectorQuantizer.decode`
+        return F.embedding(inside + self._first, self._table).sum(2)
+
+
+def _entries(book: VectorQuantizer) -> Tensor:
+    """What each entry of a book adds [size, C], in fp32."""
+    out = book.out_proj
+    assert out.bias is not None
+    return F.linear(book.codebook.weight.float(), out.weight.squeeze(2).float(), out.bias.float())
+
+
+class _Upsampling:
+    """A transposed convolution that keeps its channels, then a ConvNeXt block."""
+
+    def __init__(self, stage: Chain, rows: int) -> None:
+        transposed, block = cast(CausalConvTranspose1d, stage[0]), cast(ConvNeXtBlock, stage[1])
+        self._transposed = _TransposedConvolution(transposed, rows)
+        self._depthwise, self._norm, self._wide = block.dwconv.conv, block.norm, block.pwconv1
+        self.past = self._depthwise.weight.new_zeros(rows, block.dwconv.context, block.gamma.numel())
+        self._narrow = block.gamma.unsqueeze(1) * block.pwconv2.weight
+        self._bias = block.gamma * block.pwconv2.bias
+
+    def __call__(
+        self, branch: Tensor, bias: Tensor | None, skip: Tensor | None, rows: Rows
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        layer, conv, norm = self._transposed, self._depthwise, self._norm
+        _, joined = snake_extend(branch, None, layer.past, rows, bias=bias, skip=skip)
+        total, joined = snake_extend(layer(joined), None, self.past, rows, bias=layer.bias, keeps_total=True)
+        inner = F.conv1d(joined.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups).transpose(1, 2)
+        inner = F.layer_norm(inner, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        return F.linear(F.gelu(self._wide(inner)), self._narrow), self._bias, total
 
 
 class _Convolution:
