@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 
 from s1_mini.audio.join import Joiner
@@ -31,6 +32,7 @@ def job(
 def with_frames(made: Job, frames: int, *, ended: bool = False) -> Job:
     """The same job after its first piece has made `frames` frames."""
     piece = made.pieces[0]
-    piece.frames = list(range(frames))
+    for number in range(frames):
+        piece.frames.append(np.full(10, number))
     piece.finish_reason = "stop" if ended else None
     return made

@@ -16,6 +16,7 @@ FIELDS = [
     "checkpoint_path",
     "device",
     "precision",
+    "codec_dtype",  # float16 and bfloat16 differ in sound; whose codec overflows the one takes the other
     "heads",
     "repetition_mode",
     "compile",
@@ -46,6 +47,7 @@ VARIABLES = {
     "S1_MINI_CHECKPOINT_PATH": ("checkpoint_path", "voice", Path("voice")),
     "S1_MINI_DEVICE": ("device", "cpu", "cpu"),
     "S1_MINI_PRECISION": ("precision", "float16", "float16"),
+    "S1_MINI_CODEC_DTYPE": ("codec_dtype", "bf16", "bfloat16"),
     "S1_MINI_COMPILE": ("compile", "False", "false"),
     "S1_MINI_COMPILE_BACKEND": ("compile_backend", "eager", "eager"),
     "S1_MINI_ENABLE_BATCHING": ("enable_batching", "false", False),

@@ -11,6 +11,9 @@ import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.checkpoint.verify import verify_checkpoint
+from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
+from s1_mini.codecs.dac.weights import open_dac
+from s1_mini.runtime.sound_graphs import SoundGraphs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +25,13 @@ TEXTS = [f"Sentence number {number}." for number in range(12)]
 
 def start(tiny: Path, device: str) -> ProductionTTSEngine:
     config = EngineConfig(
-        checkpoint_path=tiny, device=device, precision="float32", compile="false", max_batch_size=8, max_columns=512
+        checkpoint_path=tiny,
+        device=device,
+        precision="float32",
+        codec_dtype="float32",
+        compile="false",
+        max_batch_size=8,
+        max_columns=512,
     )
     engine = ProductionTTSEngine(config)
     engine.start()
@@ -79,6 +88,48 @@ def test_streamed_sound_is_the_whole_sound(gpu: ProductionTTSEngine) -> None:
     whole = gpu.generate("Hello there.", seed=2, max_new_tokens=40).audio
 
     assert np.abs(np.concatenate([chunk.wave for chunk in chunks]) - whole).max() < 1e-3
+
+
+def test_captured_sound_is_eager_sound(gpu: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"temperature": 0.0, "max_new_tokens": 45, "seed": 3}
+    captured = [result.audio for result in gpu.generate_batch(TEXTS, **asked).results]
+    runner = gpu._running.generator.worker.runner
+    assert runner._sound_graphs is not None
+
+    monkeypatch.setattr(runner, "_sound_graphs", None)
+    eager = [result.audio for result in gpu.generate_batch(TEXTS, **asked).results]
+
+    for ours, theirs in zip(captured, eager, strict=True):
+        assert ours.shape == theirs.shape
+        assert np.abs(ours - theirs).max() < 1e-3
+
+
+@pytest.mark.parametrize("laid_out", [False, True])
+def test_rows_of_a_sound_graph_sound_as_they_do_alone(oracle: Path, laid_out: bool) -> None:
+    """Chunks of any length, filled up at the end, in batches of any company."""
+    codec = open_dac(oracle, encodes=False, device=torch.device("cuda"))
+    codes = torch.randint(0, 32, (5, 10, 30), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        stream = ChannelsLastDecoder(codec, 9) if laid_out else codec.open(9)
+        graphs = SoundGraphs(codec, stream.push_where, rows=8, sizes=(1, 4, 12), device=torch.device("cuda"))
+        heard: list[list[np.ndarray]] = [[] for _ in range(5)]
+        for rows, begin, end in (([0, 1], 0, 4), ([2, 3, 4], 0, 1), ([2, 3, 4], 1, 13), ([0, 1], 4, 16)):
+            for row, wave in zip(rows, _decode(graphs, codes, rows, begin, end), strict=True):
+                heard[row].append(wave)
+        for rows, begin, end in (([4], 13, 20), ([1, 0], 16, 19)):
+            for row, wave in zip(rows, _decode(graphs, codes, rows, begin, end), strict=True):
+                heard[row].append(wave[: (end - begin) * 2048])
+        for row, parts in enumerate(heard):
+            wave = np.concatenate(parts)
+            alone = codec.decode(codes[row : row + 1, :, : len(wave) // 2048].cuda())[0].cpu().numpy()
+            assert np.abs(wave - alone).max() < 1e-3
+
+
+def _decode(graphs: SoundGraphs, codes: torch.Tensor, rows: list[int], begin: int, end: int) -> np.ndarray:
+    cut = [codes[row, :, begin:end].T.numpy() for row in rows]
+    waves, finite = graphs.decode(cut, rows, [begin == 0] * len(rows))
+    assert finite.all()
+    return waves
 
 
 def test_health_tells_of_the_gpus_memory(gpu: ProductionTTSEngine) -> None:

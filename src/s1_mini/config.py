@@ -52,6 +52,7 @@ class EngineConfig(BaseSettings):
     checkpoint_path: Path | None = None
     device: str = "auto"  # or cpu, mps, cuda, cuda:N
     precision: Precision = "auto"
+    codec_dtype: Precision = Field("auto", description="of the decoding half of the codec; auto is float16 on a GPU")
     heads: Heads = "restricted"
     repetition_mode: RepetitionMode = "upstream"
 
@@ -113,7 +114,7 @@ class EngineConfig(BaseSettings):
             raise ValueError("is no device; allowed are auto, cpu, mps, cuda and cuda:N")
         return value
 
-    @field_validator("precision", mode="before")
+    @field_validator("precision", "codec_dtype", mode="before")
     @classmethod
     def _read_precision(cls, value: Any) -> Any:
         return _PRECISION_SPELLINGS.get(str(value).lower(), str(value).lower())

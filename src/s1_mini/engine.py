@@ -338,7 +338,12 @@ class ProductionTTSEngine:
             return {"status": "stopped", "ready": False, "vram": _vram(None)}
         running = self._running
         speaker, generator = running.speaker, running.generator
-        choices = {"device": speaker.device, "precision": speaker.precision, "compile": speaker.compiler.choice}
+        choices = {
+            "device": speaker.device,
+            "precision": speaker.precision,
+            "codec_dtype": speaker.codec_dtype,
+            "compile": speaker.compiler.choice,
+        }
         return {
             "status": "ready" if generator.worker.is_alive else "failed",
             "ready": generator.worker.is_alive,

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from s1_mini.checkpoint.random import RECIPES, random_codec
 from s1_mini.codecs.dac import model as dac_model
+from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.dac.model import Dac, DacStream
 from s1_mini.codecs.dac.weights import build_codec, open_dac, translate
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError
 
@@ -161,3 +162,75 @@ def test_a_row_that_is_reset_remembers_nothing() -> None:
     stream.reset(1)
 
     assert torch.equal(stream.push(codes[1:], [1])[0], codec.open(1).push(codes[1:])[0])
+
+
+Streams = DacStream | ChannelsLastDecoder
+laid_out = pytest.mark.parametrize("laid_out", [False, True])
+
+
+def open_streams(codec: Dac, rows: int, *, laid_out: bool) -> Streams:
+    return ChannelsLastDecoder(codec, rows) if laid_out else codec.open(rows)
+
+
+def decode_where(
+    stream: Streams, turns: list[dict[int, tuple[int, int]]], codes: torch.Tensor, size: int
+) -> torch.Tensor:
+    """Decode by turns in batches of `size`, filled up with a scratch row: samples [rows, T] of all."""
+    rows = len(codes)
+    heard = [[torch.zeros(0)] for _ in range(rows)]
+    for turn in turns:
+        chosen, fresh = torch.full((size,), rows), torch.ones(size, dtype=torch.bool)
+        frames = next(end - begin for begin, end in turn.values())
+        block = torch.zeros(size, codes.shape[1], frames, dtype=torch.int64)
+        for index, (row, (begin, end)) in enumerate(turn.items()):
+            chosen[index], fresh[index], block[index] = row, begin == 0, codes[row, :, begin:end]
+        for row, wave in zip(turn, stream.push_where(block, chosen, fresh), strict=False):
+            heard[row].append(wave)
+    return torch.stack([torch.cat(parts) for parts in heard])
+
+
+@pytest.mark.usefixtures("no_grad")
+@laid_out
+def test_rows_chosen_by_a_tensor_sound_as_they_do_alone_in_any_company(laid_out: bool) -> None:
+    codes = random_codes(9, rows=3)
+    turns = [{0: (0, 2)}, {2: (0, 3), 0: (2, 5)}, {1: (0, 4), 0: (5, 9)}, {2: (3, 8), 1: (4, 9)}, {2: (8, 9)}]
+
+    together = decode_where(open_streams(CODEC, 4, laid_out=laid_out), turns, codes, size=4)
+
+    assert (together - CODEC.decode(codes)).abs().max() <= 1e-5
+
+
+@pytest.mark.usefixtures("no_grad")
+@laid_out
+def test_a_fresh_row_hears_nothing_of_what_was_before_even_if_it_was_not_finite(laid_out: bool) -> None:
+    codes, stream = random_codes(6), open_streams(CODEC, 2, laid_out=laid_out)
+    row, fresh = torch.tensor([0]), torch.tensor([True])
+    stream.push_where(random_codes(5, seed=1), row, fresh)
+    for past in remembered(stream):
+        past.fill_(torch.nan if past.is_floating_point() else 99)
+
+    parts = [stream.push_where(codes[..., :2], row, fresh), stream.push_where(codes[..., 2:], row, ~fresh)]
+
+    assert (torch.cat(parts, dim=-1) - CODEC.decode(codes)).abs().max() <= 1e-5
+
+
+def remembered(stream: Streams) -> list[torch.Tensor]:
+    if isinstance(stream, DacStream):
+        return list(stream._carry._past.values())
+    layers = [stream._first, stream._last, *stream._upsample]
+    for block in stream._blocks:
+        layers += [block._transposed, *(unit._dilated for unit in block._units)]
+    assert len(layers) == 2 + 2 + 4 * 4
+    return [layer.past for layer in layers] + stream._post.pasts
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_a_last_chunk_may_be_filled_up_even_at_the_end_of_the_longest_stream() -> None:
+    codec, codes = build(q_block_size=16, enc_block_size=64), random_codes(16)
+    stream, row = codec.open(2), torch.tensor([0])
+    filled = torch.cat((codes[..., 12:], torch.zeros(1, 10, 21, dtype=torch.int64)), dim=-1)
+
+    first = stream.push_where(codes[..., :12], row, torch.tensor([True]))
+    last = stream.push_where(filled, row, torch.tensor([False]))[..., : 4 * 2048]
+
+    assert (torch.cat((first, last), dim=-1) - codec.decode(codes)).abs().max() <= 1e-5

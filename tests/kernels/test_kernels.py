@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.kernels import decode_attention, gate, linear, norm, rope_store
+from s1_mini.kernels import decode_attention, gate, linear, norm, rope, rope_store, snake
 from s1_mini.layers import sampling
 
 pytestmark = [
@@ -102,6 +102,42 @@ def test_one_length_may_be_told_for_all_rows(monkeypatch: pytest.MonkeyPatch) ->
     )
 
     assert_close(ours, theirs, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("context", [None, 1, 6, 54])
+@pytest.mark.parametrize("steps", [2, 40, 300])
+@pytest.mark.parametrize("whole", [False, True])
+def test_snake_between_two_convolutions(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, context: int | None, steps: int, whole: bool
+) -> None:
+    x, alpha, bias = randn(3, steps, 100, dtype=dtype) * 9, 0.5 + randn(100, dtype=dtype).abs(), randn(100, dtype=dtype)
+    skip = randn(3, steps, 100, dtype=dtype) if whole else None
+    rows = snake.Rows(torch.tensor([4, 0, 2], device="cuda"), torch.tensor([False, True, False], device="cuda"))
+
+    def call() -> Tensor:
+        past = None if context is None else randn(5, context, 100, dtype=dtype)
+        total, joined = snake.snake_extend(
+            x, alpha if whole else None, past, rows, bias=bias, skip=skip, keeps_total=whole
+        )
+        parts = [joined] + ([total] if whole else []) + ([past] if past is not None else [])
+        return torch.cat([part.flatten() for part in parts])
+
+    assert_close(*by_both(monkeypatch, snake, call), dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("sizes", [(4, 2, 16), (16, 16, 64)])
+def test_queries_and_keys_turn_and_are_parted(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    heads, groups, size = sizes
+    qkv, turns = randn(2, 5, (heads + 2 * groups) * size, dtype=dtype), randn(2, 5, size // 2, 2)
+
+    def call() -> Tensor:
+        return torch.cat([part.flatten() for part in rope.turn_and_part(qkv, turns, heads, groups)])
+
+    assert_close(*by_both(monkeypatch, rope, call), dtype)
 
 
 @pytest.mark.parametrize("vocabulary", [64, 1024, 4097])

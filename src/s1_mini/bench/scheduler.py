@@ -31,7 +31,7 @@ class NullRunner:
         self.codec = self
         self.sample_rate = 16_000
         self.sounds_beside, self.decodes_together = False, True
-        self._frames = HostFrames(torch.zeros(slots, 10, dtype=torch.int64), [False] * slots, [True] * slots)
+        self._frames = HostFrames(np.zeros((slots, 10), np.int64), [False] * slots, [True] * slots)
         self._wave = np.zeros(640, np.float32)
 
     def capture(self) -> None:
@@ -58,7 +58,7 @@ class NullRunner:
         job.row = 0
         return True
 
-    def decode(self, jobs: Sequence[Job], size: int) -> list[np.ndarray]:  # noqa: ARG002 - as the runner
+    def decode(self, jobs: Sequence[Job], sizes: Sequence[int]) -> list[np.ndarray]:  # noqa: ARG002 - as the runner
         """Give silence."""
         return [self._wave] * len(jobs)
 

@@ -58,14 +58,29 @@ class Carry:
 class CarryRows(Carry):
     """Some rows of the carry of many streams: those that have something to decode now.
 
-    `chosen` [n] says which row of the whole each row of the input is; the others are left as they are.
+    `chosen` [n] says which row of the whole each row of the input is; the others are left as they are. Given as a
+    tensor on the device, together with `fresh` [n], true for rows that begin anew, nothing of it is known to the host:
+    so it can be captured in a CUDA graph.
     """
 
-    def __init__(self, whole: Carry, num_rows: int, chosen: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        whole: Carry,
+        num_rows: int,
+        chosen: Sequence[int] | Tensor,
+        device: torch.device,
+        fresh: Tensor | None = None,
+    ) -> None:
         self._past = whole._past
         self._num_rows = num_rows
-        one = len(chosen) == 1  # then nothing is gathered: a slice is looked at where it lies
-        self._chosen = slice(chosen[0], chosen[0] + 1) if one else torch.tensor(chosen, device=device)
+        self._fresh = fresh
+        self._chosen: slice | Tensor
+        if isinstance(chosen, Tensor):
+            self._chosen = chosen
+        elif len(chosen) == 1:  # then nothing is gathered: a slice is looked at where it lies
+            self._chosen = slice(chosen[0], chosen[0] + 1)
+        else:
+            self._chosen = torch.tensor(chosen, device=device)
 
     def extend(self, key: CarryKey, new: Tensor, context: int, axis: int = -1) -> Tensor:
         """Give `new` with the last `context` inputs of its rows before it, and remember its own end."""
@@ -76,7 +91,7 @@ class CarryRows(Carry):
             shape = [self._num_rows, *new.shape[1:]]
             shape[axis] = context
             past = self._past[key] = new.new_zeros(shape)
-        joined = torch.cat((past[self._chosen], new), dim=axis)
+        joined = torch.cat((self._gather(past), new), dim=axis)
         past[self._chosen] = joined.narrow(axis, joined.shape[axis] - context, context)
         return joined
 
@@ -85,9 +100,16 @@ class CarryRows(Carry):
         seen = self._past.get(key)
         if seen is None:
             seen = self._past[key] = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
-        before = seen[self._chosen].clone()
+        before = self._gather(seen).clone()
         seen[self._chosen] = before + count
         return before
+
+    def _gather(self, past: Tensor) -> Tensor:
+        gathered = past[self._chosen]
+        if self._fresh is None:
+            return gathered
+        # Not multiplied: a row may have been left with numbers that are not finite.
+        return gathered.masked_fill(self._fresh.view(-1, *[1] * (past.dim() - 1)), 0)
 
 
 class NoCarry(Carry):

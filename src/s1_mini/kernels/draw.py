@@ -83,7 +83,9 @@ def _threshold(key, mass, bound):
             axis=0,
             combine_fn=_sum_three,
         )
-        found += low * ((sums[0] > bound).to(tl.uint32) + (sums[1] > bound).to(tl.uint32) + (sums[2] > bound).to(tl.uint32))
+        found += low * (
+            (sums[0] > bound).to(tl.uint32) + (sums[1] > bound).to(tl.uint32) + (sums[2] > bound).to(tl.uint32)
+        )
     return found
 
 

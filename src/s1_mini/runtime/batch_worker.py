@@ -326,7 +326,9 @@ class BatchedModelWorker:
         job = piece.job
         if job.continue_with is not None:
             make, job.continue_with = job.continue_with, None
-            if added := self._attempt(job, lambda: make(torch.stack(piece.frames, dim=-1).cpu())):
+            if added := self._attempt(
+                job, lambda: make(torch.from_numpy(piece.frames.cut(0, len(piece.frames)).T.copy()))
+            ):
                 job.pieces += added
                 self.queue.extend(added)
 
@@ -430,8 +432,8 @@ class BatchedModelWorker:
         if not self._jobs and not self.sound.is_busy:
             if self.slots.num_free != self.slots.count:
                 yield f"{self.slots.count - self.slots.num_free} slots"
-            if self.runner.num_free_rows != 2 * self.runner.slots:
-                yield f"{2 * self.runner.slots - self.runner.num_free_rows} codec rows"
+            if self.runner.num_free_rows != self.runner.num_rows:
+                yield f"{self.runner.num_rows - self.runner.num_free_rows} codec rows"
             if len(self.queue) or self.scheduler.has_work or self.scheduler.speaking:
                 yield "waiting or running pieces"
 

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.models.base import Frames, SamplingTensors, SpeechModel
+from s1_mini.models.base import SamplingTensors, SpeechModel
 
 # Rows of the graphs: a batch runs in the smallest that holds it.
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -41,7 +42,6 @@ class FrameGraphs:
     """The graphs of one model state."""
 
     def __init__(self, model: SpeechModel, state: Any, sampling: SamplingTensors, *, slots: int, span: int) -> None:
-        self._device = model.device
         self._frames: dict[int, _Frame] = {}
         self._reads: dict[int, _Read] = {}
         self._rows = [rows for rows in LADDER if rows < slots] + [slots]
@@ -51,13 +51,13 @@ class FrameGraphs:
         for rows in reversed(self._rows):
             self._frames[rows] = _capture_frame(model, state, sampling, span=span, rows=rows, pool=pool)
 
-    def step(self, rows: int) -> tuple[Tensor, list[bool], list[bool]]:
+    def step(self, rows: int) -> tuple[np.ndarray, list[bool], list[bool]]:
         """Make one frame of the first `rows` rows: codes [rows or more, K], and for each whether it stops, is valid."""
         frame = self._frames[next(size for size in self._rows if size >= rows)]
         frame.graph.replay()
         torch.cuda.current_stream().synchronize()
         stop, valid = frame.ends.tolist()
-        return frame.codes.clone(), stop, valid  # the next frame overwrites it
+        return frame.codes.numpy().copy(), stop, valid  # the next frame overwrites it
 
     def read(self, slot: int, columns: Tensor, start: int) -> None:
         """Read prompt columns [K + 1, n] into `slot` from column `start` on."""
@@ -74,7 +74,7 @@ class FrameGraphs:
             start += count
 
 
-def _capture(work: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+def _capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -83,8 +83,8 @@ def _capture(work: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, 
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
-        result = work()
-    return graph, result
+        work()
+    return graph
 
 
 def _capture_frame(
@@ -93,20 +93,18 @@ def _capture_frame(
     ends = torch.zeros(2, rows, dtype=torch.bool, pin_memory=True)
     codes = torch.zeros(rows, model.num_codebooks, dtype=torch.int64, pin_memory=True)
 
-    def frame() -> Frames:
+    def frame() -> None:
         frames = model.step(state, sampling, span, rows)
+        codes.copy_(frames.codes, non_blocking=True)
         ends[0].copy_(frames.stop, non_blocking=True)
         ends[1].copy_(frames.valid, non_blocking=True)
-        codes.copy_(frames.codes, non_blocking=True)
-        return frames
 
-    graph, _ = _capture(frame, pool)
-    return _Frame(graph, codes, ends)
+    return _Frame(_capture(frame, pool), codes, ends)
 
 
 def _capture_read(model: SpeechModel, state: Any, *, span: int, count: int, pool: Any) -> _Read:
     columns = torch.zeros(count, model.num_codebooks + 1, dtype=torch.int64, device=model.device)
     slots = torch.zeros(count, dtype=torch.int64, device=model.device)
     positions = torch.full_like(slots, -1)
-    graph, _ = _capture(lambda: model.prefill_rows(state, columns, slots, positions, span), pool)
+    graph = _capture(lambda: model.prefill_rows(state, columns, slots, positions, span), pool)
     return _Read(graph, columns, slots, positions)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.types import ChunkProfile, FinishReason, SamplingParams, Timing
@@ -32,6 +34,31 @@ INFINITE = float("inf")
 PIECE_SPACING_S = 2.0
 
 
+class Codes:
+    """Codes of the frames that a piece has made, on the host; one thread appends while another reads."""
+
+    def __init__(self) -> None:
+        self._rows = np.zeros((0, 0), np.int64)  # [room, K]
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, frame: np.ndarray) -> None:
+        """Add one frame [K]."""
+        if self._count == len(self._rows):
+            grown = np.zeros((max(64, 2 * self._count), len(frame)), np.int64)
+            if self._count:
+                grown[: self._count] = self._rows[: self._count]
+            self._rows = grown
+        self._rows[self._count] = frame
+        self._count += 1
+
+    def cut(self, start: int, end: int) -> np.ndarray:
+        """Give frames start … end as [end - start, K], not copied."""
+        return self._rows[start : min(end, self._count)]
+
+
 @dataclass(eq=False)
 class Piece:
     """One sentence piece of a job: first it waits, then its prompt is read, then it makes frames."""
@@ -43,7 +70,7 @@ class Piece:
     slot: int | None = None  # while it is read and makes frames
     num_read: int = 0  # columns of its prompt
     has_looked: bool = False  # for its prefix in the cache
-    frames: list[Any] = field(default_factory=list)  # codes [K] of each frame made
+    frames: Codes = field(default_factory=Codes)
     num_decoded: int = 0  # frames that became sound
     num_chunks: int = 0
     finish_reason: FinishReason | None = None

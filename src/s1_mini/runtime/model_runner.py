@@ -7,19 +7,21 @@ a row's numbers do not depend on its neighbours, on a CPU not by a bit. Knows no
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from s1_mini.exceptions import GenerationError
 from s1_mini.layers.sampling import uniforms
 from s1_mini.models.base import Prefix, SamplingTensors
 from s1_mini.runtime.frame_graphs import FrameGraphs
-from s1_mini.runtime.job import Job, Piece
+from s1_mini.runtime.job import CHUNK_FRAMES, Job, Piece
 from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.sound_graphs import SoundGraphs
 
 SPAN = 64  # columns; a multiple of what attention adds up at once
 
@@ -34,7 +36,7 @@ NUM_THREADS = torch.get_num_threads()  # as it is before any engine runs
 class HostFrames:
     """One frame of every row, where the scheduler can look at it."""
 
-    codes: Tensor  # [B, K]
+    codes: np.ndarray  # int64 [B, K]
     stop: list[bool]
     valid: list[bool]
 
@@ -44,10 +46,12 @@ class ModelRunner:
 
     def __init__(self, speaker: Speaker, *, slots: int, columns: int) -> None:
         self.model, self.codec = speaker.model, speaker.codec
+        self._open_decoder = speaker.open_decoder
         self.slots = slots
         self.columns = min(columns, self.model.max_columns)
         self._steps_on_one = self.model.device.type == "cpu" and self.model.num_bytes < ONE_THREAD_BYTES
-        self.sounds_beside = self._steps_on_one and _num_cores() > 1
+        # On a GPU too: while one thread waits for a frame, the other gives out sound, and both queue up work.
+        self.sounds_beside = (self._steps_on_one and _num_cores() > 1) or self.model.device.type == "cuda"
         self.decodes_together = self.model.device.type != "cpu"  # there, rows of a batch differ in the last bit
         draws = self.model.num_codebooks
         with torch.inference_mode():
@@ -55,8 +59,11 @@ class ModelRunner:
             ones = torch.ones(3, slots, device=self.model.device)
             table = torch.zeros(slots, self.columns + 1, draws, device=self.model.device)
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
-        self._stream = self.codec.open(2 * slots)  # a job may still sound when its slot is another's
-        self._free_rows = list(range(2 * slots))
+        self.num_rows = 2 * slots  # of the codec: a job may still sound when its slot is another's
+        self._stream = self.codec.open(self.num_rows)
+        self._free_rows = list(range(self.num_rows))
+        self._sound_graphs: SoundGraphs | None = None
+        self._codec_lock = threading.Lock()  # of its graphs; a chunk is made again by the engine's own thread
         self._graphs: FrameGraphs | None = None
 
     @property
@@ -67,11 +74,18 @@ class ModelRunner:
     def enter_thread(self) -> None:
         """Prepare a thread that calls come from: the engine's, and the one for sound if there is one."""
         torch.set_num_threads(1 if self._steps_on_one else NUM_THREADS)
+        if self.model.device.type == "cuda":
+            torch.cuda.set_device(self.model.device)
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Make the graphs of a frame, where the device has such; once, before the first request."""
+        """Make the graphs of a frame and of sound, where the device has such; once, before the first request."""
         if self.model.device.type == "cuda":
+            sizes = [size for profile in CHUNK_FRAMES.values() for size in profile]
+            decoder = self._open_decoder(self.num_rows + 1)
+            self._sound_graphs = SoundGraphs(
+                self.codec, decoder.push_where, rows=self.num_rows, sizes=sizes, device=self.model.device
+            )
             self._graphs = FrameGraphs(self.model, self._state, self._sampling, slots=self.slots, span=self.columns)
 
     @torch.inference_mode()
@@ -113,7 +127,7 @@ class ModelRunner:
         if self._graphs is not None:
             return HostFrames(*self._graphs.step(rows))
         frames = self.model.step(self._state, self._sampling, span, rows)
-        return HostFrames(frames.codes, frames.stop.tolist(), frames.valid.tolist())
+        return HostFrames(frames.codes.cpu().numpy(), frames.stop.tolist(), frames.valid.tolist())
 
     @torch.inference_mode()
     def step_alone(self, piece: Piece, others: Sequence[Piece]) -> HostFrames:
@@ -131,28 +145,36 @@ class ModelRunner:
         """Stop a slot from making frames."""
         self.model.release(self._state, slot)
 
-    @torch.inference_mode()
-    def decode(self, jobs: Sequence[Job], size: int) -> list[np.ndarray]:
-        """Make the next `size` frames of each job's front piece sound: float32 [samples] each.
+    def most_together(self, size: int) -> int:
+        """Give how many chunks of `size` frames, and shorter ones that end a piece, are decoded in one call."""
+        if self._sound_graphs is not None:
+            return self._sound_graphs.most_rows(self._sound_graphs.fit(size))
+        return self.num_rows if self.decodes_together else 1
 
-        Every job has a row. Chunks that fail on the way may be decoded again, each with others or alone. Raises
-        `GenerationError` if samples are not finite.
+    def goes_with(self, size: int, other: int) -> bool:
+        """Whether chunks of these sizes go in one call; of two that differ, the shorter one ends a piece."""
+        graphs = self._sound_graphs
+        return size == other if graphs is None else graphs.fit(size) == graphs.fit(other)
+
+    @torch.inference_mode()
+    def decode(self, jobs: Sequence[Job], sizes: Sequence[int]) -> list[np.ndarray]:
+        """Make the next frames of each job's front piece sound: float32 [samples] each.
+
+        Every job has a row; `goes_with` is so of all sizes. Chunks that fail on the way may be decoded again, each with
+        others or alone. Raises `GenerationError` if samples are not finite.
         """
-        try:
-            for job in jobs:
-                if not job.row_is_begun:
-                    self._begin_row(job)
-            starts = [(job, job.pieces[job.front].num_decoded) for job in jobs]
-            frames = [job.pieces[job.front].frames[start : start + size] for job, start in starts]
-            samples = self._push(jobs, frames)
-        except BaseException:
-            for job in jobs:
-                job.row_is_begun = False  # what the rows remember may be half of something
-            raise
-        waves: np.ndarray = samples.float().cpu().numpy()
-        if not np.isfinite(waves).all():
-            raise GenerationError("the codec gave samples that are not finite; its weights may be damaged")
-        return list(waves)
+        with self._codec_lock if self._sound_graphs is not None else nullcontext():
+            try:
+                for job in jobs:
+                    if not job.row_is_begun and job.pieces[job.front].num_chunks:
+                        self._begin_row(job)
+                starts = [(job.pieces[job.front].frames, job.pieces[job.front].num_decoded) for job in jobs]
+                cuts = [codes.cut(start, start + size) for (codes, start), size in zip(starts, sizes, strict=True)]
+                return self._push(jobs, cuts)
+            except BaseException:
+                for job in jobs:
+                    job.row_is_begun = False  # what the rows remember may be half of something
+                raise
 
     def take_row(self, job: Job) -> bool:
         """Give the job a row of the codec; tell whether one was free."""
@@ -163,19 +185,30 @@ class ModelRunner:
 
     def _begin_row(self, job: Job) -> None:
         """Let the job's row remember what was decoded of the piece before."""
-        assert job.row is not None
         piece = job.pieces[job.front]
-        self._stream.reset(job.row)
         done = 0
         for number in range(piece.num_chunks):
             size = piece.chunk_size(number)
-            self._push([job], [piece.frames[done : done + size]])
+            self._push([job], [piece.frames.cut(done, done + size)])
             done += size
-        job.row_is_begun = True
 
-    def _push(self, jobs: Sequence[Job], frames: Sequence[Sequence[Tensor]]) -> Tensor:
-        rows = [job.row for job in jobs if job.row is not None]
-        return self._stream.push(torch.stack([torch.stack(list(each), dim=-1) for each in frames]), rows)
+    def _push(self, jobs: Sequence[Job], codes: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Decode the next frames [F, K] of each job's row, from the beginning if the row has not begun."""
+        rows, fresh = [job.row for job in jobs if job.row is not None], [not job.row_is_begun for job in jobs]
+        if self._sound_graphs is not None:
+            samples, finite = self._sound_graphs.decode(codes, rows, fresh)
+        else:
+            for row in [row for row, begins in zip(rows, fresh, strict=True) if begins]:
+                self._stream.reset(row)
+            block = torch.from_numpy(np.stack(codes).transpose(0, 2, 1)).to(self.model.device)
+            samples = self._stream.push(block, rows).float().cpu().numpy()
+            finite = np.isfinite(samples).all(-1)
+        if not finite.all():
+            raise GenerationError("the codec gave samples that are not finite; its weights may be damaged")
+        for job in jobs:
+            job.row_is_begun = True
+        rate = self.codec.samples_per_frame
+        return [wave[: len(each) * rate] for wave, each in zip(samples, codes, strict=True)]
 
     def give_back_row(self, job: Job) -> None:
         """End the sound of a piece: the codec begins anew with the next."""

@@ -1,8 +1,9 @@
 """Frames become sound: by a thread beside the engine's where that is worth it, else between its turns.
 
-On a CPU with a small model, step and codec keep a core busy each; a GPU has one queue of work, so there the engine's
-own thread does both. Whose chunk is next is chosen when there is time for it, never earlier. A first sound does not
-wait for the thread beside: if that is busy, the engine's makes it.
+On a CPU with a small model, step and codec keep a core busy each; on a GPU each has a queue of work there, and while
+one thread waits for a frame, the other hands out sound. Whose chunk is next is chosen when there is time for it, never
+earlier. On a CPU a first sound does not wait for the thread beside: if that is busy, the engine's makes it. On a GPU
+it waits for one batch at most, which is bounded (`sound_graphs.MAX_FRAMES`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class SoundMaker:
         self._runner, self._scheduler, self._wake, self._clock = runner, scheduler, wake, clock
         self._failed: deque[tuple[Job, Exception]] = deque()
         self._lock = threading.Condition()  # of who makes whose sound, and of the codec's rows
-        self._num_beside = 0  # chunks that the thread beside is making: one or none
+        self._num_beside = 0  # chunks that the thread beside is making
         self._stopped = False
         self.failure: BaseException | None = None  # what killed the thread
         self._thread: threading.Thread | None = None
@@ -81,7 +82,8 @@ class SoundMaker:
             return
         with self._lock:
             self._lock.notify()
-            helps = self._num_beside and not self._scheduler.reading  # else the engine's thread has newcomers to read
+            # Else the engine's thread has newcomers to read, or the graphs of sound are the other's.
+            helps = self._num_beside and not self._scheduler.reading and not self._runner.decodes_together
             firsts = self._claim(FIRSTS_A_TURN, only_new=True) if helps else []
         for job in firsts:
             self._try([job])
@@ -150,6 +152,23 @@ class SoundMaker:
         for group in together.values():
             self._try(group)
 
+    def _claim_together(self) -> list[Job]:
+        """Choose the next chunk and those that are decoded with it in one call; with the lock held."""
+        if not self._runner.decodes_together:
+            return self._claim(1)
+        jobs = self._claim(self._runner.num_rows)
+        first = (jobs[0].next_chunk() or 0) if jobs else 0
+        if not first:
+            return jobs[:1]
+        most = self._runner.most_together(first)
+        taken: list[Job] = []
+        for job in jobs:
+            if len(taken) < most and self._runner.goes_with(first, job.next_chunk() or 0):
+                taken.append(job)
+            else:
+                job.is_sounding = False
+        return taken
+
     # ---- in either thread -----------------------------------------------------------------------------------------
 
     def _claim(self, most: int, *, only_new: bool = False) -> list[Job]:
@@ -181,11 +200,10 @@ class SoundMaker:
             self._let_go(job)
 
     def _make(self, jobs: list[Job]) -> None:
-        sizes = [job.next_chunk() for job in jobs]
-        size = sizes[0]
-        if not size:
+        sizes = [job.next_chunk() or 0 for job in jobs]
+        if not sizes[0]:
             return
-        for job, wave in zip(jobs, self._runner.decode(jobs, size), strict=True):
+        for job, size, wave in zip(jobs, sizes, self._runner.decode(jobs, sizes), strict=True):
             piece = job.pieces[job.front]
             self.deliver(job, job.joiner.push(wave), size)
             piece.num_chunks += 1
@@ -203,21 +221,21 @@ class SoundMaker:
     def _run(self) -> None:
         try:
             self._runner.enter_thread()
-            while (job := self._next()) is not None:
-                self._try([job])
+            while jobs := self._next():
+                self._try(jobs)
                 self._num_beside = 0
-                if job.has_failed or job.next_chunk() == 0:
+                if any(job.has_failed or job.next_chunk() == 0 for job in jobs):
                     self._wake()
         except BaseException as error:
             self.failure = error
             self._wake()
 
-    def _next(self) -> Job | None:
-        """Wait for a chunk to make; None once stopped."""
+    def _next(self) -> list[Job]:
+        """Wait for chunks to make together; none once stopped."""
         with self._lock:
             while not self._stopped:
-                for job in self._claim(1):
-                    self._num_beside = 1
-                    return job
+                if jobs := self._claim_together():
+                    self._num_beside = len(jobs)
+                    return jobs
                 self._lock.wait()
-        return None
+        return []

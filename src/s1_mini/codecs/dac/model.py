@@ -258,7 +258,15 @@ class DacStream:
         self._codec._check_length(max(self._frames[row] for row in chosen) + codes.shape[-1])
         for row in chosen:
             self._frames[row] += codes.shape[-1]
-        return self._codec.push(codes, self._carry if rows is None else self._carry_of(rows, codes.device))
+        carry = self._carry if rows is None else CarryRows(self._carry, self.rows, rows, codes.device)
+        return self._codec.push(codes, carry)
+
+    def push_where(self, codes: Tensor, chosen: Tensor, fresh: Tensor) -> Tensor:
+        """Decode the next frames [n, K, F] of the rows `chosen` [n], those that are `fresh` [n] from their beginning.
+
+        All of it lies on the device, so that a graph can be made of it. Nothing is checked, no length counted.
+        """
+        return self._codec.push(codes, CarryRows(self._carry, self.rows, chosen, codes.device, fresh))
 
     def reset(self, row: int) -> None:
         """Begin a new utterance in one row."""
@@ -269,6 +277,3 @@ class DacStream:
     def num_bytes(self) -> int:
         """Memory held by the rows' past, in bytes."""
         return self._carry.num_bytes
-
-    def _carry_of(self, rows: Sequence[int], device: torch.device) -> Carry:
-        return CarryRows(self._carry, self.rows, rows, device)

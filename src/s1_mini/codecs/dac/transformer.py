@@ -15,6 +15,8 @@ from s1_mini.layers.norm import RMSNorm
 from s1_mini.layers.rope import rope_table
 from s1_mini.layers.transformer import BlockConfig, TransformerBlock
 
+PADDING = 64  # steps that may be computed beyond the longest stream, to be thrown away
+
 
 class WindowTransformer(nn.Module):
     """Causal transformer over x [B, C, T] with a sliding window."""
@@ -28,7 +30,8 @@ class WindowTransformer(nn.Module):
 
     def prepare(self, device: torch.device) -> None:
         """Compute the rotary table, which is not stored."""
-        self.rope = rope_table(*self.rope_shape, device)
+        max_steps, head_dim, base = self.rope_shape
+        self.rope = rope_table(max_steps + PADDING, head_dim, base, device)
 
     def forward(self, x: Tensor, carry: Carry) -> Tensor:
         steps = torch.arange(x.shape[-1], device=x.device)

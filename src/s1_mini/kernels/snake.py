@@ -1,0 +1,266 @@
+"""Snake, x + sin²(αx) / α (Ziyin et al. 2020), with all that a causal convolution before it and one after it need.
+
+One pass over memory instead of five: the bias of the convolution before, the skip around it, the activation, the
+past that is put before the result, and the new past. Channels lie last; inside all is fp32.
+Shapes: B rows, T steps, C channels, P steps of past, R rows that pasts are kept of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from s1_mini.kernels.backend import HAS_TRITON, jit, runs_triton
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+NO_DIVISION_BY_ZERO = 1e-9
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of the pasts the rows of a batch are, and which of them begin anew, on the device."""
+
+    chosen: Tensor  # [B] int64
+    fresh: Tensor  # [B] bool
+
+
+def snake_extend(
+    x: Tensor,
+    alpha: Tensor | None,
+    past: Tensor | None,
+    rows: Rows,
+    *,
+    bias: Tensor | None = None,
+    skip: Tensor | None = None,
+    keeps_total: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Give total = x + `bias` [C] + `skip` and snake(total) with the past before it: [B, T, C] and [B, P + T, C].
+
+    `past` [R, P, C] then holds the last P steps of the second. Without `alpha` [C] there is no activation. The first is
+    only meant to be used if `keeps_total`.
+    """
+    if runs_triton(x):
+        return _snake_extend_triton(x.contiguous(), alpha, past, rows, bias, skip, keeps_total)
+    total = x.float()
+    if bias is not None:
+        total = total + bias.float()
+    if skip is not None:
+        total = total + skip.float()
+    out = total
+    if alpha is not None:
+        wide = alpha.float()
+        out = total + (wide * total).sin().square() / (wide + NO_DIVISION_BY_ZERO)
+    joined = out.to(x.dtype)
+    if past is not None:
+        before = past[rows.chosen].masked_fill(rows.fresh[:, None, None], 0)
+        joined = torch.cat((before, joined), dim=1)
+        past[rows.chosen] = joined[:, joined.shape[1] - past.shape[1] :]
+    return total.to(x.dtype), joined
+
+
+def _snake_extend_triton(
+    x: Tensor,
+    alpha: Tensor | None,
+    past: Tensor | None,
+    rows: Rows,
+    bias: Tensor | None,
+    skip: Tensor | None,
+    keeps_total: bool,
+) -> tuple[Tensor, Tensor]:
+    batch, steps, channels = x.shape
+    context = 0 if past is None else past.shape[1]
+    joined = torch.empty(batch, context + steps, channels, dtype=x.dtype, device=x.device)
+    total = torch.empty_like(x) if keeps_total else x
+    lanes = min(64, triton.next_power_of_2(channels))
+    block = 32
+    grid = (triton.cdiv(steps, block) + (context > 0), triton.cdiv(channels, lanes), batch)
+    _snake_extend_kernel[grid](
+        x,
+        x if skip is None else skip,
+        x if bias is None else bias,
+        x if alpha is None else alpha,
+        x if past is None else past,
+        rows.chosen,
+        rows.fresh,
+        total,
+        joined,
+        steps,
+        channels,
+        context,
+        skip is not None,
+        bias is not None,
+        alpha is not None,
+        keeps_total,
+        triton.next_power_of_2(max(context, 1)),
+        block,
+        lanes,
+        num_warps=4,
+    )
+    return total, joined
+
+
+@jit
+def _total(x, skip, bias, start, step, lane, inside, channels, HAS_SKIP: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Give x + bias + skip of some steps [N] and channels [M], in fp32."""
+    at = start + step[:, None] * channels + lane[None, :]
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        value += tl.load(bias + lane, mask=lane < channels, other=0.0).to(tl.float32)[None, :]
+    if HAS_SKIP:
+        value += tl.load(skip + at, mask=inside, other=0.0).to(tl.float32)
+    return value
+
+
+@jit
+def _snake(value, alpha, lane, channels, HAS_ALPHA: tl.constexpr):
+    if HAS_ALPHA:
+        slope = tl.load(alpha + lane, mask=lane < channels, other=1.0).to(tl.float32)[None, :]
+        angle = slope * value
+        # The square of the sine has the period π, so the angle is brought near 0, by π in three parts that multiply
+        # exactly; there a series does. `tl.sin` takes any angle, and a branch for each.
+        turns = tl.floor(angle * 0.3183098861837907 + 0.5)
+        angle = angle - turns * 3.140625 - turns * 9.67502593994140625e-4 - turns * 1.509957990978376e-7
+        square = angle * angle
+        series = 2.7557319e-6 - square * 2.5052108e-8
+        series = 8.3333333e-3 - square * (1.9841270e-4 - square * series)
+        wave = angle * (1.0 - square * (0.16666667 - square * series))
+        value += wave * wave / (slope + 1e-9)
+    return value
+
+
+@jit
+def _snake_extend_kernel(
+    x,
+    skip,
+    bias,
+    alpha,
+    past,
+    chosen,
+    fresh,
+    total,
+    joined,
+    steps,
+    channels,
+    CONTEXT: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_ALPHA: tl.constexpr,
+    KEEPS_TOTAL: tl.constexpr,
+    PAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    row = tl.program_id(2).to(tl.int64)
+    lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    start = row * steps * channels
+    out = joined + row * (CONTEXT + steps) * channels
+    block = tl.program_id(0)
+    if CONTEXT > 0:
+        block -= 1
+    if block >= 0:
+        _put_steps(
+            x,
+            skip,
+            bias,
+            alpha,
+            total,
+            out + CONTEXT * channels,
+            start,
+            block,
+            steps,
+            lane,
+            channels,
+            HAS_SKIP,
+            HAS_BIAS,
+            HAS_ALPHA,
+            KEEPS_TOTAL,
+            BLOCK,
+        )
+    elif CONTEXT > 0:  # one program has all the past of some channels, so that none reads what another has written
+        kept = past + tl.load(chosen + row) * CONTEXT * channels
+        num_old = CONTEXT * (1 - tl.load(fresh + row).to(tl.int32))
+        _put_past(
+            x,
+            skip,
+            bias,
+            alpha,
+            kept,
+            out,
+            num_old,
+            start,
+            steps,
+            lane,
+            channels,
+            CONTEXT,
+            HAS_SKIP,
+            HAS_BIAS,
+            HAS_ALPHA,
+            PAST,
+        )
+
+
+@jit
+def _put_steps(
+    x,
+    skip,
+    bias,
+    alpha,
+    total,
+    out,
+    start,
+    block,
+    steps,
+    lane,
+    channels,
+    HAS_SKIP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_ALPHA: tl.constexpr,
+    KEEPS_TOTAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    step = block * BLOCK + tl.arange(0, BLOCK)
+    inside = (step < steps)[:, None] & (lane < channels)[None, :]
+    at = step[:, None] * channels + lane[None, :]
+    value = _total(x, skip, bias, start, step, lane, inside, channels, HAS_SKIP, HAS_BIAS)
+    if KEEPS_TOTAL:
+        tl.store(total + start + at, value.to(total.dtype.element_ty), mask=inside)
+    value = _snake(value, alpha, lane, channels, HAS_ALPHA)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+@jit
+def _put_past(
+    x,
+    skip,
+    bias,
+    alpha,
+    kept,
+    out,
+    num_old,
+    start,
+    steps,
+    lane,
+    channels,
+    CONTEXT: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_ALPHA: tl.constexpr,
+    PAST: tl.constexpr,
+):
+    step = tl.arange(0, PAST)
+    inside = (step < CONTEXT)[:, None] & (lane < channels)[None, :]
+    at = step[:, None] * channels + lane[None, :]
+    before = tl.load(kept + at, mask=inside & (step < num_old)[:, None], other=0.0)
+    tl.store(out + at, before, mask=inside)
+    is_old = (step + steps < CONTEXT)[:, None]
+    old = tl.load(kept + steps * channels + at, mask=inside & (step + steps < num_old)[:, None], other=0.0)
+    is_new = inside & (step + steps >= CONTEXT)[:, None]
+    value = _total(x, skip, bias, start, step + steps - CONTEXT, lane, is_new, channels, HAS_SKIP, HAS_BIAS)
+    value = _snake(value, alpha, lane, channels, HAS_ALPHA).to(kept.dtype.element_ty)
+    tl.debug_barrier()
+    tl.store(kept + at, tl.where(is_old, old, value), mask=inside)
