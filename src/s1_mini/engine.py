@@ -86,7 +86,8 @@ class ProductionTTSEngine:
         What was taken in is finished by the old one, what comes from now on is spoken by the new; both are in memory
         until then, so a GPU needs room for a second (`kv_cache_gb` bounds what one takes). If the new one cannot be
         loaded the old one goes on and the reason is raised: `CheckpointError`, `ConfigurationError` or
-        `CapacityError`. After `timeout_s`, what the old one still speaks ends with `EngineNotReadyError`. Voices added to memory stay, and pins too, if the codec is the same.
+        `CapacityError`. After `timeout_s`, what the old one still speaks ends with `EngineNotReadyError`. Voices added
+        to memory stay, and pins too, if the codec is the same.
         """
         with self._lifecycle:
             old = self._ready()

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from s1_mini.bench import suite
+from s1_mini.bench.frames import measure_frames
 from s1_mini.bench.goals import GOALS, judge, table
 from s1_mini.bench.load import Clients
 from s1_mini.bench.suite import FULL, SMALL, Parts, measure_starts
 from s1_mini.bench.workload import make_workload
+from s1_mini.capacity.memory import AUTO_SLOTS
 from s1_mini.cli.app import app
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError, ParameterError
+from s1_mini.runtime.loader import load
 
 TINIER = replace(SMALL, rows=(1, 2), frames=3, max_new_tokens=4, rate_s=1.0, saturated_s=0.5, most_streams=2)
 
@@ -96,3 +100,24 @@ def test_an_engine_that_does_not_start_is_told_with_its_reason(tmp_path: Path) -
 def test_the_suite_has_loads_of_its_own(options: list[str]) -> None:
     with pytest.raises(ParameterError, match="gpu-suite"):
         app(["bench", "--gpu-suite", *options], standalone_mode=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_frames_are_timed_as_replays_of_their_graphs(tiny: Path) -> None:
+    speaker = load(EngineConfig(checkpoint_path=tiny, device="cuda"))
+
+    times = measure_frames(speaker, (1, 4), context=300, frames=20)
+
+    assert [each.rows for each in times] == [1, 4]
+    assert all(0 < each.device_ms <= 1.1 * each.step_ms for each in times)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_slots_are_chosen_by_its_memory(tiny: Path) -> None:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cuda")) as engine:
+        health = engine.health_check()
+
+        assert health["slots"]["total"] == engine.num_slots == AUTO_SLOTS
+        assert health["vram"]["used_gb"] < health["vram"]["total_gb"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from s1_mini.capacity.cards import CARDS, MACHINES, find_card
+from s1_mini.capacity.cards import CARDS, MACHINES, card_in, find_card
 from s1_mini.capacity.floor import Efficiency, Floors
 from s1_mini.capacity.memory import GIB, Demand, count_slots, fit_slots
 from s1_mini.capacity.plan import Wish, make_plans
@@ -156,3 +156,15 @@ def test_the_table_for_choosing_a_machine_is_the_plan() -> None:
 
         assert cells == [str(plan.slots), str(plan.most.count), str(plan.likely.count)]
         assert any(machine.startswith(line.split("`")[1]) for machine in plan.machines)
+
+
+@pytest.mark.parametrize(
+    ("said", "card"),
+    [("NVIDIA H200", "h200"), ("Tesla T4", "t4"), ("NVIDIA A100-SXM4-40GB", "a100"), ("NVIDIA L40S", "l40s")],
+)
+def test_a_card_is_known_by_what_its_driver_calls_it(said: str, card: str) -> None:
+    found = card_in(said)
+
+    assert found is not None
+    assert found.name == card
+    assert card_in("NVIDIA GeForce RTX 4090") is None

@@ -26,11 +26,13 @@ from s1_mini.bench.goals import Figure, judge
 from s1_mini.bench.load import Clients, Load
 from s1_mini.bench.report import describe_machine
 from s1_mini.bench.workload import Ask, make_workload, planned_arrivals
-from s1_mini.capacity.sizes import read_configs
+from s1_mini.capacity.cards import card_in
+from s1_mini.capacity.floor import Floors
+from s1_mini.capacity.sizes import Formats, measure_sizes, read_configs
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.runtime.loader import find_checkpoint, load
+from s1_mini.runtime.loader import Speaker, find_checkpoint, load
 
 VOICE, VOICE_TEXT, TONE_HZ = "suite", "The children were playing in the garden behind the house.", 150.0
 LATE_S = 1.0  # a stream whose first sounds come later (p95) is not held: its listener waits between two sentences
@@ -115,6 +117,7 @@ def run_suite(plan: SuitePlan, tell: Tell) -> SuiteResult:
     speaker = load(config)
     times = measure_frames(speaker, scale.rows, context=scale.context, frames=scale.frames)
     result.details["frames"] = [asdict(each) | {"host_ms": each.host_ms} for each in times]
+    result.details["floor_ms"] = _floors(speaker, scale)
     del speaker
     _free_memory()
     with ProductionTTSEngine(config) as engine:
@@ -251,6 +254,18 @@ def _config(plan: SuitePlan, scale: Scale) -> EngineConfig:
     return EngineConfig(
         checkpoint_path=find_checkpoint(plan.checkpoint), device=plan.device, max_queue_size=QUEUE, **given
     )
+
+
+def _floors(speaker: Speaker, scale: Scale) -> dict[int, float]:
+    """Give the floor of each number of rows on this machine's card; nothing if that is not known."""
+    card = card_in(torch.cuda.get_device_name()) if speaker.model.device.type == "cuda" else None
+    if card is None:
+        return {}
+    formats = Formats()
+    configs = speaker.model.network.config, speaker.codec.config
+    sizes = measure_sizes(*configs, formats, prefix_cache_bytes=0)
+    floors = Floors(sizes, card, formats, scale.context + scale.frames // 2)
+    return {rows: floors.floor(rows).model_ms for rows in scale.rows}
 
 
 def _free_memory() -> None:

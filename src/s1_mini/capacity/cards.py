@@ -87,6 +87,12 @@ def find_card(name: str) -> Card:
     return card
 
 
+def card_in(device_name: str) -> Card | None:
+    """Give the card that a driver calls so ("NVIDIA A100-SXM4-40GB"), if it is known."""
+    words = device_name.lower().replace("-", " ").split()
+    return next((card for card in CARDS.values() if card.name in words), None)
+
+
 def machines_with(card: Card) -> list[Machine]:
     """Give the machines that have this card, the smallest first."""
     return [machine for machine in MACHINES if machine.card == card.name]

@@ -30,6 +30,9 @@ def run_gpu_suite(checkpoint: Path | None, *, device: str, seed: int, slots: int
         f"{work['rate']:g} requests/s; {work['clients']} clients; seed {seed}; {facts['seconds']:g} s in all"
     )
     typer.echo(table(result.figures))
+    if result.details["floor_ms"]:
+        floors = ", ".join(f"{ms:.2f} at {rows}" for rows, ms in result.details["floor_ms"].items())
+        typer.echo(f"floor of a frame on this card, ms: {floors} rows")
     for name, failures in result.details["failures"].items():
         typer.echo(f"{name}: failed {failures}")
     if output is not None:
