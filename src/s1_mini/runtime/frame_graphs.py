@@ -29,6 +29,10 @@ class _Graph:
 class FrameGraphs:
     """The graphs of one model state."""
 
+    def replay(self, rows: int) -> None:
+        """Launch one frame of the first `rows` rows and wait for nothing: for measurements."""
+        self._graphs[next(size for size in self._rows if size >= rows)].graph.replay()
+
     def __init__(self, model: SpeechModel, state: Any, sampling: SamplingTensors, *, slots: int, span: int) -> None:
         self._graphs: dict[int, _Graph] = {}
         self._rows = [rows for rows in LADDER if rows < slots] + [slots]
@@ -38,17 +42,12 @@ class FrameGraphs:
 
     def step(self, rows: int) -> tuple[Tensor, list[bool], list[bool]]:
         """Make one frame of the first `rows` rows: codes [rows or more, K], and for each whether it stops, is valid."""
-        graph = self.replay(rows)
+        graph = self._graphs[next(size for size in self._rows if size >= rows)]
+        graph.graph.replay()
         codes = graph.codes.clone()  # the next frame overwrites it
         torch.cuda.current_stream().synchronize()
         stop, valid = graph.ends.tolist()
         return codes, stop, valid
-
-    def replay(self, rows: int) -> _Graph:
-        """Launch one frame of the first `rows` rows and wait for nothing."""
-        graph = self._graphs[next(size for size in self._rows if size >= rows)]
-        graph.graph.replay()
-        return graph
 
 
 def _capture(model: SpeechModel, state: Any, sampling: SamplingTensors, *, span: int, rows: int, pool: Any) -> _Graph:
