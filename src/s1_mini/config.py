@@ -62,14 +62,15 @@ class EngineConfig(BaseSettings):
 
     # Batching: requests join and leave at every frame (runtime/batch_worker.py).
     enable_batching: bool = True
-    max_batch_size: int = Field(4, ge=1, le=4096, validation_alias=_variables("MAX_BATCH_SIZE", "BATCH_SIZE"))
+    # Without `max_batch_size` it is 4 on a CPU, and on a GPU as many as there is memory for, up to 256.
+    max_batch_size: int | None = Field(None, ge=1, le=4096, validation_alias=_variables("MAX_BATCH_SIZE", "BATCH_SIZE"))
     batch_timeout_ms: float = Field(
         0.0, ge=0, le=60_000, validation_alias=_variables("BATCH_TIMEOUT_MS", "BATCH_TIMEOUT")
     )
     batch_grouping: bool = True
     max_queue_size: int = Field(256, ge=1, description="sentence pieces that may wait")
 
-    # Memory. Without `kv_cache_gb` it is half of a GPU's free memory, or 1 GB on a CPU.
+    # Memory. Without `kv_cache_gb` it is what a GPU has free less what all else needs (`s1-mini plan`); 1 GB on a CPU.
     kv_cache_gb: float | None = Field(None, gt=0)
     max_columns: int | None = Field(None, ge=64, description="text, reference and frames of one piece")
     prefix_cache_mb: float = Field(256.0, ge=0, description="keys and values of voices used before")

@@ -84,9 +84,10 @@ class ProductionTTSEngine:
         """Change to another checkpoint, or the same read anew, while requests go on coming.
 
         What was taken in is finished by the old one, what comes from now on is spoken by the new; both are in memory
-        until then. If the new one cannot be loaded the old one goes on and the reason is raised: `CheckpointError`,
-        `ConfigurationError` or `CapacityError`. After `timeout_s`, what the old one still speaks ends with
-        `EngineNotReadyError`. Voices added to memory stay, and pins too, if the codec is the same.
+        until then, so a GPU needs room for a second (`kv_cache_gb` bounds what one takes). If the new one cannot be
+        loaded the old one goes on and the reason is raised: `CheckpointError`, `ConfigurationError` or
+        `CapacityError`. After `timeout_s`, what the old one still speaks ends with `EngineNotReadyError`. Voices added
+        to memory stay, and pins too, if the codec is the same.
         """
         with self._lifecycle:
             old = self._ready()
@@ -140,6 +141,12 @@ class ProductionTTSEngine:
     def sample_rate(self) -> int:
         """Samples per second of all sound that this engine gives."""
         return self._ready().speaker.codec.sample_rate
+
+    @property
+    def num_slots(self) -> int:
+        """Pieces that are spoken at once; before the start, what the settings say of it, or 1."""
+        running = self._running
+        return running.generator.worker.slots.count if running else self.config.max_batch_size or 1
 
     def stream(
         self,

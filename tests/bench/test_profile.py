@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from s1_mini.bench.axis import Axis, between
-from s1_mini.bench.cost import Costs
 from s1_mini.bench.meter import Meter
 from s1_mini.bench.profile import WHOLE_STEP, Rehearsal, measure_sections, shares
 from s1_mini.bench.sweep import Sweep
 from s1_mini.bench.tables import axis_data, axis_table
+from s1_mini.capacity.cost import Costs
 from s1_mini.cli.app import app, run
 from s1_mini.config import EngineConfig
 from s1_mini.runtime.loader import Speaker, load
@@ -83,7 +83,7 @@ def test_a_meter_gives_the_result_and_forgets_the_warm_up() -> None:
 
 def test_costs_are_those_of_the_checkpoint(speaker: Speaker) -> None:
     model = speaker.model
-    costs = Costs(model, speaker.codec)
+    costs = Costs(model.network, speaker.codec)
 
     assert costs.slow_step(1, 65).num_bytes - costs.slow_step(1, 64).num_bytes == model.column_bytes
     assert costs.slow_step(4, 64).operations == 4 * costs.slow_step(1, 64).operations

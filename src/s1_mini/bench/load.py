@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from s1_mini.bench.figures import Listener, Outcome, summarize
+from s1_mini.bench.figures import BUFFER_S, Listener, Outcome, summarize
 from s1_mini.bench.meter import resident_bytes
 from s1_mini.bench.voicing import Voicing
 from s1_mini.bench.workload import Ask
@@ -82,14 +82,17 @@ class Clients:
         """Ask one after the other and forget how it went."""
         self.closed("", asks, concurrency=1)
 
-    def closed(self, name: str, asks: Sequence[Ask], *, concurrency: int) -> Load:
-        """Keep `concurrency` requests under way: each client asks when its last request has ended."""
+    def closed(self, name: str, asks: Sequence[Ask], *, concurrency: int, limit_s: float = float("inf")) -> Load:
+        """Keep `concurrency` requests under way: each client asks when its last request has ended.
+
+        After `limit_s` nobody asks any more.
+        """
         tally, waiting = _Tally(len(asks)), queue.SimpleQueue[Ask]()
         for ask in asks:
             waiting.put(ask)
 
         def work() -> None:
-            while True:
+            while time.perf_counter() < limit:
                 try:
                     ask = waiting.get_nowait()
                 except queue.Empty:
@@ -98,6 +101,7 @@ class Clients:
                 tally.add(self._ask(ask, voice, time.perf_counter()))
 
         begun = time.perf_counter()
+        limit = begun + limit_s
         threads = [threading.Thread(target=work, daemon=True) for _ in range(concurrency)]
         for thread in threads:
             thread.start()
@@ -116,6 +120,27 @@ class Clients:
             thread.start()
             threads.append(thread)
         return self._join(name, tally, threads, begun + arrivals[0], rate=rate)
+
+    def paced(self, name: str, asks: Sequence[Ask], *, streams: int, length_s: float) -> Load:
+        """Let `streams` listeners begin one after the other within `length_s`, their requests shared out evenly.
+
+        Each asks again when it has heard its last answer to the end; it plays from 100 ms after the first chunk on.
+        """
+        tally = _Tally(len(asks))
+        begun = time.perf_counter()
+
+        def listen(number: int) -> None:
+            planned = begun + number / streams * length_s
+            for ask in asks[number::streams]:
+                time.sleep(max(0.0, planned - time.perf_counter()))
+                outcome = self._ask(ask, self._voicing(ask.number), planned)
+                tally.add(outcome)
+                planned += max(outcome.first_byte_s + BUFFER_S + outcome.audio_s, outcome.end_to_end_s)
+
+        threads = [threading.Thread(target=listen, args=(number,), daemon=True) for number in range(streams)]
+        for thread in threads:
+            thread.start()
+        return self._join(name, tally, threads, begun, concurrency=streams)
 
     def _join(
         self,

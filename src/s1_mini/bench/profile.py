@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from s1_mini.audio.container import AudioFormat, encode
-from s1_mini.bench.cost import Costs
 from s1_mini.bench.meter import Meter, Section
+from s1_mini.capacity.cost import Costs
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.layers.sampling import draw, ranked_probabilities, uniforms
 from s1_mini.models.base import Prompt, SamplingTensors
@@ -52,7 +52,7 @@ class Rehearsal:
         self.model, self.text, self.rows, self.audio_format = speaker.model, text, rows, audio_format
         self.voice, self.reference = find_reference(speaker)
         self.codec = speaker.codec if self.reference is None else speaker.encoding_codec()
-        self.costs = Costs(self.model, self.codec)
+        self.costs = Costs(self.model.network, self.codec, block=PREFILL_COLUMNS)
         columns = self._prompt().columns.shape[1]
         self.num_columns = min(columns + max_frames, self.model.max_columns)
         self.max_frames = min(max_frames, self.num_columns - columns, self.codec.max_frames)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from s1_mini.bench.axis import Axis, between, floats, powers
-from s1_mini.bench.cost import Cost, Costs, total
 from s1_mini.bench.meter import Meter
 from s1_mini.bench.profile import find_reference, make_sampling, read
+from s1_mini.capacity.cost import Cost, Costs, total
 from s1_mini.codecs.dac.model import DacStream
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError
@@ -25,6 +25,7 @@ from s1_mini.models.base import Prefix, Prompt
 from s1_mini.models.s1.model import S1State
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import SPAN
+from s1_mini.runtime.scheduler import PREFILL_COLUMNS
 from s1_mini.text.split import split
 
 LARGEST = 2048  # columns or frames
@@ -47,7 +48,7 @@ class Sweep:
         self._model = speaker.model
         self._voice, self._reference = find_reference(speaker)
         self._codec = speaker.codec
-        self._costs = Costs(self._model, self._codec)
+        self._costs = Costs(self._model.network, self._codec, block=PREFILL_COLUMNS)
         self._columns = min(largest, self._model.max_columns)
         self._frames = min(largest // 8, self._codec.max_frames, self._columns - SPAN)
         # On one CPU thread its own time is counted: who else computes on the machine does not slow that down.

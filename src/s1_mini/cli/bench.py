@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from s1_mini.cli.suite import run_gpu_suite
 from s1_mini.exceptions import ParameterError
 from s1_mini.types import ChunkProfile
 
@@ -43,15 +44,30 @@ def bench(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Frames of a request at most.")] = 200,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     seed: Annotated[int, typer.Option(help="Same seed, same sentences and arrivals.")] = 0,
+    gpu_suite: Annotated[
+        bool, typer.Option("--gpu-suite", help="All figures that the engine is held to; in small without a GPU.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File for the JSON.", show_default=False)
+    ] = None,
 ) -> None:
     """Measure the engine on this machine: a table, then one line of JSON (docs/benchmark.md tells how to read it).
 
     Example: s1-mini bench --concurrency 1,4,8 --baseline sequential
     """
+    if gpu_suite:
+        if concurrency or rate or baseline != "none" or scheduler:
+            raise ParameterError("gpu-suite", "has loads of its own; leave out --concurrency, --rate and --baseline")
+        run_gpu_suite(checkpoint, device=device, seed=seed, slots=slots, output=output)
+        return
+
+    from s1_mini.audio.container import check_writable
     from s1_mini.bench.campaign import Plan, measure
     from s1_mini.bench.report import failure_lines, json_line, table
     from s1_mini.bench.scheduler import measure_scheduler
 
+    if output is not None:
+        check_writable(output)
     rates = _numbers("rate", rate or "")
     given = concurrency or ("" if rates else str(DEFAULT_CONCURRENCY))
     many = tuple(_whole("concurrency", number) for number in _numbers("concurrency", given))
@@ -90,7 +106,10 @@ def bench(
         typer.echo(line)
     for name, value in more.items():
         typer.echo(f"{name} {value:.3f}" if value is not None else f"{name} –")
-    typer.echo(json_line(facts | work, result.all_loads, result.idle, **more))
+    line = json_line(facts | work, result.all_loads, result.idle, **more)
+    if output is not None:
+        output.write_text(line + "\n", encoding="utf-8")
+    typer.echo(line)
 
 
 def _busy(facts: Mapping[str, Any]) -> str:

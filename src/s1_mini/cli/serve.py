@@ -19,7 +19,7 @@ def serve(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", show_default=False)] = None,
     precision: Annotated[str | None, typer.Option(help="auto, float32, float16, bfloat16.", show_default=False)] = None,
     max_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Sentences spoken at once. [4]", show_default=False)
+        int | None, typer.Option(min=1, help="Sentences spoken at once. [4; a GPU: what fits]", show_default=False)
     ] = None,
     local_endpoint: Annotated[
         str | None,

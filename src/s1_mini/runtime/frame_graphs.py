@@ -41,6 +41,10 @@ class _Read:
 class FrameGraphs:
     """The graphs of one model state."""
 
+    def replay(self, rows: int) -> None:
+        """Launch one frame of the first `rows` rows and wait for nothing: for measurements."""
+        self._graphs[next(size for size in self._rows if size >= rows)].graph.replay()
+
     def __init__(self, model: SpeechModel, state: Any, sampling: SamplingTensors, *, slots: int, span: int) -> None:
         self._frames: dict[int, _Frame] = {}
         self._reads: dict[int, _Read] = {}

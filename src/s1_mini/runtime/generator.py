@@ -20,6 +20,8 @@ from torch import Tensor
 
 from s1_mini.audio.join import Joiner
 from s1_mini.byte_cache import ByteCache
+from s1_mini.capacity.memory import AUTO_SLOTS, fit_slots, needed_columns
+from s1_mini.capacity.sizes import measure_demand
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, ConfigurationError, QueueFullError, RequestTimeoutError
 from s1_mini.metrics import EngineMetrics, Family
@@ -36,7 +38,7 @@ from s1_mini.weights.files import find_tensors
 
 GB = 2**30
 CPU_KV_GB = 1.0  # where nothing is said about it
-GPU_KV_SHARE = 0.5  # of the memory that is free once the checkpoint is loaded
+CPU_SLOTS = 4  # likewise; on a GPU as many as there is room for, up to `AUTO_SLOTS`
 REFERENCE_BYTES = 64_000_000  # in memory: some hours of references
 CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
     ("entries", "gauge", "Entries of a cache"),
@@ -210,7 +212,8 @@ class Generator:
         if room < 1:
             raise CapacityError(
                 f"text and references make {columns} columns; a slot holds {self.worker.runner.columns}. "
-                "Use a shorter reference, fewer of them, or give the engine more memory (S1_MINI_KV_CACHE_GB)."
+                "Use a shorter reference, fewer of them, or give the engine more memory or larger slots "
+                "(S1_MINI_KV_CACHE_GB, S1_MINI_MAX_COLUMNS)."
             )
         return Piece(job, index, prompt, min(job.sampling.max_new_tokens, room))
 
@@ -229,21 +232,48 @@ def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
     Raises `ConfigurationError` if the memory does not suffice for one.
     """
     model = speaker.model
-    wanted = config.max_batch_size if config.enable_batching else 1
-    if config.kv_cache_gb is not None:
-        budget = config.kv_cache_gb * GB
-    elif model.device.type == "cuda":
-        budget = GPU_KV_SHARE * torch.cuda.mem_get_info(model.device)[0]
-    else:
-        budget = CPU_KV_GB * GB
+    on_gpu = model.device.type == "cuda"
+    if on_gpu and config.kv_cache_gb is None:
+        free = torch.cuda.mem_get_info(model.device)[0]
+        unused = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+        return slots_for(free + unused, speaker, config)
+    wanted = (config.max_batch_size or (AUTO_SLOTS if on_gpu else CPU_SLOTS)) if config.enable_batching else 1
+    budget = (config.kv_cache_gb or CPU_KV_GB) * GB
     columns = min(model.max_columns, config.max_columns or model.max_columns)
     slots = min(wanted, int(budget // (columns * model.column_bytes)))
     if slots >= 1:
         return slots, columns
     columns = int(budget // model.column_bytes) // SPAN * SPAN
+    return 1, _enough(columns, budget, model.column_bytes)
+
+
+def slots_for(free_bytes: float, speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
+    """Choose slots and columns for the memory that is free beside the weights, leaving room for all else.
+
+    This is what `s1-mini plan` foretells. Raises `ConfigurationError` if it does not suffice for one slot.
+    """
+    model, codec = speaker.model, speaker.codec
+    columns = min(model.max_columns, config.max_columns or model.max_columns)
+    reference_frames = round(config.max_reference_s * codec.sample_rate / codec.samples_per_frame)
+    needed = needed_columns(reference_frames=reference_frames, text_bytes=config.chunk_length, span=SPAN)
+    demand = measure_demand(
+        codec, column_bytes=model.column_bytes, prefix_cache_bytes=round(1e6 * config.prefix_cache_mb)
+    )
+    slots, columns = fit_slots(
+        free_bytes,
+        demand,
+        wanted=(config.max_batch_size or AUTO_SLOTS) if config.enable_batching else 1,
+        columns=columns,
+        needed=columns if config.max_columns else needed,
+        span=SPAN,
+    )
+    return slots, _enough(columns, max(0.0, free_bytes - demand.fixed), demand.column)
+
+
+def _enough(columns: int, budget: float, column_bytes: int) -> int:
     if columns < SPAN:
         raise ConfigurationError(
             f"{budget / GB:.2f} GB of memory for keys and values hold {columns} columns of this checkpoint; "
-            f"it needs {model.column_bytes * SPAN / 1e6:.1f} MB at the least (S1_MINI_KV_CACHE_GB)"
+            f"it needs {column_bytes * SPAN / 1e6:.1f} MB at the least (S1_MINI_KV_CACHE_GB)"
         )
-    return 1, columns
+    return columns

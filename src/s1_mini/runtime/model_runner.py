@@ -130,6 +130,16 @@ class ModelRunner:
         return HostFrames(frames.codes.cpu().numpy(), frames.stop.tolist(), frames.valid.tolist())
 
     @torch.inference_mode()
+    def launch(self, rows: int) -> bool:
+        """Launch a captured frame of the first `rows` rows and do not look at it; tell whether there is one.
+
+        For measuring the device alone.
+        """
+        if self._graphs is not None:
+            self._graphs.replay(rows)
+        return self._graphs is not None
+
+    @torch.inference_mode()
     def step_alone(self, piece: Piece, others: Sequence[Piece]) -> HostFrames:
         """Make one frame of one piece while the others rest; what it makes is what it would have made with them."""
         for other in others:

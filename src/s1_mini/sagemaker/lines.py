@@ -31,7 +31,7 @@ async def speak_lines(
     engine: ProductionTTSEngine, lines: list[bytes], *, settings: ServerSettings, record: Record
 ) -> AsyncIterator[bytes]:
     """Give one line of JSON for each of `lines`; closing it cancels what is still spoken."""
-    at_once = 2 * engine.config.max_batch_size
+    at_once = 2 * engine.num_slots
     tasks: deque[asyncio.Task[bytes]] = deque()
     waiting = deque(lines)
     try:

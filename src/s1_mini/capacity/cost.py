@@ -1,6 +1,7 @@
 """What a piece of work must read and compute, counted from the sizes of a checkpoint.
 
-`docs/complexity.md` is these formulas in words; `s1-mini profile` divides them by the time that was measured.
+`docs/complexity.md` is these formulas in words; `s1-mini profile` divides them by the time that was measured, and
+`s1-mini plan` by what a card can read and compute a second. Only shapes are looked at: the weights may be on meta.
 Multiplying and adding counts as two operations. What is small beside it (norms, draws, embeddings) is not counted.
 """
 
@@ -12,8 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from s1_mini.codecs.dac.model import DECODE_BLOCK, Dac
-from s1_mini.models.s1.model import S1Model
-from s1_mini.runtime.scheduler import PREFILL_COLUMNS
+from s1_mini.models.s1.network import S1Network
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,25 @@ def total(costs: Iterable[Cost]) -> Cost:
 class Costs:
     """The counts of one checkpoint."""
 
-    def __init__(self, model: S1Model, codec: Dac) -> None:
-        network, config = model.network, model.network.config
-        self.column_bytes = model.column_bytes
+    def __init__(
+        self,
+        network: S1Network,
+        codec: Dac,
+        *,
+        block: int = 256,
+        slow_item: float | None = None,
+        kv_item: float | None = None,
+    ) -> None:
+        """Count with prompts read `block` columns at a time.
+
+        `slow_item` is how many bytes a weight of the slow layers has, `kv_item` a number of their keys and values,
+        where those are others than the network's own.
+        """
+        config = network.config
         self._item = network.norm.weight.element_size()
+        self._slow_item, self._block = slow_item or self._item, block
+        slow = config.slow
+        self.column_bytes = 2 * config.num_layers * slow.num_kv_heads * slow.head_dim * (kv_item or self._item)
         self._layers = _size(network.layers)
         self._head = _size(network.norm, network.output)
         self._fast = _size(network.fast_project_in, network.fast_layers, network.fast_norm, network.fast_output)
@@ -56,19 +71,19 @@ class Costs:
         end = start + columns
         met = columns * start + columns * columns  # the mask hides the upper half, but it is computed
         return Cost(
-            self._layers * self._item + end * self.column_bytes,
+            self._layers * self._slow_item + end * self.column_bytes,
             2 * self._layers * columns + self._meeting * met,
         )
 
     def read(self, columns: int, start: int = 0) -> Cost:
         """Read them in the chunks of the engine."""
-        begins = range(start, start + columns, PREFILL_COLUMNS)
-        return total(self.prefill(min(PREFILL_COLUMNS, start + columns - at), at) for at in begins)
+        begins = range(start, start + columns, self._block)
+        return total(self.prefill(min(self._block, start + columns - at), at) for at in begins)
 
     def slow_step(self, rows: int, span: int) -> Cost:
         """Make the main token of `rows` rows that look at `span` columns each."""
         return Cost(
-            (self._layers + self._head) * self._item + rows * span * self.column_bytes,
+            self._layers * self._slow_item + self._head * self._item + rows * span * self.column_bytes,
             rows * (2 * (self._layers + self._head) + self._meeting * span),
         )
 

@@ -1,0 +1,98 @@
+"""GPUs that AWS rents out, and the machines that have them.
+
+Bandwidth and TFLOP/s are NVIDIA's, from the data sheets of T4, A10G, L4, L40S, A100 (40 GB SXM), H100 (SXM5) and H200
+(SXM), dense: half of what a sheet says "with sparsity". Memory is what the driver reports (`nvidia-smi`, MiB), which
+is what an engine finds. Machines by AWS's pages of the G4, G5, G6, G6e, P4 and P5 families.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from s1_mini.exceptions import ParameterError
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU. A card without bfloat16 computes in float16, at the same speed."""
+
+    name: str
+    title: str
+    memory_mib: int
+    bandwidth_gb_s: float
+    half_tflops: float  # tensor cores, 16 bits
+    single_tflops: float  # 32 bits, no tensor cores
+    capability: tuple[int, int]
+    has_bfloat16: bool
+    has_fp8: bool
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the driver reports."""
+        return self.memory_mib * MIB
+
+    @property
+    def half(self) -> str:
+        """The 16-bit format that the engine chooses."""
+        return "bfloat16" if self.has_bfloat16 else "float16"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A type of instance and its GPUs."""
+
+    instance_type: str
+    card: str
+    num_gpus: int
+
+
+CARDS = {
+    card.name: card
+    for card in (
+        Card("t4", "T4", 15_360, 320, 65, 8.1, (7, 5), has_bfloat16=False, has_fp8=False),
+        Card("a10g", "A10G", 23_028, 600, 70, 35, (8, 6), has_bfloat16=True, has_fp8=False),
+        Card("l4", "L4", 23_034, 300, 121, 30.3, (8, 9), has_bfloat16=True, has_fp8=True),
+        Card("l40s", "L40S", 46_068, 864, 362, 91.6, (8, 9), has_bfloat16=True, has_fp8=True),
+        Card("a100", "A100", 40_960, 1_555, 312, 19.5, (8, 0), has_bfloat16=True, has_fp8=False),
+        Card("h100", "H100", 81_559, 3_350, 989, 67, (9, 0), has_bfloat16=True, has_fp8=True),
+        Card("h200", "H200", 143_771, 4_800, 989, 67, (9, 0), has_bfloat16=True, has_fp8=True),
+    )
+}
+
+MACHINES = (
+    Machine("ml.g4dn.xlarge", "t4", 1),
+    Machine("ml.g4dn.2xlarge", "t4", 1),
+    Machine("ml.g5.xlarge", "a10g", 1),
+    Machine("ml.g5.2xlarge", "a10g", 1),
+    Machine("ml.g5.12xlarge", "a10g", 4),
+    Machine("ml.g6.xlarge", "l4", 1),
+    Machine("ml.g6.2xlarge", "l4", 1),
+    Machine("ml.g6.12xlarge", "l4", 4),
+    Machine("ml.g6e.xlarge", "l40s", 1),
+    Machine("ml.g6e.2xlarge", "l40s", 1),
+    Machine("ml.p4d.24xlarge", "a100", 8),
+    Machine("ml.p5.4xlarge", "h100", 1),
+    Machine("ml.p5.48xlarge", "h100", 8),
+    Machine("ml.p5en.48xlarge", "h200", 8),
+)
+
+
+def find_card(name: str) -> Card:
+    """Give the card of a name, in any case. Raises `ParameterError` for one that is not known."""
+    card = CARDS.get(name.lower())
+    if card is None:
+        raise ParameterError("gpu", f"{name!r} is no card that is known; allowed are {', '.join(CARDS)}")
+    return card
+
+
+def card_in(device_name: str) -> Card | None:
+    """Give the card that a driver calls so ("NVIDIA A100-SXM4-40GB"), if it is known."""
+    words = device_name.lower().replace("-", " ").split()
+    return next((card for card in CARDS.values() if card.name in words), None)
+
+
+def machines_with(card: Card) -> list[Machine]:
+    """Give the machines that have this card, the smallest first."""
+    return [machine for machine in MACHINES if machine.card == card.name]

@@ -1,0 +1,98 @@
+"""The least time that a frame can take on a card, and the time that is to be expected of the engine.
+
+A step reads every weight once and the used keys and values of every row; that over the bandwidth is the floor of the
+model, the codec's operations over the computing rate that of the sound. Both are done by one GPU, one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from s1_mini.capacity.cards import Card
+from s1_mini.capacity.sizes import Formats, Sizes
+
+COPY_SHARE = 4.29 / 4.80  # of the data sheet's bandwidth that a copy reaches: measured on an H200 (2026-11)
+CHUNK_FRAMES = 12  # for which the codec's weights are read once in a stream
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """How near the engine comes to the floor: frame = `fixed_ms` + memory floor / share, sound = floor / share.
+
+    The defaults are the line through 3.7, 4.5 and 5.4 ms at 1, 64 and 128 rows on an H200 (docs/performance.md,
+    2026-11), taken for every card; the codec's share is assumed.
+    """
+
+    fixed_ms: float = 3.0
+    memory_share: float = 0.6
+    compute_share: float = 0.3
+    source: str = "docs/performance.md, H200, 2026-11; the codec's share is assumed"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Milliseconds of one frame of `rows` rows."""
+
+    rows: int
+    model_ms: float
+    codec_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """Frame and sound."""
+        return self.model_ms + self.codec_ms
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What a card can hold: seconds of sound a second, and at how many rows."""
+
+    rows: int
+    audio_per_s: float
+    step_ms: float
+
+    @property
+    def count(self) -> int:
+        """Listeners in real time, each of whom takes a second of sound a second.
+
+        With more of them than slots, each one's speech is made ahead of him and its slot given to the next.
+        """
+        return int(self.audio_per_s)
+
+
+class Floors:
+    """Times of one checkpoint on one card, with `context` columns in use in each row."""
+
+    def __init__(self, sizes: Sizes, card: Card, formats: Formats, context: int) -> None:
+        self._sizes, self._context = sizes, context
+        self._bytes_per_ms = COPY_SHARE * card.bandwidth_gb_s * 1e6
+        self._model_per_ms = card.half_tflops * 1e9
+        self._codec_per_ms = (card.half_tflops if formats.codec == 2 else card.single_tflops) * 1e9
+
+    def floor(self, rows: int) -> StepTime:
+        """Give the least time of a frame of `rows` rows."""
+        cost = self._sizes.costs.step(rows, self._context)
+        model = max(cost.num_bytes / self._bytes_per_ms, cost.operations / self._model_per_ms)
+        read = self._sizes.codec_bytes / CHUNK_FRAMES / self._bytes_per_ms
+        return StepTime(rows, model, max(rows * self._sizes.codec_operations / self._codec_per_ms, read))
+
+    def expected(self, rows: int, efficiency: Efficiency) -> StepTime:
+        """Give the time that a frame of `rows` rows is to be expected to take."""
+        floor = self.floor(rows)
+        return StepTime(
+            rows,
+            efficiency.fixed_ms + floor.model_ms / efficiency.memory_share,
+            floor.codec_ms / efficiency.compute_share,
+        )
+
+    def streams(self, slots: int, efficiency: Efficiency | None = None) -> Streams:
+        """Give the most that up to `slots` rows can do together with a step shorter than its sound."""
+
+        def time(rows: int) -> float:
+            return (self.floor(rows) if efficiency is None else self.expected(rows, efficiency)).total_ms
+
+        frame_ms = 1000 * self._sizes.frame_s
+        rows = max((rows for rows in range(1, slots + 1) if time(rows) < frame_ms), default=0)
+        if not rows:
+            return Streams(0, 0.0, time(1))
+        return Streams(rows, rows * frame_ms / time(rows), time(rows))

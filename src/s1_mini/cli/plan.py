@@ -1,0 +1,137 @@
+"""`s1-mini plan`: what a checkpoint can do on a GPU, computed from its sizes and the card's data sheet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from s1_mini.capacity.floor import Streams
+    from s1_mini.capacity.plan import Plan
+
+MAX_SLOTS = 4096  # as many as an engine may have
+WIDTH = 160  # of the table with all cards, where nobody looks at a terminal
+
+
+def plan(
+    gpu: Annotated[
+        str | None, typer.Option(help="t4, a10g, l4, l40s, a100, h100 or h200. [all]", show_default=False)
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Of which only the configs are read. [S1-mini's sizes]", show_default=False)
+    ] = None,
+    context: Annotated[int, typer.Option(help="Columns in use in each row: voice, text and frames.")] = 300,
+    columns: Annotated[
+        int | None, typer.Option(help="Columns a slot can hold. [as the engine chooses]", show_default=False)
+    ] = None,
+    max_slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Slots at most.")] = 256,
+    weights: Annotated[Literal["half", "int8", "fp8"], typer.Option(help="Of the slow layers: what if?")] = "half",
+    kv: Annotated[Literal["half", "fp8"], typer.Option(help="Keys and values: what if?")] = "half",
+    codec: Annotated[Literal["half", "float32"], typer.Option(help="Format of the codec.")] = "half",
+    fixed_ms: Annotated[float | None, typer.Option(min=0.0, help="Of a frame, whatever it reads. [measured]")] = None,
+    memory_share: Annotated[
+        float | None, typer.Option(min=0.01, max=1.0, help="Of the floor's bandwidth. [measured]")
+    ] = None,
+    compute_share: Annotated[
+        float | None, typer.Option(min=0.01, max=1.0, help="Of the card's operations, for the codec. [assumed]")
+    ] = None,
+    only_json: Annotated[bool, typer.Option("--json", help="Print the line of JSON alone.")] = False,
+) -> None:
+    """Compute memory, slots, floors and real-time streams on a GPU: a table, then one line of JSON.
+
+    Example: s1-mini plan --gpu l4
+    """
+    import json
+    from dataclasses import asdict, replace
+
+    from rich.console import Console
+
+    from s1_mini.capacity.cards import CARDS, find_card
+    from s1_mini.capacity.floor import Efficiency
+    from s1_mini.capacity.plan import Wish, make_plans
+    from s1_mini.capacity.sizes import configs_from, read_configs
+    from s1_mini.checkpoint.random import FULL_MODEL
+    from s1_mini.runtime.loader import find_checkpoint
+
+    shares = {"fixed_ms": fixed_ms, "memory_share": memory_share, "compute_share": compute_share}
+    given = {name: value for name, value in shares.items() if value is not None}
+    efficiency = replace(Efficiency(), **given, source="as given") if given else Efficiency()
+    wish = Wish(columns, context, weights, kv, codec, max_slots, efficiency)
+    cards = [find_card(gpu)] if gpu else [card for card in CARDS.values() if card.has_fp8 or not wish.needs_fp8]
+    configs = configs_from(FULL_MODEL, {}) if checkpoint is None else read_configs(find_checkpoint(checkpoint))
+    plans = make_plans(*configs, cards, wish)
+
+    facts = {"checkpoint": str(checkpoint) if checkpoint else "S1-mini", **asdict(wish)}
+    if not only_json:
+        console = Console()
+        console.width = max(console.width, WIDTH if len(plans) > 2 else 0)
+        typer.echo(
+            f"{facts['checkpoint']}, {context} columns in use a row, weights {weights}, keys and values {kv}, "
+            f"codec {codec}"
+        )
+        console.print(_table(plans))
+        typer.echo(
+            f"expected: {efficiency.fixed_ms:g} ms + floor / {efficiency.memory_share:g}, "
+            f"codec floor / {efficiency.compute_share:g} ({efficiency.source}); prompts and bookkeeping not counted"
+        )
+    typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))
+
+
+def _table(plans: list[Plan]) -> Table:
+    """One column a card, one line a figure."""
+    from rich.table import Table
+
+    table = Table()
+    table.add_column(no_wrap=True)
+    for plan in plans:
+        table.add_column(plan.card.title)
+    for name, values in _lines(plans):
+        table.add_row(name, *values)
+    return table
+
+
+def _lines(plans: list[Plan]) -> list[tuple[str, list[str]]]:
+    first = plans[0]
+    demand = first.sizes.demand
+
+    def each(figure: object) -> list[str]:
+        return [str(figure)] * len(plans)
+
+    lines = [
+        ("memory, GB", [_gb(plan.card.memory_bytes) for plan in plans]),
+        ("bandwidth, GB/s; TFLOP/s", [f"{p.card.bandwidth_gb_s:,.0f}; {p.card.half_tflops:g}" for p in plans]),
+        ("number format", [plan.card.half + (", fp8" if plan.card.has_fp8 else "") for plan in plans]),
+        ("weights: model + codec, GB", each(f"{_gb(first.sizes.model_bytes)} + {_gb(first.sizes.codec_bytes)}")),
+        ("graphs, caches, encoding, GB", each(_gb(demand.fixed))),
+        ("keys and values, kB a column", each(f"{demand.column / 1e3:.1f}")),
+        ("slots x columns", [f"{plan.slots} x {plan.columns}" for plan in plans]),
+        ("... keys and values, GB", [_gb(plan.slots_bytes) for plan in plans]),
+        ("... codec's rows and work, GB", [_gb(plan.stream_bytes) for plan in plans]),
+    ]
+    for index, time in enumerate(first.floors):
+        name = f"ms a frame at {time.rows} rows" if index + 1 < len(first.floors) else "... at all slots"
+        pairs = [(plan.floors[index], plan.expected[index]) for plan in plans]
+        lines.append((f"{name}: floor", [_ms(floor.model_ms) for floor, _ in pairs]))
+        lines.append(("... with the codec; expected", [f"{_ms(f.total_ms)}; {_ms(e.total_ms)}" for f, e in pairs]))
+    lines += [
+        ("streams at the most", [_streams(plan.most) for plan in plans]),
+        ("streams expected", [_streams(plan.likely) for plan in plans]),
+        ("machines", ["\n".join(plan.machines) for plan in plans]),
+    ]
+    return lines
+
+
+def _streams(streams: Streams) -> str:
+    return f"{streams.count}" if streams.rows else "none"
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
