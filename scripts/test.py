@@ -70,7 +70,7 @@ def checks(python: Path, marks: str, pytest_arguments: "Sequence[str]") -> "list
         ("ruff format", [*run, "ruff", "format", "--check"]),
         ("mypy", [*run, "mypy"]),
         ("mypy win32", [*run, "mypy", "--platform", "win32", "--cache-dir", ".mypy_cache/win32"]),
-        ("lint-imports", [str(python.with_name("lint-imports"))]),  # has no `python -m`
+        ("lint-imports", [str(python.with_name("lint-imports" + python.suffix))]),  # has no `python -m`
         ("pytest", [*run, "pytest", "-m", marks, *pytest_arguments]),
     ]
 

@@ -5,12 +5,14 @@ A folder answers with `file://` locations, and reads only what lies in it.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.files import files
 from s1_mini.server.errors import BodyError, BodyTooLargeError
 
 _S3 = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.*)", re.DOTALL)
@@ -66,20 +68,26 @@ class FolderStore:
         path = self._directory / name
         temporary = path.with_name(f".{name}.tmp")
         temporary.write_bytes(content)
-        temporary.replace(path)
+        files.replace(temporary, path)
 
     def _path_of(self, location: str) -> Path:
         parts = urlsplit(location)
         if parts.scheme not in ("", "file") or parts.netloc:
             raise BodyError(f"the input {location[:200]!r} is not in this store; it is the folder {self._directory}")
         try:
-            path = (self._directory / unquote(parts.path)).resolve()
+            path = (self._directory / local_path(parts.path)).resolve()
             is_inside = path.is_relative_to(self._directory) and path.is_file()
         except (OSError, ValueError):
             is_inside = False
         if not is_inside:
             raise BodyError(f"the input {location[:200]!r} is no file in the folder {self._directory}")
         return path
+
+
+def local_path(path: str, *, is_windows: bool = os.name == "nt") -> str:
+    """Give the path of this machine that the path of a `file://` location means: `/C:/in.json` is one of Windows."""
+    plain = unquote(path)
+    return plain[1:] if is_windows and re.match(r"/[A-Za-z]:/", plain) else plain
 
 
 class S3Store:
