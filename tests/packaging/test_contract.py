@@ -79,8 +79,11 @@ print(bytes(service.handle([{"body": body}], context)[0][:4]))
 from s1_mini.sagemaker.handler import process_engine
 process_engine.close()
 """
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    environment = kept | {"PYTHONPATH": f"{tmp_path}/model/code:{ROOT}/src", "OMP_NUM_THREADS": "1"}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "SYSTEMROOT", "USERPROFILE") if name in os.environ}
+    environment = kept | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "model" / "code"), str(ROOT / "src")]),
+        "OMP_NUM_THREADS": "1",
+    }
     environment |= {"S1_MINI_DEVICE": "cpu"}
 
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "model")]
