@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from s1_mini.aws.clients import Clients
+from s1_mini.aws.failures import About, explained
 from s1_mini.deploy.call import Call
 from s1_mini.deploy.check import check
-from s1_mini.deploy.clients import Clients
-from s1_mini.deploy.verbs import explained
 from s1_mini.exceptions import DeploymentError
 
 RUNTIME = "sagemaker-runtime"
@@ -95,7 +95,7 @@ def _send(clients: Clients, question: Question, operation: str) -> Mapping[str, 
 
 
 def _explained(clients: Clients, question: Question) -> Any:
-    return explained(question.name, clients.region, f"ask {question.name}")
+    return explained(About(question.name, clients.region, f"ask {question.name}"))
 
 
 def _stored(clients: Clients, location: str | None) -> bytes | None:

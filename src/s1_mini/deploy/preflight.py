@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from s1_mini.deploy.clients import Clients
-from s1_mini.deploy.failures import About, explain, reason
+from s1_mini.aws.clients import Clients
+from s1_mini.aws.failures import About, explain
 from s1_mini.deploy.find import Found
 from s1_mini.deploy.machines import OWN_DISK_GB
+from s1_mini.deploy.reasons import reason
 from s1_mini.deploy.spec import Async, Batch, Deployment, MultiModel, form_name
 from s1_mini.exceptions import DeploymentError
 
