@@ -8,11 +8,13 @@ import io
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, Pac
 from s1_mini.packaging import compile_cache
 from s1_mini.packaging.layout import INFERENCE, lay_out
 from s1_mini.packaging.manifest import Content, Manifest
-from s1_mini.packaging.verify import unpack_archive, verify_archive, verify_directory
+from s1_mini.packaging.verify import check_kind, unpack_archive, verify_archive, verify_directory
 from s1_mini.packaging.write import write_archive, write_prefix
 from s1_mini.types import Voice
 from s1_mini.voices.library import write_voice
@@ -233,6 +235,19 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda model: (model / "manifest.json").unlink(), r"no manifest\.json"),
     (lambda model: (model / "manifest.json").write_text("{}"), "no manifest of s1-mini package"),
 ]
+
+
+class Status(NamedTuple):
+    """What Windows tells of a path."""
+
+    st_mode: int
+    st_reparse_tag: int
+
+
+def test_a_junction_of_windows_is_refused_as_a_link() -> None:
+    check_kind("voices", Status(stat.S_IFDIR, 0))
+    with pytest.raises(PackageError, match="'voices' is a link"):
+        check_kind("voices", Status(stat.S_IFDIR, 0xA0000003))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="makes links and pipes")

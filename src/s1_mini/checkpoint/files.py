@@ -46,7 +46,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object, readable."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    path.write_bytes((json.dumps(value, indent=2) + "\n").encode())  # not as text: the same bytes on every system
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
