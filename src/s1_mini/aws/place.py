@@ -33,3 +33,9 @@ class S3Place:
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.key}"
+
+
+def split_location(location: str) -> tuple[str, str]:
+    """Give bucket and key of an `s3://` location that AWS has given or will judge itself, as they stand in it."""
+    bucket, _, key = location.removeprefix("s3://").partition("/")
+    return bucket, key

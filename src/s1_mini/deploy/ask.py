@@ -10,6 +10,7 @@ from typing import Any
 
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.failures import About, explained
+from s1_mini.aws.place import split_location
 from s1_mini.deploy.call import Call
 from s1_mini.deploy.check import check
 from s1_mini.exceptions import DeploymentError
@@ -101,7 +102,7 @@ def _explained(clients: Clients, question: Question) -> Any:
 def _stored(clients: Clients, location: str | None) -> bytes | None:
     if not location:
         return None
-    bucket, _, key = location.removeprefix("s3://").partition("/")
+    bucket, key = split_location(location)
     try:
         return bytes(clients["s3"].get_object(Bucket=bucket, Key=key)["Body"].read())
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.failures import About, explain
+from s1_mini.aws.place import split_location
 from s1_mini.deploy.find import Found
 from s1_mini.deploy.machines import OWN_DISK_GB
 from s1_mini.deploy.reasons import reason
@@ -125,7 +126,7 @@ def _places(deployment: Deployment) -> list[str]:
 
 
 def _check_bucket(clients: Clients, name: str, place: str, owner: str) -> None:
-    bucket = place.removeprefix("s3://").partition("/")[0]
+    bucket, _ = split_location(place)
     try:
         seen = clients["s3"].head_bucket(Bucket=bucket, ExpectedBucketOwner=owner)
     except Exception as error:
