@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from s1_mini.aws.clients import Clients
-from s1_mini.aws.failures import About, explain
+from s1_mini.aws.failures import About, explain, explained
 from s1_mini.aws.place import split_location
 from s1_mini.deploy.find import Found
 from s1_mini.deploy.machines import OWN_DISK_GB
@@ -127,10 +127,8 @@ def _places(deployment: Deployment) -> list[str]:
 
 def _check_bucket(clients: Clients, name: str, place: str, owner: str) -> None:
     bucket, _ = split_location(place)
-    try:
+    with explained(About(name, clients.region, place, bucket)):
         seen = clients["s3"].head_bucket(Bucket=bucket, ExpectedBucketOwner=owner)
-    except Exception as error:
-        raise explain(error, About(name, clients.region, place, bucket)) from error
     region = seen["ResponseMetadata"].get("HTTPHeaders", {}).get("x-amz-bucket-region", clients.region)
     if region != clients.region:  # boto3 finds it wherever it is; SageMaker does not
         raise DeploymentError(
