@@ -1,4 +1,4 @@
-"""Make `.venv` ready: the pinned packages and this checkout, editable. Standard library only.
+"""Make `.venv` ready: the pinned packages and this checkout, editable; `.venv-infra`: the CDK. Standard library only.
 
 Called by demo.py and test.py on a machine that has Python and nothing else. Knows nothing of speech or of checks.
 What a person can mend is raised as `SetupError`, a sentence that tells the way out; `run_main` turns it into exit
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     Run = Callable[[Sequence[str], Path | None], int]  # command, file its output is appended to → exit code
 
 MIN_PYTHON = (3, 11)
-NEEDED_BYTES = 3 * 10**9  # 1.1 GB installed with torch for CPU, as much again while pip unpacks it, and some room
-DOWNLOAD_MB = {"base": 250, "test": 30}  # with torch for CPU
+DOWNLOAD_MB = {"base": 250, "test": 30, "infra": 95}  # with torch for CPU
 
 LOCK_NAME = "s1_mini-setup.lock"
 STATE_NAME = "s1_mini-setup.json"
@@ -79,6 +78,32 @@ CAUSES = (
 )
 
 
+class Recipe(NamedTuple):
+    """What an environment is made of."""
+
+    folder: str
+    needed_bytes: int
+    parts: "Mapping[str, Sequence[str]]"  # part → files that say what to install; the first part is always wanted
+    constraints: "Sequence[str]"  # files that only say in which version
+    with_checkout: bool
+
+
+ENGINE = Recipe(
+    folder=".venv",
+    needed_bytes=3 * 10**9,  # 1.1 GB installed with torch for CPU, as much again while pip unpacks it, and some room
+    parts={"base": ["requirements.lock.txt"], "test": ["requirements-test.lock.txt"]},
+    constraints=[],
+    with_checkout=True,
+)
+INFRA = Recipe(
+    folder=".venv-infra",
+    needed_bytes=15 * 10**8,  # 650 MB installed
+    parts={"infra": ["infra/requirements.lock.txt", "infra/requirements.txt"]},
+    constraints=["requirements.lock.txt", "requirements-test.lock.txt"],
+    with_checkout=False,
+)
+
+
 class SetupError(Exception):
     """The environment cannot be made ready; the message tells the way out."""
 
@@ -91,9 +116,9 @@ class State(NamedTuple):
     installed: "Mapping[str, str]"  # part → fingerprint of the files it was installed from
 
 
-def ensure(root: Path, extras: "Sequence[str]" = ()) -> Path:
-    """Return the python of `root`'s `.venv`, with the base packages, the `extras` and this checkout installed."""
-    return Environment(root).ensure(extras)
+def ensure(root: Path, extras: "Sequence[str]" = (), recipe: Recipe = ENGINE) -> Path:
+    """Return the python of `root`'s environment, with all that the recipe and the `extras` want installed."""
+    return Environment(root, recipe=recipe).ensure(extras)
 
 
 def run_main(main: "Callable[[list[str]], int]") -> int:
@@ -151,18 +176,25 @@ def explain(output: str) -> str:
 
 
 class Environment:
-    """The `.venv` of one checkout. `run` and `free_bytes` are the real thing unless a test gives its own."""
+    """An environment of one checkout. `run` and `free_bytes` are the real thing unless a test gives its own."""
 
-    def __init__(self, root: Path, run: "Run | None" = None, free_bytes: "Callable[[Path], int] | None" = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        run: "Run | None" = None,
+        free_bytes: "Callable[[Path], int] | None" = None,
+        recipe: Recipe = ENGINE,
+    ) -> None:
         self.root = root
-        self.venv = root / ".venv"
+        self.recipe = recipe
+        self.venv = root / recipe.folder
         self.python = self.venv.joinpath(*(["Scripts", "python.exe"] if sys.platform == "win32" else ["bin", "python"]))
         self.log = self.venv / LOG_NAME
         self._run = run or _run_logged
         self._free_bytes = free_bytes or _free_bytes
 
     def ensure(self, extras: "Sequence[str]" = ()) -> Path:
-        """Make it hold the base packages, the `extras` and the checkout, and return its python."""
+        """Make it hold the recipe's first part, the `extras` and the checkout, and return its python."""
         wanted = self.fingerprints(extras)
         if not self.is_ready(wanted):
             self.venv.mkdir(exist_ok=True)
@@ -173,8 +205,9 @@ class Environment:
 
     def fingerprints(self, extras: "Sequence[str]") -> "dict[str, str]":
         """Return for each part that is wanted a hash of the Python and the files that decide what it installs."""
-        files = {part: [self._lock_file(part)] for part in ("base", *extras)}
-        files[CHECKOUT] = [self.root / "setup.cfg", self.root / "requirements.txt"]
+        files = {part: self._files(part) for part in (next(iter(self.recipe.parts)), *extras)}
+        if self.recipe.with_checkout:
+            files[CHECKOUT] = [self.root / "setup.cfg", self.root / "requirements.txt"]
         missing = [path.name for paths in files.values() for path in paths if not path.is_file()]
         if missing:
             raise SetupError(f"{self.root} lacks {', '.join(missing)}: get the whole checkout again.")
@@ -219,7 +252,7 @@ class Environment:
         """Remove all but the files of the run that is going on."""
         found = [path for path in self.venv.iterdir() if path.name not in (LOCK_NAME, STATE_NAME, LOG_NAME)]
         if found:
-            say(f"Removing the old .venv ({fault}) …")
+            say(f"Removing the old {self.recipe.folder} ({fault}) …")
         for path in found:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(str(path))
@@ -227,13 +260,13 @@ class Environment:
                 path.unlink()
 
     def _create(self) -> None:
-        free_bytes = self._free_bytes(self.venv)
-        if free_bytes < NEEDED_BYTES:
+        name, needed_bytes, free_bytes = self.recipe.folder, self.recipe.needed_bytes, self._free_bytes(self.venv)
+        if free_bytes < needed_bytes:
             raise SetupError(
-                f".venv needs about {NEEDED_BYTES / 1e9:.0f} GB on its disk and {free_bytes / 1e9:.1f} GB are free: "
-                "free some, or make .venv a link to a folder on a larger disk."
+                f"{name} needs about {needed_bytes / 1e9:.2g} GB on its disk and {free_bytes / 1e9:.1f} GB are free: "
+                f"free some, or make {name} a link to a folder on a larger disk."
             )
-        say(f"Creating .venv with Python {_dotted(sys.version_info[:3])} …")
+        say(f"Creating {name} with Python {_dotted(sys.version_info[:3])} …")
         # Outside any venv: the Python that runs this may be the one that was just removed.
         python = getattr(sys, "_base_executable", None) or sys.executable
         self._perform([python, "-m", "venv", str(self.venv)])
@@ -244,7 +277,8 @@ class Environment:
         stale_pins = [part for part in stale if part != CHECKOUT]
         if stale_pins:
             say(self._announcement(stale_pins))
-            files = [f"--requirement={self._lock_file(part)}" for part in wanted if part != CHECKOUT]
+            files = [f"--requirement={file}" for part in wanted if part != CHECKOUT for file in self._files(part)]
+            files += [f"--constraint={self.root / name}" for name in self.recipe.constraints]
             state = self._pip_install(files, state, {part: wanted[part] for part in stale_pins})
         if CHECKOUT in stale:
             say("Installing s1_mini from this checkout …")
@@ -252,7 +286,7 @@ class Environment:
             self._pip_install(editable, state, {CHECKOUT: wanted[CHECKOUT]})
 
     def _announcement(self, parts: "Sequence[str]") -> str:
-        texts = [self._lock_file(part).read_text(encoding="utf-8") for part in parts]
+        texts = [file.read_text(encoding="utf-8") for part in parts for file in self._files(part)]
         # The only marker in the files of pins says Windows (tests/test_scripts.py).
         lines = [line.partition("#")[0] for text in texts for line in text.splitlines()]
         here = [line for line in lines if "==" in line and (sys.platform == "win32" or ";" not in line)]
@@ -301,8 +335,8 @@ class Environment:
         draft.write_text(json.dumps(state._asdict(), indent=1), encoding="utf-8")
         draft.replace(self.venv / STATE_NAME)
 
-    def _lock_file(self, part: str) -> Path:
-        return self.root / ("requirements.lock.txt" if part == "base" else f"requirements-{part}.lock.txt")
+    def _files(self, part: str) -> "list[Path]":
+        return [self.root / name for name in self.recipe.parts[part]]
 
 
 @contextmanager
@@ -312,10 +346,12 @@ def only_one(path: Path, max_wait_s: float = 3600.0, sleep: "Callable[[float], N
     with path.open("a") as file:
         while not _try_lock(file):
             if waited_s == 0:
-                say("Another run is setting up .venv; waiting for it …")
+                say(f"Another run is setting up {path.parent.name}; waiting for it …")
             if waited_s >= max_wait_s:
                 minutes = f"{waited_s / 60:.0f} minutes"
-                raise SetupError(f"Another run has set up .venv for {minutes}: end it or let it finish (lock: {path}).")
+                raise SetupError(
+                    f"Another run has set up {path.parent.name} for {minutes}: end it or let it finish (lock: {path})."
+                )
             sleep(0.25)
             waited_s += 0.25
         yield

@@ -3,11 +3,14 @@
 Example: python scripts/test.py -k scheduler
 
 Needs Python 3.11 or newer and this checkout, nothing else. Every check runs, also after one that failed; the exit
-code is 0 only if all passed. Arguments go to pytest.
+code is 0 only if all passed. Arguments go to pytest. With --infra only the tests of infra/ run: cdk synth and what is
+promised of its templates, in `.venv-infra`; that needs Node 20 or newer, too.
 """
 
 import argparse
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +22,7 @@ import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERYWHERE = "not gpu and not java and not image and not schema"  # what needs nothing special and not long
+MIN_NODE = 20
 
 
 class Result(NamedTuple):
@@ -31,35 +35,66 @@ class Result(NamedTuple):
 
 def main(arguments: "list[str]") -> int:
     """Run all checks in the folder of the checkout and close with a summary."""
-    gpu, pytest_arguments = parse(arguments)
-    python = environment.ensure(ROOT, ["test"])
-    results = [run_check(name, command) for name, command in checks(python, gpu, pytest_arguments)]
+    marks, pytest_arguments = parse(arguments)
+    if marks == "infra":
+        require_node(node_version())
+        wanted = infra_checks(environment.ensure(ROOT, recipe=environment.INFRA), pytest_arguments)
+    else:
+        wanted = checks(environment.ensure(ROOT, ["test"]), marks, pytest_arguments)
+    results = [run_check(name, command) for name, command in wanted]
     print(summary(results), flush=True)
     return 0 if all(result.passed for result in results) else 1
 
 
-def parse(arguments: "Sequence[str]") -> "tuple[bool, list[str]]":
-    """Return whether the GPU tests are meant, and the arguments for pytest."""
+def parse(arguments: "Sequence[str]") -> "tuple[str, list[str]]":
+    """Return which tests are meant, as pytest's marks, and the arguments for pytest."""
     parser = argparse.ArgumentParser(
         description="Set up .venv and run ruff, mypy, lint-imports and pytest.",
         epilog="All other arguments go to pytest: python scripts/test.py -k scheduler -x",
         allow_abbrev=False,
     )
-    parser.add_argument("--gpu", action="store_true", help="run the tests that need an NVIDIA GPU, and only those")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--gpu", action="store_true", help="run the tests that need an NVIDIA GPU, and only those")
+    only.add_argument(
+        "--infra", action="store_true", help="set up .venv-infra (650 MB) and run the tests of infra/ there, only those"
+    )
     options, pytest_arguments = parser.parse_known_args(arguments)
-    return options.gpu, pytest_arguments
+    return "gpu" if options.gpu else "infra" if options.infra else EVERYWHERE, pytest_arguments
 
 
-def checks(python: Path, gpu: bool, pytest_arguments: "Sequence[str]") -> "list[tuple[str, list[str]]]":
+def checks(python: Path, marks: str, pytest_arguments: "Sequence[str]") -> "list[tuple[str, list[str]]]":
     """Return name and command of each check, in the order they run; pytest is last."""
     run = [str(python), "-m"]
     return [
         ("ruff check", [*run, "ruff", "check"]),
         ("ruff format", [*run, "ruff", "format", "--check"]),
         ("mypy", [*run, "mypy"]),
-        ("lint-imports", [str(python.with_name("lint-imports"))]),  # has no `python -m`
-        ("pytest", [*run, "pytest", "-m", "gpu" if gpu else EVERYWHERE, *pytest_arguments]),
+        ("mypy win32", [*run, "mypy", "--platform", "win32", "--cache-dir", ".mypy_cache/win32"]),
+        ("lint-imports", [str(python.with_name("lint-imports" + python.suffix))]),  # has no `python -m`
+        ("pytest", [*run, "pytest", "-m", marks, *pytest_arguments]),
     ]
+
+
+def infra_checks(python: Path, pytest_arguments: "Sequence[str]") -> "list[tuple[str, list[str]]]":
+    """Return the one check of infra/; what all other tests share needs the engine, which is not installed there."""
+    command = [str(python), "-m", "pytest", "-m", "infra", "--confcutdir=tests/infra", "tests/infra"]
+    return [("pytest infra", [*command, *pytest_arguments])]
+
+
+def node_version() -> str:
+    """Return what `node --version` says, or nothing where there is no Node."""
+    node = shutil.which("node")
+    return subprocess.check_output([node, "--version"], universal_newlines=True) if node else ""
+
+
+def require_node(version: str) -> None:
+    """Raise SetupError if `version` is not that of a Node that the CDK runs in."""
+    found = re.match(r"v(\d+)\.", version)
+    if not found or int(found.group(1)) < MIN_NODE:
+        raise environment.SetupError(
+            f"The CDK runs in Node {MIN_NODE} or newer, and on the path is {version.strip() or 'none'}: install it "
+            "(https://nodejs.org, or your system's package `nodejs`), then run this again."
+        )
 
 
 def run_check(name: str, command: "Sequence[str]") -> Result:

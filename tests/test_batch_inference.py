@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,8 +97,7 @@ def run(example: str, **names: Any) -> dict[str, Any]:
 @pytest.fixture
 def desk(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the checkpoint that the examples name; engines that they start are stopped."""
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "openaudio-s1-mini").symlink_to(tiny, target_is_directory=True)
+    shutil.copytree(tiny, tmp_path / "checkpoints" / "openaudio-s1-mini")
     monkeypatch.chdir(tmp_path)
     started: list[ProductionTTSEngine] = []
     start = ProductionTTSEngine.start

@@ -45,14 +45,18 @@ def root(tmp_path):
     (tmp_path / "requirements-test.lock.txt").write_text("three==3  # why\n")
     (tmp_path / "requirements.txt").write_text("one\n")
     (tmp_path / "setup.cfg").write_text("[metadata]\n")
+    (tmp_path / "infra").mkdir()
+    (tmp_path / "infra" / "requirements.lock.txt").write_text("four==4  # why\n")
+    (tmp_path / "infra" / "requirements.txt").write_text("four>=4  # why\n")
     return tmp_path
 
 
 class Machine:
     """A machine without a network: it writes down each step, and a step goes wrong if it was told so."""
 
-    def __init__(self, root):
+    def __init__(self, root, recipe=environment.ENGINE):
         self.root = root
+        self.recipe = recipe
         self.steps = []  # "probe", "venv", "pins" or "checkout"
         self.commands = []
         self.output = {}  # step → what it says
@@ -81,13 +85,13 @@ class Machine:
         return "checkout" if any(word.startswith("--editable=") for word in command) else "pins"
 
     def make_venv(self):
-        (self.root / ".venv").mkdir(exist_ok=True)
-        (self.root / ".venv" / "pyvenv.cfg").touch()
+        (self.root / self.recipe.folder).mkdir(exist_ok=True)
+        (self.root / self.recipe.folder / "pyvenv.cfg").touch()
 
     def ensure(self, extras=()):
         """Return the steps that it took, a python that was only looked at left out."""
         self.steps.clear()
-        environment.Environment(self.root, self.run, lambda _: self.free_bytes).ensure(extras)
+        environment.Environment(self.root, self.run, lambda _: self.free_bytes, self.recipe).ensure(extras)
         return [step for step in self.steps if step != "probe"]
 
 
@@ -243,6 +247,21 @@ def test_a_checkout_that_lacks_a_file_is_told_by_its_name(machine, root):
 
     with pytest.raises(environment.SetupError, match=r"lacks setup\.cfg"):
         machine.ensure()
+
+
+def test_the_environment_of_infra_holds_the_cdk_by_its_pins_and_no_engine(root, capsys):
+    machine = Machine(root, environment.INFRA)
+
+    assert machine.ensure() == ["venv", "pins"]
+    assert [word for word in machine.commands[-1] if word.startswith("--") and "=" in word] == [
+        f"--requirement={root / 'infra/requirements.lock.txt'}",
+        f"--requirement={root / 'infra/requirements.txt'}",
+        f"--constraint={root / 'requirements.lock.txt'}",
+        f"--constraint={root / 'requirements-test.lock.txt'}",
+    ]
+    assert "Creating .venv-infra with Python" in capsys.readouterr().err
+    assert machine.ensure() == []
+    assert not (root / ".venv").exists()
 
 
 # One run at a time
@@ -418,8 +437,42 @@ def test_pytest_runs_last_and_on_gpu_tests_only_if_asked(check):
     for arguments, marker in ([], "not gpu and not java and not image and not schema"), (["--gpu"], "gpu"):
         checks = check.checks(Path("python"), *check.parse([*arguments, "-k", "scheduler"]))
 
-        assert [name for name, _ in checks] == ["ruff check", "ruff format", "mypy", "lint-imports", "pytest"]
+        names = ["ruff check", "ruff format", "mypy", "mypy win32", "lint-imports", "pytest"]
+        assert [name for name, _ in checks] == names
         assert checks[-1][1] == ["python", "-m", "pytest", "-m", marker, "-k", "scheduler"]
+
+
+def test_infra_is_one_command_in_an_environment_of_its_own(check, monkeypatch):
+    made, ran = [], []
+    monkeypatch.setattr(check, "node_version", lambda: "v20.20.2\n")
+    monkeypatch.setattr(check.environment, "ensure", lambda _, recipe: made.append(recipe) or Path("python"))
+    monkeypatch.setattr(check, "run_check", lambda name, command: ran.append(command) or check.Result(name, 1.0, True))
+
+    assert check.main(["--infra", "-x"]) == 0
+
+    assert made == [environment.INFRA]
+    assert ran == [["python", "-m", "pytest", "-m", "infra", "--confcutdir=tests/infra", "tests/infra", "-x"]]
+
+
+@pytest.mark.parametrize("version", ["", "v18.20.4\n", "something else"])
+def test_infra_without_a_node_for_the_cdk_says_so_and_does_not_pass_by_skipping(check, monkeypatch, version):
+    monkeypatch.setattr(check, "node_version", lambda: version)
+
+    with pytest.raises(environment.SetupError, match="Node 20 or newer"):
+        check.main(["--infra"])
+
+
+def test_a_skipped_test_of_infra_names_the_command_that_runs_it(check):
+    spec = importlib.util.spec_from_file_location("infra_conftest", ROOT / "tests" / "infra" / "conftest.py")
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+
+    assert conftest.why_skipped(has_cdk=True, has_node=True) == ""
+    for has_cdk, has_node in (False, True), (True, False), (False, False):
+        reason = conftest.why_skipped(has_cdk=has_cdk, has_node=has_node)
+        assert "python scripts/test.py --infra" in reason
+        assert ("Node" in reason) is not has_node
+    assert check.parse(["--infra"]) == ("infra", [])
 
 
 def test_the_summary_names_what_failed(check):
@@ -448,9 +501,10 @@ def pins_of(*names):
 
 
 ALL_LOCKS = ("requirements.lock.txt", "requirements-test.lock.txt")
+INFRA_LOCK = "infra/requirements.lock.txt"
 
 
-@pytest.mark.parametrize("name", ALL_LOCKS)
+@pytest.mark.parametrize("name", [*ALL_LOCKS, INFRA_LOCK])
 def test_each_pin_is_exact_and_says_why_it_is_there(name):
     for pin, reason in lines_of(name):
         assert [spec.operator for spec in pin.specifier] == ["=="], pin
@@ -464,7 +518,12 @@ def test_the_only_marker_is_windows_as_the_count_of_packages_takes_it(name):
 
 
 @pytest.mark.parametrize(
-    ("ranges", "locks"), [("requirements.txt", ALL_LOCKS[:1]), ("requirements-test.txt", ALL_LOCKS[1:])]
+    ("ranges", "locks"),
+    [
+        ("requirements.txt", ALL_LOCKS[:1]),
+        ("requirements-test.txt", ALL_LOCKS[1:]),
+        ("infra/requirements.txt", (*ALL_LOCKS, INFRA_LOCK)),
+    ],
 )
 def test_every_requirement_is_pinned_within_its_range(ranges, locks):
     pins = pins_of(*locks)
@@ -475,7 +534,7 @@ def test_every_requirement_is_pinned_within_its_range(ranges, locks):
 
 
 def test_no_package_is_pinned_twice():
-    names = [canonicalize_name(pin.name) for name in ALL_LOCKS for pin, _ in lines_of(name)]
+    names = [canonicalize_name(pin.name) for name in (*ALL_LOCKS, INFRA_LOCK) for pin, _ in lines_of(name)]
 
     assert sorted(names) == sorted(set(names))
 

@@ -110,10 +110,14 @@ def test_a_wav_recorded_as_a_stream_is_read():
     assert len(load_reference(bytes(data), **LIMITS)) == RATE
 
 
-@pytest.mark.parametrize("place", ["missing.wav", "missing/a.wav", "folder", "pipe", "nul\0.wav", "n" * 300])
+PIPE = pytest.param("pipe", marks=pytest.mark.skipif(os.name == "nt", reason="makes a pipe"))
+
+
+@pytest.mark.parametrize("place", ["missing.wav", "missing/a.wav", "folder", PIPE, "nul\0.wav", "n" * 300])
 def test_a_path_that_holds_no_file_is_refused(tmp_path, place):
     (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
+    if place == "pipe":
+        os.mkfifo(tmp_path / "pipe")
 
     assert_refused(str(tmp_path / place), "cannot read ")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 
+from s1_mini.audio.container import check_writable
 from s1_mini.cli.app import run
+from s1_mini.cli.say import is_gone
+from s1_mini.exceptions import ParameterError
+from s1_mini.types import Voice
+from s1_mini.voices.library import write_voice
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 
@@ -195,3 +203,35 @@ def test_every_verb_helps_with_an_example(
 ) -> None:
     assert run_here(monkeypatch, verb, "--help") == 0
     assert "Example: s1-mini" in capsys.readouterr().out
+
+
+def test_a_letter_that_a_console_has_not_is_written_as_an_escape(tiny: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "voiced"
+    shutil.copytree(tiny, checkpoint)
+    (checkpoint / "voices").mkdir()
+    voice = Voice(torch.zeros(10, 3, dtype=torch.int64), "你好。")
+    write_voice(checkpoint / "voices", "mei", voice, description="Grüße")
+
+    listed = s1_mini("voices", "list", "--checkpoint", checkpoint, PYTHONIOENCODING="cp1252", PYTHONUTF8="0")
+
+    assert listed.returncode == 0, listed.stderr.decode()
+    assert "Grüße".encode("cp1252") in listed.stdout
+    assert rb"\u4f60\u597d" in listed.stdout
+
+
+def test_a_pipe_that_nobody_reads_is_known_by_what_each_system_says() -> None:
+    broken, invalid = BrokenPipeError(errno.EPIPE, "Broken pipe"), OSError(errno.EINVAL, "Invalid argument")
+
+    assert [is_gone(error, is_windows=False) for error in (broken, invalid)] == [True, False]
+    assert [is_gone(error, is_windows=True) for error in (broken, invalid)] == [True, True]
+    assert not is_gone(OSError(errno.ENOSPC, "No space left on device"), is_windows=True)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a device of Linux and macOS stands for NUL")
+def test_sound_may_go_to_the_device_that_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_writable("/dev/null", is_windows=False)
+    monkeypatch.setattr("os.access", lambda *_: False)  # as Windows says of its NUL
+
+    check_writable("/dev/null", is_windows=True)
+    with pytest.raises(ParameterError, match="no permission"):
+        check_writable("/dev/null", is_windows=False)

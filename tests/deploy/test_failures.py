@@ -12,7 +12,8 @@ from botocore import exceptions
 from botocore.stub import Stubber
 
 from deployments import BUCKET, KEY, PREFIX, REGION, deployment
-from s1_mini.deploy.failures import About, explain, is_missing, reason
+from s1_mini.aws.failures import About, explain, is_missing
+from s1_mini.deploy.reasons import reason
 from s1_mini.deploy.spec import Async
 from s1_mini.deploy.verbs import Verbs
 from s1_mini.exceptions import DeploymentError
@@ -92,6 +93,17 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
             "describe",
         ),
         ("ThrottlingException", "Rate exceeded", "slow down", "again"),
+        (
+            "PreconditionFailed",
+            "At least one of the pre-conditions did not hold",
+            "is never written over",
+            "new",
+        ),
+        ("ConditionalRequestConflict", "", "somebody else is writing", "again"),
+        ("NoSuchUpload", "The specified upload does not exist.", "dropped meanwhile", "run the same command"),
+        ("EntityTooLarge", "", "larger than S3 takes", "prefix layout"),
+        ("KMS.NotFoundException", "Key 'arn:k' does not exist", "KMS key cannot be used", "--kms-key"),
+        ("RequestTimeTooSkewed", "", "clock of this machine is wrong", "again"),
         ("Strange", "something new", "AWS answered Strange (400): something new", ""),
     ],
 )

@@ -1,9 +1,13 @@
-"""The templates of every stage, synthesised once; without infra/requirements.txt what needs the CDK is skipped."""
+"""The templates of every stage, synthesised once; where the CDK or Node is not installed, what needs them is skipped.
+
+`python scripts/test.py --infra` installs the CDK into an environment of its own, without the engine.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,15 +18,26 @@ import pytest
 
 INFRA = Path(__file__).parents[2] / "infra"
 HAS_CDK = all(importlib.util.find_spec(name) for name in ("aws_cdk", "cdk_nag", "cfnlint", "cfn_guard_rs"))
+HAS_NODE = shutil.which("node") is not None
 Templates = dict[str, dict[str, Any]]
+
+# It holds the stages against the engine's settings, and is no test of a template.
+collect_ignore = [] if importlib.util.find_spec("s1_mini") else ["test_stages.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs the CDK where it is not installed."""
-    reason = "needs the CDK and Node: pip install -r infra/requirements.txt"
+    reason = why_skipped(has_cdk=HAS_CDK, has_node=HAS_NODE)
     for item in items:
-        if item.get_closest_marker("infra") and not HAS_CDK:
+        if item.get_closest_marker("infra") and reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def why_skipped(*, has_cdk: bool, has_node: bool) -> str:
+    """Tell what is missing, and the command to run; nothing where all is there."""
+    if not has_node:
+        return "needs Node 20 or newer on the path, then: python scripts/test.py --infra"
+    return "" if has_cdk else "needs the CDK: python scripts/test.py --infra"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ from s1_mini.cli.app import run
 from s1_mini.packaging.layout import lay_out
 from s1_mini.packaging.verify import unpack_archive
 from s1_mini.packaging.write import write_archive, write_prefix
+from s1_mini.sagemaker.contract import check_contract, ending_of, stop
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,8 +79,11 @@ print(bytes(service.handle([{"body": body}], context)[0][:4]))
 from s1_mini.sagemaker.handler import process_engine
 process_engine.close()
 """
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    environment = kept | {"PYTHONPATH": f"{tmp_path}/model/code:{ROOT}/src", "OMP_NUM_THREADS": "1"}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "SYSTEMROOT", "USERPROFILE") if name in os.environ}
+    environment = kept | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "model" / "code"), str(ROOT / "src")]),
+        "OMP_NUM_THREADS": "1",
+    }
     environment |= {"S1_MINI_DEVICE": "cpu"}
 
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "model")]
@@ -121,3 +125,55 @@ def test_without_a_checkpoint_the_voice_that_ships_is_packaged(tmp_path: Path, m
 
     files = json.loads((tmp_path / "model" / "manifest.json").read_text())["files"]
     assert {"CARD.md", "voices/clara.safetensors", "codec.safetensors"} <= set(files)
+
+
+class Process:
+    """A process that ends with `code` when it is asked to, and writes down how it was."""
+
+    def __init__(self, code: int, refuses: bool = False) -> None:
+        self.code, self.refuses = code, refuses
+        self.asked: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        self.asked.append(number)
+        if self.refuses:
+            raise OSError("The handle is invalid")
+
+    def wait(self, timeout: float) -> int:  # noqa: ARG002 - as it is called
+        return self.code
+
+
+@pytest.mark.parametrize(
+    ("system", "name", "number", "flags"), [("nt", "Ctrl-Break", 1, 0x200), ("posix", "SIGTERM", 15, 0)]
+)
+def test_a_container_is_asked_to_end_in_a_way_that_it_can_answer(
+    system: str, name: str, number: int, flags: int
+) -> None:
+    ending, process = ending_of(system), Process(0)
+
+    step = stop(process, ending)
+
+    assert process.asked == [number]
+    assert ending.creation_flags == flags
+    assert step.passed
+    assert f"after {name}" in step.told
+    assert not stop(Process(1), ending).passed, "it was ended as it stood"
+    assert "run this in a console" in stop(Process(0, refuses=True), ending).told
+
+
+def test_a_folder_is_tried_where_nobody_may_make_links(
+    oracle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(22, "A required privilege is not held by the client")
+
+    write_prefix(lay_out(oracle), tmp_path / "model")
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+
+    steps = []
+    for step in check_contract(tmp_path / "model", device="cpu"):
+        steps.append(step)
+        if step.name == "ping":
+            break
+
+    assert [step.name for step in steps if step.passed] == ["unpack", "start", "ping"]

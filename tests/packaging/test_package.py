@@ -8,11 +8,13 @@ import io
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, Pac
 from s1_mini.packaging import compile_cache
 from s1_mini.packaging.layout import INFERENCE, lay_out
 from s1_mini.packaging.manifest import Content, Manifest
-from s1_mini.packaging.verify import unpack_archive, verify_archive, verify_directory
+from s1_mini.packaging.verify import check_kind, unpack_archive, verify_archive, verify_directory
 from s1_mini.packaging.write import write_archive, write_prefix
 from s1_mini.types import Voice
 from s1_mini.voices.library import write_voice
@@ -235,6 +237,19 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
+class Status(NamedTuple):
+    """What Windows tells of a path."""
+
+    st_mode: int
+    st_reparse_tag: int
+
+
+def test_a_junction_of_windows_is_refused_as_a_link() -> None:
+    check_kind("voices", Status(stat.S_IFDIR, 0))
+    with pytest.raises(PackageError, match="'voices' is a link"):
+        check_kind("voices", Status(stat.S_IFDIR, 0xA0000003))
+
+
 @pytest.mark.skipif(os.name == "nt", reason="makes links and pipes")
 @pytest.mark.parametrize(("damage", "told"), DAMAGES)
 def test_a_folder_that_is_not_what_it_says_is_refused_by_name(
@@ -286,6 +301,11 @@ EVIL: list[tuple[tuple[tarfile.TarInfo, bytes], str]] = [
     (member("C:/evil", content=b"x"), "'C:/evil' is an absolute path"),
     (member("voices/../../evil", content=b"x"), "leads out of its folder"),
     (member("a\\..\\evil", content=b"x"), "letters that no path here may have"),
+    (member("config.json:evil", content=b"x"), "cannot be a path on Windows"),
+    (member("voices/con.safetensors", content=b"x"), "give 'con.safetensors' another name"),
+    (member("code/nul .py", content=b"x"), "cannot be a path on Windows"),
+    (member("voices./anna", content=b"x"), "cannot be a path on Windows"),
+    (member("what?", content=b"x"), "cannot be a path on Windows"),
     (member("config.json", content=b"x"), "'config.json' is there twice"),
     (member("CONFIG.JSON", content=b"x"), "differ only in case"),
     (member("config.json/evil", content=b"x"), "'config.json' is a file, and the folder of"),

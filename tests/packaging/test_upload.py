@@ -13,12 +13,13 @@ import pytest
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 from moto import mock_aws
 
+from s1_mini.aws.failures import About, explained
+from s1_mini.aws.place import S3Place
 from s1_mini.cli.app import run
 from s1_mini.exceptions import ConfigurationError, PackageError
 from s1_mini.packaging.layout import lay_out
 from s1_mini.packaging.verify import verify_directory
 from s1_mini.packaging.write import write_archive, write_prefix
-from s1_mini.sagemaker.aws import S3Place, explained
 from s1_mini.sagemaker.upload import Uploader, UploadError
 
 BUCKET = "models-of-ours"
@@ -88,7 +89,7 @@ def test_an_archive_arrives_whole_in_parts_with_checksums(s3: Any, large: Path) 
 def test_what_failed_goes_on_where_it_stopped(s3: Any, large: Path) -> None:
     broken = Recorder(s3, fails_at=5)
     with pytest.raises(
-        UploadError, match=r"cannot be reached.*parts of .* are there; run the same again.*abort-multipart"
+        UploadError, match=r"cannot reach AWS.*parts of .* are there; run the same again.*abort-multipart"
     ):
         Uploader(broken, part_bytes=PART).send(large, PLACE)
     arrived = broken.count("upload_part")
@@ -197,12 +198,16 @@ def test_a_failure_names_the_cause_and_the_next_command(
     assert run() == 1
 
     said = capsys.readouterr().err
-    assert "the bucket does not exist" in said
+    assert "there is no bucket not-there" in said
+    assert "aws s3 mb" in said
     assert "s1-mini package --artifact" in said
 
 
+ABOUT = About(doing="sending")
+
+
 def test_no_credentials_is_a_sentence() -> None:
-    with pytest.raises(UploadError, match="there are no AWS credentials; sign in"), explained("sending", UploadError):
+    with pytest.raises(UploadError, match="sending: no AWS credentials were found"), explained(ABOUT, UploadError):
         raise NoCredentialsError
 
 

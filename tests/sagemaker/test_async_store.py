@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from urllib.parse import urlsplit
 
 import pytest
 
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.sagemaker.async_store import FolderStore, S3Store, open_store
+from s1_mini.sagemaker.async_store import FolderStore, S3Store, local_path, open_store
 from s1_mini.server.errors import BodyError, BodyTooLargeError
 
 
@@ -88,6 +90,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         FolderStore(tmp_path / "file" / "folder")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows lets few users make links")
 def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     store = FolderStore(tmp_path / "store")
@@ -103,3 +106,20 @@ def test_an_input_over_the_limit_is_not_read(tmp_path: Path) -> None:
 
     with pytest.raises(BodyTooLargeError):
         store.read("in.json", 10)
+
+
+def test_the_location_that_a_folder_names_is_one_that_it_reads(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "an swers")
+    store.write("a b.out", b"sound", "audio/wav")
+
+    assert store.read(store.locate("a b.out"), 10) == b"sound"
+
+
+@pytest.mark.parametrize("path", [PureWindowsPath("C:/an swers/a.out"), PurePosixPath("/C:/an swers/a.out")])
+def test_a_location_is_a_path_of_the_system_that_named_it(path: PurePath) -> None:
+    folder = path.parent
+    is_windows = isinstance(path, PureWindowsPath)
+
+    found = folder / local_path(urlsplit(path.as_uri()).path, is_windows=is_windows)
+
+    assert found == path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx2
 
 from container_room import SHORT, wait_until
+from s1_mini.sagemaker.contract import ENDING
 
 ROOT = Path(__file__).parents[2]
 CLIENT = """
@@ -36,14 +36,16 @@ def test_client_code_of_aws_speaks_with_the_command_line_and_a_signal_ends_it(or
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     options = ["--host", "127.0.0.1", "--port", str(port), "--checkpoint", str(oracle), "--device", "cpu"]
     options += ["--local-endpoint", "speech", "--async-store", str(store)]
-    server = subprocess.Popen([sys.executable, "-m", "s1_mini", "serve", *options], env=environment)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "s1_mini", "serve", *options], env=environment, creationflags=ENDING.creation_flags
+    )
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until(lambda: answers(url), within_s=60)
         aws = {"AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": url, "AWS_DEFAULT_REGION": "eu-central-1"}
         aws |= {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "NO_PROXY": "127.0.0.1"}
         said = subprocess.check_output([sys.executable, "-c", CLIENT, json.dumps(SHORT)], env=environment | aws)
-        server.send_signal(signal.SIGTERM)
+        server.send_signal(ENDING.signal)
         code = server.wait(timeout=30)
     finally:
         server.kill()

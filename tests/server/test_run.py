@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,15 +15,13 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
-import pytest
 
 from s1_mini.audio.container import encode
+from s1_mini.sagemaker.contract import ENDING
 from tests.server.conftest import wait_until
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 LONG = {"text": "A sentence that goes on and on. " * 20, "seed": 1, "format": "pcm"}
-
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM")
 
 
 class Running:
@@ -61,7 +58,8 @@ def served(checkpoint: Path, **environment: str) -> Iterator[Running]:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "s1_mini", "serve", "--port", str(port), "--checkpoint", str(checkpoint)]
     settings = ENVIRONMENT | {"S1_MINI_SERVER_HOST": "127.0.0.1", "OMP_NUM_THREADS": "1"} | environment
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=settings) as process:
+    flags = ENDING.creation_flags
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=settings, creationflags=flags) as process:
         running = Running(process, port)
         try:
             yield running
@@ -97,7 +95,7 @@ def test_sigterm_under_load_finishes_what_was_accepted_and_refuses_what_comes(or
         threads, results = speak_many(running, 6, max_new_tokens=60)
         wait_until(lambda: inside(running) == 6)
 
-        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(ENDING.signal)
         time.sleep(0.3)
         with running.client() as client:
             late = [client.get("/ping"), client.get("/ready"), client.post("/v1/tts", json=LONG)]
@@ -125,7 +123,7 @@ def test_what_is_not_finished_in_time_is_told_so(oracle: Path) -> None:
         time.sleep(0.5)
 
         signalled = time.monotonic()
-        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(ENDING.signal)
         code = running.end(within_s=30)
         took_s = time.monotonic() - signalled
         for thread in threads + streams:

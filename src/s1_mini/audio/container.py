@@ -19,6 +19,7 @@ import soxr
 
 from s1_mini.audio.pcm import to_int16
 from s1_mini.exceptions import GenerationError, ParameterError
+from s1_mini.files import files
 
 AudioFormat = Literal["wav", "flac", "mp3", "opus", "ogg", "pcm"]  # ogg is opus too; pcm has no header
 
@@ -121,14 +122,18 @@ def _encode(samples: np.ndarray, sample_rate: int, container: str, coding: str) 
     return buffer.getvalue()
 
 
-def check_writable(path: str | Path) -> None:
+def check_writable(path: str | Path, *, is_windows: bool = os.name == "nt") -> None:
     """Raise `ParameterError` where `write` could not create or replace `path`: no folder, no permission, no file."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise ParameterError("output", f"cannot write {str(path)!r}: it is a folder")
+    if target.is_char_device():
+        if not is_windows and not os.access(target, os.W_OK):
+            raise ParameterError("output", f"cannot write {str(path)!r}: no permission")
+        return  # Windows tells nothing of its NUL, which has no folder either
     if not target.parent.is_dir():
         raise ParameterError("output", f"cannot write {str(path)!r}: there is no folder {str(target.parent)!r}")
-    if not os.access(target if target.is_char_device() else target.parent, os.W_OK):
+    if not os.access(target.parent, os.W_OK):
         raise ParameterError("output", f"cannot write {str(path)!r}: no permission")
 
 
@@ -141,6 +146,6 @@ def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         temporary.write_bytes(content)
-        temporary.replace(path)
+        files.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -110,14 +110,15 @@ class Meter:
 
 def resident_bytes() -> int:
     """Memory that this process holds, in bytes; where the system does not tell, the most it ever held, or 0."""
-    if _STATM.exists():
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if sys.platform == "win32":
         return 0
-    import resource
+    else:  # noqa: RET505 - mypy reads each branch for its own system
+        import resource
 
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+        if _STATM.exists():
+            return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else 1024 * most
 
 
 def _section(name: str, samples: _Samples, repeats: int) -> Section:

@@ -233,7 +233,9 @@ async def free_after_all_vanish(place: Place, streams: int) -> float:
 def resident(pid: int) -> int | None:
     """Give the resident memory of a process in bytes; None where it cannot be read."""
     with suppress(OSError):
-        if found := re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text()):
+        if found := re.search(
+            r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+        ):
             return int(found[1]) * 1024
     return None
 

@@ -58,7 +58,7 @@ def without_voices(checkpoint: Path) -> Iterator[Path]:
     if not (checkpoint / FOLDER).exists():
         yield checkpoint
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps what is mapped
         bare = Path(folder) / checkpoint.name
         bare.mkdir()
         for file in checkpoint.resolve().iterdir():

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from s1_mini.exceptions import CheckpointFileError
+from s1_mini.files import files
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
             path.chmod(0o755 if path.is_dir() else 0o644)
         if directory.exists():
             directory.rmdir()
-        target.rename(directory)
+        files.rename(target, directory)
     except OSError as error:
         raise CheckpointFileError(f"{directory} cannot be written: {error}") from None
     finally:
@@ -45,7 +46,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object, readable."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    path.write_bytes((json.dumps(value, indent=2) + "\n").encode())  # not as text: the same bytes on every system
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -161,7 +161,7 @@ def write_vocabulary(directory: Path, recipe: Recipe) -> None:
     count = recipe.num_text_tokens
     tokens = [bytes([i]) for i in range(256)] + [b"\0" + i.to_bytes(3, "big") for i in range(256, count)]
     lines = (f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
-    (directory / "tokenizer.tiktoken").write_text("".join(lines), encoding="ascii")
+    (directory / "tokenizer.tiktoken").write_bytes("".join(lines).encode("ascii"))
     names = [f"<|{name}|>" for name in CONTROL_TOKENS] + [f"<|semantic:{i}|>" for i in range(recipe.num_semantic)]
     special = {name: count + index for index, name in enumerate(names)}
     write_json(directory / "special_tokens.json", special)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -48,6 +49,8 @@ def run() -> int:
     # `say` at once on two cores took 26 s each, and 0.75 s with threads that sleep; alone it is the same (2026-11).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.showwarning = _print_warning
+    for stream in (sys.stdout, sys.stderr):
+        _let_write_anything(stream)
     try:
         app()
     except S1MiniError as error:
@@ -56,6 +59,12 @@ def run() -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     return 0
+
+
+def _let_write_anything(stream: object) -> None:
+    """Write a letter that a console or a pipe has not as an escape: names and texts have letters of all kinds."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:

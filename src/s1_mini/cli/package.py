@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from s1_mini.aws.place import S3Place
 from s1_mini.cli.checkpoints import CodecPrecision, ModelPrecision
 from s1_mini.exceptions import ConfigurationError, PackageError
-from s1_mini.sagemaker.aws import S3Place
 from s1_mini.sagemaker.upload import UploadError
 
 
@@ -116,11 +116,14 @@ def _check(artifact: Path, device: str | None) -> None:
 
 
 def _send(source: Path, place: S3Place, kms_key: str | None) -> None:
+    from s1_mini.aws.clients import Clients
+    from s1_mini.aws.failures import explained
     from s1_mini.packaging.verify import verify_archive
-    from s1_mini.sagemaker.aws import make_client
-    from s1_mini.sagemaker.upload import Uploader
+    from s1_mini.sagemaker.upload import Uploader, about_sending
 
-    uploader = Uploader(make_client("s3"), kms_key)
+    with explained(about_sending(source, place), UploadError):
+        clients = Clients()
+        uploader = Uploader(clients["s3"], kms_key, region=clients.region)
     if source.is_file():
         verify_archive(source)
     size = sum(path.stat().st_size for path in (source.rglob("*") if source.is_dir() else [source]) if path.is_file())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -159,10 +160,15 @@ def _write_stdout(content: bytes) -> None:
     try:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise  # whoever listened has heard enough
     except (OSError, AttributeError) as error:
+        if is_gone(error):
+            raise BrokenPipeError(errno.EPIPE, "whoever listened has heard enough") from None
         raise ParameterError("output", f"cannot write to stdout: {error}") from None
+
+
+def is_gone(error: Exception, *, is_windows: bool = os.name == "nt") -> bool:
+    """Tell whether a write failed because nobody reads the pipe any longer."""
+    return getattr(error, "errno", None) in ((errno.EPIPE, errno.EINVAL) if is_windows else (errno.EPIPE,))
 
 
 def _save(wave: np.ndarray, rate: int, output: str, format_: AudioFormat) -> None:

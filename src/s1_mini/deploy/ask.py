@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from s1_mini.aws.clients import Clients
+from s1_mini.aws.failures import About, explained
+from s1_mini.aws.place import split_location
 from s1_mini.deploy.call import Call
 from s1_mini.deploy.check import check
-from s1_mini.deploy.clients import Clients
-from s1_mini.deploy.verbs import explained
 from s1_mini.exceptions import DeploymentError
 
 RUNTIME = "sagemaker-runtime"
@@ -95,13 +96,13 @@ def _send(clients: Clients, question: Question, operation: str) -> Mapping[str, 
 
 
 def _explained(clients: Clients, question: Question) -> Any:
-    return explained(question.name, clients.region, f"ask {question.name}")
+    return explained(About(question.name, clients.region, f"ask {question.name}"))
 
 
 def _stored(clients: Clients, location: str | None) -> bytes | None:
     if not location:
         return None
-    bucket, _, key = location.removeprefix("s3://").partition("/")
+    bucket, key = split_location(location)
     try:
         return bytes(clients["s3"].get_object(Bucket=bucket, Key=key)["Body"].read())
     except Exception as error:

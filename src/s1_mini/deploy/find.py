@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from s1_mini.aws.clients import Clients
+from s1_mini.aws.failures import is_missing
 from s1_mini.deploy.call import is_ours
 from s1_mini.deploy.calls import Standing
-from s1_mini.deploy.clients import Clients
-from s1_mini.deploy.failures import is_missing
 from s1_mini.deploy.spec import FormName
 
 ALARMS = ("rollback-5xx", "rollback-latency", "rollback-failures", "from-zero")

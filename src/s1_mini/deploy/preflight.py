@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from s1_mini.deploy.clients import Clients
-from s1_mini.deploy.failures import About, explain, reason
+from s1_mini.aws.clients import Clients
+from s1_mini.aws.failures import About, explain, explained
+from s1_mini.aws.place import split_location
 from s1_mini.deploy.find import Found
 from s1_mini.deploy.machines import OWN_DISK_GB
+from s1_mini.deploy.reasons import reason
 from s1_mini.deploy.spec import Async, Batch, Deployment, MultiModel, form_name
 from s1_mini.exceptions import DeploymentError
 
@@ -124,11 +126,9 @@ def _places(deployment: Deployment) -> list[str]:
 
 
 def _check_bucket(clients: Clients, name: str, place: str, owner: str) -> None:
-    bucket = place.removeprefix("s3://").partition("/")[0]
-    try:
+    bucket, _ = split_location(place)
+    with explained(About(name, clients.region, place, bucket)):
         seen = clients["s3"].head_bucket(Bucket=bucket, ExpectedBucketOwner=owner)
-    except Exception as error:
-        raise explain(error, About(name, clients.region, place, bucket)) from error
     region = seen["ResponseMetadata"].get("HTTPHeaders", {}).get("x-amz-bucket-region", clients.region)
     if region != clients.region:  # boto3 finds it wherever it is; SageMaker does not
         raise DeploymentError(

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from s1_mini.aws.clients import Clients
+from s1_mini.aws.failures import About, explain, is_missing, is_refusal, is_there_already
 from s1_mini.deploy.call import Call
 from s1_mini.deploy.check import check_all
-from s1_mini.deploy.clients import Clients
 from s1_mini.deploy.display import Display
-from s1_mini.deploy.failures import About, explain, is_missing, is_refusal, is_there_already
 from s1_mini.deploy.watch import StillGoingError, Watch, WentBackError
 from s1_mini.exceptions import DeploymentError
 

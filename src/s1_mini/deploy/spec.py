@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from s1_mini.aws.place import split_location
 from s1_mini.deploy.call import DIGEST_LENGTH
 from s1_mini.deploy.machines import is_gpu
 from s1_mini.exceptions import ConfigurationError
@@ -53,12 +54,12 @@ class Model:
     @property
     def bucket(self) -> str:
         """The bucket of the artifact."""
-        return self.artifact.removeprefix("s3://").partition("/")[0]
+        return split_location(self.artifact)[0]
 
     @property
     def key(self) -> str:
         """The key, or the prefix, of the artifact."""
-        return self.artifact.removeprefix("s3://").partition("/")[2]
+        return split_location(self.artifact)[1]
 
     @property
     def is_prefix(self) -> bool:

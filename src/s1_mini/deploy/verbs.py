@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from s1_mini.aws.clients import Clients
+from s1_mini.aws.failures import About, explained
 from s1_mini.deploy import preflight
 from s1_mini.deploy.call import Call
 from s1_mini.deploy.calls import create_calls, delete_calls, update_calls
 from s1_mini.deploy.check import check_all
-from s1_mini.deploy.clients import Clients
 from s1_mini.deploy.display import Display
-from s1_mini.deploy.failures import About, explain
 from s1_mini.deploy.find import Found, find, find_endpoint
 from s1_mini.deploy.run import Runner
 from s1_mini.deploy.scaling import autoscale_calls
 from s1_mini.deploy.spec import Batch, Deployment, Scaling
 from s1_mini.deploy.watch import Watch
-from s1_mini.exceptions import ConfigurationError, DeploymentError, S1MiniError
+from s1_mini.exceptions import ConfigurationError, DeploymentError
 
 
 class Verbs:
@@ -36,7 +35,7 @@ class Verbs:
         sleep: Callable[[float], None] | None = None,
     ) -> None:
         self.display = display or Display()
-        with explained("", region):
+        with explained(About(region=region)):
             self.clients = Clients(region, profile)
         self._watch = Watch(self.clients, self.display, limit_s, poll_s)
         if sleep is not None:
@@ -46,7 +45,7 @@ class Verbs:
         """Make the endpoint, or run the batch; if that fails, leave nothing of it."""
         calls = create_calls(deployment)
         check_all(calls)
-        with explained(deployment.name, self.clients.region, f"create {deployment.name}"):
+        with explained(About(deployment.name, self.clients.region, f"create {deployment.name}")):
             owner = preflight.account(self.clients)
             if not isinstance(deployment.form, Batch):
                 preflight.check_free(find_endpoint(self.clients, deployment.name))
@@ -58,7 +57,7 @@ class Verbs:
         if isinstance(deployment.form, Batch):
             raise ConfigurationError("form='batch': a batch is run with `s1-mini endpoint create`, there is no update")
         check_all(create_calls(deployment))
-        with explained(deployment.name, self.clients.region, f"update {deployment.name}"):
+        with explained(About(deployment.name, self.clients.region, f"update {deployment.name}")):
             owner = preflight.account(self.clients)
             preflight.check_changeable(find_endpoint(self.clients, deployment.name))
             found = find(self.clients, deployment.name)
@@ -101,7 +100,7 @@ class Verbs:
     def delete(self, name: str) -> list[str]:
         """Remove all that stands under `name`; give what that was."""
         found = self._found(name)
-        with explained(name, self.clients.region, f"delete {name}"):
+        with explained(About(name, self.clients.region, f"delete {name}")):
             preflight.check_ours(found)
             preflight.check_at_rest(found)
         if not found.standing.lines():
@@ -135,24 +134,13 @@ class Verbs:
 
     def _resting(self, name: str) -> Found:
         found = self._found(name)
-        with explained(name, self.clients.region, f"autoscale {name}"):
+        with explained(About(name, self.clients.region, f"autoscale {name}")):
             preflight.check_changeable(found)
         return found
 
     def _found(self, name: str) -> Found:
-        with explained(name, self.clients.region, f"look at {name}"):
+        with explained(About(name, self.clients.region, f"look at {name}")):
             return find(self.clients, name)
 
     def _runner(self, name: str) -> Runner:
         return Runner(self.clients, name, self.display, self._watch)
-
-
-@contextmanager
-def explained(name: str, region: str | None, doing: str = "") -> Iterator[None]:
-    """Turn whatever boto3 raises inside into an error of ours."""
-    try:
-        yield
-    except S1MiniError:
-        raise
-    except Exception as error:
-        raise explain(error, About(name or "NAME", region, doing)) from error

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from s1_mini.aws.clients import Clients
+from s1_mini.aws.failures import is_missing
 from s1_mini.deploy.call import Wait
-from s1_mini.deploy.clients import Clients
 from s1_mini.deploy.display import Display
-from s1_mini.deploy.failures import is_missing, reason
+from s1_mini.deploy.reasons import reason
 from s1_mini.exceptions import DeploymentError
 
 GRACE_S = 60.0  # how long an endpoint may look untouched after an update was taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -15,6 +16,9 @@ NAME = "manifest.json"
 FORMAT = 1
 MAX_BYTES = 16 * 2**20
 _MAX_NAME = 255  # bytes of one part of a path; S3 prefixes and file systems take no more
+
+_FOREIGN = re.compile(r'[<>:"|?*]')  # a colon opens another stream of a file there
+_DEVICE = re.compile(r"con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]", re.IGNORECASE)
 
 
 class Content(NamedTuple):
@@ -98,5 +102,8 @@ def check_name(name: str) -> None:
         raise PackageError(f"{name!r} is no plain path")
     if "\\" in name or any(ord(letter) < 32 for letter in name):
         raise PackageError(f"{name!r} has letters that no path here may have")
+    for part in parts:
+        if _FOREIGN.search(part) or part.endswith((".", " ")) or _DEVICE.fullmatch(part.partition(".")[0].rstrip(" ")):
+            raise PackageError(f"{name!r} cannot be a path on Windows; give {part!r} another name")
     if any(len(part.encode("utf-8", "surrogateescape")) > _MAX_NAME for part in parts):
         raise PackageError(f"{name[:80]!r}… is longer than {_MAX_NAME} bytes")

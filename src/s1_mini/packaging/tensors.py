@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class TensorFile:
 
 def _read_ahead(path: Path) -> None:
     """Ask the system to have a file ready: reading it fault by fault is many times slower from a cold disk."""
-    if hasattr(os, "posix_fadvise"):
+    if sys.platform == "linux":
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 

@@ -26,6 +26,7 @@ from s1_mini.packaging.manifest import Content, Manifest
 _CHUNK_BYTES = 2**20
 _HASHING_THREADS = 4
 _MAX_MEMBERS = 10_000
+_JUNCTION = 0xA000_0003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which Python has on Windows only
 _NOT_OURS = ("lost+found",)  # what a volume that is mounted as the folder has of its own
 _PYTHON = "__pycache__"  # what the toolkits' Python leaves beside the code that it ran
 _BROKEN = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
@@ -58,17 +59,20 @@ def _walk(directory: Path) -> Iterator[tuple[str, int]]:
         for name in (*folders, *sorted(files)):
             path = Path(place, name)
             told = path.relative_to(directory).as_posix()
-            mode = path.lstat()
-            if not stat.S_ISDIR(mode.st_mode):
-                _check_kind(told, mode.st_mode)
-                yield told, mode.st_size
+            status = path.lstat()
+            check_kind(told, status)
+            if not stat.S_ISDIR(status.st_mode):
+                yield told, status.st_size
 
 
 def _refuse_unreadable(error: OSError) -> None:
     raise PackageError(f"{error.filename} cannot be read: {error.strerror}")
 
 
-def _check_kind(name: str, mode: int) -> None:
+def check_kind(name: str, status: os.stat_result) -> None:
+    """Raise `PackageError` for what is neither a plain file nor a folder; a junction of Windows passes for a folder."""
+    if getattr(status, "st_reparse_tag", 0) == _JUNCTION:
+        raise PackageError(f"{name!r} is a link; only plain files may be in an artifact")
     kinds = (
         (stat.S_ISLNK, "a link"),
         (stat.S_ISCHR, "a device"),
@@ -77,7 +81,7 @@ def _check_kind(name: str, mode: int) -> None:
         (stat.S_ISSOCK, "a socket"),
     )
     for is_kind, kind in kinds:
-        if is_kind(mode):
+        if is_kind(status.st_mode):
             raise PackageError(f"{name!r} is {kind}; only plain files may be in an artifact")
 
 

@@ -17,6 +17,7 @@ import torch
 
 from s1_mini.checkpoint.files import new_directory
 from s1_mini.exceptions import PackageError
+from s1_mini.files import files
 from s1_mini.packaging import manifest as manifest_file
 from s1_mini.packaging.archive import ArchiveWriter, Chunk
 from s1_mini.packaging.layout import Member
@@ -93,7 +94,7 @@ def _new_file(output: Path) -> Iterator[Path]:
     try:
         yield path
         path.chmod(0o644)  # made private by tempfile
-        path.rename(output)
+        files.rename_to_new(path, output)
     except OSError as error:
         raise PackageError(f"{output} cannot be written: {error.strerror or error}") from None
     finally:

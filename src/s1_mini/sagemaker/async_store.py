@@ -5,15 +5,20 @@ A folder answers with `file://` locations, and reads only what lies in it.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from s1_mini.aws.clients import Clients
+from s1_mini.aws.failures import About, explained
+from s1_mini.aws.place import BUCKET, S3Place
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.files import files
 from s1_mini.server.errors import BodyError, BodyTooLargeError
 
-_S3 = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.*)", re.DOTALL)
+_S3 = re.compile(rf"s3://({BUCKET})/(.*)", re.DOTALL)
 
 
 class AsyncStore(Protocol):
@@ -66,14 +71,14 @@ class FolderStore:
         path = self._directory / name
         temporary = path.with_name(f".{name}.tmp")
         temporary.write_bytes(content)
-        temporary.replace(path)
+        files.replace(temporary, path)
 
     def _path_of(self, location: str) -> Path:
         parts = urlsplit(location)
         if parts.scheme not in ("", "file") or parts.netloc:
             raise BodyError(f"the input {location[:200]!r} is not in this store; it is the folder {self._directory}")
         try:
-            path = (self._directory / unquote(parts.path)).resolve()
+            path = (self._directory / local_path(parts.path)).resolve()
             is_inside = path.is_relative_to(self._directory) and path.is_file()
         except (OSError, ValueError):
             is_inside = False
@@ -82,15 +87,22 @@ class FolderStore:
         return path
 
 
+def local_path(path: str, *, is_windows: bool = os.name == "nt") -> str:
+    """Give the path of this machine that the path of a `file://` location means: `/C:/in.json` is one of Windows."""
+    plain = unquote(path)
+    return plain[1:] if is_windows and re.match(r"/[A-Za-z]:/", plain) else plain
+
+
 class S3Store:
     """A prefix of a bucket for answers; inputs may lie wherever boto3's credentials reach."""
 
     def __init__(self, place: str) -> None:
-        match = _S3.fullmatch(place.rstrip("/") + "/")
-        if match is None:
-            raise ConfigurationError(f"async store {place!r} is not s3://bucket/prefix")
-        self._bucket, self._prefix = match[1], match[2].strip("/")
-        self._client = _s3_client()
+        try:
+            self._place = S3Place.parse(place)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"async store: {error}") from None
+        with explained(About(doing=f"async store {place}", bucket=self._place.bucket), ConfigurationError):
+            self._client = Clients()["s3"]
 
     def read(self, location: str, max_bytes: int) -> bytes:
         """Read an `s3://` location."""
@@ -108,19 +120,9 @@ class S3Store:
 
     def locate(self, name: str) -> str:
         """Give an `s3://` location."""
-        return f"s3://{self._bucket}/{self._key(name)}"
+        return f"s3://{self._place.bucket}/{self._place.join(name)}"
 
     def write(self, name: str, content: bytes, content_type: str) -> None:
         """Put an object."""
-        self._client.put_object(Bucket=self._bucket, Key=self._key(name), Body=content, ContentType=content_type)
-
-    def _key(self, name: str) -> str:
-        return f"{self._prefix}/{name}" if self._prefix else name
-
-
-def _s3_client() -> Any:
-    try:
-        import boto3
-    except ImportError:
-        raise ConfigurationError("an async store on S3 needs boto3: pip install boto3") from None
-    return boto3.client("s3")
+        key = self._place.join(name)
+        self._client.put_object(Bucket=self._place.bucket, Key=key, Body=content, ContentType=content_type)

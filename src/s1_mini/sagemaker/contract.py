@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,7 +32,11 @@ INVOKE_S = 60.0
 STOP_S = 30.0
 MAX_ANSWER_BYTES = 6 * 2**20
 TEXT = "This is what the endpoint will say."
-_KEPT = ("PATH", "HOME", "TMPDIR", "TEMP", "SYSTEMROOT", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+_KEPT = (
+    *("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
+    # by which Windows finds its libraries, its temporary folder and a person's own one
+    *("SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "PATHEXT", "TEMP", "TMP", "USERPROFILE", "USERNAME", "LOCALAPPDATA"),
+)
 _KEPT_PREFIXES = ("OMP_", "LC_", "NVIDIA_")
 
 
@@ -42,6 +47,28 @@ class Step:
     name: str
     passed: bool
     told: str
+
+
+class Ending(NamedTuple):
+    """How a process is asked to end: by which signal, and how it must have been started to get it."""
+
+    name: str
+    signal: int
+    creation_flags: int
+
+
+def ending_of(system: str) -> Ending:
+    """Tell how to end a process on `system` (`os.name`).
+
+    On Windows a SIGTERM ends a process as it stands. Ctrl-Break is what it can answer, in a process group of its own.
+    """
+    if system == "nt":
+        ctrl_break_event, create_new_process_group = 1, 0x200  # Python has these names on Windows only
+        return Ending("Ctrl-Break", ctrl_break_event, create_new_process_group)
+    return Ending("SIGTERM", signal.SIGTERM, 0)
+
+
+ENDING = ending_of(os.name)
 
 
 class _Answer(NamedTuple):
@@ -61,7 +88,7 @@ def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Ste
         model = Path(base) / "model"
         if artifact.is_dir():
             manifest = verify_directory(artifact)
-            model.symlink_to(artifact.resolve(), target_is_directory=True)
+            _place(artifact.resolve(), model)
         else:
             manifest = unpack_archive(artifact, model)
         size = sum(content.size for content in manifest.files.values())
@@ -89,7 +116,7 @@ def _try_container(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) 
     yield _stream(_invoke(port, speech | {"stream": True}, "audio/pcm"))
     yield _mistake(_invoke(port, {"text": ""}, "audio/wav"))
     yield _judge("batch transform", _ask(port, "GET", "/execution-parameters"), PING_S, "batch transform asks this")
-    yield _stop(process)
+    yield stop(process, ENDING)
 
 
 def _judge(name: str, answer: _Answer, limit_s: float, outcome: str, *, starts: bytes = b"") -> Step:
@@ -116,16 +143,29 @@ def _mistake(answer: _Answer) -> Step:
     return Step("a caller's mistake", passed, told)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> Step:
+def stop(process: subprocess.Popen[bytes], ending: Ending) -> Step:
+    """Ask the process to end, as SageMaker does, and see whether it does in time."""
     began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
+    try:
+        process.send_signal(ending.signal)
+    except OSError as error:  # Windows sends it to processes of one's own console only
+        return Step("stop", False, f"{ending.name} could not be sent ({error}): run this in a console")
     try:
         code = process.wait(timeout=STOP_S)
     except subprocess.TimeoutExpired:
-        return Step("stop", False, f"still there {STOP_S:.0f} s after SIGTERM: it would be killed")
+        return Step("stop", False, f"still there {STOP_S:.0f} s after {ending.name}: it would be killed")
     ended = time.monotonic() - began
-    passed = code == 0 or os.name == "nt"  # where SIGTERM ends a process as it stands
-    return Step("stop", passed, f"exit code {code}, {ended:.1f} s after SIGTERM of {STOP_S:.0f}: scaled in cleanly")
+    told = f"exit code {code}, {ended:.1f} s after {ending.name} of {STOP_S:.0f}"
+    return Step(
+        "stop", code == 0, f"{told}: {'scaled in cleanly' if code == 0 else 'what was being said would be lost'}"
+    )
+
+
+def _place(folder: Path, model: Path) -> None:
+    try:
+        model.symlink_to(folder, target_is_directory=True)
+    except OSError:  # Windows lets few users make links
+        shutil.copytree(folder, model)
 
 
 @contextmanager
@@ -146,6 +186,7 @@ def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Pope
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            creationflags=ENDING.creation_flags,
         )
         try:
             yield process, port, log

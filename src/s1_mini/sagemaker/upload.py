@@ -15,10 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from s1_mini.aws.failures import About, explained
+from s1_mini.aws.place import S3Place
 from s1_mini.exceptions import S1MiniError
 from s1_mini.packaging import manifest as manifest_file
 from s1_mini.packaging.verify import verify_directory
-from s1_mini.sagemaker.aws import S3Place, explained
 
 Progress = Callable[[int], None]
 
@@ -26,12 +27,18 @@ HASH = "s1-mini-sha256"  # the metadata that says what an object is
 PART_BYTES = 16 * 2**20
 MAX_PARTS = 10_000
 AT_ONCE = 4
+NEEDS = "s3:PutObject, s3:GetObject, s3:ListBucketMultipartUploads, s3:ListMultipartUploadParts"
 
 
 class UploadError(S1MiniError):
     """An artifact could not be sent, or something else is there already."""
 
     code = "upload_failed"
+
+
+def about_sending(artifact: Path, place: S3Place, region: str | None = None) -> About:
+    """Say what is being done, for the sentence of a failure."""
+    return About(region=region, doing=f"{artifact} could not be sent to {place}", bucket=place.bucket, needs=NEEDS)
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,14 @@ class Uploader:
     client: Any
     kms_key: str | None = None
     part_bytes: int = PART_BYTES
+    region: str | None = None  # of the client, for the sentence of a failure
 
     def send(self, artifact: Path, place: S3Place, progress: Progress = lambda _: None) -> str:
         """Send a `.tar.gz` or a folder below `place`; give the `s3://` location of what is there then.
 
         Raises `UploadError` with what stands in the way and the next thing to do.
         """
-        with explained(f"{artifact} could not be sent to {place}", UploadError):
+        with explained(about_sending(artifact, place, self.region), UploadError):
             if artifact.is_dir():
                 return self._send_folder(artifact, place, progress)
             if not artifact.is_file():

@@ -24,6 +24,7 @@ from s1_mini.exceptions import (
     VoiceExistsError,
     VoiceFileError,
 )
+from s1_mini.files import files
 from s1_mini.voices.library import SUFFIX, NamedVoice, VoiceSummary, is_name, read_summary, read_voice
 from s1_mini.voices.library import write_voice as write_voice_file
 
@@ -190,7 +191,7 @@ class VoiceDirectory:
         was_there = False
         for suffix in (SUFFIX, TRANSCRIPT, *RECORDINGS):
             try:
-                self._path(name, suffix).unlink()
+                files.remove(self._path(name, suffix))
                 was_there = was_there or suffix != TRANSCRIPT
             except FileNotFoundError:
                 continue
@@ -205,22 +206,22 @@ class VoiceDirectory:
 
     def recordings(self) -> list[Recording]:
         """Recordings that are newer than the voices made from them, sorted by name."""
-        files = {entry.name: entry for entry in os.scandir(self._folder)}
+        entries = {entry.name: entry for entry in os.scandir(self._folder)}
         found = []
-        for file in sorted(files):
+        for file in sorted(entries):
             path = self._folder / file
             if path.suffix.lower() not in RECORDINGS or file.startswith("."):
                 continue
             recording = Recording(path.stem, path, path.with_suffix(TRANSCRIPT))
-            made = files.get(path.stem + SUFFIX)
-            sources = [files[source.name] for source in (path, recording.transcript) if source.name in files]
+            made = entries.get(path.stem + SUFFIX)
+            sources = [entries[source.name] for source in (path, recording.transcript) if source.name in entries]
             if made is None or made.stat().st_mtime_ns < max(source.stat().st_mtime_ns for source in sources):
                 found.append(recording)
         return found
 
     def _look(self) -> set[str]:
-        files = [entry.name for entry in os.scandir(self._folder) if entry.name.endswith(SUFFIX)]
-        names = {file.removesuffix(SUFFIX) for file in files if not file.startswith(".")}
+        found = [entry.name for entry in os.scandir(self._folder) if entry.name.endswith(SUFFIX)]
+        names = {file.removesuffix(SUFFIX) for file in found if not file.startswith(".")}
         foreign = {name for name in names if not is_name(name)}
         for name in sorted(foreign - self._warned):
             logger.warning("%s in the directory of voices is skipped: no voice can have that name", name + SUFFIX)

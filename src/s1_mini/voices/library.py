@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from s1_mini.exceptions import CheckpointFileError, VoiceError, VoiceNotFoundError
+from s1_mini.files import files
 from s1_mini.types import Voice
 
 FOLDER = "voices"
@@ -68,8 +69,8 @@ class VoiceLibrary:
     @classmethod
     def open(cls, checkpoint: Path) -> VoiceLibrary:
         """Read all voices of a checkpoint directory; none is fine. Raises `CheckpointFileError` for a broken one."""
-        files = sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))
-        return cls({file.stem: read_voice(file) for file in files})
+        found = sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))
+        return cls({file.stem: read_voice(file) for file in found})
 
     @property
     def names(self) -> list[str]:
@@ -183,23 +184,12 @@ def _publish(path: Path, content: bytes, *, replace: bool) -> None:
             os.fsync(file.fileno())
         unfinished.chmod(0o644)
         if replace:
-            unfinished.replace(path)
+            files.replace(unfinished, path)
         else:
-            _rename_to_new(unfinished, path)
+            files.rename_to_new(unfinished, path)
         _sync_folder(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _rename_to_new(unfinished: Path, path: Path) -> None:
-    try:
-        os.link(unfinished, path)  # fails if somebody was first, other processes too
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if path.exists():
-            raise FileExistsError(path) from None
-        unfinished.replace(path)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -23,16 +23,17 @@ from torch import Tensor
 
 from s1_mini.byte_cache import ByteCache, CacheStats
 from s1_mini.exceptions import RequestTimeoutError
+from s1_mini.files import files
 
 logger = logging.getLogger(__name__)
 
 PROBE_BYTES = 2**20  # of each end of a codec's files that its fingerprint looks at
 
 
-def fingerprint(files: Iterable[Path]) -> str:
+def fingerprint(paths: Iterable[Path]) -> str:
     """Name a codec by the sizes and ends of its files: reading a gigabyte whole would delay the start by seconds."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(files):
+    for path in sorted(paths):
         size = path.stat().st_size
         digest.update(f"{path.name} {size} ".encode())
         with path.open("rb") as file:
@@ -133,7 +134,7 @@ class ReferenceCache:
             unfinished = path.with_suffix(f".{os.getpid()}.tmp")
             try:
                 save_file({"codes": codes.to(torch.int16).contiguous()}, unfinished)
-                unfinished.replace(path)
+                files.replace(unfinished, path)
             finally:
                 unfinished.unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:  # a full disk costs time, not requests

@@ -7,7 +7,8 @@ quoted, headers and signatures are not.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ class About:
     region: str | None = None
     doing: str = ""
     bucket: str = ""
+    needs: str = ""  # permissions that the doing takes
 
     @property
     def place(self) -> str:
@@ -29,19 +31,34 @@ class About:
         return self.region or "no region"
 
 
-def explain(error: BaseException, about: About) -> S1MiniError:
-    """Give the error that a person sees for `error`; an error of ours is given back as it is."""
+def explain(error: BaseException, about: About, kind: type[S1MiniError] = DeploymentError) -> S1MiniError:
+    """Give the error that a person sees for `error`, with its notes; an error of ours is given back as it is."""
     if isinstance(error, S1MiniError):
         return error
+    return kind("; ".join([_begin(about) + _cause(error, about), *getattr(error, "__notes__", [])]))
+
+
+@contextmanager
+def explained(about: About, kind: type[S1MiniError] = DeploymentError) -> Iterator[None]:
+    """Turn whatever boto3 raises inside into an error of ours."""
+    try:
+        yield
+    except S1MiniError:
+        raise
+    except Exception as error:
+        raise explain(error, about, kind) from error
+
+
+def _cause(error: BaseException, about: About) -> str:
     response = getattr(error, "response", None)
     if isinstance(response, dict) and response.get("Error", {}).get("Code") == "ModelError":
-        return DeploymentError(_begin(about) + _model_error(response, about))
+        return _model_error(response, about)
     if isinstance(response, dict) and "Error" in response:
-        return DeploymentError(_refusal(response, about))
+        return _refusal(response, about)
     for names, sentence in _ON_THE_WAY:
         if type(error).__name__ in names:
-            return DeploymentError(_begin(about) + sentence(error, about))
-    return DeploymentError(f"{_begin(about)}{type(error).__name__}: {error}")
+            return sentence(error, about)
+    return f"{type(error).__name__}: {error}"
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -67,49 +84,6 @@ def is_there_already(error: BaseException) -> bool:
     return re.search(r"already exist|ResourceInUse", text, re.I) is not None
 
 
-def reason(text: str, name: str) -> str:
-    """Put why an endpoint failed, in SageMaker's words, together with what to do about it."""
-    logs = f"aws logs tail /aws/sagemaker/Endpoints/{name} --since 1h"
-    for pattern, advice in _REASONS:
-        if re.search(pattern, text, re.I):
-            return f"{text.rstrip('. ')}. {advice.format(logs=logs, name=name)}"
-    return f"{text.rstrip('. ') or 'SageMaker gives no reason'}. The container's own words: {logs}"
-
-
-_REASONS = (
-    (
-        r"ping health check|health check",
-        "The container started and did not get ready in time: read its log with `{logs}`, try the artifact with "
-        "`s1-mini package --check model.tar.gz`, or allow more with --startup-timeout-s",
-    ),
-    (
-        r"CannotStartContainer",
-        "Most often the machine's driver is too old for the image's CUDA: name another --machine-image, and read "
-        "`{logs}`",
-    ),
-    (
-        r"no space left|disk|too large|exceeds.*volume",
-        "The artifact does not fit: give a larger --volume-gb, or a machine with a larger disk",
-    ),
-    (
-        r"insufficient.*capacity|unable to provision|capacity error|InsufficientInstanceCapacity",
-        "AWS has no such machine free there now: try later, in another region, or with another --instance-type",
-    ),
-    (
-        r"alarm",
-        "An alarm went off during the update: look at it with `aws cloudwatch describe-alarm-history` and at `{logs}`",
-    ),
-    (
-        r"model data|S3 object|download",
-        "Check --artifact with `aws s3 ls`, and that the role may s3:GetObject it and kms:Decrypt its key",
-    ),
-    (
-        r"image|ECR|repository",
-        "Check --image with `aws ecr describe-images`, and that the role may pull it",
-    ),
-)
-
-
 def _begin(about: About) -> str:
     return f"{about.doing}: " if about.doing else ""
 
@@ -119,9 +93,9 @@ def _refusal(response: dict[str, Any], about: About) -> str:
     code, message = str(details.get("Code", "")), str(details.get("Message", "")).strip()
     for pattern, sentence in _REFUSALS:
         if re.search(pattern, f"{code}: {message}", re.I):
-            return _begin(about) + sentence(code, message, about)
+            return sentence(code, message, about)
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return f"{_begin(about)}AWS answered {code} ({status}): {message or 'no more'}"
+    return f"AWS answered {code} ({status}): {message or 'no more'}"
 
 
 def _model_error(response: dict[str, Any], about: About) -> str:
@@ -138,8 +112,8 @@ def _no_permission(_: str, message: str, about: About) -> str:
     found = re.search(r"not authorized to perform: ?([\w:*]+)(?: on resource: ?(\S+))?", message)
     if found is None and about.bucket:
         return (
-            f"bucket {about.bucket} belongs to another account, or you may not read it; "
-            "`aws sts get-caller-identity` shows who you are"
+            f"bucket {about.bucket} belongs to another account, or you may not do this there"
+            f"{f' (needed: {about.needs})' if about.needs else ''}; `aws sts get-caller-identity` shows who you are"
         )
     what = f"{found[1]}" + (f" on {found[2]}" if found[2] else "") if found else (message or "no more is said")
     return (
@@ -165,6 +139,32 @@ def _being_changed(_: str, message: str, about: About) -> str:
 
 _Refusal = Callable[[str, str, About], str]
 _REFUSALS: tuple[tuple[str, _Refusal], ...] = (
+    (
+        r"^(PreconditionFailed|412):",
+        lambda *_: "something is there already and is never written over: name a new prefix",
+    ),
+    (
+        r"^ConditionalRequestConflict:",
+        lambda *_: "somebody else is writing the same just now: look again in a while",
+    ),
+    (
+        r"^NoSuchUpload:",
+        lambda *_: "the upload was dropped meanwhile: run the same command again, it begins anew",
+    ),
+    (
+        r"^EntityTooLarge:",
+        lambda *_: "it is larger than S3 takes as one object: send the prefix layout",
+    ),
+    (
+        r"^KMS\.",
+        lambda code, message, _: (
+            f"the KMS key cannot be used ({code}: {message.rstrip('.')}): name another of this region with --kms-key"
+        ),
+    ),
+    (
+        r"^RequestTimeTooSkewed:",
+        lambda *_: "the clock of this machine is wrong: set it, and run this again",
+    ),
     (
         r"^(ExpiredToken|RequestExpired|TokenRefreshRequired)|token.* expired",
         lambda *_: "your credentials have expired: run `aws sso login`, or get new ones, and run this again",
@@ -195,7 +195,7 @@ _REFUSALS: tuple[tuple[str, _Refusal], ...] = (
     (
         r"NoSuchBucket|^404",
         lambda _c, _m, about: (
-            f"there is no bucket {about.bucket or 'of that name'}: make it with `aws s3 mb`, or check --artifact"
+            f"there is no bucket {about.bucket or 'of that name'}: make it with `aws s3 mb`, or name another"
         ),
     ),
     (
@@ -206,7 +206,7 @@ _REFUSALS: tuple[tuple[str, _Refusal], ...] = (
         r"PermanentRedirect|^301|AuthorizationHeaderMalformed|IllegalLocationConstraint",
         lambda _c, _m, about: (
             f"bucket {about.bucket} is not in {about.place}: the artifact must lie in the endpoint's region; name "
-            "the other with --region, or upload it to a bucket here"
+            "the other with --region or AWS_REGION, or take a bucket here"
         ),
     ),
     (
@@ -260,7 +260,8 @@ _REFUSALS: tuple[tuple[str, _Refusal], ...] = (
 
 
 def _unreachable(error: BaseException, about: About) -> str:
-    return f"cannot reach AWS in {about.place} ({error}): check --region, and the network or proxy of this machine"
+    ways = "check the region (--region or AWS_REGION), and the network or proxy of this machine"
+    return f"cannot reach AWS in {about.place} ({error}): {ways}"
 
 
 _Trouble = Callable[[BaseException, About], str]
