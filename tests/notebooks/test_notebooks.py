@@ -202,7 +202,7 @@ def test_the_fence_holds(desk: Path, environment: dict[str, str]) -> None:
 @pytest.mark.sdk
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Proactor event loop")
-def test_the_sdks_cells_find_ask_make_and_remove_an_endpoint(
+def test_the_sdks_cells_ask_the_endpoint_and_make_and_remove_a_config(
     desk: Path, environment: dict[str, str], kernels: Path
 ) -> None:
     """In an environment of its own: what is here, and AWS's `sagemaker` of version 3 on top."""
@@ -217,5 +217,5 @@ def test_the_sdks_cells_find_ask_make_and_remove_an_endpoint(
     book = execute(book, desk, environment, str(python), kernels)
 
     check_sounds(book, SOUNDS["03_deploy_to_sagemaker"] + 1)
-    assert "beside InService" in streams(book, "stdout")
+    assert "endpoint-config/beside demo-" in streams(book, "stdout")
     assert not (desk / "fence.log").exists(), (desk / "fence.log").read_text(encoding="utf-8")
