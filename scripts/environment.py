@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Run = Callable[[Sequence[str], Path | None], int]  # command, file its output is appended to → exit code
 
 MIN_PYTHON = (3, 11)
-DOWNLOAD_MB = {"base": 250, "test": 30, "infra": 95}  # with torch for CPU
+DOWNLOAD_MB = {"base": 250, "test": 200, "infra": 95}  # with torch for CPU
 
 LOCK_NAME = "s1_mini-setup.lock"
 STATE_NAME = "s1_mini-setup.json"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import environment
 
 ROOT = Path(__file__).resolve().parent.parent
-EVERYWHERE = "not gpu and not java and not image and not schema"  # what needs nothing special and not long
+EVERYWHERE = "not gpu and not java and not image and not schema and not sdk"  # what needs nothing special and not long
 MIN_NODE = 20
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import botocore.loaders
 import numpy as np
 import pytest
 import torch
 
+from deployments import REGION
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.checkpoint.random import RECIPES, write_random_checkpoint
 
+LOADER = botocore.loaders.Loader()
 ASSETS = Path(__file__).parent / "assets"
 
 
@@ -67,3 +70,21 @@ def no_grad() -> Iterator[None]:
     """Run a test without gradients, as the engine runs models."""
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    """Credentials of nobody, a region, and none of this machine's files; AWS's descriptions are read once for all."""
+    monkeypatch.setattr("botocore.session.create_loader", lambda *_: LOADER)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_CONFIG_FILE": f"{tmp_path}/config",
+        "AWS_SHARED_CREDENTIALS_FILE": f"{tmp_path}/credentials",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_MAX_ATTEMPTS": "1",
+    }.items():
+        monkeypatch.setenv(name, value)

@@ -41,14 +41,18 @@ class Container:
 
 @contextmanager
 def running(
-    engine: ProductionTTSEngine, store: Path, container: dict[str, Any] | None = None, **settings: Any
+    engine: ProductionTTSEngine,
+    store: Path,
+    container: dict[str, Any] | None = None,
+    endpoint: str = ENDPOINT,
+    **settings: Any,
 ) -> Iterator[Container]:
     """Serve `engine` until the block ends."""
     app = make_container_app(
         engine,
         ServerSettings(host="127.0.0.1", port=0, **settings),
         ContainerSettings(**(container or {})),
-        endpoint=ENDPOINT,
+        endpoint=endpoint,
         store=FolderStore(store),
     )
     server = uvicorn.Server(make_config(app))

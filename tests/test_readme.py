@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import sys
 from pathlib import Path
 
+import boto3
 import numpy as np
 import pytest
 import soundfile
+from moto import mock_aws
 
+from container_room import running
+from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.cli.app import run
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def section(title: str) -> str:
+    """Give what stands under a heading."""
+    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 @pytest.fixture
@@ -40,26 +50,63 @@ def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "real-time factor" in capsys.readouterr().out
 
 
-def commands() -> list[str]:
-    return [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines() if line[:2] == "$ "]
+def commands(text: str) -> list[str]:
+    return [it.removeprefix("$ ") for block in blocks("console", text) for it in block.splitlines() if it[:2] == "$ "]
+
+
+def follow(
+    command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Do what a line of a console says."""
+    words, _, target = command.partition(" > ")
+    if words.startswith("export "):
+        monkeypatch.setenv(*words.removeprefix("export ").split("=", 1))
+        return
+    monkeypatch.setattr(sys, "argv", shlex.split(words))
+    capfdbinary.readouterr()
+
+    assert run() == 0, (command, capfdbinary.readouterr().err.decode())
+
+    if target:
+        (desk / target).write_bytes(capfdbinary.readouterr().out)
 
 
 def test_commands_run_in_order(
     desk: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    for command in commands():
-        words, _, target = command.partition(" > ")
-        monkeypatch.setattr(sys, "argv", shlex.split(words))
-
-        assert run() == 0, command
-
-        if target:
-            (desk / target).write_bytes(capfdbinary.readouterr().out)
+    for command in commands(README.replace(section("Deploy"), "")):
+        follow(command, desk, monkeypatch, capfdbinary)
 
     for sound in ("morning.wav", "clara.wav", "mine.mp3", "another.wav", "noise.wav"):
         assert soundfile.info(desk / sound).frames > 0
     assert (desk / "stream.wav").read_bytes().startswith(b"RIFF")
     assert (desk / "compact" / "codec.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_the_way_to_an_endpoint_and_back_runs_in_order(
+    desk: Path, tiny: Path, account: None, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """AWS is moto, which knows no endpoint that speaks: that one is the container on a socket."""
+    monkeypatch.setenv("S1_MINI_AWS_INSTANCE_TYPE", "ml.g4dn.xlarge")  # of those that moto knows
+    with mock_aws(), ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
+        boto3.client("s3", "eu-west-1").create_bucket(
+            Bucket="my-bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
+        )
+        with running(engine, desk / "store", endpoint="hello") as container:
+            monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", container.url)
+            stood = []
+            for command in commands(section("Deploy")):
+                follow(command, desk, monkeypatch, capfdbinary)
+                stood.append(len(boto3.client("sagemaker").list_endpoints()["Endpoints"]))
+
+        assert sum(stood) == 3  # after create, autoscale and invoke; none before, none after delete
+        assert stood[-1] == 0
+        assert boto3.client("s3").head_object(Bucket="my-bucket", Key="1/model.tar.gz")["ContentLength"] > 0
+    planned = [call["operation"] for call in json.loads((desk / "calls.json").read_text())]
+    assert planned[0] == "create_model"
+    assert planned[-1] == "create_endpoint"
+    assert soundfile.info(desk / "hello.wav").frames > 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable, Iterator
 
 import boto3
-import botocore.loaders
 import pytest
 from moto import mock_aws
 from rich.console import Console
@@ -15,26 +14,6 @@ from deployments import BUCKET, REGION
 from s1_mini.deploy.display import Display
 from s1_mini.deploy.verbs import Verbs
 from sagemaker_server import SageMakerServer
-
-LOADER = botocore.loaders.Loader()
-
-
-@pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    """Credentials of nobody, a region, and none of this machine's files; AWS's descriptions are read once for all."""
-    monkeypatch.setattr("botocore.session.create_loader", lambda *_: LOADER)
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": REGION,
-        "AWS_CONFIG_FILE": f"{tmp_path}/config",
-        "AWS_SHARED_CREDENTIALS_FILE": f"{tmp_path}/credentials",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_MAX_ATTEMPTS": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -41,10 +41,6 @@ class _Read:
 class FrameGraphs:
     """The graphs of one model state."""
 
-    def replay(self, rows: int) -> None:
-        """Launch one frame of the first `rows` rows and wait for nothing: for measurements."""
-        self._graphs[next(size for size in self._rows if size >= rows)].graph.replay()
-
     def __init__(self, model: SpeechModel, state: Any, sampling: SamplingTensors, *, slots: int, span: int) -> None:
         self._frames: dict[int, _Frame] = {}
         self._reads: dict[int, _Read] = {}
@@ -55,13 +51,20 @@ class FrameGraphs:
         for rows in reversed(self._rows):
             self._frames[rows] = _capture_frame(model, state, sampling, span=span, rows=rows, pool=pool)
 
+    def replay(self, rows: int) -> None:
+        """Launch one frame of the first `rows` rows and wait for nothing: for measurements."""
+        self._frame(rows).graph.replay()
+
     def step(self, rows: int) -> tuple[np.ndarray, list[bool], list[bool]]:
         """Make one frame of the first `rows` rows: codes [rows or more, K], and for each whether it stops, is valid."""
-        frame = self._frames[next(size for size in self._rows if size >= rows)]
+        frame = self._frame(rows)
         frame.graph.replay()
         torch.cuda.current_stream().synchronize()
         stop, valid = frame.ends.tolist()
         return frame.codes.numpy().copy(), stop, valid  # the next frame overwrites it
+
+    def _frame(self, rows: int) -> _Frame:
+        return self._frames[next(size for size in self._rows if size >= rows)]
 
     def read(self, slot: int, columns: Tensor, start: int) -> None:
         """Read prompt columns [K + 1, n] into `slot` from column `start` on."""

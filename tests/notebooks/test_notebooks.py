@@ -1,0 +1,221 @@
+"""The notebooks are committed bare, call the package, run from top to bottom, and show and play something."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import nbformat
+import numpy as np
+import pytest
+import soundfile
+from IPython.core.inputtransformer2 import TransformerManager
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+BOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SDK = "sagemaker-sdk"  # the tag of cells that need AWS's SDK, a gigabyte
+SDK_PINS = ["sagemaker==3.27.0", "aiobotocore>=2.20", "s3fs>=2025"]  # without the last two pip tries versions for long
+SOUNDS = {"01_first_sentence": 10, "02_batching_and_latency": 0, "03_deploy_to_sagemaker": 2}
+PICTURES = {"01_first_sentence": 3, "02_batching_and_latency": 3, "03_deploy_to_sagemaker": 1}
+
+# What every Python of a notebook runs first: an address beyond this machine is noted, and refused.
+FENCE = """
+import os, sys
+
+def fence(event, given):
+    if event not in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
+        return
+    host = given[0] if event != "socket.connect" else given[1][0] if isinstance(given[1], tuple) else None
+    host = host.decode() if isinstance(host, bytes) else host
+    if host not in (None, "", "localhost", "::1", "0.0.0.0") and not host.startswith("127."):
+        with open(os.environ["FENCE_LOG"], "a") as log:
+            print(event, host, file=log)
+        raise OSError(f"{host} is beyond this machine")
+
+sys.addaudithook(fence)
+"""
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+def without(tag: str, book: Any) -> Any:
+    """Drop the cells that carry `tag`."""
+    book.cells = [cell for cell in book.cells if tag not in cell.metadata.get("tags", [])]
+    return book
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """A folder to work in, with what the notebooks find beside them in the checkout."""
+    shutil.copytree(ROOT / "docs" / "voice", tmp_path / "docs" / "voice")
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "fence").mkdir()
+    (tmp_path / "fence" / "sitecustomize.py").write_text(FENCE, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def environment(desk: Path) -> dict[str, str]:
+    """Variables of a person who has just installed: no settings, credentials of nobody, no file of this machine."""
+    ours = ("AWS_", "S1_MINI_", "JUPYTER_", "IPYTHON", "PYTEST_", "MPLBACKEND", "PYTHONWARNINGS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return kept | {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_CONFIG_FILE": str(desk / "aws"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(desk / "aws"),
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "FENCE_LOG": str(desk / "fence.log"),
+        "IPYTHONDIR": str(desk / "ipython"),
+        "MPLCONFIGDIR": str(desk / "matplotlib"),
+        "NO_PROXY": "127.0.0.1,localhost",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONPATH": os.pathsep.join([str(desk / "fence"), str(ROOT / "src")]),
+        "PYTHONUTF8": "1",
+    }
+
+
+@pytest.fixture
+def kernels(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for kernels, in which this machine's own are not seen."""
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(desk / "jupyter"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(desk / "runtime"))
+    monkeypatch.setenv("JUPYTER_PATH", "")
+    return desk / "jupyter" / "kernels"
+
+
+def execute(book: Any, desk: Path, environment: dict[str, str], python: str, kernels: Path) -> Any:
+    """Run all cells in a new kernel of `python`; raises where one fails."""
+    kernel = kernels / "ours" / "kernel.json"
+    kernel.parent.mkdir(parents=True)
+    start = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    kernel.write_text(json.dumps({"argv": start, "display_name": "ours", "language": "python"}), encoding="utf-8")
+    resources = {"metadata": {"path": str(desk / "notebooks")}}
+    NotebookClient(book, timeout=180, kernel_name="ours", resources=resources).execute(env=environment)
+    return book
+
+
+def outputs(book: Any, kind: str) -> Iterator[Any]:
+    """Give what the cells showed, of one MIME type, in order."""
+    for cell in book.cells:
+        for output in cell.get("outputs", []):
+            if kind in output.get("data", {}):
+                yield output["data"][kind]
+
+
+def streams(book: Any, name: str) -> str:
+    """Give all that was printed to one stream."""
+    made = [output for cell in book.cells for output in cell.get("outputs", []) if output.get("name") == name]
+    return "".join(output["text"] for output in made)
+
+
+def check_sounds(book: Any, count: int) -> None:
+    """See that so many players are there, and that each plays something that is no silence."""
+    players = [page for page in outputs(book, "text/html") if "<audio" in page]
+    assert len(players) == count
+    for page in players:
+        (data,) = re.findall(r'src="data:audio/\S*;base64,([^"]+)"', page)
+        wave, rate = soundfile.read(io.BytesIO(base64.b64decode(data)))
+        assert len(wave) > 0.3 * rate
+        assert np.abs(wave).max() > 0.05
+
+
+def check_pictures(book: Any, count: int) -> None:
+    """See that so many pictures are there, and that each has something in it."""
+    pictures = [matplotlib.image.imread(io.BytesIO(base64.b64decode(data))) for data in outputs(book, "image/png")]
+    assert len(pictures) == count
+    for picture in pictures:
+        assert picture.shape[1] > 600
+        assert picture[..., :3].std() > 0.05
+
+
+@pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_committed_without_what_it_made(path: Path) -> None:
+    book = read(path)
+    nbformat.validate(book)
+    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+
+    assert [cell.source for cell in cells if cell.outputs or cell.execution_count is not None] == []
+    assert set(book.metadata) == {"kernelspec", "language_info"}
+
+
+@pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
+def test_a_notebook_calls_the_package_and_defines_nothing(path: Path) -> None:
+    python = TransformerManager()
+    code = "\n".join(python.transform_cell(cell.source) for cell in read(path).cells if cell.cell_type == "code")
+    tree = list(ast.walk(ast.parse(code)))
+
+    assert [node for node in tree if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)] == []
+    assert [node for node in tree if isinstance(node, ast.Lambda)] == []
+    assert "s1_mini" in code
+
+
+@pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
+def test_the_links_of_a_notebook_lead_somewhere(path: Path) -> None:
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+
+    assert targets
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Proactor event loop")  # zmq on Windows
+@pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_with_no_network_and_shows_and_plays_what_it_made(
+    path: Path, desk: Path, environment: dict[str, str], kernels: Path
+) -> None:
+    book = execute(without(SDK, read(path)), desk, environment, sys.executable, kernels)
+
+    check_sounds(book, SOUNDS[path.stem])
+    check_pictures(book, PICTURES[path.stem])
+    assert streams(book, "stderr") == ""
+    assert not (desk / "fence.log").exists(), (desk / "fence.log").read_text(encoding="utf-8")
+
+
+def test_the_fence_holds(desk: Path, environment: dict[str, str]) -> None:
+    """In a Python that a notebook would start, nothing beyond this machine is reached, and trying is noted."""
+    ask = "import urllib.request; urllib.request.urlopen('http://192.0.2.1:9/', timeout=1)"
+
+    done = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=False)
+
+    assert "192.0.2.1 is beyond this machine" in done.stderr
+    assert (desk / "fence.log").read_text(encoding="utf-8") == "socket.getaddrinfo 192.0.2.1\n"
+
+
+@pytest.mark.sdk
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Proactor event loop")
+def test_the_sdks_cells_ask_the_endpoint_and_make_and_remove_a_config(
+    desk: Path, environment: dict[str, str], kernels: Path
+) -> None:
+    """In an environment of its own: what is here, and AWS's `sagemaker` of version 3 on top."""
+    venv.create(desk / "venv", with_pip=False)
+    base = {"base": str(desk / "venv"), "platbase": str(desk / "venv")}
+    python = Path(sysconfig.get_path("scripts", "venv", base), Path(sys.executable).name)
+    packages = Path(sysconfig.get_path("purelib", "venv", base))
+    (packages / "here.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    subprocess.run([python, "-m", "pip", "install", "--no-input", "--quiet", *SDK_PINS], check=True, cwd=desk)
+
+    book = read(ROOT / "notebooks" / "03_deploy_to_sagemaker.ipynb")
+    book = execute(book, desk, environment, str(python), kernels)
+
+    check_sounds(book, SOUNDS["03_deploy_to_sagemaker"] + 1)
+    assert "endpoint-config/beside demo-" in streams(book, "stdout")
+    assert not (desk / "fence.log").exists(), (desk / "fence.log").read_text(encoding="utf-8")
