@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.kernels import decode_attention, gate, linear, norm, rope, rope_store, snake
+from s1_mini.kernels import convolution, decode_attention, gate, linear, norm, rope, rope_store, snake
 from s1_mini.layers import sampling
 
 pytestmark = [
@@ -252,3 +252,20 @@ def test_rows_of_one_slot_see_each_other(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(module, "runs_triton", lambda _: False)
 
     assert_close(ours, call(), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("steps", [1, 40, 5000])
+@pytest.mark.parametrize("sizes", [(96, 96), (100, 24), (128, 64)])
+@pytest.mark.parametrize("dilation", [1, 9])
+def test_a_dilated_convolution(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, steps: int, sizes: tuple[int, int], dilation: int
+) -> None:
+    inputs, outputs = sizes
+    x, weight = randn(2, steps + 6 * dilation, inputs, dtype=dtype), randn(7, inputs, outputs, dtype=dtype)
+    weight = weight / (7 * inputs) ** 0.5
+
+    ours, theirs = by_both(monkeypatch, convolution, lambda: convolution.convolve(x, weight, dilation))
+
+    bound = {torch.float32: 1e-2, torch.float16: 2**-7, torch.bfloat16: 2**-4}[dtype]  # cuDNN may use TF32
+    assert (ours.float() - theirs.float()).abs().max() <= bound
