@@ -19,6 +19,7 @@ from s1_mini.kernels.columns import take_frame
 from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.layers.kv_cache import Columns, KVCache
 from s1_mini.layers.sampling import draw_token
+from s1_mini.layers.staging import stage
 from s1_mini.layers.transformer import FeedForward
 from s1_mini.models.base import Frames, Prefix, Prompt, SamplingTensors
 from s1_mini.models.s1.network import S1Network
@@ -165,7 +166,7 @@ class S1Model:
 
     def activate(self, state: S1State, slot: int, prompt: Prompt) -> None:
         """Let `slot` generate from the end of `prompt`, whose columns but the last are read already."""
-        state.column[slot] = prompt.columns[:, -1].to(self.device)
+        state.column[slot] = stage(prompt.columns[:, -1], self.device)
         state.position[slot] = prompt.columns.shape[1] - 1
         state.count[slot] = 0
         state.window.clear(slot)
