@@ -109,25 +109,12 @@ def test_the_way_to_an_endpoint_and_back_runs_in_order(
     assert soundfile.info(desk / "hello.wav").frames > 0
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-        "docs/benchmark.md",
-        "docs/complexity.md",
-        "docs/deploy.md",
-        "docs/endpoint.md",
-        "docs/package.md",
-        "docs/http.md",
-        "docs/page.md",
-        "docs/performance.md",
-        "docs/voice.md",
-        "docs/voices.md",
-        "training/README.md",
-    ],
-)
+PAGES = [
+    path.relative_to(ROOT).as_posix() for pages in ("*.md", "docs/*.md", "training/*.md") for path in ROOT.glob(pages)
+]
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
 def test_links_to_files_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8"))
 

@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from deployments import ARCHIVE, BUCKET, IMAGE, PREFIX, ROLE
-from s1_mini.cli.app import run
+from s1_mini.cli.app import app, run
 from s1_mini.cli.endpoint import endpoint as commands
 
 NAMES = {"S1_MINI_AWS_IMAGE": IMAGE, "S1_MINI_AWS_ROLE": ROLE, "S1_MINI_AWS_ARTIFACT": ARCHIVE}
@@ -165,10 +165,13 @@ def test_without_credentials_every_verb_says_what_to_run_and_fails(
 
 def test_the_deploy_page_names_options_and_variables_that_exist() -> None:
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
-    parameters = [parameter for verb in get_command(commands).commands.values() for parameter in verb.params]
-    options = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
+    verbs = get_command(commands).commands.values()
+    others = [get_command(app).commands[name] for name in ("package", "plan")]
+    parameters = [parameter for verb in verbs for parameter in verb.params]
+    spoken_of = [*parameters, *(parameter for verb in others for parameter in verb.params)]
+    options = {name for parameter in spoken_of for name in (*parameter.opts, *parameter.secondary_opts)}
     variables = {parameter.envvar for parameter in parameters} - {None}
-    of_others = {"--output", "--upload", "--platform", "--provenance"}
+    of_docker = {"--platform", "--provenance"}
 
-    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= options | of_others
+    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= options | of_docker
     assert set(re.findall(r"S1_MINI_AWS_[A-Z_]+", page)) == variables

@@ -12,7 +12,7 @@ import reference_s1
 from s1_mini.checkpoint.random import RECIPES, Recipe, random_model, write_vocabulary
 from s1_mini.models.base import Prompt, SamplingTensors
 from s1_mini.models.s1.config import S1Config
-from s1_mini.models.s1.model import S1Model
+from s1_mini.models.s1.model import S1Model, S1State
 from s1_mini.models.s1.tokenizer import S1Tokenizer
 from s1_mini.models.s1.weights import build_network
 
@@ -126,6 +126,48 @@ def test_rows_of_different_lengths_step_together_as_they_step_alone(tmp_path: Pa
         own = SamplingTensors(*(getattr(params, f)[slot : slot + 1] for f in params.__dataclass_fields__))
         single = [model.step(alone, own, span=columns.shape[1] + i).codes[0] for i in range(6)]
         assert torch.equal(batch[slot], torch.stack(single))
+
+
+def read_rows(model: S1Model, state: S1State, pieces: list[tuple[int, int, torch.Tensor]], idle: int = 0) -> None:
+    """Read columns [K + 1, n] of every (slot, start, columns) in one go, and `idle` columns that count for none."""
+    slots = [slot for slot, _, columns in pieces for _ in range(columns.shape[1])]
+    positions = [start + at for _, start, columns in pieces for at in range(columns.shape[1])]
+    columns = torch.cat([columns for _, _, columns in pieces], dim=1)
+    model.prefill_rows(
+        state,
+        torch.cat((columns.t(), columns.t()[:idle])),
+        torch.tensor(slots + slots[:idle]),
+        torch.tensor(positions + [-1] * idle),
+        state.max_columns,
+    )
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("switches", [{}, {"attention_qk_norm": False}, {"attention_qkv_bias": True}])
+def test_prompts_read_by_rows_are_read_as_by_themselves(tmp_path: Path, switches: dict[str, Any]) -> None:
+    """Of several slots in one go, the longest in two pieces, and with rows that hold no column."""
+    model, _, _ = build(tmp_path, "restricted", **switches)
+    prompts = [random_columns(model, length, seed) for seed, length in enumerate((5, 9, 14))]
+    alone, together = model.allocate(4, 32), model.allocate(4, 32)
+    for state in (alone, together):
+        state.cache.keys.fill_(7.0)
+        state.cache.values.fill_(7.0)
+    for slot, columns in enumerate(prompts):
+        model.prefill(alone, slot, columns[:, :-1])
+
+    read_rows(model, together, [(0, 0, prompts[0][:, :-1]), (2, 0, prompts[2][:, :6])], idle=3)
+    read_rows(model, together, [(2, 6, prompts[2][:, 6:-1]), (1, 0, prompts[1][:, :-1])])
+
+    seen = slice(together.max_columns)  # behind it stands the column that nobody reads
+    torch.testing.assert_close(together.cache.keys[..., seen, :], alone.cache.keys[..., seen, :])
+    torch.testing.assert_close(together.cache.values[..., seen, :], alone.cache.values[..., seen, :])
+    assert together.position.tolist() == [0] * 4
+    said = []
+    for state in (alone, together):
+        for slot, columns in enumerate(prompts):
+            model.activate(state, slot, Prompt(columns, 0))
+        said.append(torch.stack([model.step(state, sampling(4, 10), span=14 + i).codes[:3] for i in range(6)]))
+    assert torch.equal(*said)
 
 
 @pytest.mark.usefixtures("no_grad")

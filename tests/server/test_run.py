@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
+import pytest
 
 from s1_mini.audio.container import encode
 from s1_mini.sagemaker.contract import ENDING
@@ -135,6 +136,7 @@ def test_what_is_not_finished_in_time_is_told_so(oracle: Path) -> None:
     assert isinstance(broken[0], httpx2.RemoteProtocolError)
 
 
+@pytest.mark.slow
 def test_what_was_kept_is_there_after_a_kill_amid_the_keeping(oracle: Path, tmp_path: Path, tone: np.ndarray) -> None:
     """Voices that a client was told are kept survive a `kill -9` and sound the same; of the others none is torn."""
     kept = {"S1_MINI_VOICES_PATH": str(tmp_path / "voices"), "S1_MINI_REFERENCE_CACHE_PATH": str(tmp_path / "cache")}

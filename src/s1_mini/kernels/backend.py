@@ -44,7 +44,7 @@ def follows_early(device: torch.device) -> bool:
 
 
 def launch(x: Tensor) -> dict[str, Any]:
-    """Keywords for the launch of a kernel that works on x and knows how to wait: EARLY, and what Triton needs for it."""
+    """Keywords to launch a kernel that works on x and knows how to wait: EARLY, and what Triton needs for it."""
     return {"EARLY": True, "launch_pdl": True} if follows_early(x.device) else {"EARLY": False}
 
 
