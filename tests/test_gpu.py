@@ -105,8 +105,11 @@ def test_captured_sound_is_eager_sound(gpu: ProductionTTSEngine, monkeypatch: py
 
 
 @pytest.mark.parametrize("laid_out", [False, True])
-def test_rows_of_a_sound_graph_sound_as_they_do_alone(oracle: Path, laid_out: bool) -> None:
+def test_rows_of_a_sound_graph_sound_as_they_do_alone(
+    oracle: Path, laid_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Chunks of any length, filled up at the end, in batches of any company."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     codec = open_dac(oracle, encodes=False, device=torch.device("cuda"))
     codes = torch.randint(0, 32, (5, 10, 30), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -130,6 +133,19 @@ def _decode(graphs: SoundGraphs, codes: torch.Tensor, rows: list[int], begin: in
     waves, finite = graphs.decode(cut, rows, [begin == 0] * len(rows))
     assert finite.all()
     return waves
+
+
+def test_nobody_waits_for_the_gpu_but_for_a_frame_and_its_sound(gpu: ProductionTTSEngine) -> None:
+    """Torch raises where an operation would wait by the way, in the thread of frames and in that of sound."""
+    gpu.generate("Hello there.", seed=2, max_new_tokens=20)
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = gpu.generate("Another sentence.", seed=2, max_new_tokens=20)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    assert len(result.audio)
 
 
 def test_health_tells_of_the_gpus_memory(gpu: ProductionTTSEngine) -> None:

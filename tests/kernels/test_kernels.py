@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.kernels import decode_attention, gate, linear, norm, rope, rope_store, snake
+from s1_mini.kernels import columns, convolution, decode_attention, gate, linear, norm, rope, rope_store, snake
 from s1_mini.layers import sampling
 
 pytestmark = [
@@ -252,3 +252,48 @@ def test_rows_of_one_slot_see_each_other(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(module, "runs_triton", lambda _: False)
 
     assert_close(ours, call(), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("steps", [1, 40, 5000])
+@pytest.mark.parametrize("sizes", [(96, 96), (100, 24), (128, 64)])
+@pytest.mark.parametrize("dilation", [1, 9])
+def test_a_dilated_convolution(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, steps: int, sizes: tuple[int, int], dilation: int
+) -> None:
+    inputs, outputs = sizes
+    x, weight = randn(2, steps + 6 * dilation, inputs, dtype=dtype), randn(7, inputs, outputs, dtype=dtype)
+    weight = weight / (7 * inputs) ** 0.5
+
+    ours, theirs = by_both(monkeypatch, convolution, lambda: convolution.convolve(x, weight, dilation))
+
+    bound = {torch.float32: 1e-2, torch.float16: 2**-7, torch.bfloat16: 2**-4}[dtype]  # cuDNN may use TF32
+    assert (ours.float() - theirs.float()).abs().max() <= bound
+
+
+@dtypes
+@pytest.mark.parametrize("scaled", [False, True])
+def test_columns_are_embedded(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, scaled: bool) -> None:
+    main, codes = randn(50, 300, dtype=dtype), randn(3 * 8, 300, dtype=dtype)
+    tokens = torch.tensor([[3, 1, 2, 7], [20, 0, 5, 7], [29, 7, 7, 7], [30, 1, 1, 1]], device="cuda")
+
+    def embed() -> Tensor:
+        return columns.embed_columns(tokens, (20, 29), main, codes, scaled=scaled)
+
+    assert_close(*by_both(monkeypatch, columns, embed), dtype)
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_frame_is_taken(monkeypatch: pytest.MonkeyPatch, skipped: int) -> None:
+    frame = torch.arange(4 * 11, device="cuda").view(4, 11)
+    active = torch.tensor([True, False, True, True, True], device="cuda")
+
+    def take() -> Tensor:
+        history, column = torch.zeros(5, 16, 11, device="cuda").long(), torch.zeros(5, 11, device="cuda").long()
+        position, count = torch.tensor([9, 8, 7, 6, 5], device="cuda"), torch.tensor([0, 5, 17, 1, 3], device="cuda")
+        columns.take_frame(frame, history, column, position, count, active, skipped)
+        return torch.cat([part.flatten() for part in (history, column, position, count)])
+
+    ours, theirs = by_both(monkeypatch, columns, take)
+
+    assert torch.equal(ours, theirs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from s1_mini.kernels.columns import take_frame
 from s1_mini.models.s1.repetition import WINDOW, RepetitionWindow
 
 NUM_CODEBOOKS = 3
@@ -18,8 +19,13 @@ def frames(count: int) -> torch.Tensor:
 def windows(mode: str, count: int) -> RepetitionWindow:
     window = RepetitionWindow(1, NUM_CODEBOOKS, mode, torch.device("cpu"))
     for index, frame in enumerate(frames(count)):
-        window.record(frame.unsqueeze(0), torch.tensor([index]), torch.tensor([True]))
+        record(window, frame.unsqueeze(0), torch.tensor([index]), torch.tensor([True]))
     return window
+
+
+def record(window: RepetitionWindow, frame: torch.Tensor, count: torch.Tensor, active: torch.Tensor) -> None:
+    column, position = torch.zeros_like(frame), torch.zeros_like(count)
+    take_frame(frame, window.history, column, position, count, active, window.skipped)
 
 
 def looked_at(pair: tuple[torch.Tensor, torch.Tensor]) -> list[int]:
@@ -64,7 +70,7 @@ def test_the_first_frame_is_drawn_without_penalty() -> None:
 def test_rows_at_rest_remember_nothing_new() -> None:
     window = RepetitionWindow(2, NUM_CODEBOOKS, "fixed", torch.device("cpu"))
 
-    window.record(torch.full((2, 4), 7), torch.tensor([0, 0]), torch.tensor([True, False]))
+    record(window, torch.full((2, 4), 7), torch.tensor([0, 0]), torch.tensor([True, False]))
 
     assert window.history[0].sum() == 4 * 7
     assert window.history[1].sum() == 0

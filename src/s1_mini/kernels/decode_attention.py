@@ -22,7 +22,7 @@ if HAS_TRITON:
     import triton.language as tl
 
 COLUMNS_AT_ONCE = 64
-WARPS, STAGES = 2, 2
+MANY_ROWS = 64  # above, smaller blocks are faster
 PROGRAMS = 256  # wanted, to fill the GPU: few rows are split into more parts
 
 
@@ -109,7 +109,8 @@ def _attend_triton(
     groups, size = keys.shape[1], keys.shape[3]
     rows, heads = len(asked), asked.shape[1] // size - (2 * groups if new else 0)
     shared = heads // groups
-    block = min(COLUMNS_AT_ONCE, max(16, triton.next_power_of_2(span)))
+    block = COLUMNS_AT_ONCE // 2 if rows > MANY_ROWS else COLUMNS_AT_ONCE
+    block = min(block, max(16, triton.next_power_of_2(span)))
     parts = max(1, min(triton.cdiv(span, block), triton.cdiv(PROGRAMS, rows * groups)))
     out = torch.empty(rows, heads * size, dtype=asked.dtype, device=asked.device)
     sums = torch.empty(rows, heads, parts, size, dtype=torch.float32, device=asked.device)
@@ -147,8 +148,8 @@ def _attend_triton(
         NEW=new is not None,
         NORMS=norms is not None,
         **launch(asked),
-        num_warps=WARPS,
-        num_stages=STAGES,
+        num_warps=2 if block > 16 else 4,
+        num_stages=2,
     )
     if parts > 1:
         _join_kernel[(rows, heads)](

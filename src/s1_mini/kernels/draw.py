@@ -1,7 +1,7 @@
 """One token per row: penalty, nucleus, temperature and draw in one kernel, by searching for thresholds, without a sort.
 
 Where the nucleus ends and where the draw falls are the logits at which a sum over all that are higher passes a bound:
-found bit by bit, two bits at a time. Among equal logits the lower token ranks first, as in the reference.
+found bit by bit, two bits at a time, and only as many bits as the logits' dtype has. Among equal logits the lower token ranks first, as in the reference.
 
 Shapes: B rows, V vocabulary, N penalised tokens.
 """
@@ -17,7 +17,6 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-WARPS = 0
 MAX_VOCABULARY = 8192  # that one program sorts
 
 
@@ -56,8 +55,9 @@ def draw_in_one(
         least_heat,
         block,
         tokens.shape[1],
+        8 if logits.dtype == torch.bfloat16 else 16,
         **launch(logits),
-        num_warps=WARPS or max(1, min(32, block // 256)),
+        num_warps=max(1, min(16, block // 256)),
     )
     return out
 
@@ -68,10 +68,10 @@ def _sum_three(a, b, c, d, e, f):
 
 
 @jit
-def _threshold(key, mass, bound):
-    """The highest key (its order that of unsigned numbers) at and above which the mass is over the bound; else 0."""
+def _threshold(key, mass, bound, STEPS: tl.constexpr):
+    """The highest key at and above which the mass is over the bound, else 0; keys differ in their first bits only."""
     found = tl.cast(0, tl.uint32)
-    for step in tl.static_range(16):
+    for step in tl.static_range(STEPS):
         low = tl.cast(1 << (30 - 2 * step), tl.uint32)
         first, second, third = found + low, found + low + low, found + low + low + low
         sums = tl.reduce(
@@ -108,6 +108,7 @@ def _draw_kernel(
     least_heat,
     BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
+    STEPS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -122,16 +123,19 @@ def _draw_kernel(
         hit = hit | ((at == token) & (counts != 0)).to(tl.int32)
     strength = tl.load(penalty + row)
     logit = tl.where(hit != 0, tl.where(logit < 0, logit * strength, logit / strength), logit)
+    logit = logit.to(logits.dtype.element_ty).to(tl.float32)
     logit = tl.where(logit == 0.0, 0.0, logit)  # one zero, not two
     # Keys whose order as unsigned integers is that of the logits; 0 is below every number's.
     bits = logit.to(tl.uint32, bitcast=True)
     key = tl.where(inside, tl.where(bits >> 31 != 0, 0xFFFFFFFF - bits, bits | 0x80000000), 0)
+    if STEPS == 8:
+        key = key & 0xFFFF0000
     highest = tl.max(logit, axis=0)
     mass = tl.exp(logit - highest)
     mass = mass / tl.sum(mass, axis=0)
     # The nucleus: all above the key that crosses top_p, and of those equal to it the first that fit.
     share_of_nucleus = tl.load(top_p + row)
-    edge = _threshold(key, mass, share_of_nucleus)
+    edge = _threshold(key, mass, share_of_nucleus, STEPS)
     above = tl.sum(tl.where(key > edge, mass, 0.0), axis=0)
     tied = key == edge
     place = tl.cumsum(tied.to(tl.int32), axis=0)
@@ -140,7 +144,7 @@ def _draw_kernel(
     heat = tl.maximum(tl.load(temperature + row), least_heat)
     share = tl.where(kept, tl.exp((logit - highest) / heat), 0.0)
     goal = tl.load(uniform + row * uniform_stride) * tl.sum(share, axis=0)
-    drawn = _threshold(key, share, goal)
+    drawn = _threshold(key, share, goal, STEPS)
     over = tl.sum(tl.where(key > drawn, share, 0.0), axis=0)
     tied = kept & (key == drawn)
     place = tl.cumsum(tied.to(tl.int32), axis=0)

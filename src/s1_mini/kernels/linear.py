@@ -53,7 +53,7 @@ def linear_sum(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
     if _is_few(x):
         return _few_triton(x.contiguous(), weight, bias, None, False, residual.contiguous()), None
     if runs_triton(x) and len(x) <= MAX_ROWS:
-        return residual, _many_triton(x.contiguous(), weight, bias, False, parts=num_parts(*weight.shape))
+        return residual, _many_triton(x.contiguous(), weight, bias, False, parts=num_parts(len(x), *weight.shape))
     return residual, F.linear(x, weight, bias)
 
 
@@ -113,18 +113,19 @@ class Tile(NamedTuple):
     stages: int
 
 
-def num_parts(outputs: int, inputs: int) -> int:
+def num_parts(rows: int, outputs: int, inputs: int) -> int:
     """Parts that the inputs are shared out to, so that a product of few outputs keeps the whole GPU busy."""
     if outputs > 2048:
         return 1
-    return 4 if inputs >= 2048 else 2
+    return 4 if inputs > 2048 or (inputs == 2048 and rows <= TALL) else 2
 
 
 def many_tile(rows: int, outputs: int, inputs: int, gated: bool) -> Tile:
     """Sizes of a program with more rows; the fastest of some hundred tried on an H200 (docs/performance.md)."""
     block = min(128, max(16, triton.next_power_of_2(inputs)))
     if rows <= TALL:
-        return Tile(TALL, 32, block, warps=4, stages=5)
+        small = outputs <= 1024 and inputs <= 1024 and not gated
+        return Tile(TALL, 16 if small else 32, block, warps=4, stages=5)
     if gated:
         return Tile(TALL, 64, min(block, 64), warps=4, stages=5)
     return Tile(TALL, 64 if outputs > 2048 or inputs > 2048 else 32, block, warps=4, stages=5)

@@ -69,10 +69,11 @@ def draw_token(
 ) -> Tensor:
     """Draw a token of each row [B] from `logits` [B, V] at `uniform` [B], `tokens` [B, N] penalised where `valid`.
 
-    Tokens that have no logit cannot be drawn, so they need no penalty.
+    Tokens that have no logit cannot be drawn, so they need no penalty. Penalised logits are rounded to their dtype.
     """
     if can_draw(logits):
         return draw_in_one(logits, tokens, valid, penalty, temperature, top_p, uniform, MIN_TEMPERATURE)
     inside = tokens < logits.shape[1]
-    logits = penalise(logits.float(), torch.where(inside, tokens, 0), valid & inside, penalty)
+    kind = logits.dtype
+    logits = penalise(logits.float(), torch.where(inside, tokens, 0), valid & inside, penalty).to(kind)
     return draw(*ranked_probabilities(logits, temperature, top_p), uniform)

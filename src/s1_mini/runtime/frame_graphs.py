@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.layers.staging import stage
 from s1_mini.models.base import SamplingTensors, SpeechModel
 
 # Rows of the graphs: a batch runs in the smallest that holds it.
@@ -45,6 +46,7 @@ class FrameGraphs:
         self._frames: dict[int, _Frame] = {}
         self._reads: dict[int, _Read] = {}
         self._rows = [rows for rows in LADDER if rows < slots] + [slots]
+        self._done = torch.cuda.Event()
         pool = torch.cuda.graph_pool_handle()
         for count in reversed(READS):  # the largest first: the others find room in its pool
             self._reads[count] = _capture_read(model, state, span=span, count=count, pool=pool)
@@ -59,7 +61,8 @@ class FrameGraphs:
         """Make one frame of the first `rows` rows: codes [rows or more, K], and for each whether it stops, is valid."""
         frame = self._frame(rows)
         frame.graph.replay()
-        torch.cuda.current_stream().synchronize()
+        self._done.record()
+        self._done.synchronize()
         stop, valid = frame.ends.tolist()
         return frame.codes.numpy().copy(), stop, valid  # the next frame overwrites it
 
@@ -71,11 +74,10 @@ class FrameGraphs:
         for part in columns.split(READS[-1], dim=1):
             count = part.shape[1]
             read = self._reads[next(size for size in READS if size >= count)]
-            positions = torch.full_like(read.positions, -1, device="cpu").pin_memory()
+            positions = torch.full(read.positions.shape, -1)
             positions[:count] = torch.arange(start, start + count)
-            # The memory of these is given away again only when the copies are done: torch's host allocator waits.
-            read.columns[:count].copy_(part.t().contiguous().pin_memory(), non_blocking=True)
-            read.positions.copy_(positions, non_blocking=True)
+            read.columns[:count] = stage(part.t(), read.columns.device)
+            read.positions.copy_(stage(positions, read.positions.device))
             read.slots.fill_(slot)
             read.graph.replay()
             start += count

@@ -17,6 +17,7 @@ import torch
 
 from s1_mini.exceptions import GenerationError
 from s1_mini.layers.sampling import uniforms
+from s1_mini.layers.staging import stage
 from s1_mini.models.base import Prefix, SamplingTensors
 from s1_mini.runtime.frame_graphs import FrameGraphs
 from s1_mini.runtime.job import CHUNK_FRAMES, Job, Piece
@@ -115,7 +116,7 @@ class ModelRunner:
         self._sampling.top_p[slot] = params.top_p
         self._sampling.repetition_penalty[slot] = params.repetition_penalty
         table = uniforms(piece.job.seed, piece.index, piece.max_frames, self.model.num_codebooks)
-        self._sampling.uniforms[slot, : piece.max_frames] = table.to(self.model.device)
+        self._sampling.uniforms[slot, : piece.max_frames] = stage(table, self.model.device)
         self.model.activate(self._state, slot, piece.prompt)
 
     @torch.inference_mode()

@@ -1,7 +1,7 @@
 """The decoding half of a loaded codec as a GPU likes it: channels last, few kernels, the past of all rows in place.
 
-The same sums as `Dac.push` in another order. A pointwise or transposed convolution is one matrix product; the others
-are cuDNN's without a change of layout; what lies between two of them is one pass (`kernels/snake.py`).
+The same sums as `Dac.push` in another order. A pointwise or transposed convolution is one matrix product, a dilated one
+a kernel of ours (`kernels/convolution.py`); what lies between two of them is one pass (`kernels/snake.py`).
 Shapes: B rows, T steps, C channels, O outputs.
 """
 
@@ -17,6 +17,7 @@ from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, Chain
 from s1_mini.codecs.dac.model import Dac, DecoderBlock, Quantizer
 from s1_mini.codecs.dac.quantizer import VectorQuantizer
 from s1_mini.codecs.dac.window_rows import WindowRows
+from s1_mini.kernels.convolution import convolve
 from s1_mini.kernels.snake import Rows, snake_extend
 
 
@@ -104,12 +105,10 @@ class _Convolution:
         self.past = weight.new_zeros(rows, layer.context, weight.shape[1])
         self.bias = layer.conv.bias
         self._dilation = layer.conv.dilation[0]
-        self._weight = weight.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        self._weight = weight.permute(2, 1, 0).contiguous()  # [K, C, O]
 
     def __call__(self, joined: Tensor) -> Tensor:
-        image = joined.transpose(1, 2).unsqueeze(2)  # [B, C, 1, P + T], channels last
-        out = F.conv2d(image, self._weight, dilation=(1, self._dilation))
-        return out.squeeze(2).transpose(1, 2).contiguous()
+        return convolve(joined, self._weight, self._dilation)
 
 
 class _LastConvolution:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from s1_mini.config import Heads, RepetitionMode
 from s1_mini.exceptions import CapacityError
+from s1_mini.kernels.columns import take_frame
 from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.layers.kv_cache import Columns, KVCache
 from s1_mini.layers.sampling import draw_token
+from s1_mini.layers.staging import stage
 from s1_mini.layers.transformer import FeedForward
 from s1_mini.models.base import Frames, Prefix, Prompt, SamplingTensors
 from s1_mini.models.s1.network import S1Network
@@ -65,6 +67,7 @@ class S1Model:
         self.num_codebooks = network.config.num_codebooks
         self.max_columns = network.config.max_seq_len
         self.end = tokenizer.control("im_end")
+        self._semantic = (tokenizer.semantic_begin, tokenizer.semantic_end)
         self.device = network.norm.weight.device
         self.dtype = network.norm.weight.dtype
         self.num_bytes = sum(weight.numel() * weight.element_size() for weight in network.parameters())
@@ -150,8 +153,7 @@ class S1Model:
             used_columns(lengths, span, self.network.config.slow.head_dim),
             slots,
         )
-        columns = columns.unsqueeze(-1)
-        self.network.slow_step(self.network.embed(columns, self._is_semantic(columns[:, 0]))[:, 0], state.cache, where)
+        self.network.slow_step(self.network.embed_rows(columns, self._semantic), state.cache, where)
 
     def save(self, state: S1State, slot: int, columns: int) -> Prefix:
         """Copy the keys and values of the first `columns` columns of `slot`."""
@@ -164,7 +166,7 @@ class S1Model:
 
     def activate(self, state: S1State, slot: int, prompt: Prompt) -> None:
         """Let `slot` generate from the end of `prompt`, whose columns but the last are read already."""
-        state.column[slot] = prompt.columns[:, -1].to(self.device)
+        state.column[slot] = stage(prompt.columns[:, -1], self.device)
         state.position[slot] = prompt.columns.shape[1] - 1
         state.count[slot] = 0
         state.window.clear(slot)
@@ -210,9 +212,9 @@ class S1Model:
     def hidden(self, state: S1State, span: int, rows: int | None = None) -> Tensor:
         """Run the slow transformer over the next column of the first `rows` rows; its pre-norm output [rows, dim]."""
         rows = len(state.count) if rows is None else rows
-        columns, position = state.column[:rows].unsqueeze(-1), state.position[:rows]
+        position = state.position[:rows]
         target = torch.where(state.active[:rows], position, state.max_columns)
-        x = self.network.embed(columns, self._is_semantic(columns[:, 0]))[:, 0]
+        x = self.network.embed_rows(state.column[:rows], self._semantic)
         lengths = position + 1
         where = Columns(
             target,
@@ -235,15 +237,12 @@ class S1Model:
 
     def advance(self, state: S1State, frame: Tensor) -> None:
         """Take `frame` [rows, K + 1], main token and codes, as what the active of the first rows just made."""
-        rows = len(frame)
-        active, column = state.active[:rows], state.column[:rows]
-        state.window.record(frame, state.count[:rows], active)
-        column.copy_(torch.where(active.unsqueeze(1), frame, column))
-        state.position[:rows].add_(active)
-        state.count[:rows].add_(active)
+        window = state.window
+        take_frame(frame, window.history, state.column, state.position, state.count, state.active, window.skipped)
 
     def _is_semantic(self, tokens: Tensor) -> Tensor:
-        return (tokens >= self.tokenizer.semantic_begin) & (tokens <= self.tokenizer.semantic_end)
+        first, last = self._semantic
+        return (tokens >= first) & (tokens <= last)
 
     # The restricted head's rows are the semantic tokens in order, then <|im_end|>; the full head's are all ids.
 

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from s1_mini.kernels.columns import embed_columns
 from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.kernels.linear import branch_sum, norm_linear
 from s1_mini.layers.kv_cache import Columns, KVCache, KVStore
@@ -50,6 +51,11 @@ class S1Network(nn.Module):
         self.fast_rope = rope_table(config.num_codebooks, config.fast.head_dim, config.rope_base, device)
         self.offsets = torch.arange(config.num_codebooks, device=device).mul(config.codebook_size).unsqueeze(1)
         self.steps = torch.arange(config.num_codebooks + 1, device=device).unsqueeze(1)
+
+    def embed_rows(self, columns: Tensor, semantic: tuple[int, int]) -> Tensor:
+        """Embed one column of each row, [B, K + 1], as `embed` does; [B, dim]."""
+        main, codes = self.embeddings.weight, self.codebook_embeddings.weight
+        return embed_columns(columns, semantic, main, codes, scaled=self.config.scale_codebook_embeddings)
 
     def embed(self, columns: Tensor, semantic: Tensor) -> Tensor:
         """Embed columns [B, K + 1, T]: main token, plus codes where `semantic` [B, T]; [B, T, dim]."""

@@ -23,7 +23,7 @@ class RepetitionWindow:
     def __init__(self, rows: int, num_codebooks: int, mode: RepetitionMode, device: torch.device) -> None:
         self.history = torch.zeros(rows, WINDOW, num_codebooks + 1, dtype=torch.int64, device=device)
         self._as_meant = mode == "fixed"
-        self._skipped = 0 if self._as_meant else 1  # frames at the start that are not remembered
+        self.skipped = 0 if self._as_meant else 1  # frames at the start that are not remembered
         self._slots = torch.arange(WINDOW, device=device)
         self._rows = torch.arange(rows, device=device)
 
@@ -32,7 +32,7 @@ class RepetitionWindow:
         rows = len(count)
         if self._as_meant:
             return self.history[:rows, :, 0], self._spoken(count)
-        recorded = count - self._skipped
+        recorded = count - self.skipped
         oldest = torch.where(recorded >= WINDOW, recorded % WINDOW, 0)
         tokens = self.history[self._rows[:rows], oldest]
         return tokens, (recorded >= 0).unsqueeze(1).expand_as(tokens)
@@ -45,14 +45,7 @@ class RepetitionWindow:
         """Tell which of the codes count, the same for all codebooks: [B, W]."""
         if self._as_meant:
             return self._spoken(count)
-        return (count >= self._skipped).unsqueeze(1).expand(-1, WINDOW)
-
-    def record(self, frame: Tensor, count: Tensor, active: Tensor) -> None:
-        """Remember the frame [B, K + 1] that active rows made as their `count`-th (from 0)."""
-        slot = (count - self._skipped) % WINDOW
-        kept = active & (count >= self._skipped)
-        rows = self._rows[: len(count)]
-        self.history[rows, slot] = torch.where(kept.unsqueeze(1), frame, self.history[rows, slot])
+        return (count >= self.skipped).unsqueeze(1).expand(-1, WINDOW)
 
     def clear(self, row: int) -> None:
         """Forget everything of one row."""
