@@ -1,7 +1,8 @@
 """One token per row: penalty, nucleus, temperature and draw in one kernel, by searching for thresholds, without a sort.
 
 Where the nucleus ends and where the draw falls are the logits at which a sum over all that are higher passes a bound:
-found bit by bit, two bits at a time, and only as many bits as the logits' dtype has. Among equal logits the lower token ranks first, as in the reference.
+found bit by bit, two bits at a time, and only as many bits as the logits' dtype has. Among equal logits the lower token
+ranks first, as in the reference.
 
 Shapes: B rows, V vocabulary, N penalised tokens.
 """
