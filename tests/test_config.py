@@ -17,6 +17,8 @@ FIELDS = [
     "device",
     "precision",
     "codec_dtype",  # float16 and bfloat16 differ in sound; whose codec overflows the one takes the other
+    "weights_dtype",  # what is heard is no longer what was trained: its owner decides
+    "kv_dtype",
     "heads",
     "repetition_mode",
     "compile",
@@ -48,6 +50,8 @@ VARIABLES = {
     "S1_MINI_DEVICE": ("device", "cpu", "cpu"),
     "S1_MINI_PRECISION": ("precision", "float16", "float16"),
     "S1_MINI_CODEC_DTYPE": ("codec_dtype", "bf16", "bfloat16"),
+    "S1_MINI_WEIGHTS_DTYPE": ("weights_dtype", "INT8", "int8"),
+    "S1_MINI_KV_DTYPE": ("kv_dtype", "float8", "fp8"),
     "S1_MINI_COMPILE": ("compile", "False", "false"),
     "S1_MINI_COMPILE_BACKEND": ("compile_backend", "eager", "eager"),
     "S1_MINI_ENABLE_BATCHING": ("enable_batching", "false", False),
@@ -141,3 +145,11 @@ def test_known_variables_are_not_warned_about(monkeypatch: pytest.MonkeyPatch) -
 def test_settings_cannot_be_changed_afterwards() -> None:
     with pytest.raises(Exception, match="frozen"):
         EngineConfig().device = "cpu"
+
+
+@pytest.mark.parametrize(
+    ("field", "allowed"), [("weights_dtype", "'full', 'int8' or 'fp8'"), ("kv_dtype", "'full' or")]
+)
+def test_an_unknown_narrow_format_is_refused_by_name_and_told_what_is_allowed(field: str, allowed: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{field}='int4': .*{allowed}"):
+        EngineConfig(**{field: "int4"})

@@ -26,9 +26,12 @@ Precision = Literal["auto", "float32", "float16", "bfloat16"]
 CompileSwitch = Literal["auto", "true", "false"]
 CompileBackend = Literal["auto", "inductor", "eager", "off"]
 RepetitionMode = Literal["upstream", "fixed"]
+WeightFormat = Literal["full", "int8", "fp8"]
+KVFormat = Literal["full", "fp8"]
 Heads = Literal["restricted", "full"]
 
 _PRECISION_SPELLINGS = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+_FORMAT_SPELLINGS = {"half": "full", "none": "full", "float8": "fp8", "float8_e4m3fn": "fp8"}
 _SWITCH_SPELLINGS = {"1": "true", "on": "true", "yes": "true", "0": "false", "off": "false", "no": "false"}
 
 
@@ -53,6 +56,8 @@ class EngineConfig(BaseSettings):
     device: str = "auto"  # or cpu, mps, cuda, cuda:N
     precision: Precision = "auto"
     codec_dtype: Precision = Field("auto", description="of the decoding half of the codec; auto is float16 on a GPU")
+    weights_dtype: WeightFormat = Field("full", description="of the slow layers' products; full is as precision says")
+    kv_dtype: KVFormat = Field("full", description="of the slow layers' keys and values")
     heads: Heads = "restricted"
     repetition_mode: RepetitionMode = "upstream"
 
@@ -119,6 +124,11 @@ class EngineConfig(BaseSettings):
     @classmethod
     def _read_precision(cls, value: Any) -> Any:
         return _PRECISION_SPELLINGS.get(str(value).lower(), str(value).lower())
+
+    @field_validator("weights_dtype", "kv_dtype", mode="before")
+    @classmethod
+    def _read_format(cls, value: Any) -> Any:
+        return _FORMAT_SPELLINGS.get(str(value).lower(), str(value).lower())
 
     @field_validator("compile", mode="before")
     @classmethod

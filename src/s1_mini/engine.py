@@ -349,6 +349,8 @@ class ProductionTTSEngine:
             "device": speaker.device,
             "precision": speaker.precision,
             "codec_dtype": speaker.codec_dtype,
+            "weights_dtype": speaker.weights_dtype,
+            "kv_dtype": speaker.kv_dtype,
             "compile": speaker.compiler.choice,
         }
         return {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.kernels import columns, convolution, decode_attention, gate, linear, norm, rope, rope_store, snake
+from s1_mini.kernels import columns, convolution, decode_attention, gate, linear, norm, rope, rope_store, snake, weight
 from s1_mini.layers import sampling
 
 pytestmark = [
@@ -18,6 +18,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
+SIZES = [(1024, 4096), (1000, 48), (64, 200)]
+FP8 = torch.float8_e4m3fn
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
@@ -169,7 +171,7 @@ def test_a_draw(monkeypatch: pytest.MonkeyPatch, vocabulary: int, coarse: bool) 
 
 @dtypes
 @pytest.mark.parametrize("rows", [1, 2, 3, 64, 65, 128, 200])
-@pytest.mark.parametrize("sizes", [(1024, 4096), (1000, 48), (64, 200)])
+@pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_norm_and_a_product(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, sizes: tuple[int, int], gated: bool
@@ -297,3 +299,90 @@ def test_a_frame_is_taken(monkeypatch: pytest.MonkeyPatch, skipped: int) -> None
     ours, theirs = by_both(monkeypatch, columns, take)
 
     assert torch.equal(ours, theirs)
+
+
+needs_fp8 = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with fp8"
+)
+formats = pytest.mark.parametrize("kept", [torch.int8, pytest.param(FP8, marks=needs_fp8)], ids=["int8", "fp8"])
+
+
+@dtypes
+@formats
+@pytest.mark.parametrize("rows", [1, 2, 3, 64, 128, 200])
+@pytest.mark.parametrize("sizes", [(inputs, outputs, gated) for inputs, outputs in SIZES for gated in (False, True)])
+def test_a_norm_and_a_product_with_kept_weights(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kept: torch.dtype, rows: int, sizes: tuple[int, int, bool]
+) -> None:
+    inputs, outputs, gated = sizes
+    x = randn(rows, inputs, dtype=dtype)
+    narrow = weight.quantize(randn(outputs * (1 + gated), inputs) / inputs**0.5, kept)
+    bias = None if gated else randn(outputs, dtype=dtype)
+    spec = norm.Norm(randn(inputs, dtype=dtype), 1e-6)
+
+    ours, theirs = by_both(monkeypatch, linear, lambda: linear.norm_linear(x, None, spec, narrow, bias, gated=gated)[1])
+
+    bound = theirs.float().abs().max() * (1e-5 if dtype == torch.float32 else 2**-6)
+    assert (ours.float() - theirs.float()).abs().max() <= bound
+
+
+@dtypes
+@formats
+@pytest.mark.parametrize("rows", [1, 3, 64, 128, 200])
+@pytest.mark.parametrize("sizes", [(2048, 1024), (1000, 48)])
+def test_a_product_with_kept_weights_and_a_residual(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kept: torch.dtype, rows: int, sizes: tuple[int, int]
+) -> None:
+    inputs, outputs = sizes
+    x, residual = randn(rows, inputs, dtype=dtype), randn(rows, outputs, dtype=dtype)
+    narrow, bias = weight.quantize(randn(outputs, inputs) / inputs**0.5, kept), randn(outputs, dtype=dtype)
+
+    ours, theirs = by_both(
+        monkeypatch, linear, lambda: linear.branch_sum(*linear.linear_sum(x, narrow, bias, residual))
+    )
+
+    assert (ours.float() - theirs.float()).abs().max() <= (2e-5 if dtype == torch.float32 else 2**-5)
+
+
+@needs_fp8
+@dtypes
+@pytest.mark.parametrize("rows", [1, 3, 70])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_step_of_attention_over_an_fp8_cache(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, shared: bool
+) -> None:
+    """A number on the edge between two of fp8's may fall to either: one in a hundred may differ by a step."""
+    qkv, rope = randn(rows, 32 * 128, dtype=dtype), randn(rows, 64, 2)
+    before = [randn(rows, 8, 701, 128).to(FP8) for _ in range(2)]
+    lengths = torch.arange(rows, device="cuda") * 9 + 1
+    norms = rope_store.HeadNorms(randn(128, dtype=dtype), randn(128, dtype=dtype), 1e-6)
+    mask = (torch.arange(700, device="cuda") < lengths.unsqueeze(1))[:, None, None]
+    slots = torch.arange(rows, device="cuda") if shared else None
+
+    def call() -> tuple[Tensor, Tensor]:
+        keys, values = (tensor.clone() for tensor in before)
+        out = decode_attention.step_attention(
+            qkv, keys, values, lengths - 1, lengths, rope, norms, span=700, mask=mask, slots=slots
+        )
+        return out.float(), torch.cat((keys.flatten(), values.flatten())).float()
+
+    ours = call()
+    for module in (decode_attention, rope_store):
+        monkeypatch.setattr(module, "runs_triton", lambda _: False)
+    theirs = call()
+
+    torch.testing.assert_close(ours[0], theirs[0], atol=2**-5, rtol=2**-5)
+    torch.testing.assert_close(ours[1], theirs[1], atol=2**-9, rtol=1 / 7)
+    assert int((ours[1] != theirs[1]).sum()) <= rows * 16  # of 2,048
+
+
+@needs_fp8
+def test_what_is_too_large_for_an_fp8_cache_is_kept_as_the_largest() -> None:
+    qkv = torch.full((2, 32 * 128), 1e4, device="cuda", dtype=torch.bfloat16)
+    keys, values = (torch.zeros(2, 8, 4, 128, device="cuda").to(FP8) for _ in range(2))
+    columns, rope = torch.zeros(2, device="cuda").long(), torch.ones(2, 64, 2, device="cuda")
+
+    decode_attention.step_attention(qkv, keys, values, columns, columns + 1, rope, None, span=4, mask=None)
+
+    assert (values[:, :, 0].float() == 448).all()
+    assert keys.float().isfinite().all()

@@ -19,7 +19,7 @@ from s1_mini.exceptions import (
     CheckpointNotFoundError,
     ConfigurationError,
 )
-from s1_mini.runtime.loader import choose_device, choose_precision, load
+from s1_mini.runtime.loader import choose_device, choose_kv_dtype, choose_precision, choose_weights_dtype, load
 
 
 def speak(checkpoint: Path) -> np.ndarray:
@@ -200,3 +200,40 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     assert choose_device("auto").value == "cpu"
     with pytest.raises(ConfigurationError, match="this machine has 0 CUDA devices"):
         choose_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("weights", "kv", "chosen", "share"),
+    [("int8", "full", ("int8", "full"), 1), ("fp8", "fp8", ("int8", "fp8"), 1 / 4)],
+)
+def test_an_engine_with_narrow_weights_speaks_and_tells_what_it_chose(
+    weights: str, kv: str, chosen: tuple[str, str], share: float, tiny: Path
+) -> None:
+    full = load(EngineConfig(checkpoint_path=tiny, device="cpu")).model
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype=weights, kv_dtype=kv)
+    model = load(config).model
+
+    with ProductionTTSEngine(config) as engine:
+        health = engine.health_check()
+        spoken = engine.generate("Some words.", max_new_tokens=8)
+
+    assert spoken.success
+    assert spoken.frames
+    assert (health["weights_dtype"]["value"], health["kv_dtype"]["value"]) == chosen
+    assert weights == chosen[0] or "fp8 was asked for, but cpu has no fp8" in health["weights_dtype"]["reason"]
+    assert model.num_bytes < full.num_bytes
+    assert model.column_bytes == full.column_bytes * share
+    assert {weight.dtype for weight in model.network.fast_layers.parameters()} == {torch.float32}
+
+
+def test_what_a_device_cannot_do_is_replaced_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    on_ampere = choose_weights_dtype("fp8", "cuda"), choose_kv_dtype("fp8", "cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    on_ada = choose_weights_dtype("fp8", "cuda"), choose_kv_dtype("fp8", "cuda")
+
+    assert [choice.value for choice in on_ampere] == ["int8", "full"]
+    assert all("compute capability 8.0, and fp8 needs 8.9" in choice.reason for choice in on_ampere)
+    assert [choice.value for choice in on_ada] == ["fp8", "fp8"]
+    assert choose_kv_dtype("fp8", "mps").value == "full"
+    assert choose_weights_dtype("full", "cpu").value == choose_kv_dtype("full", "cpu").value == "full"

@@ -57,6 +57,16 @@ def wait_for_last(EARLY: tl.constexpr):
 
 
 @jit
+def widen(x, like, EARLY: tl.constexpr):
+    """Give int8 or fp8 in the format of `like`. Before capability 9 Triton cannot turn fp8 into bf16 at once."""
+    if EARLY:
+        return x.to(like.dtype)
+    if x.dtype == like.dtype:
+        return x
+    return x.to(tl.float32).to(like.dtype)
+
+
+@jit
 def fetch_ahead(pointers):
     """Have the lines of these addresses fetched into the L2 cache, without waiting for them."""
     tl.inline_asm_elementwise(

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, fetch_ahead, jit, launch, runs_triton, wait_for_last
-from s1_mini.kernels.rope_store import HeadNorms, rope_store
+from s1_mini.kernels.backend import HAS_TRITON, fetch_ahead, jit, launch, runs_triton, wait_for_last, widen
+from s1_mini.kernels.rope_store import HeadNorms, as_kept, rope_store
 
 if HAS_TRITON:
     import triton
@@ -52,10 +52,10 @@ def step_attention(
     """Put a token of each row into the cache, and attend from it to the row's columns; [B, H D].
 
     `qkv` [B, (H + 2 G) D] is the token's projection; its key and value go to `columns` [B] of keys and values
-    [slots, G, S, D]. The row then looks at the first `lengths` [B] columns; without `slots` the new one counts as the
-    last of them wherever it was put. `slots` [B] says whose the rows are, and may name one several times; None means
-    the first ones, in order. `rope` [B, D / 2, 2] is each row's part of the table. No length is over `span`; `mask` is
-    what `used_columns` gave.
+    [slots, G, S, D], which have qkv's format or fp8. The row then looks at the first `lengths` [B] columns; without
+    `slots` the new one counts as the last of them wherever it was put. `slots` [B] says whose the rows are, and may
+    name one several times; None means the first ones, in order. `rope` [B, D / 2, 2] is each row's part of the table.
+    No length is over `span`; `mask` is what `used_columns` gave.
     """
     if slots is None and _can_attend(qkv, keys.shape[-1]):
         return _attend_triton(qkv, keys, values, lengths, span, new=(columns, rope, norms))
@@ -82,8 +82,8 @@ def decode_attention(
     chosen = slice(len(query)) if slots is None else slots
     out = F.scaled_dot_product_attention(
         query.unsqueeze(2),
-        keys[chosen, :, :span],
-        values[chosen, :, :span],
+        keys[chosen, :, :span].to(query.dtype),
+        values[chosen, :, :span].to(query.dtype),
         attn_mask=mask,
         enable_gqa=keys.shape[1] != query.shape[1],
     )
@@ -147,6 +147,8 @@ def _attend_triton(
         SLOTS=slots is not None,
         NEW=new is not None,
         NORMS=norms is not None,
+        NARROW=keys.dtype != asked.dtype,
+        LINE=128 // keys.element_size(),
         **launch(asked),
         num_warps=2 if block > 16 else 4,
         num_stages=2,
@@ -205,6 +207,8 @@ def _part_kernel(
     SLOTS: tl.constexpr,
     NEW: tl.constexpr,
     NORMS: tl.constexpr,
+    NARROW: tl.constexpr,
+    LINE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -221,7 +225,7 @@ def _part_kernel(
     start = slot * slot_stride + group * group_stride
     if EARLY:
         ahead = tl.minimum(first + tl.arange(0, BLOCK), tl.maximum(length - 1, 0))
-        line = start + ahead[:, None] * SIZE + tl.arange(0, (SIZE + 63) // 64)[None, :] * 64
+        line = start + ahead[:, None] * SIZE + tl.arange(0, (SIZE + LINE - 1) // LINE)[None, :] * LINE
         fetch_ahead(keys + line)
         fetch_ahead(values + line)
     wait_for_last(EARLY)
@@ -242,6 +246,7 @@ def _part_kernel(
             k = _turn(k, k_norm, turn, eps, 1, SIZE, NORMS)
             v = tl.load(asked + (row * width + heads + groups + group + one) * SIZE + channel[None, :])
             to = start + (tl.load(columns + row * columns_stride) + one) * SIZE + channel[None, :]
+            k, v = as_kept(k, keys, NARROW), as_kept(v, values, NARROW)
             tl.store(keys + to, k)
             tl.store(values + to, v)
             top = tl.sum(q.to(tl.float32) * k.to(tl.float32), axis=1) * scale
@@ -251,13 +256,13 @@ def _part_kernel(
         column = begin + tl.arange(0, BLOCK)
         inside = column < last
         k = tl.load(keys + start + column[None, :] * SIZE + channel[:, None], mask=inside[None, :], other=0.0)
-        score = tl.dot(q, k, input_precision="ieee") * scale
+        score = tl.dot(q, widen(k, q, EARLY), input_precision="ieee") * scale
         score = tl.where(inside[None, :], score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, axis=1))
         fade = tl.exp(top - higher)
         weight = tl.exp(score - higher[:, None])
         v = tl.load(values + start + column[:, None] * SIZE + channel[None, :], mask=inside[:, None], other=0.0)
-        mixed = mixed * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        mixed = mixed * fade[:, None] + tl.dot(weight.to(q.dtype), widen(v, q, EARLY), input_precision="ieee")
         total = total * fade + tl.sum(weight, axis=1)
         top = higher
     if ALONE:

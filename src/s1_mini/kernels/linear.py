@@ -3,6 +3,7 @@
 A handful of rows: every program holds its weights in registers before the rows are there, and does the rest itself.
 More rows: tensor cores, the weights being fetched into the L2 cache meanwhile; inputs are shared out between programs
 where there are few outputs, and their parts are summed with the residual, before the next norm.
+Weights may be kept in eight bits: a kernel widens them on the way, and multiplies each output by its scale.
 Shapes: B rows, K inputs, N outputs, P parts.
 """
 
@@ -11,12 +12,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, fetch_ahead, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.backend import HAS_TRITON, fetch_ahead, jit, launch, runs_triton, wait_for_last, widen
 from s1_mini.kernels.gate import gate
 from s1_mini.kernels.norm import Norm, add_rms_norm
+from s1_mini.kernels.weight import QuantizedWeight, Weight, product
 
 if HAS_TRITON:
     import triton
@@ -29,7 +30,7 @@ MAX_INPUTS = 4096  # that a program of the few-rows kernel holds
 
 
 def norm_linear(
-    x: Tensor, branch: Tensor | None, norm: Norm, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+    x: Tensor, branch: Tensor | None, norm: Norm, weight: Weight, bias: Tensor | None = None, *, gated: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Give x + `branch`, both [B, K], and norm(x + branch) @ weight.T + bias [B, N] for `weight` [N, K].
 
@@ -39,22 +40,22 @@ def norm_linear(
     if _is_few(x) and branch is None:
         return x, _few_triton(x.contiguous(), weight, bias, norm, gated, None)
     x, normal = add_rms_norm(x, branch, *norm)
-    if runs_triton(x) and len(x) <= MAX_ROWS:
+    if _is_many(x, weight):
         return x, _many_triton(normal, weight, bias, gated, parts=1)
-    out = F.linear(normal, weight, bias)
+    out = product(normal, weight, bias)
     return x, gate(out) if gated else out
 
 
-def linear_sum(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+def linear_sum(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor | None]:
     """Give two things whose sum is `residual` [B, N] + x [B, K] @ weight.T + bias, for whoever adds and norms them.
 
     The second is None, [B, N], or [P, B, N] of parts that are summed first.
     """
     if _is_few(x):
         return _few_triton(x.contiguous(), weight, bias, None, False, residual.contiguous()), None
-    if runs_triton(x) and len(x) <= MAX_ROWS:
+    if _is_many(x, weight):
         return residual, _many_triton(x.contiguous(), weight, bias, False, parts=num_parts(len(x), *weight.shape))
-    return residual, F.linear(x, weight, bias)
+    return residual, product(x, weight, bias)
 
 
 def branch_sum(x: Tensor, branch: Tensor | None) -> Tensor:
@@ -68,23 +69,36 @@ def _is_few(x: Tensor) -> bool:
     return runs_triton(x) and len(x) <= FEW_ROWS and x.shape[1] <= MAX_INPUTS
 
 
+def _is_many(x: Tensor, weight: Weight) -> bool:
+    return runs_triton(x) and (len(x) <= MAX_ROWS or isinstance(weight, QuantizedWeight))
+
+
+def _parts_of(weight: Weight) -> tuple[Tensor, Tensor, bool]:
+    """Give values and scales for a kernel, and whether there are scales."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.values, weight.scale, True
+    return weight, weight, False
+
+
 def few_outputs(inputs: int, gated: bool) -> int:
     """Outputs of a program with a handful of rows."""
     return 4 if gated or inputs > 1024 else 8
 
 
 def _few_triton(
-    x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, gated: bool, residual: Tensor | None
+    x: Tensor, weight: Weight, bias: Tensor | None, norm: Norm | None, gated: bool, residual: Tensor | None
 ) -> Tensor:
     rows, inputs = x.shape
-    outputs = len(weight) // (2 if gated else 1)
+    outputs = weight.shape[0] // (2 if gated else 1)
+    values, scale, scaled = _parts_of(weight)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     each = few_outputs(inputs, gated)
     _few_kernel[(triton.cdiv(outputs, each),)](
         x,
-        weight,
-        weight if bias is None else bias,
-        norm.weight if norm else weight,
+        values,
+        scale,
+        values if bias is None else bias,
+        norm.weight if norm else values,
         x if residual is None else residual,
         out,
         norm.eps if norm else 0.0,
@@ -93,6 +107,7 @@ def _few_triton(
         inputs,
         triton.next_power_of_2(inputs),
         each,
+        SCALED=scaled,
         BIAS=bias is not None,
         NORM=norm is not None,
         GATED=gated,
@@ -131,9 +146,10 @@ def many_tile(rows: int, outputs: int, inputs: int, gated: bool) -> Tile:
     return Tile(TALL, 64 if outputs > 2048 or inputs > 2048 else 32, block, warps=4, stages=5)
 
 
-def _many_triton(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, parts: int) -> Tensor:
+def _many_triton(x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts: int) -> Tensor:
     rows, inputs = x.shape
-    outputs = len(weight) // (2 if gated else 1)
+    outputs = weight.shape[0] // (2 if gated else 1)
+    values, scale, scaled = _parts_of(weight)
     tile = many_tile(rows, outputs, inputs, gated)
     part = triton.cdiv(triton.cdiv(inputs, parts), tile.inputs) * tile.inputs
     parts = triton.cdiv(inputs, part)
@@ -141,8 +157,9 @@ def _many_triton(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, pa
     out = torch.empty(shape, dtype=kind, device=x.device)
     _many_kernel[(triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows), parts)](
         x,
-        weight,
-        weight if bias is None else bias,
+        values,
+        scale,
+        values if bias is None else bias,
         out,
         rows,
         outputs,
@@ -151,8 +168,10 @@ def _many_triton(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, pa
         tile.rows,
         tile.outputs,
         tile.inputs,
+        SCALED=scaled,
         BIAS=bias is not None,
         GATED=gated,
+        LINE=128 // values.element_size(),
         **launch(x),
         num_warps=tile.warps,
         num_stages=tile.stages if x.element_size() <= 2 else 2,
@@ -161,9 +180,18 @@ def _many_triton(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, pa
 
 
 @jit
+def _load_scales(scale, at, there, SCALED: tl.constexpr):
+    """Give what these outputs are multiplied by; 1 where the weights are kept as they were trained."""
+    if SCALED:
+        return tl.load(scale + at, mask=there, other=0.0).to(tl.float32)
+    return tl.full(at.shape, 1.0, tl.float32)
+
+
+@jit
 def _few_kernel(
     x,
     weight,
+    scale,
     bias,
     norm,
     residual,
@@ -174,6 +202,7 @@ def _few_kernel(
     INPUTS: tl.constexpr,
     PADDED: tl.constexpr,
     EACH: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
@@ -188,8 +217,10 @@ def _few_kernel(
     weights = tl.load(weight + where, mask=taken, other=0.0)
     if GATED:
         others = tl.load(weight + outputs * INPUTS + where, mask=taken, other=0.0)
+        other_scales = _load_scales(scale, outputs + at, at < outputs, SCALED)
     if NORM:
-        scales = tl.load(norm + k, mask=inside, other=0.0).to(tl.float32)
+        norms = tl.load(norm + k, mask=inside, other=0.0).to(tl.float32)
+    scales = _load_scales(scale, at, at < outputs, SCALED)
     if BIAS:
         added = tl.load(bias + at, mask=at < outputs, other=0.0).to(tl.float32)
     wait_for_last(EARLY)
@@ -197,14 +228,15 @@ def _few_kernel(
         value = tl.load(x + row * INPUTS + k, mask=inside, other=0.0)
         wide = value.to(tl.float32)
         if NORM:
-            scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / INPUTS + eps)
-            wide = ((wide * scale).to(value.dtype).to(tl.float32) * scales).to(value.dtype).to(tl.float32)
-        total = tl.sum(weights.to(tl.float32) * wide[None, :], axis=1)
+            length = tl.rsqrt(tl.sum(wide * wide, axis=0) / INPUTS + eps)
+            wide = ((wide * length).to(value.dtype).to(tl.float32) * norms).to(value.dtype).to(tl.float32)
+        total = tl.sum(weights.to(tl.float32) * wide[None, :], axis=1) * scales
         if BIAS:
             total += added
         total = total.to(value.dtype).to(tl.float32)
         if GATED:
-            second = tl.sum(others.to(tl.float32) * wide[None, :], axis=1).to(value.dtype).to(tl.float32)
+            second = tl.sum(others.to(tl.float32) * wide[None, :], axis=1) * other_scales
+            second = second.to(value.dtype).to(tl.float32)
             total = (total * tl.sigmoid(total)).to(value.dtype).to(tl.float32) * second
         if SUM:
             total = total.to(value.dtype).to(tl.float32)
@@ -213,9 +245,11 @@ def _few_kernel(
 
 
 @jit
-def _fetch_weights(weight, first, begin, EACH: tl.constexpr, INPUTS: tl.constexpr, PART: tl.constexpr):
-    LINES: tl.constexpr = triton.next_power_of_2((PART + 63) // 64)  # of 128 bytes, in bf16
-    line = tl.minimum(begin + tl.arange(0, LINES) * 64, INPUTS - 1)
+def _fetch_weights(
+    weight, first, begin, EACH: tl.constexpr, INPUTS: tl.constexpr, PART: tl.constexpr, LINE: tl.constexpr
+):
+    LINES: tl.constexpr = triton.next_power_of_2((PART + LINE - 1) // LINE)  # of LINE numbers, 128 bytes
+    line = tl.minimum(begin + tl.arange(0, LINES) * LINE, INPUTS - 1)
     at = (first + tl.arange(0, EACH)).to(tl.int64)[:, None] * INPUTS + line[None, :]
     fetch_ahead(weight + at)
 
@@ -224,6 +258,7 @@ def _fetch_weights(weight, first, begin, EACH: tl.constexpr, INPUTS: tl.constexp
 def _many_kernel(
     x,
     weight,
+    scale,
     bias,
     out,
     rows,
@@ -233,8 +268,10 @@ def _many_kernel(
     HEIGHT: tl.constexpr,
     EACH: tl.constexpr,
     BLOCK: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
+    LINE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     first = tl.program_id(0) * EACH
@@ -245,9 +282,12 @@ def _many_kernel(
     present, taken = row < rows, at < outputs
     if EARLY:
         if first + EACH <= outputs:
-            _fetch_weights(weight, first, begin, EACH, INPUTS, PART)
+            _fetch_weights(weight, first, begin, EACH, INPUTS, PART, LINE)
             if GATED:
-                _fetch_weights(weight, first + outputs, begin, EACH, INPUTS, PART)
+                _fetch_weights(weight, first + outputs, begin, EACH, INPUTS, PART, LINE)
+    scales = _load_scales(scale, at, taken, SCALED)
+    if GATED:
+        other_scales = _load_scales(scale, outputs + at, taken, SCALED)
     wait_for_last(EARLY)
     total = tl.zeros([HEIGHT, EACH], tl.float32)
     second = tl.zeros([HEIGHT, EACH], tl.float32)
@@ -260,16 +300,18 @@ def _many_kernel(
         value = tl.load(x + row[:, None] * INPUTS + k[None, :], mask=present[:, None] & inside[None, :], other=0.0)
         where = at[None, :] * INPUTS + k[:, None]
         there = taken[None, :] & inside[:, None]
-        total = tl.dot(value, tl.load(weight + where, mask=there, other=0.0), total, input_precision="ieee")
+        weights = widen(tl.load(weight + where, mask=there, other=0.0), value, EARLY)
+        total = tl.dot(value, weights, total, input_precision="ieee")
         if GATED:
-            others = tl.load(weight + outputs * INPUTS + where, mask=there, other=0.0)
+            others = widen(tl.load(weight + outputs * INPUTS + where, mask=there, other=0.0), value, EARLY)
             second = tl.dot(value, others, second, input_precision="ieee")
+    total *= scales[None, :]
     if BIAS:
-        if part == 0:
-            total += tl.load(bias + at, mask=taken, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias + at, mask=taken & (part == 0), other=0.0).to(tl.float32)[None, :]
     if GATED:
         kind = out.dtype.element_ty
         total = total.to(kind).to(tl.float32)
-        total = (total * tl.sigmoid(total)).to(kind).to(tl.float32) * second.to(kind).to(tl.float32)
+        second = (second * other_scales[None, :]).to(kind).to(tl.float32)
+        total = (total * tl.sigmoid(total)).to(kind).to(tl.float32) * second
     to = (part * rows + row[:, None]) * outputs + at[None, :]
     tl.store(out + to, total.to(out.dtype.element_ty), mask=present[:, None] & taken[None, :])

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.weight import narrow
 
 if HAS_TRITON:
     import triton.language as tl
@@ -52,8 +53,8 @@ def rope_store(
     cos, sin = rope.unsqueeze(1).unbind(-1)
     turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(qkv.dtype)
     rows = torch.arange(len(qkv), device=qkv.device) if slots is None else slots
-    keys[rows, :, columns] = turned[:, heads:]
-    values[rows, :, columns] = value
+    keys[rows, :, columns] = narrow(turned[:, heads:], keys.dtype)
+    values[rows, :, columns] = narrow(value, values.dtype)
     return turned[:, :heads]
 
 
@@ -96,10 +97,19 @@ def _rope_store_triton(
         norms is not None,
         slots is not None,
         size,
+        NARROW=keys.dtype != qkv.dtype,
         **launch(qkv),
         num_warps=1,
     )
     return query
+
+
+@jit
+def as_kept(x, kept, NARROW: tl.constexpr):
+    """Give x in the format that `kept` points to: its own, or fp8, where what is too large becomes the largest."""
+    if NARROW:
+        x = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0).to(kept.dtype.element_ty)
+    return x
 
 
 @jit
@@ -123,6 +133,7 @@ def _rope_store_kernel(
     NORMS: tl.constexpr,
     SLOTS: tl.constexpr,
     SIZE: tl.constexpr,
+    NARROW: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -136,8 +147,8 @@ def _rope_store_kernel(
     column = tl.load(columns + row * columns_stride)
     if head >= heads + groups:
         out = values + slot * slot_stride + (head - heads - groups) * group_stride + column * SIZE
-        tl.store(out + 2 * pair, even)
-        tl.store(out + 2 * pair + 1, odd)
+        tl.store(out + 2 * pair, as_kept(even, values, NARROW))
+        tl.store(out + 2 * pair + 1, as_kept(odd, values, NARROW))
     else:
         first, second = even.to(tl.float32), odd.to(tl.float32)
         if NORMS:
@@ -156,5 +167,5 @@ def _rope_store_kernel(
             tl.store(asked + 2 * pair + 1, crossed.to(kind))
         else:
             kept = keys + slot * slot_stride + (head - heads) * group_stride + column * SIZE
-            tl.store(kept + 2 * pair, turned.to(kind))
-            tl.store(kept + 2 * pair + 1, crossed.to(kind))
+            tl.store(kept + 2 * pair, as_kept(turned.to(kind), keys, NARROW))
+            tl.store(kept + 2 * pair + 1, as_kept(crossed.to(kind), keys, NARROW))

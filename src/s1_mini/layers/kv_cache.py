@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from s1_mini.kernels.weight import narrow
+
 # Stores new keys and values [B, H, T, D] of one layer and gives all that may be attended to.
 KVStore = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of all layers: [layers, B, H, S, D] each."""
+    """Keys and values of all layers: [layers, B, H, S, D] each, in the model's format or in fp8."""
 
     keys: Tensor
     values: Tensor
@@ -59,9 +61,10 @@ class KVCache:
 
         def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             end = start + key.shape[2]
-            self.keys[layer, rows, :, start:end] = key
-            self.values[layer, rows, :, start:end] = value
-            return self.keys[layer, rows, :, :end], self.values[layer, rows, :, :end]
+            self.keys[layer, rows, :, start:end] = narrow(key, self.keys.dtype)
+            self.values[layer, rows, :, start:end] = narrow(value, self.values.dtype)
+            kept = self.keys[layer, rows, :, :end], self.values[layer, rows, :, :end]
+            return kept[0].to(key.dtype), kept[1].to(value.dtype)
 
         return store
 

@@ -17,6 +17,7 @@ from s1_mini.kernels.decode_attention import step_attention
 from s1_mini.kernels.gate import gate
 from s1_mini.kernels.linear import linear_sum, norm_linear
 from s1_mini.kernels.rope_store import HeadNorms
+from s1_mini.kernels.weight import QuantizedWeight, Weight, product
 from s1_mini.layers.kv_cache import Columns, KVStore
 from s1_mini.layers.norm import RMSNorm
 from s1_mini.layers.rope import rotate
@@ -92,17 +93,19 @@ class FeedForward(nn.Module):
         self.w1 = nn.Linear(config.dim, config.intermediate_size, bias=False)
         self.w3 = nn.Linear(config.dim, config.intermediate_size, bias=False)
         self.w2 = nn.Linear(config.intermediate_size, config.dim, bias=False)
-        self.both: Tensor | None = None
+        self.both: Weight | None = None
 
     def merge(self) -> None:
         """Let w1 and w3 lie side by side, for one product instead of two; only for inference."""
-        self.both = torch.cat((self.w1.weight.detach(), self.w3.weight.detach()))
-        size = self.w1.out_features
-        self.w1.weight.data, self.w3.weight.data = self.both[:size], self.both[size:]
+        joined = []
+        for first, second in zip(self.w1.parameters(), self.w3.parameters(), strict=True):
+            joined.append(torch.cat((first.detach(), second.detach())))
+            first.data, second.data = joined[-1].chunk(2)
+        self.both = joined[0] if len(joined) == 1 else QuantizedWeight(*joined)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.both is not None:
-            return self.w2(gate(F.linear(x, self.both)))
+            return self.w2(gate(product(x, self.both)))
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 

@@ -13,7 +13,7 @@ from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac, read_dac_config
-from s1_mini.config import EngineConfig, Heads, Precision, RepetitionMode
+from s1_mini.config import EngineConfig, Heads, KVFormat, Precision, RepetitionMode, WeightFormat
 from s1_mini.exceptions import CheckpointMismatchError, CheckpointNotFoundError, ConfigurationError
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.models.registry import find_family
@@ -25,11 +25,17 @@ from s1_mini.weights.files import read_json
 
 logger = logging.getLogger(__name__)
 
+NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+FP8_CAPABILITY = (8, 9)  # Ada and Hopper have instructions for e4m3
+
 DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
 
 _NO_VOICE = "No voice to speak with: no checkpoint was named, and this installation lacks the one that ships with it."
 _WAY_OUT = """Name one's directory with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
 S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-BY-NC-SA-4.0, non-commercial)."""
+
+
+FULL = Choice("full", "as `precision` says; nothing narrower was asked for")
 
 
 @dataclass
@@ -42,6 +48,8 @@ class Speaker:
     device: Choice
     precision: Choice
     codec_dtype: Choice
+    weights_dtype: Choice
+    kv_dtype: Choice
     compiler: Compiler
     voices: VoiceLibrary
     _encoder: Dac | None = None
@@ -79,11 +87,15 @@ def load(config: EngineConfig) -> Speaker:
     device = choose_device(config.device)
     precision = choose_precision(config.precision, device.value)
     codec_dtype = choose_codec_dtype(config.codec_dtype, device.value)
+    weights_dtype = choose_weights_dtype(config.weights_dtype, device.value)
+    kv_dtype = choose_kv_dtype(config.kv_dtype, device.value)
     speaker = open_checkpoint(
         directory,
         device=device,
         precision=precision,
         codec_dtype=codec_dtype,
+        weights_dtype=weights_dtype,
+        kv_dtype=kv_dtype,
         heads=config.heads,
         repetition_mode=config.repetition_mode,
     )
@@ -94,6 +106,8 @@ def load(config: EngineConfig) -> Speaker:
         ("device", device),
         ("precision", precision),
         ("codec_dtype", codec_dtype),
+        ("weights_dtype", weights_dtype),
+        ("kv_dtype", kv_dtype),
         ("compile", choice),
     ):
         logger.info("%s: %s (%s)", name, chosen.value, chosen.reason)
@@ -106,6 +120,8 @@ def open_checkpoint(
     device: Choice,
     precision: Choice,
     codec_dtype: Choice | None = None,
+    weights_dtype: Choice = FULL,
+    kv_dtype: Choice = FULL,
     heads: Heads,
     repetition_mode: RepetitionMode,
 ) -> Speaker:
@@ -120,12 +136,25 @@ def open_checkpoint(
         residual_codes=codec_config.codebook_size,
         dtype=getattr(torch, precision.value),
         device=target,
+        weights_dtype=NARROW.get(weights_dtype.value),
+        kv_dtype=NARROW.get(kv_dtype.value),
     )
     _check_pair(model, codec_config)
     codec_dtype = codec_dtype or Choice("float32", "not asked for")
     codec = open_dac(directory, encodes=False, dtype=getattr(torch, codec_dtype.value), device=target)
     compiler = Compiler(Choice("off", "not asked for"))
-    return Speaker(directory, model, codec, device, precision, codec_dtype, compiler, VoiceLibrary.open(directory))
+    return Speaker(
+        directory=directory,
+        model=model,
+        codec=codec,
+        device=device,
+        precision=precision,
+        codec_dtype=codec_dtype,
+        weights_dtype=weights_dtype,
+        kv_dtype=kv_dtype,
+        compiler=compiler,
+        voices=VoiceLibrary.open(directory),
+    )
 
 
 def _check_pair(model: S1Model, codec: DacConfig) -> None:
@@ -177,6 +206,34 @@ def choose_codec_dtype(setting: Precision, device: str) -> Choice:
         return Choice("float32", f"half precision is not faster on {device}")
     # 58 dB of signal to noise against float32 with the voice that ships; bfloat16 leaves 40 (2026-11).
     return Choice("float16", "half the bytes of float32, and its sound")
+
+
+def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
+    """Choose the format of the slow layers' weights: int8 where fp8 was asked for and is not there."""
+    if setting == "full":
+        return FULL
+    lack = _lack_of_fp8(device)
+    if setting == "fp8" and lack:
+        return Choice("int8", f"fp8 was asked for, but {lack}; int8 has as few bytes")
+    return Choice(setting, "named by the settings")
+
+
+def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
+    """Choose the format of the slow layers' keys and values. A CPU widens fp8 again at every step."""
+    if setting == "full":
+        return FULL
+    lack = "" if device == "cpu" else _lack_of_fp8(device)
+    return Choice("full", f"fp8 was asked for, but {lack}") if lack else Choice(setting, "named by the settings")
+
+
+def _lack_of_fp8(device: str) -> str:
+    """Why a device cannot multiply what is kept in fp8; empty if it can."""
+    if not device.startswith("cuda"):
+        return f"{device} has no fp8"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        return "this GPU has compute capability {}.{}, and fp8 needs {}.{}".format(*capability, *FP8_CAPABILITY)
+    return ""
 
 
 def _compile_blocks(speaker: Speaker) -> None:

@@ -60,7 +60,9 @@ class S1Model:
         *,
         heads: Heads = "restricted",
         repetition_mode: RepetitionMode = "upstream",
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """Put a network behind the interface; slow keys and values are of its dtype unless `kv_dtype` is given."""
         self.network = network
         self.tokenizer = tokenizer
         self.heads = heads
@@ -71,11 +73,10 @@ class S1Model:
         self._semantic = (tokenizer.semantic_begin, tokenizer.semantic_end)
         self.device = network.norm.weight.device
         self.dtype = network.norm.weight.dtype
+        self.kv_dtype = kv_dtype or self.dtype
         self.num_bytes = sum(weight.numel() * weight.element_size() for weight in network.parameters())
         slow = network.config.slow
-        self.column_bytes = (
-            2 * network.config.num_layers * slow.num_kv_heads * slow.head_dim * network.norm.weight.element_size()
-        )
+        self.column_bytes = 2 * network.config.num_layers * slow.num_kv_heads * slow.head_dim * self.kv_dtype.itemsize
         network.prepare(self.device)
         for module in network.modules():
             if isinstance(module, FeedForward):
@@ -105,7 +106,7 @@ class S1Model:
                 heads=config.slow.num_kv_heads,
                 columns=min(columns, self.max_columns) + 1,
                 head_dim=config.slow.head_dim,
-                dtype=self.dtype,
+                dtype=self.kv_dtype,
                 device=self.device,
             ),
             fast_cache=KVCache.allocate(

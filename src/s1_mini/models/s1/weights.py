@@ -10,6 +10,7 @@ from torch import Tensor
 
 from s1_mini.config import Heads, RepetitionMode
 from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.layers.quantized import quantize_linears
 from s1_mini.models.s1.config import S1Config
 from s1_mini.models.s1.model import S1Model
 from s1_mini.models.s1.network import S1Network
@@ -145,8 +146,10 @@ def open_s1(
     residual_codes: int,
     dtype: torch.dtype,
     device: torch.device,
+    weights_dtype: torch.dtype | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> S1Model:
-    """Open the model of a checkpoint directory. Raises `CheckpointError`."""
+    """Open the model of a checkpoint directory; narrow formats are of the slow layers. Raises `CheckpointError`."""
     config = S1Config.from_json(read_json(directory / "config.json"))
     tokenizer = S1Tokenizer.from_directory(directory)
     path = find_tensors(directory, "model")
@@ -160,4 +163,6 @@ def open_s1(
         device=device,
         source=path.name,
     )
-    return S1Model(network, tokenizer, heads=heads, repetition_mode=repetition_mode)
+    if weights_dtype is not None:
+        quantize_linears(network.layers, weights_dtype)
+    return S1Model(network, tokenizer, heads=heads, repetition_mode=repetition_mode, kv_dtype=kv_dtype)

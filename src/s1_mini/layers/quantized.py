@@ -1,0 +1,38 @@
+"""Linear layers whose weights are kept in eight bits.
+
+Made of loaded layers, one after the other: beside the narrow ones there is never more than one wide copy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from s1_mini.kernels.weight import QuantizedWeight, product, quantize
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer that stands where an `nn.Linear` stood; only for inference."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        weight = quantize(linear.weight.detach(), dtype)
+        self.values = nn.Parameter(weight.values, requires_grad=False)
+        self.scale = nn.Parameter(weight.scale, requires_grad=False)
+        self.bias = linear.bias
+
+    @property
+    def weight(self) -> QuantizedWeight:
+        """Values and scales, where they lie."""
+        return QuantizedWeight(self.values, self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight, self.bias)
+
+
+def quantize_linears(module: nn.Module, dtype: torch.dtype) -> None:
+    """Put a `QuantizedLinear` in place of every linear layer within `module`; int8 or float8_e4m3fn."""
+    for parent in [each for each in module.modules() if not isinstance(each, nn.Linear)]:
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, QuantizedLinear(child, dtype))
