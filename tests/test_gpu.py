@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ pytestmark = [
 TEXTS = [f"Sentence number {number}." for number in range(12)]
 
 
-def start(tiny: Path, device: str) -> ProductionTTSEngine:
+def start(tiny: Path, device: str, **formats: Any) -> ProductionTTSEngine:
     config = EngineConfig(
         checkpoint_path=tiny,
         device=device,
@@ -32,6 +33,7 @@ def start(tiny: Path, device: str) -> ProductionTTSEngine:
         compile="false",
         max_batch_size=8,
         max_columns=512,
+        **formats,
     )
     engine = ProductionTTSEngine(config)
     engine.start()
@@ -72,6 +74,26 @@ def test_captured_frames_say_what_eager_frames_say(gpu: ProductionTTSEngine, mon
     for ours, theirs in zip(captured, eager, strict=True):
         assert ours.shape == theirs.shape
         assert np.abs(ours - theirs).max() < 1e-3
+
+
+@pytest.mark.parametrize(("weights", "kv"), [("int8", "full"), ("fp8", "fp8")])
+def test_kept_in_eight_bits_it_speaks_from_graphs_and_tells_what_the_gpu_can(
+    weights: str, kv: str, tiny: Path, gpu: ProductionTTSEngine
+) -> None:
+    has_fp8 = torch.cuda.get_device_capability() >= (8, 9)
+    narrow = start(tiny, "cuda", weights_dtype=weights, kv_dtype=kv)
+
+    results = narrow.generate_batch(TEXTS, seed=3, max_new_tokens=30).results
+    health, running = narrow.health_check(), narrow._running.generator
+    narrow.stop()
+
+    assert all(result.success and result.frames for result in results)
+    assert running.worker.runner._graphs is not None
+    assert health["weights_dtype"]["value"] == (weights if has_fp8 else "int8")
+    assert health["kv_dtype"]["value"] == (kv if has_fp8 else "full")
+    assert running.column_bytes * (4 if health["kv_dtype"]["value"] == "fp8" else 1) == (
+        gpu._running.generator.column_bytes
+    )
 
 
 def test_a_request_in_company_says_what_it_says_alone(gpu: ProductionTTSEngine) -> None:

@@ -132,5 +132,5 @@ def _clients_of(plan: Plan, checkpoint: Path, slots: int) -> Iterator[tuple[Clie
 
 def _facts(engine: ProductionTTSEngine) -> dict[str, Any]:
     health = engine.health_check()
-    more = {"precision": health["precision"]["value"], "compile": health["compile"]["value"]}
+    more = {name: health[name]["value"] for name in ("precision", "weights_dtype", "kv_dtype", "compile")}
     return describe_machine(health["device"]["value"]) | more | {"slots": health["slots"]["total"]}

@@ -52,7 +52,7 @@ class Rehearsal:
         self.model, self.text, self.rows, self.audio_format = speaker.model, text, rows, audio_format
         self.voice, self.reference = find_reference(speaker)
         self.codec = speaker.codec if self.reference is None else speaker.encoding_codec()
-        self.costs = Costs(self.model.network, self.codec, block=PREFILL_COLUMNS)
+        self.costs = Costs(self.model.network, self.codec, block=PREFILL_COLUMNS, kv_item=self.model.kv_dtype.itemsize)
         columns = self._prompt().columns.shape[1]
         self.num_columns = min(columns + max_frames, self.model.max_columns)
         self.max_frames = min(max_frames, self.num_columns - columns, self.codec.max_frames)

@@ -278,8 +278,7 @@ def _facts(engine: ProductionTTSEngine, scale: Scale) -> dict[str, Any]:
     health = engine.health_check()
     return {
         **describe_machine(health["device"]["value"]),
-        "precision": health["precision"]["value"],
-        "compile": health["compile"]["value"],
+        **{name: health[name]["value"] for name in ("precision", "weights_dtype", "kv_dtype", "compile")},
         "slots": health["slots"]["total"],
         "columns": health["slots"]["columns"],
         "workload": asdict(scale),

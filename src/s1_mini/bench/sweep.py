@@ -48,7 +48,9 @@ class Sweep:
         self._model = speaker.model
         self._voice, self._reference = find_reference(speaker)
         self._codec = speaker.codec
-        self._costs = Costs(self._model.network, self._codec, block=PREFILL_COLUMNS)
+        self._costs = Costs(
+            self._model.network, self._codec, block=PREFILL_COLUMNS, kv_item=self._model.kv_dtype.itemsize
+        )
         self._columns = min(largest, self._model.max_columns)
         self._frames = min(largest // 8, self._codec.max_frames, self._columns - SPAN)
         # On one CPU thread its own time is counted: who else computes on the machine does not slow that down.

@@ -51,7 +51,7 @@ class Costs:
         """
         config = network.config
         self._item = network.norm.weight.element_size()
-        self._slow_item, self._block = slow_item or self._item, block
+        self._slow_item, self._block = slow_item or _item(network.layers), block
         slow = config.slow
         self.column_bytes = 2 * config.num_layers * slow.num_kv_heads * slow.head_dim * (kv_item or self._item)
         self._layers = _size(network.layers)
@@ -102,6 +102,12 @@ class Costs:
     def codec_bytes(self, frames: int, block: int = DECODE_BLOCK) -> float:
         """Weights that the codec reads to decode `frames` frames, `block` at a time, whatever the rows."""
         return float(self._codec_bytes * -(-frames // block))
+
+
+def _item(module: nn.Module) -> float:
+    """Bytes of a weight on average: layers may be kept in eight bits, with norms in full."""
+    weights = list(module.parameters())
+    return sum(weight.numel() * weight.element_size() for weight in weights) / sum(weight.numel() for weight in weights)
 
 
 def _size(*modules: nn.Module) -> int:

@@ -29,8 +29,10 @@ def plan(
         int | None, typer.Option(help="Columns a slot can hold. [as the engine chooses]", show_default=False)
     ] = None,
     max_slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Slots at most.")] = 256,
-    weights: Annotated[Literal["half", "int8", "fp8"], typer.Option(help="Of the slow layers: what if?")] = "half",
-    kv: Annotated[Literal["half", "fp8"], typer.Option(help="Keys and values: what if?")] = "half",
+    weights: Annotated[
+        Literal["half", "int8", "fp8"], typer.Option(help="Of the slow layers (S1_MINI_WEIGHTS_DTYPE).")
+    ] = "half",
+    kv: Annotated[Literal["half", "fp8"], typer.Option(help="Keys and values (S1_MINI_KV_DTYPE).")] = "half",
     codec: Annotated[Literal["half", "float32"], typer.Option(help="Format of the codec.")] = "half",
     fixed_ms: Annotated[float | None, typer.Option(min=0.0, help="Of a frame, whatever it reads. [measured]")] = None,
     memory_share: Annotated[
