@@ -35,7 +35,7 @@ from training.metrics.quality import overall_quality
 from training.metrics.recognition import as_int16, recognise
 from training.metrics.words import compare
 
-FORMATS = [("full", "full"), ("int8", "full"), ("full", "fp8"), ("int8", "fp8"), ("fp8", "full"), ("fp8", "fp8")]
+FORMATS = ["int8/full", "full/fp8", "int8/fp8", "fp8/full", "fp8/fp8"]  # of weights, and of keys and values
 MOST_FRAMES = 300
 ROWS, SPAN = 4, 256  # of a step that is timed
 TEXTS = Path(__file__).with_name("held_out.txt")
@@ -63,15 +63,15 @@ def open_format(directory: Path, weights: str, kv: str) -> Speaker:
     )
 
 
-def choose_sentences(speaker: Speaker, count: int) -> list[Sentence]:
-    """Take sentences of all kinds in turn, spoken by the voices in turn."""
+def choose_sentences(speaker: Speaker, skipped: int, count: int) -> list[Sentence]:
+    """Take sentences of all kinds in turn, without the first ones, spoken by the voices in turn."""
     sections: dict[str, list[str]] = {}
     for line in TEXTS.read_text().splitlines():
         if line.startswith("["):
             lines = sections.setdefault(line, [])
         elif line and not line.startswith("#"):
             lines.append(line)
-    mixed = [text for texts in zip(*(sections[name] for name in SECTIONS), strict=False) for text in texts][:count]
+    mixed = [text for texts in zip(*(sections[name] for name in SECTIONS), strict=False) for text in texts]
     names, model = cycle(speaker.voices.names), speaker.model
     return [
         Sentence(
@@ -79,7 +79,7 @@ def choose_sentences(speaker: Speaker, count: int) -> list[Sentence]:
             model.prompt(text, [speaker.voices.describe(next(names)).voice]),
             uniforms(number, 0, MOST_FRAMES, model.num_codebooks).unsqueeze(0),
         )
-        for number, text in enumerate(mixed)
+        for number, text in list(enumerate(mixed))[skipped : skipped + count]
     ]
 
 
@@ -131,7 +131,7 @@ def listen(speaker: Speaker, sentences: Sequence[Sentence]) -> dict[str, float]:
         found = compare(sentence.text, recognise(wave))
         errors, words, frames = errors + found.word_errors, words + found.words, frames + said.shape[1]
         quality.append(overall_quality(wave))
-    return {"word_error": errors / words, "dnsmos": float(np.mean(quality)), "frames": frames}
+    return {"errors": errors, "words": words, "dnsmos": float(np.mean(quality)), "frames": frames}
 
 
 def compare_logits(
@@ -183,19 +183,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--sentences", type=int, default=30)
+    parser.add_argument("--skip", type=int, default=0, help="sentences that another run has measured")
+    parser.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
     parser.add_argument("--repeats", type=int, default=100, help="of a step that is timed")
     parser.add_argument("--silent", action="store_true", help="compare logits and time steps only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     directory = find_checkpoint(arguments.checkpoint)
-    speakers = [open_format(directory, *formats) for formats in FORMATS]
-    sentences = choose_sentences(speakers[0], arguments.sentences)
+    formats = [str(both).split("/") for both in ("full/full", *arguments.formats)]
+    speakers = [open_format(directory, *both) for both in formats]
+    sentences = choose_sentences(speakers[0], arguments.skip, arguments.sentences)
     said = [say(speakers[0].model, sentence) for sentence in sentences]
     full = speakers[0].model
     logits = [follow(full, sentence.prompt, frames) for sentence, frames in zip(sentences, said, strict=True)]
     rows = []
     timed = time_steps([speaker.model for speaker in speakers], arguments.repeats)
-    for (weights, kv), speaker, times in zip(FORMATS, speakers, timed, strict=True):
+    for (weights, kv), speaker, times in zip(formats, speakers, timed, strict=True):
         model = speaker.model
         row = {"weights": weights, "kv": kv, "model_mb": model.num_bytes / 1e6, "column_bytes": model.column_bytes}
         row |= times | compare_logits(model, sentences, said, logits)
