@@ -135,12 +135,13 @@ def _decode(graphs: SoundGraphs, codes: torch.Tensor, rows: list[int], begin: in
     return waves
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nobody_waits_for_the_gpu_but_for_a_frame_and_its_sound(gpu: ProductionTTSEngine) -> None:
     """Torch raises where an operation would wait by the way, in the thread of frames and in that of sound."""
     gpu.generate("Hello there.", seed=2, max_new_tokens=20)
 
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         result = gpu.generate("Another sentence.", seed=2, max_new_tokens=20)
     finally:
         torch.cuda.set_sync_debug_mode("default")

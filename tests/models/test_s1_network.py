@@ -78,9 +78,10 @@ def test_every_switch_computes_what_the_plain_reference_computes(name: str, tmp_
     hidden = model.hidden(state, span=12)
     fast_logits: list[torch.Tensor] = []
 
-    def follow(codebook: int, logits: torch.Tensor) -> torch.Tensor:
+    def follow(codebook: int, logits: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         fast_logits.append(logits[0])
-        return columns[codebook + 1, -1:]
+        code = columns[codebook + 1, -1:]
+        return code, table[code]
 
     model.network.fast(hidden, columns[1, -1:], state.fast_cache, follow)
 

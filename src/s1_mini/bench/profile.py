@@ -108,7 +108,12 @@ class Rehearsal:
 
     def _fast(self, hidden: Tensor, token: Tensor) -> Tensor:
         code = token.clamp_max(self.model.network.config.codebook_size - 1)
-        return self.model.network.fast(hidden, code, self._state.fast_cache, lambda k, logits: self._draw(logits, k))
+
+        def pick(codebook: int, logits: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+            code = self._draw(logits, codebook)
+            return code, table[code]
+
+        return self.model.network.fast(hidden, code, self._state.fast_cache, pick)
 
     def _draw(self, logits: Tensor, codebook: int) -> Tensor:
         ranked = ranked_probabilities(logits, self._sampling.temperature, self._sampling.top_p)

@@ -168,9 +168,12 @@ def _run_forced(model: S1Model, prompt: Prompt, sequence: Tensor) -> dict[str, T
         frame = sequence[:, column]
         fast_logits: list[Tensor] = []
 
-        def follow(codebook: int, logits: Tensor, frame: Tensor = frame, seen: list[Tensor] = fast_logits) -> Tensor:
+        def follow(
+            codebook: int, logits: Tensor, table: Tensor, frame: Tensor = frame, seen: list[Tensor] = fast_logits
+        ) -> tuple[Tensor, Tensor]:
             seen.append(logits[0])
-            return frame[codebook + 1].unsqueeze(0)
+            code = frame[codebook + 1].unsqueeze(0)
+            return code, table[code]
 
         hidden = model.hidden(state, span=column)
         model.network.fast(hidden, frame[1:2], state.fast_cache, follow)

@@ -20,7 +20,7 @@ BLOCK = 256
 
 
 def embed_columns(columns: Tensor, semantic: tuple[int, int], main: Tensor, codes: Tensor, *, scaled: bool) -> Tensor:
-    """Embed `columns` [B, K + 1], main token before codes, by tables `main` [tokens, D] and `codes` [K V, D]; [B, D].
+    """Embed `columns` [B, K + 1], main token before codes, by the tables `main` [tokens, D], `codes` [K V, D]; [B, D].
 
     Only between a `semantic` first and last token do codes count; `scaled` divides the sum of the K + 1 by its root.
     """

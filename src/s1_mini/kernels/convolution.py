@@ -80,7 +80,7 @@ def _convolve_kernel(
     total = tl.zeros([TALL, WIDE], tl.float32)
     from_x = x + row * length * INPUTS + step[:, None] * INPUTS
     blocks = tl.cdiv(INPUTS, BLOCK)
-    for number in range(0, TAPS * blocks):
+    for number in range(TAPS * blocks):
         tap = number // blocks
         channel = (number % blocks) * BLOCK + tl.arange(0, BLOCK)
         if INPUTS % BLOCK == 0:

@@ -3,7 +3,6 @@
 Where the nucleus ends and where the draw falls are the logits at which a sum over all that are higher passes a bound:
 found bit by bit, two bits at a time, and only as many bits as the logits' dtype has. Among equal logits the lower token
 ranks first, as in the reference.
-
 Shapes: B rows, V vocabulary, N penalised tokens.
 """
 
@@ -18,7 +17,7 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-MAX_VOCABULARY = 8192  # that one program sorts
+MAX_VOCABULARY = 8192  # that one program holds
 
 
 def can_draw(logits: Tensor) -> bool:
@@ -35,9 +34,14 @@ def draw_in_one(
     top_p: Tensor,
     uniform: Tensor,
     least_heat: float,
-) -> Tensor:
-    """Do as `layers.sampling.draw_token`, which says what; no temperature is below `least_heat`."""
+    table: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Do as `layers.sampling.draw_token`, which says what; no temperature is below `least_heat`.
+
+    Gives the row of `table` [V, D] of each token as well, [B, D].
+    """
     rows, size = logits.shape
+    embedded = None if table is None else torch.empty(rows, table.shape[1], dtype=table.dtype, device=table.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     block = triton.next_power_of_2(size)
     _draw_kernel[(rows,)](
@@ -49,6 +53,8 @@ def draw_in_one(
         top_p,
         uniform,
         out,
+        logits if table is None else table,
+        logits if embedded is None else embedded,
         size,
         *tokens.stride(),
         *valid.stride(),
@@ -57,10 +63,11 @@ def draw_in_one(
         block,
         tokens.shape[1],
         8 if logits.dtype == torch.bfloat16 else 16,
+        0 if table is None else table.shape[1],
         **launch(logits),
         num_warps=max(1, min(16, block // 256)),
     )
-    return out
+    return out, embedded
 
 
 @jit
@@ -100,6 +107,8 @@ def _draw_kernel(
     top_p,
     uniform,
     out,
+    table,
+    embedded,
     size,
     tokens_row_stride,
     tokens_stride,
@@ -110,6 +119,7 @@ def _draw_kernel(
     BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
     STEPS: tl.constexpr,
+    WIDTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -152,4 +162,9 @@ def _draw_kernel(
     last = tl.sum(tied.to(tl.int32), axis=0)
     fits = tied & ((over + place * share > goal) | (place == last))
     token = tl.min(tl.where(fits, at, BLOCK), axis=0)
-    tl.store(out + row, tl.where(token < size, token, 0).to(tl.int64))
+    token = tl.where(token < size, token, 0).to(tl.int64)
+    tl.store(out + row, token)
+    for begin in tl.static_range(0, WIDTH, BLOCK):
+        channel = begin + at
+        value = tl.load(table + token * WIDTH + channel, mask=channel < WIDTH, other=0.0)
+        tl.store(embedded + row * WIDTH + channel, value, mask=channel < WIDTH)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.kernels.draw import can_draw, draw_in_one
@@ -72,8 +73,30 @@ def draw_token(
     Tokens that have no logit cannot be drawn, so they need no penalty. Penalised logits are rounded to their dtype.
     """
     if can_draw(logits):
-        return draw_in_one(logits, tokens, valid, penalty, temperature, top_p, uniform, MIN_TEMPERATURE)
+        return draw_in_one(logits, tokens, valid, penalty, temperature, top_p, uniform, MIN_TEMPERATURE)[0]
     inside = tokens < logits.shape[1]
     kind = logits.dtype
     logits = penalise(logits.float(), torch.where(inside, tokens, 0), valid & inside, penalty).to(kind)
     return draw(*ranked_probabilities(logits, temperature, top_p), uniform)
+
+
+def draw_embedded(
+    logits: Tensor,
+    tokens: Tensor,
+    valid: Tensor,
+    table: Tensor,
+    *,
+    penalty: Tensor,
+    temperature: Tensor,
+    top_p: Tensor,
+    uniform: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Do as `draw_token`, and give the row of `table` [V, D] of each token beside it, [B, D]."""
+    if can_draw(logits):
+        token, embedded = draw_in_one(
+            logits, tokens, valid, penalty, temperature, top_p, uniform, MIN_TEMPERATURE, table
+        )
+        assert embedded is not None
+        return token, embedded
+    token = draw_token(logits, tokens, valid, penalty=penalty, temperature=temperature, top_p=top_p, uniform=uniform)
+    return token, F.embedding(token, table)

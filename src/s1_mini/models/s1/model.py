@@ -6,6 +6,7 @@ Shapes: B slots, S columns, K codebooks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from s1_mini.exceptions import CapacityError
 from s1_mini.kernels.columns import take_frame
 from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.layers.kv_cache import Columns, KVCache
-from s1_mini.layers.sampling import draw_token
+from s1_mini.layers.sampling import draw_embedded, draw_token
 from s1_mini.layers.staging import stage
 from s1_mini.layers.transformer import FeedForward
 from s1_mini.models.base import Frames, Prefix, Prompt, SamplingTensors
@@ -189,19 +190,23 @@ class S1Model:
         rows = len(state.count) if rows is None else rows
         hidden = self.hidden(state, span, self._width(state, rows))
         logits, count = self.network.main_logits(hidden)[:rows], state.count[:rows]
-        valid = logits.isfinite().all(-1)
+        valid = logits.abs().amax(-1) < math.inf  # not so of NaN
         uniforms = sampling.uniforms[torch.arange(rows, device=self.device), count]
         counted = state.window.counted(count)
         idle = len(hidden) - rows  # computed, but not drawn for
-        own = SamplingTensors(
-            sampling.temperature[:rows], sampling.top_p[:rows], sampling.repetition_penalty[:rows], uniforms
-        )
+        asked = {
+            "penalty": sampling.repetition_penalty[:rows],
+            "temperature": sampling.temperature[:rows],
+            "top_p": sampling.top_p[:rows],
+        }
 
-        def pick_code(codebook: int, logits: Tensor) -> Tensor:
-            code = self._draw(logits[:rows], state.window.codes(codebook, rows), counted, own, uniforms[:, codebook])
-            return F.pad(code, (0, idle)) if idle else code
+        def pick_code(codebook: int, logits: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+            past = state.window.codes(codebook, rows)
+            code, x = draw_embedded(logits[:rows], past, counted, table, **asked, uniform=uniforms[:, codebook])
+            return (F.pad(code, (0, idle)), F.pad(x, (0, 0, 0, idle))) if idle else (code, x)
 
-        choice = self._draw(self._hold_open(logits.float(), count), *self._penalised(state, count), own, uniforms[:, 0])
+        past, counts = self._penalised(state, count)
+        choice = draw_token(self._hold_open(logits, count), past, counts, **asked, uniform=uniforms[:, 0])
         token, stop = self._token(choice, count)
         first = self.first_code(token)
         first = F.pad(first, (0, idle)) if idle else first
@@ -264,16 +269,3 @@ class S1Model:
             return logits
         logits[:, -1] = torch.where(count == 0, float("-inf"), logits[:, -1])
         return logits
-
-    def _draw(
-        self, logits: Tensor, tokens: Tensor, valid: Tensor, sampling: SamplingTensors, uniform: Tensor
-    ) -> Tensor:
-        return draw_token(
-            logits,
-            tokens,
-            valid,
-            penalty=sampling.repetition_penalty,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            uniform=uniform,
-        )

@@ -22,8 +22,9 @@ from s1_mini.layers.rope import rope_table
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.models.s1.config import S1Config
 
-# Chooses the code of a codebook (1 … K-1) for every row: (codebook, logits [B, V]) -> codes [B].
-PickCode = Callable[[int, Tensor], Tensor]
+# Chooses the code of a codebook (1 … K-1) for every row: (codebook, logits [B, V], table [codes, dim]) -> codes [B] and
+# their rows of the table [B, dim].
+PickCode = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class S1Network(nn.Module):
@@ -97,10 +98,10 @@ class S1Network(nn.Module):
         logits = self._fast_step(pairs.flatten(0, 1), self._pair(len(code)), cache)[1::2]
         codes = [code]
         for codebook in range(1, self.config.num_codebooks):
-            codes.append(pick(codebook, logits))
+            picked, x = pick(codebook, logits, self.fast_embeddings.weight)
+            codes.append(picked)
             if len(codes) < self.config.num_codebooks:
-                where = self._fast_columns(codebook + 1, len(code))
-                logits = self._fast_step(self.fast_embeddings(codes[-1]), where, cache)
+                logits = self._fast_step(x, self._fast_columns(codebook + 1, len(code)), cache)
         return torch.stack(codes, dim=1)
 
     def _pair(self, rows: int) -> Columns:
