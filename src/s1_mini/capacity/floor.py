@@ -19,14 +19,16 @@ CHUNK_FRAMES = 12  # for which the codec's weights are read once in a stream
 class Efficiency:
     """How near the engine comes to the floor: frame = `fixed_ms` + memory floor / share, sound = floor / share.
 
-    The defaults are the line through 3.7, 4.5 and 5.4 ms at 1, 64 and 128 rows on an H200 (docs/performance.md,
-    2026-11), taken for every card; the codec's share is assumed.
+    Of the streams that these two allow it holds `engine_share`: prompts, bookkeeping and a burst take the rest. The
+    defaults are what an H200 reached, taken for every card: 1.34, 2.63 and 3.67 ms at 1, 64 and 128 rows of 350 columns,
+    1,900 seconds of sound a second by the codec alone, 512 streams held (docs/performance.md, 2026-11).
     """
 
-    fixed_ms: float = 3.0
-    memory_share: float = 0.6
-    compute_share: float = 0.3
-    source: str = "docs/performance.md, H200, 2026-11; the codec's share is assumed"
+    fixed_ms: float = 0.55
+    memory_share: float = 0.52
+    compute_share: float = 0.28
+    engine_share: float = 0.48
+    source: str = "docs/performance.md, H200, 2026-11"
 
 
 @dataclass(frozen=True)
@@ -95,4 +97,5 @@ class Floors:
         rows = max((rows for rows in range(1, slots + 1) if time(rows) < frame_ms), default=0)
         if not rows:
             return Streams(0, 0.0, time(1))
-        return Streams(rows, rows * frame_ms / time(rows), time(rows))
+        share = 1.0 if efficiency is None else efficiency.engine_share
+        return Streams(rows, share * rows * frame_ms / time(rows), time(rows))

@@ -37,7 +37,10 @@ def plan(
         float | None, typer.Option(min=0.01, max=1.0, help="Of the floor's bandwidth. [measured]")
     ] = None,
     compute_share: Annotated[
-        float | None, typer.Option(min=0.01, max=1.0, help="Of the card's operations, for the codec. [assumed]")
+        float | None, typer.Option(min=0.01, max=1.0, help="Of the card's operations, for the codec. [measured]")
+    ] = None,
+    engine_share: Annotated[
+        float | None, typer.Option(min=0.01, max=1.0, help="Of the streams that frames and sound allow. [measured]")
     ] = None,
     only_json: Annotated[bool, typer.Option("--json", help="Print the line of JSON alone.")] = False,
 ) -> None:
@@ -57,7 +60,12 @@ def plan(
     from s1_mini.checkpoint.random import FULL_MODEL
     from s1_mini.runtime.loader import find_checkpoint
 
-    shares = {"fixed_ms": fixed_ms, "memory_share": memory_share, "compute_share": compute_share}
+    shares = {
+        "fixed_ms": fixed_ms,
+        "memory_share": memory_share,
+        "compute_share": compute_share,
+        "engine_share": engine_share,
+    }
     given = {name: value for name, value in shares.items() if value is not None}
     efficiency = replace(Efficiency(), **given, source="as given") if given else Efficiency()
     wish = Wish(columns, context, weights, kv, codec, max_slots, efficiency)
@@ -76,7 +84,7 @@ def plan(
         console.print(_table(plans))
         typer.echo(
             f"expected: {efficiency.fixed_ms:g} ms + floor / {efficiency.memory_share:g}, "
-            f"codec floor / {efficiency.compute_share:g} ({efficiency.source}); prompts and bookkeeping not counted"
+            f"codec floor / {efficiency.compute_share:g}, of the streams {efficiency.engine_share:g} ({efficiency.source})"
         )
     typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))
 
