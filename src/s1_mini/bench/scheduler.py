@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -31,7 +32,7 @@ class NullRunner:
         self.codec = self
         self.sample_rate = 16_000
         self.sounds_beside, self.decodes_together = False, True
-        self._frames = HostFrames(np.zeros((slots, 10), np.int64), [False] * slots, [True] * slots)
+        self._frames = HostFrames(np.zeros((slots, 10), np.int64), [False] * slots, [True] * slots, [])
         self._wave = np.zeros(640, np.float32)
 
     def capture(self) -> None:
@@ -49,9 +50,9 @@ class NullRunner:
     def give_back_row(self, job: Job) -> None:
         """Do nothing."""
 
-    def step(self, pieces: Sequence[Piece]) -> HostFrames:  # noqa: ARG002 - as the runner
+    def step(self, pieces: Sequence[Piece]) -> HostFrames:
         """Give the same frame again."""
-        return self._frames
+        return replace(self._frames, pieces=pieces)
 
     def take_row(self, job: Job) -> bool:
         """Give one to all."""

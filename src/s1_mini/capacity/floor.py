@@ -20,8 +20,8 @@ class Efficiency:
     """How near the engine comes to the floor: frame = `fixed_ms` + memory floor / share, sound = floor / share.
 
     Of the streams that these two allow it holds `engine_share`: prompts, bookkeeping and a burst take the rest. The
-    defaults are what an H200 reached, taken for every card: 1.34, 2.63 and 3.67 ms at 1, 64 and 128 rows of 350 columns,
-    1,900 seconds of sound a second by the codec alone, 512 streams held (docs/performance.md, 2026-11).
+    defaults are what an H200 reached, taken for every card: 1.34, 2.63 and 3.67 ms at 1, 64 and 128 rows of 350
+    columns, 1,900 seconds of sound a second by the codec alone, 512 streams held (docs/performance.md, 2026-11).
     """
 
     fixed_ms: float = 0.55

@@ -86,7 +86,8 @@ def plan(
         console.print(_table(plans))
         typer.echo(
             f"expected: {efficiency.fixed_ms:g} ms + floor / {efficiency.memory_share:g}, "
-            f"codec floor / {efficiency.compute_share:g}, of the streams {efficiency.engine_share:g} ({efficiency.source})"
+            f"codec floor / {efficiency.compute_share:g}, "
+            f"of the streams {efficiency.engine_share:g} ({efficiency.source})"
         )
     typer.echo(json.dumps({**facts, "plans": [plan.data() for plan in plans]}))
 

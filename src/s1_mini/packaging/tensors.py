@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
 from s1_mini.weights.files import read_tensors
 
 Translate = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -39,14 +39,20 @@ class TensorFile:
         self.path = path
         _read_ahead(path)
         self._tensors = read_tensors(path)
+        self._shapes = {name: tensor.to("meta") for name, tensor in self._tensors.items()}
         self._touched = 0
+        self._plain: PlainFile | None = None
+        if path.suffix == ".safetensors":
+            self._plain, self._tensors = PlainFile(path), {}
 
     def shapes(self) -> dict[str, Tensor]:
         """Give every tensor without its values, on the meta device."""
-        return {name: tensor.to("meta") for name, tensor in self._tensors.items()}
+        return self._shapes
 
     def rows(self, names: tuple[str, ...], rows: slice) -> dict[str, Tensor]:
         """Give the same rows of several tensors. They are to be let go of before the next call."""
+        if self._plain is not None:
+            return {name: self._plain.rows(self._shapes[name], name, rows) for name in names}
         if self._touched > WINDOW_BYTES:
             self._tensors = {}
             self._tensors, self._touched = read_tensors(self.path), 0
@@ -57,6 +63,40 @@ class TensorFile:
     def _whole_or(self, name: str, rows: slice) -> Tensor:
         tensor = self._tensors[name]
         return tensor[rows] if tensor.dim() else tensor
+
+
+class PlainFile:
+    """A `.safetensors` file, known to be whole, read into memory of its own: what is mapped counts until unmapped.
+
+    Eight bytes, the length of the header; the header, JSON with each tensor's place after it; the numbers (format of
+    safetensors 0.4).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        self._begins = {
+            name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if "dtype" in entry
+        }
+
+    def rows(self, shape: Tensor, name: str, rows: slice) -> Tensor:
+        """Read rows of a tensor of this `shape`, all of a tensor without any."""
+        first, last, _ = rows.indices(len(shape) if shape.dim() else 1)
+        wanted = shape[first:last] if shape.dim() else shape
+        content = bytearray(wanted.nbytes)
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(self._begins[name] + first * (shape.nbytes // max(1, len(shape)) if shape.dim() else 0))
+            view = memoryview(content)
+            while view:
+                count = file.readinto(view)
+                if not count:
+                    raise CheckpointFileError(f"{self._path} has become shorter while it was read")
+                view = view[count:]
+        if not content:
+            return torch.empty(wanted.shape, dtype=shape.dtype)
+        return torch.frombuffer(content, dtype=shape.dtype).reshape(wanted.shape)
 
 
 def _read_ahead(path: Path) -> None:

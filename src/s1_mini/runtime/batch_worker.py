@@ -293,8 +293,8 @@ class BatchedModelWorker:
             logger.warning("a step failed; each row is tried alone", exc_info=error)
             self._step_one_by_one(running)
         else:
-            self.metrics.rows.observe(len(running))
-            for piece in running:
+            self.metrics.rows.observe(len(frames.pieces))
+            for piece in frames.pieces:
                 self._take(piece, frames)
 
     def _step_one_by_one(self, running: list[Piece]) -> None:

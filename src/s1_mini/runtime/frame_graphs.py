@@ -2,7 +2,8 @@
 
 A whole frame of all rows for each of some batch sizes, and the reading of prompt columns for each of some numbers of
 them. Everything lies where it lay at capture (`models/base.py`), so a replay is one launch, whatever rows run. What the
-host must look at is copied to pinned memory by the graph itself; the one wait of a frame is for that.
+host must look at is copied to pinned memory by the graph itself; the one wait of a frame is for that. Prompts' columns
+are collected and read together, at the latest before the next frame.
 """
 
 from __future__ import annotations
@@ -20,100 +21,117 @@ from s1_mini.models.base import SamplingTensors, SpeechModel
 
 # Rows of the graphs: a batch runs in the smallest that holds it.
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-READS = (16, 32, 64, 128, 256)  # columns of a prompt; longer ones are read in several goes
+READS = (16, 32, 64, 128, 256)  # columns of prompts; more are read in several goes
 WARM_UPS = 2  # before a capture: kernels are compiled, workspaces made
+
+Replay = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class _Frame:
-    graph: torch.cuda.CUDAGraph
+    replay: Replay
     codes: Tensor  # [rows, K], pinned
     ends: Tensor  # [2, rows] bool, pinned: stop and valid
 
 
 @dataclass(frozen=True)
 class _Read:
-    graph: torch.cuda.CUDAGraph
-    columns: Tensor  # [N, K + 1] on the device, as the two below
-    slots: Tensor  # [N]
-    positions: Tensor  # [N]
+    replay: Replay
+    asked: Tensor  # [N, K + 3] on the device: a column of a prompt, its slot, its position
 
 
 class FrameGraphs:
-    """The graphs of one model state."""
+    """The graphs of one model state. On a CPU nothing is captured: the same is done step by step, to be looked at."""
 
     def __init__(self, model: SpeechModel, state: Any, sampling: SamplingTensors, *, slots: int, span: int) -> None:
-        self._frames: dict[int, _Frame] = {}
-        self._reads: dict[int, _Read] = {}
+        self._model, self._state, self._sampling, self._span = model, state, sampling, span
+        self._captures = model.device.type == "cuda"
+        self._collected: list[Tensor] = []  # [n, K + 3] each, as `_Read.asked`
+        self._num_collected = 0
         self._rows = [rows for rows in LADDER if rows < slots] + [slots]
-        self._done = torch.cuda.Event()
-        pool = torch.cuda.graph_pool_handle()
-        for count in reversed(READS):  # the largest first: the others find room in its pool
-            self._reads[count] = _capture_read(model, state, span=span, count=count, pool=pool)
-        for rows in reversed(self._rows):
-            self._frames[rows] = _capture_frame(model, state, sampling, span=span, rows=rows, pool=pool)
+        if self._captures:
+            self._pool, self._done = torch.cuda.graph_pool_handle(), torch.cuda.Event()
+        # The largest first: the others find room in its pool.
+        self._reads = {count: self._prepare_read(count) for count in reversed(READS)}
+        self._frames = {rows: self._prepare_frame(rows) for rows in reversed(self._rows)}
+
+    def launch(self, rows: int) -> None:
+        """Begin a frame of the first `rows` rows. What the last one gave must have been waited for, or is lost."""
+        self.flush()
+        self._launched = self._frame(rows)
+        self._launched.replay()
+        if self._captures:
+            self._done.record()
+
+    def wait(self) -> tuple[np.ndarray, list[bool], list[bool]]:
+        """Wait for the frame that was launched: codes [rows or more, K], and whether each row stops, is valid."""
+        if self._captures:
+            self._done.synchronize()
+        stop, valid = self._launched.ends.tolist()
+        return self._launched.codes.numpy().copy(), stop, valid  # the next frame overwrites it
 
     def replay(self, rows: int) -> None:
         """Launch one frame of the first `rows` rows and wait for nothing: for measurements."""
-        self._frame(rows).graph.replay()
+        self._frame(rows).replay()
 
-    def step(self, rows: int) -> tuple[np.ndarray, list[bool], list[bool]]:
-        """Make one frame of the first `rows` rows: codes [rows or more, K], and for each whether it stops, is valid."""
-        frame = self._frame(rows)
-        frame.graph.replay()
-        self._done.record()
-        self._done.synchronize()
-        stop, valid = frame.ends.tolist()
-        return frame.codes.numpy().copy(), stop, valid  # the next frame overwrites it
+    def read(self, slot: int, columns: Tensor, start: int) -> None:
+        """Have prompt columns [K + 1, n] read into `slot` from column `start` on, by the next `flush` or `step`."""
+        for part in columns.split(READS[-1], dim=1):
+            count = part.shape[1]
+            if self._num_collected + count > READS[-1]:
+                self.flush()
+            positions = torch.arange(start, start + count)
+            self._collected.append(torch.cat((part, torch.full((1, count), slot), positions.unsqueeze(0))).t())
+            self._num_collected += count
+            start += count
+
+    def flush(self) -> None:
+        """Read what was collected."""
+        if not self._collected:
+            return
+        read = self._reads[next(size for size in READS if size >= self._num_collected)]
+        asked = torch.zeros(read.asked.shape, dtype=torch.int64)
+        asked[:, -1] = -1  # nothing there
+        asked[: self._num_collected] = torch.cat(self._collected)
+        self._collected, self._num_collected = [], 0
+        read.asked.copy_(stage(asked, read.asked.device))
+        read.replay()
 
     def _frame(self, rows: int) -> _Frame:
         return self._frames[next(size for size in self._rows if size >= rows)]
 
-    def read(self, slot: int, columns: Tensor, start: int) -> None:
-        """Read prompt columns [K + 1, n] into `slot` from column `start` on."""
-        for part in columns.split(READS[-1], dim=1):
-            count = part.shape[1]
-            read = self._reads[next(size for size in READS if size >= count)]
-            positions = torch.full(read.positions.shape, -1)
-            positions[:count] = torch.arange(start, start + count)
-            read.columns[:count] = stage(part.t(), read.columns.device)
-            read.positions.copy_(stage(positions, read.positions.device))
-            read.slots.fill_(slot)
-            read.graph.replay()
-            start += count
+    def _prepare_frame(self, rows: int) -> _Frame:
+        ends = torch.zeros(2, rows, dtype=torch.bool, pin_memory=self._captures)
+        codes = torch.zeros(rows, self._model.num_codebooks, dtype=torch.int64, pin_memory=self._captures)
 
+        def frame() -> None:
+            frames = self._model.step(self._state, self._sampling, self._span, rows)
+            ends[0].copy_(frames.stop, non_blocking=True)
+            ends[1].copy_(frames.valid, non_blocking=True)
+            codes.copy_(frames.codes, non_blocking=True)
 
-def _capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
+        return _Frame(self._capture(frame), codes, ends)
+
+    def _prepare_read(self, count: int) -> _Read:
+        asked = torch.zeros(count, self._model.num_codebooks + 3, dtype=torch.int64, device=self._model.device)
+        asked[:, -1] = -1
+
+        def read() -> None:
+            slots, positions = asked[:, -2].contiguous(), asked[:, -1].contiguous()
+            self._model.prefill_rows(self._state, asked[:, :-2], slots, positions, self._span)
+
+        return _Read(self._capture(read), asked)
+
+    def _capture(self, work: Replay) -> Replay:
+        if not self._captures:
+            return work
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
             work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        work()
-    return graph
-
-
-def _capture_frame(
-    model: SpeechModel, state: Any, sampling: SamplingTensors, *, span: int, rows: int, pool: Any
-) -> _Frame:
-    ends = torch.zeros(2, rows, dtype=torch.bool, pin_memory=True)
-    codes = torch.zeros(rows, model.num_codebooks, dtype=torch.int64, pin_memory=True)
-
-    def frame() -> None:
-        frames = model.step(state, sampling, span, rows)
-        codes.copy_(frames.codes, non_blocking=True)
-        ends[0].copy_(frames.stop, non_blocking=True)
-        ends[1].copy_(frames.valid, non_blocking=True)
-
-    return _Frame(_capture(frame, pool), codes, ends)
-
-
-def _capture_read(model: SpeechModel, state: Any, *, span: int, count: int, pool: Any) -> _Read:
-    columns = torch.zeros(count, model.num_codebooks + 1, dtype=torch.int64, device=model.device)
-    slots = torch.zeros(count, dtype=torch.int64, device=model.device)
-    positions = torch.full_like(slots, -1)
-    graph = _capture(lambda: model.prefill_rows(state, columns, slots, positions, span), pool)
-    return _Read(graph, columns, slots, positions)
+        return graph.replay

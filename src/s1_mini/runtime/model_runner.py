@@ -6,6 +6,7 @@ a row's numbers do not depend on its neighbours, on a CPU not by a bit. Knows no
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from s1_mini.runtime.job import CHUNK_FRAMES, Job, Piece
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.sound_graphs import SoundGraphs
 
+logger = logging.getLogger(__name__)
+
 SPAN = 64  # columns; a multiple of what attention adds up at once
 
 
@@ -40,6 +43,7 @@ class HostFrames:
     codes: np.ndarray  # int64 [B, K]
     stop: list[bool]
     valid: list[bool]
+    pieces: Sequence[Piece]  # whose it is; rows of others mean nothing, and some of these may have ended meanwhile
 
 
 class ModelRunner:
@@ -66,6 +70,7 @@ class ModelRunner:
         self._sound_graphs: SoundGraphs | None = None
         self._codec_lock = threading.Lock()  # of its graphs; a chunk is made again by the engine's own thread
         self._graphs: FrameGraphs | None = None
+        self._ahead: Sequence[Piece] = []  # whose frame is on its way
 
     @property
     def num_free_rows(self) -> int:
@@ -92,11 +97,13 @@ class ModelRunner:
     @torch.inference_mode()
     def load(self, piece: Piece, prefix: Prefix) -> None:
         """Put a prefix of its prompt into the piece's slot."""
+        self._finish_reading()
         self.model.load(self._state, _slot(piece), prefix)
 
     @torch.inference_mode()
     def save(self, piece: Piece) -> Prefix:
         """Copy what the piece's slot holds of the shared columns."""
+        self._finish_reading()
         return self.model.save(self._state, _slot(piece), piece.prompt.num_shared)
 
     @torch.inference_mode()
@@ -107,6 +114,11 @@ class ModelRunner:
             self._graphs.read(_slot(piece), part, piece.num_read)
         else:
             self.model.prefill(self._state, _slot(piece), part, piece.num_read)
+
+    def _finish_reading(self) -> None:
+        """Read what was collected to be read together: somebody is about to look at it, or to write there."""
+        if self._graphs is not None:
+            self._graphs.flush()
 
     @torch.inference_mode()
     def start(self, piece: Piece) -> None:
@@ -126,9 +138,29 @@ class ModelRunner:
         span = min(-(-longest // SPAN) * SPAN, self.columns)
         rows = 1 + max(_slot(piece) for piece in pieces)
         if self._graphs is not None:
-            return HostFrames(*self._graphs.step(rows))
+            return self._step_ahead(self._graphs, pieces, rows)
         frames = self.model.step(self._state, self._sampling, span, rows)
-        return HostFrames(frames.codes.cpu().numpy(), frames.stop.tolist(), frames.valid.tolist())
+        return HostFrames(frames.codes.cpu().numpy(), frames.stop.tolist(), frames.valid.tolist(), pieces)
+
+    def _step_ahead(self, graphs: FrameGraphs, pieces: Sequence[Piece], rows: int) -> HostFrames:
+        """Give the frame that is on its way, or make one, and launch the next before anybody has looked at it.
+
+        So the device works on while the host does. A piece that turns out to have ended makes one frame too many, which
+        nobody looks at; one that has just been started is in the frame that is launched now.
+        """
+        made, self._ahead = self._ahead, []
+        if not any(piece.slot is not None for piece in made):  # none is on its way, or one of pieces that have ended
+            graphs.launch(rows)
+            made = pieces
+        frames = HostFrames(*graphs.wait(), made)
+        try:
+            graphs.launch(rows)
+            self._ahead = list(pieces)
+        except torch.AcceleratorError:
+            raise
+        except Exception:
+            logger.warning("a frame could not be launched ahead; it is tried again", exc_info=True)
+        return frames
 
     @torch.inference_mode()
     def launch(self, rows: int) -> bool:
@@ -146,7 +178,10 @@ class ModelRunner:
         for other in others:
             self.model.pause(self._state, _slot(other))
         try:
-            return self.step([piece, *others])
+            if self._graphs is None:
+                return self.step([piece, *others])
+            self._graphs.launch(1 + _slot(piece))
+            return HostFrames(*self._graphs.wait(), [piece])
         finally:
             for other in others:
                 self.model.resume(self._state, _slot(other))
@@ -154,6 +189,7 @@ class ModelRunner:
     @torch.inference_mode()
     def release(self, slot: int) -> None:
         """Stop a slot from making frames."""
+        self._finish_reading()
         self.model.release(self._state, slot)
 
     def most_together(self, size: int) -> int:

@@ -48,7 +48,8 @@ class S1Network(nn.Module):
     def prepare(self, device: torch.device) -> None:
         """Compute what is not stored: rotary tables and codebook offsets."""
         config = self.config
-        self.rope = rope_table(config.max_seq_len, config.slow.head_dim, config.rope_base, device)
+        # One row more than a sequence has: a row whose end the host has not seen yet makes one frame too many.
+        self.rope = rope_table(config.max_seq_len + 1, config.slow.head_dim, config.rope_base, device)
         self.fast_rope = rope_table(config.num_codebooks, config.fast.head_dim, config.rope_base, device)
         self.offsets = torch.arange(config.num_codebooks, device=device).mul(config.codebook_size).unsqueeze(1)
         self.steps = torch.arange(config.num_codebooks + 1, device=device).unsqueeze(1)
