@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from s1_mini.capacity.cards import CARDS, MACHINES, card_in, find_card
+from s1_mini.capacity.cost import Costs
 from s1_mini.capacity.floor import Efficiency, Floors
 from s1_mini.capacity.memory import GIB, Demand, count_slots, fit_slots
 from s1_mini.capacity.plan import Wish, make_plans
@@ -169,3 +170,19 @@ def test_a_card_is_known_by_what_its_driver_calls_it(said: str, card: str) -> No
     assert found is not None
     assert found.name == card
     assert card_in("NVIDIA GeForce RTX 4090") is None
+
+
+def test_what_an_engine_keeps_in_eight_bits_is_counted_as_such(tiny: Path) -> None:
+    """Bytes of weights that a step reads less are those that the model has less."""
+    full, narrow = (
+        load(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype=weights, kv_dtype=kv))
+        for weights, kv in (("full", "full"), ("int8", "fp8"))
+    )
+    before, after = (
+        Costs(each.model.network, each.codec, kv_item=each.model.kv_dtype.itemsize) for each in (full, narrow)
+    )
+
+    assert after.column_bytes == narrow.model.column_bytes == before.column_bytes / 4
+    assert before.slow_step(1, 0).num_bytes - after.slow_step(1, 0).num_bytes == pytest.approx(
+        full.model.num_bytes - narrow.model.num_bytes
+    )
