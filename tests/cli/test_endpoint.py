@@ -38,7 +38,7 @@ def planned(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 def test_plan_prints_every_call_as_json_without_credentials_or_network() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("S1_MINI_", "AWS_"))}
-    options = ["--image", IMAGE, "--role", ROLE, "--artifact", PREFIX, "--env", "S1_MINI_BATCH_SIZE=8"]
+    options = ["--image", IMAGE, "--role", ROLE, "--artifact", PREFIX, "--env", "S1_MINI_MAX_BATCH_SIZE=8"]
     command = [sys.executable, "-m", "s1_mini", "endpoint", "plan", "create", "hello", *options]
 
     result = subprocess.run(command, capture_output=True, env=environment, check=False)
@@ -52,7 +52,7 @@ def test_plan_prints_every_call_as_json_without_credentials_or_network() -> None
         "put_metric_alarm",
         "create_endpoint",
     ]
-    assert calls[0]["parameters"]["PrimaryContainer"]["Environment"] == {"S1_MINI_BATCH_SIZE": "8"}
+    assert calls[0]["parameters"]["PrimaryContainer"]["Environment"] == {"S1_MINI_MAX_BATCH_SIZE": "8"}
 
 
 @pytest.mark.parametrize(
