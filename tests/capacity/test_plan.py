@@ -131,6 +131,15 @@ def test_one_card_and_a_checkpoint_of_ones_own(run: Run, tiny: Path) -> None:
     assert [time["rows"] for time in plan["floor"]] == [1, 16, 64, 128, 256]
 
 
+def test_no_row_of_the_table_is_of_more_than_the_slots(run: Run) -> None:
+    table, data = run("--gpu", "t4")
+
+    assert data["plans"][0]["slots"] == 40
+    assert "at 16 rows" in table
+    assert "at 64 rows" not in table
+    assert "at all slots" in table
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

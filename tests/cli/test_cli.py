@@ -125,6 +125,15 @@ def test_a_checkpoint_that_is_not_there_is_told_with_the_way_to_one(tmp_path: Pa
     assert b"Traceback" not in result.stderr
 
 
+def test_convert_tells_the_way_to_a_checkpoint_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run_here(monkeypatch, "convert", "--checkpoint", tmp_path / "nowhere", "-o", tmp_path / "out")
+
+    assert code == 1
+    assert "fishaudio/openaudio-s1-mini" in capsys.readouterr().err
+
+
 def test_the_checkpoint_may_be_named_by_its_variable(tiny: Path, tmp_path: Path) -> None:
     result = s1_mini("say", "Hi.", "-o", tmp_path / "a.wav", "--max-new-tokens", "4", S1_MINI_CHECKPOINT_PATH=str(tiny))
 

@@ -188,6 +188,17 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_the_process_with_1_and_a_senten
     assert any("could not be started" in line for line in running.lines)
 
 
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "s1_mini", "serve", "--host", "127.0.0.1", "--port", str(port)]
+        settings = ENVIRONMENT | {"S1_MINI_CHECKPOINT_PATH": "nowhere"}
+        result = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=60, check=False)
+
+    assert result.returncode == 1
+    assert result.stderr == f"s1-mini: port {port} is taken; choose another with `--port`\n"
+
+
 def test_a_setting_that_is_wrong_is_named(oracle: Path) -> None:
     with served(oracle, S1_MINI_SERVER_MAX_BODY_BYTES="much") as running:
         code = running.end(within_s=60)

@@ -206,7 +206,7 @@ _REFUSALS: tuple[tuple[str, _Refusal], ...] = (
         r"PermanentRedirect|^301|AuthorizationHeaderMalformed|IllegalLocationConstraint",
         lambda _c, _m, about: (
             f"bucket {about.bucket} is not in {about.place}: the artifact must lie in the endpoint's region; name "
-            "the other with --region or AWS_REGION, or take a bucket here"
+            "the other with --region or AWS_DEFAULT_REGION, or take a bucket here"
         ),
     ),
     (
@@ -260,7 +260,7 @@ _REFUSALS: tuple[tuple[str, _Refusal], ...] = (
 
 
 def _unreachable(error: BaseException, about: About) -> str:
-    ways = "check the region (--region or AWS_REGION), and the network or proxy of this machine"
+    ways = "check the region (--region or AWS_DEFAULT_REGION), and the network or proxy of this machine"
     return f"cannot reach AWS in {about.place} ({error}): {ways}"
 
 
@@ -284,7 +284,7 @@ _ON_THE_WAY: tuple[tuple[set[str], _Trouble], ...] = (
     ),
     (
         {"NoRegionError"},
-        lambda *_: "no region is set: name it with --region, or set AWS_REGION",
+        lambda *_: "no region is set: name it with --region, or set AWS_DEFAULT_REGION",
     ),
     (
         {"InvalidRegionError", "EndpointProviderError", "UnknownRegionError", "UnknownEndpointError"},

@@ -55,9 +55,10 @@ def convert(
     Example: s1-mini convert --checkpoint openaudio-s1-mini -o s1-mini-compact
     """
     from s1_mini.checkpoint.convert import convert_checkpoint
+    from s1_mini.runtime.loader import find_checkpoint
 
     sizes = convert_checkpoint(
-        checkpoint,
+        find_checkpoint(checkpoint),
         output,
         precision=precision.value,
         codec_precision=codec_precision.value,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PREFIX = "S1_MINI_AWS_"
 Name = Annotated[str, typer.Argument(help="Of the endpoint, or of the batch.", show_default=False)]
-Region = Annotated[str | None, typer.Option(envvar=f"{PREFIX}REGION", help="[AWS_REGION]", show_default=False)]
+Region = Annotated[str | None, typer.Option(envvar=f"{PREFIX}REGION", help="[AWS_DEFAULT_REGION]", show_default=False)]
 Profile = Annotated[str | None, typer.Option(help="[AWS_PROFILE]", show_default=False)]
 Limit = Annotated[float, typer.Option("--wait-s", min=0, help="How long to wait for AWS.")]
 
@@ -119,7 +119,7 @@ class Range:
 
     minimum: Annotated[int, _option("Machines, or copies with components.", "--min", min=0)] = 1
     maximum: Annotated[int, _option("Machines, or copies.", "--max", min=1)] = 4
-    slots: Annotated[int, _option("Requests that one engine speaks at once: its S1_MINI_BATCH_SIZE.", min=1)] = 4
+    slots: Annotated[int, _option("Requests that one engine speaks at once: its S1_MINI_MAX_BATCH_SIZE.", min=1)] = 4
     load: Annotated[float, _option("Share of the slots to be taken on average.")] = 0.6
     request_s: Annotated[float, _option("multi-model: how long one request takes.")] = 5.0
     backlog: Annotated[float, _option("async: requests waiting for each machine.")] = 5.0

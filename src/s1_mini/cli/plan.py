@@ -125,15 +125,24 @@ def _lines(plans: list[Plan]) -> list[tuple[str, list[str]]]:
     ]
     for index, time in enumerate(first.floors):
         name = f"ms a frame at {time.rows} rows" if index + 1 < len(first.floors) else "... at all slots"
+        fits = [index == len(first.floors) - 1 or plan.floors[index].rows <= plan.slots for plan in plans]
+        if not any(fits):
+            continue
         pairs = [(plan.floors[index], plan.expected[index]) for plan in plans]
-        lines.append((f"{name}: floor", [_ms(floor.model_ms) for floor, _ in pairs]))
-        lines.append(("... with the codec; expected", [f"{_ms(f.total_ms)}; {_ms(e.total_ms)}" for f, e in pairs]))
+        with_codec = [f"{_ms(floor.total_ms)}; {_ms(expected.total_ms)}" for floor, expected in pairs]
+        lines.append((f"{name}: floor", _where(fits, [_ms(floor.model_ms) for floor, _ in pairs])))
+        lines.append(("... with the codec; expected", _where(fits, with_codec)))
     lines += [
         ("streams at the most", [_streams(plan.most) for plan in plans]),
         ("streams expected", [_streams(plan.likely) for plan in plans]),
         ("machines", ["\n".join(plan.machines) for plan in plans]),
     ]
     return lines
+
+
+def _where(fits: list[bool], figures: list[str]) -> list[str]:
+    """Leave out what is of more rows than the card has slots."""
+    return [figure if fit else "" for fit, figure in zip(fits, figures, strict=True)]
 
 
 def _streams(streams: Streams) -> str:

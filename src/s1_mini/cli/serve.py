@@ -34,13 +34,16 @@ def serve(
 
     Example: s1-mini serve --port 8080, then open http://127.0.0.1:8080/docs
     """
-    from s1_mini.config import EngineConfig
-    from s1_mini.engine import ProductionTTSEngine
-    from s1_mini.sagemaker.app import make_container_app
-    from s1_mini.server.run import run
+    from s1_mini.server.run import check_port, run
     from s1_mini.server.settings import ServerSettings
 
     settings = ServerSettings(**_given(host=host, port=port))
+    check_port(settings.host, settings.port)
+
+    from s1_mini.config import EngineConfig
+    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.sagemaker.app import make_container_app
+
     named = _given(checkpoint_path=checkpoint, device=device, precision=precision, max_batch_size=max_batch_size)
     engine = ProductionTTSEngine(EngineConfig(**named))
     store = None if local_endpoint is None else _open_store(async_store)

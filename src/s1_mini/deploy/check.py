@@ -23,6 +23,8 @@ _SCALARS: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "blob": (bytes, bytearray),
 }
+# What the command line calls a field.
+_OPTIONS = {"ExecutionRoleArn": "--role", "PrimaryContainer.Image": "--image"}
 
 
 def check(call: Call) -> None:
@@ -103,7 +105,8 @@ def _scalar(shape: Any, value: Any, path: str) -> Iterator[str]:
             yield f"{path}={value!r}: allowed are {some}{_nearest(value, allowed)}"
         pattern = shape.metadata.get("pattern")
         if pattern and not _compiled(pattern).fullmatch(value):
-            yield f"{path}={value!r}: does not match {pattern}"
+            option = _OPTIONS.get(path)
+            yield f"{path}={value!r}{f' (given by {option})' if option else ''}: does not match {pattern}"
 
 
 def _bounds(shape: Any, size: float, path: str, unit: str) -> Iterator[str]:

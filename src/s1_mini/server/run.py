@@ -7,13 +7,17 @@ up, and the exit code is 0. It is 1 if the engine could not be started or has di
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
+import socket
 import time
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
 
+from s1_mini.exceptions import ConfigurationError
 from s1_mini.server.logs import set_up_logging
 from s1_mini.server.wire import Wire
 
@@ -23,6 +27,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RESERVE_S = 3.0  # of the drain's time, for telling those who were not finished
+
+
+def check_port(host: str, port: int) -> None:
+    """See, before anything is loaded, that nobody listens there. Raises `ConfigurationError`.
+
+    Whatever else is wrong with the address is told when the server binds to it.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        if os.name != "nt":  # where it would let two listen; elsewhere it only passes over closed connections
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigurationError(f"port {port} is taken; choose another with `--port`") from None
 
 
 def run(app: FastAPI) -> int:
