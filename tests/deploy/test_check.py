@@ -81,7 +81,7 @@ def config(**variant: Any) -> Call:
         (config(ContainerStartupHealthCheckTimeoutInSeconds=4000), "at most 3600"),
         (config(VolumeSizeInGb=3), "VolumeSizeInGb is not known (near: VolumeSizeInGB"),
         (model(ExecutionRoleArn="arn:aws:iam::12:role/x-yz"), "does not match arn:aws"),
-        (model(PrimaryContainer={"Image": "a b"}), "PrimaryContainer.Image='a b': does not match"),
+        (model(PrimaryContainer={"Image": "a b"}), "PrimaryContainer.Image='a b' (given by --image): does not match"),
         (model(PrimaryContainer={"Environment": {"A": "x" * 1025}}), "1025 characters given, at most 1024"),
         (model(PrimaryContainer={"Environment": {f"A{i}": "" for i in range(101)}}), "101 entries given, at most 100"),
         (model(VpcConfig={"Subnets": ["a"]}), "VpcConfig.SecurityGroupIds is missing"),
