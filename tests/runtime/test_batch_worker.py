@@ -229,7 +229,7 @@ def test_a_sound_thread_that_dies_is_noticed_too(speaker: Speaker) -> None:
 
     generator.worker.scheduler.decodes = die  # type: ignore[method-assign,assignment]
 
-    with pytest.raises(EngineNotReadyError, match="has died"):
+    with pytest.raises(EngineError, match="has died"):  # of who was taken in, or, if it died sooner, of who asks
         sound(ask(generator))
     assert not generator.worker.is_alive
 
