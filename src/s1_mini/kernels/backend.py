@@ -32,11 +32,6 @@ def jit(function: Any) -> Any:
     return triton.jit(function) if HAS_TRITON else function
 
 
-def constexpr(value: int) -> Any:
-    """A constant that kernels may use."""
-    return tl.constexpr(value) if HAS_TRITON else value
-
-
 @lru_cache
 def follows_early(device: torch.device) -> bool:
     """Whether kernels on this device may begin before the one ahead has ended."""

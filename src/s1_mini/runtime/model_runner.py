@@ -134,11 +134,11 @@ class ModelRunner:
     @torch.inference_mode()
     def step(self, pieces: Sequence[Piece]) -> HostFrames:
         """Make one frame of all that were started; `pieces` are those, for their lengths."""
-        longest = max(piece.num_columns for piece in pieces)
-        span = min(-(-longest // SPAN) * SPAN, self.columns)
         rows = 1 + max(_slot(piece) for piece in pieces)
         if self._graphs is not None:
             return self._step_ahead(self._graphs, pieces, rows)
+        longest = max(piece.num_columns for piece in pieces)
+        span = min(-(-longest // SPAN) * SPAN, self.columns)
         frames = self.model.step(self._state, self._sampling, span, rows)
         return HostFrames(frames.codes.cpu().numpy(), frames.stop.tolist(), frames.valid.tolist(), pieces)
 
