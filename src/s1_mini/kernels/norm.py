@@ -35,11 +35,19 @@ def add_rms_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -
     if branch is not None and branch.ndim > x.ndim:
         branch = branch.sum(0).to(x.dtype)
     total = x if branch is None else x + branch
+    return total, rms_norm(total, weight, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, round_last: bool = False) -> Tensor:
+    """Give the norm of x [..., D] as torch computes it, with gradients.
+
+    Rounded to x's dtype before it is multiplied by `weight` [D], or with `round_last` only afterwards.
+    """
     if x.dtype == torch.float32:
-        return total, F.rms_norm(total, weight.shape, weight, eps)
-    wide = total.float()
-    normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return total, normal.to(x.dtype) * weight
+        return F.rms_norm(x, weight.shape, weight, eps)  # both orders are the same here
+    normal = x.float()
+    normal = normal * torch.rsqrt(normal.square().mean(-1, keepdim=True) + eps)
+    return (normal * weight.float()).to(x.dtype) if round_last else normal.to(x.dtype) * weight
 
 
 def _add_rms_norm_triton(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

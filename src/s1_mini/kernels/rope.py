@@ -17,6 +17,13 @@ if HAS_TRITON:
 BLOCK = 512
 
 
+def turn(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotate the pairs of x [..., D] by `rope`, rows of a table [..., D / 2, 2]; fp32 inside."""
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = rope.unbind(-1)
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+
+
 def turn_and_part(qkv: Tensor, rope: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor]:
     """Give queries [B, T, H * D], and keys and values beside each other [B, T, 2 * G * D].
 
@@ -26,9 +33,7 @@ def turn_and_part(qkv: Tensor, rope: Tensor, heads: int, groups: int) -> tuple[T
     if runs_triton(qkv):
         return _turn_and_part_triton(qkv.contiguous(), rope.contiguous(), heads, groups, size)
     turning, values = qkv.split(((heads + groups) * size, groups * size), dim=-1)
-    even, odd = turning.float().unflatten(-1, (-1, size // 2, 2)).unbind(-1)
-    cos, sin = rope.unsqueeze(2).unbind(-1)
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(2).to(qkv.dtype)
+    turned = turn(turning.unflatten(-1, (-1, size)), rope.unsqueeze(2)).flatten(2)
     queries, keys = turned.split((heads * size, groups * size), dim=-1)
     return queries.contiguous(), torch.cat((keys, values), dim=-1)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.norm import rms_norm
+from s1_mini.kernels.rope import turn
 from s1_mini.kernels.weight import narrow
 
 if HAS_TRITON:
@@ -48,21 +49,13 @@ def rope_store(
     turning, value = qkv.view(len(qkv), heads + 2 * groups, size).split((heads + groups, groups), dim=1)
     if norms is not None:
         query, key = turning.split((heads, groups), dim=1)
-        turning = torch.cat((_norm(query, norms.query, norms.eps), _norm(key, norms.key, norms.eps)), dim=1)
-    even, odd = turning.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = rope.unsqueeze(1).unbind(-1)
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(qkv.dtype)
+        pairs = (query, norms.query), (key, norms.key)
+        turning = torch.cat([rms_norm(x, weight, norms.eps, round_last=True) for x, weight in pairs], dim=1)
+    turned = turn(turning, rope.unsqueeze(1))
     rows = torch.arange(len(qkv), device=qkv.device) if slots is None else slots
     keys[rows, :, columns] = narrow(turned[:, heads:], keys.dtype)
     values[rows, :, columns] = narrow(value, values.dtype)
     return turned[:, :heads]
-
-
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    if x.dtype == torch.float32:
-        return F.rms_norm(x, weight.shape, weight, eps)
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
 
 
 def _rope_store_triton(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from s1_mini.kernels.backend import runs_triton
-from s1_mini.kernels.norm import Norm, add_rms_norm
+from s1_mini.kernels.norm import Norm, add_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -31,10 +30,4 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if runs_triton(x) and not self.round_last and not torch.is_grad_enabled():
             return add_rms_norm(x, None, *self.spec)[1]
-        if x.dtype == torch.float32:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # both orders are the same here
-        normal = x.float()
-        normal = normal * torch.rsqrt(normal.square().mean(-1, keepdim=True) + self.eps)
-        if self.round_last:
-            return (normal * self.weight.float()).to(x.dtype)
-        return normal.to(x.dtype) * self.weight
+        return rms_norm(x, self.weight, self.eps, round_last=self.round_last)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from s1_mini.kernels.rope import turn
+
 
 def rope_table(length: int, head_dim: int, base: float, device: torch.device | str = "cpu") -> Tensor:
     """Give cos and sin of every position and pair, rounded to bf16, held as fp32: [length, head_dim / 2, 2]."""
@@ -20,6 +22,4 @@ def rope_table(length: int, head_dim: int, base: float, device: torch.device | s
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """Rotate the pairs of x [B, H, T, D] by `rope`, rows of a table [B or 1, T, D / 2, 2]; fp32 inside."""
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = rope.unsqueeze(1).unbind(-1)
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+    return turn(x, rope.unsqueeze(1))
