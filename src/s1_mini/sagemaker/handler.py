@@ -158,18 +158,7 @@ def _speak(engine: ProductionTTSEngine, item: Asked | S1MiniError) -> Generation
     if isinstance(item, S1MiniError):
         raise item
     request = item.request
-    return engine.generate(
-        request.text,
-        voice=request.voice,
-        reference_audio=request.reference_audio,
-        reference_text=request.reference_text,
-        max_new_tokens=request.max_new_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        repetition_penalty=request.repetition_penalty,
-        seed=request.seed,
-        chunk_profile=request.chunk_profile or "throughput",
-    )
+    return engine.generate(request.text, **request.arguments("throughput"))
 
 
 def _speak_line(engine: ProductionTTSEngine, item: Asked | S1MiniError) -> GenerationResponse | S1MiniError:

@@ -50,6 +50,20 @@ class SpeechRequest:
     repetition_penalty: float = 1.1
     max_new_tokens: int = 1024
 
+    def arguments(self, profile: ChunkProfile) -> dict[str, Any]:
+        """Give what the engine is to be called with beside the text; `profile` if none was asked for."""
+        return {
+            "voice": self.voice,
+            "reference_audio": self.reference_audio,
+            "reference_text": self.reference_text,
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "repetition_penalty": self.repetition_penalty,
+            "seed": self.seed,
+            "chunk_profile": self.chunk_profile or profile,
+        }
+
 
 class Strict(BaseModel):
     """What refuses fields that it does not know."""

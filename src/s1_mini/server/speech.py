@@ -60,18 +60,7 @@ async def speak(
 
 async def _noted(engine: ProductionTTSEngine, request: SpeechRequest, record: Record) -> AsyncIterator[AudioChunk]:
     """Give the engine's chunks; note each in the record. Closing it cancels the request."""
-    chunks = engine.stream_async(
-        request.text,
-        voice=request.voice,
-        reference_audio=request.reference_audio,
-        reference_text=request.reference_text,
-        max_new_tokens=request.max_new_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        repetition_penalty=request.repetition_penalty,
-        seed=request.seed,
-        chunk_profile=request.chunk_profile or ("ttfa" if request.streams else "throughput"),
-    )
+    chunks = engine.stream_async(request.text, **request.arguments("ttfa" if request.streams else "throughput"))
     async with aclosing(chunks):  # type: ignore[type-var]
         async for chunk in chunks:
             record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate, chunk.timing)
