@@ -35,7 +35,7 @@ def test_every_request_is_counted_once_by_its_end(own: ProductionTTSEngine) -> N
     with own:
         for seed in range(3):
             own.generate("Hello.", seed=seed, max_new_tokens=6)
-        stream = iter(own.stream("Hello.", max_new_tokens=400))
+        stream = iter(own.stream("Hello there, all of you. " * 60, seed=14))  # minutes of noise: never over by itself
         next(stream)
         stream.close()
         own.stop()
