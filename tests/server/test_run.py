@@ -66,6 +66,7 @@ def served(checkpoint: Path, **environment: str) -> Iterator[Running]:
             yield running
         finally:
             process.kill()
+            running.end(within_s=30)
 
 
 def speak_many(running: Running, count: int, **fields: object) -> tuple[list[threading.Thread], list[object]]:
