@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from s1_mini.exceptions import (
     VoiceNotFoundError,
     VoiceReadOnlyError,
 )
+from s1_mini.runtime.scheduler import Read
 from s1_mini.types import VoiceInfo
 from s1_mini.voices.added import VoiceDirectory
 from s1_mini.voices.library import FOLDER, NamedVoice, write_voice
@@ -262,11 +264,20 @@ def test_all_voices_are_warmed_as_far_as_the_cache_goes(voiced: Path, settled: S
     assert (told["failed"], stats["entries"], stats["evictions"]) == ({}, 3, 0)
 
 
-def test_reading_a_voice_ahead_gives_way_to_who_comes(voiced: Path) -> None:
+def test_reading_a_voice_ahead_gives_way_to_who_comes(voiced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = make_voice(7, frames=700)
     with engine_of(voiced, max_batch_size=2) as engine:
         generator, outcomes = engine._running.generator, []
         alone = speak(engine, "anna")
+        worker, read = generator.worker, generator.worker._read
+
+        def slowly(some: Read) -> None:
+            """Give whoever comes the time to come."""
+            while reader.is_alive() and not worker._cancelled:
+                time.sleep(0.001)
+            read(some)
+
+        monkeypatch.setattr(worker, "_read", slowly)
         accepted = generator.worker.queue.stats.accepted
         reader = threading.Thread(target=lambda: outcomes.append(generator.read_prefix(long, threading.Event())))
         reader.start()
