@@ -25,7 +25,7 @@ from torch import Tensor
 if not __package__:  # started as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from s1_mini.layers.sampling import uniforms
+from s1_mini.layers.randomness import uniforms
 from s1_mini.models.base import Prompt, SamplingTensors
 from s1_mini.models.s1.model import S1Model
 from s1_mini.runtime.loader import Speaker, find_checkpoint, open_checkpoint
@@ -107,7 +107,7 @@ def follow(model: S1Model, prompt: Prompt, frames: Tensor) -> Tensor:
     state, start = _begin(model, prompt), prompt.columns.shape[1]
     logits = []
     for index in range(frames.shape[1] + 1):
-        logits.append(model.network.main_logits(model.hidden(state, start + index))[0])
+        logits.append(model.network.main_logits(model.hidden(state, start + index))[1][0])
         if index < frames.shape[1]:
             model.advance(state, frames[:, index].unsqueeze(0))
     return torch.stack(logits)

@@ -10,8 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.kernels import columns, convolution, decode_attention, gate, linear, norm, rope, rope_store, snake, weight
-from s1_mini.layers import sampling
+from s1_mini.kernels import (
+    columns,
+    convolution,
+    decode_attention,
+    draw,
+    gate,
+    linear,
+    norm,
+    rope,
+    rope_store,
+    snake,
+    weight,
+)
+from s1_mini.kernels.repetition import RepetitionWindow
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,26 +93,26 @@ def test_queries_turn_and_keys_and_values_are_stored(
 def test_attention_over_rows_of_any_length(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int) -> None:
     query = randn(rows, 16, 128, dtype=dtype)
     keys, values = (randn(rows, 8, 700, 128, dtype=dtype) for _ in range(2))
-    lengths = torch.arange(rows, device="cuda") * 9 + 1
-    mask = (torch.arange(700, device="cuda") < lengths.unsqueeze(1))[:, None, None]
+    position = torch.arange(rows, device="cuda") * 9
+    mask = (torch.arange(700, device="cuda") <= position.unsqueeze(1))[:, None, None]
 
     ours, theirs = by_both(
         monkeypatch,
         decode_attention,
-        lambda: decode_attention.decode_attention(query, keys, values, lengths, 700, mask),
+        lambda: decode_attention.decode_attention(query, keys, values, position, 700, mask),
     )
 
     assert_close(ours, theirs, dtype)
 
 
-def test_one_length_may_be_told_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_position_may_be_told_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     query, keys, values = randn(5, 4, 64), randn(5, 2, 10, 64), randn(5, 2, 10, 64)
-    lengths = torch.tensor([7], device="cuda").expand(5)
+    position = torch.tensor([6], device="cuda").expand(5)
 
     ours, theirs = by_both(
         monkeypatch,
         decode_attention,
-        lambda: decode_attention.decode_attention(query, keys, values, lengths, 7, None),
+        lambda: decode_attention.decode_attention(query, keys, values, position, 7, None),
     )
 
     assert_close(ours, theirs, torch.float32)
@@ -142,31 +154,72 @@ def test_queries_and_keys_turn_and_are_parted(
     assert_close(*by_both(monkeypatch, rope, call), dtype)
 
 
-@pytest.mark.parametrize("vocabulary", [64, 1024, 4097])
-@pytest.mark.parametrize("coarse", [False, True])
-def test_a_draw(monkeypatch: pytest.MonkeyPatch, vocabulary: int, coarse: bool) -> None:
-    chance = torch.Generator("cuda").manual_seed(vocabulary)
-    rows = 256
+def some(*shape: int) -> Tensor:
+    return torch.rand(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape)))
 
-    def some(*shape: int) -> Tensor:
-        return torch.rand(*shape, device="cuda", generator=chance)
 
+def asked(rows: int, vocabulary: int, mode: str) -> draw.Asked:
+    """Rows of all ages, each with its own wishes, that said tokens of the vocabulary."""
+    window = RepetitionWindow(rows, 3, mode, torch.device("cuda"))
+    window.history.copy_(some(*window.history.shape) * vocabulary)
+    count = torch.arange(rows, device="cuda") % 40
+    return draw.Asked(
+        1 + some(rows), some(rows, 1)[:, 0] * 1.5, some(1, rows)[0] * 0.9 + 0.1, some(rows, 41, 3), count, window
+    )
+
+
+def logits_of(rows: int, vocabulary: int, dtype: torch.dtype, *, coarse: bool) -> Tensor:
     logits = randn(rows, vocabulary) * 3
-    logits = logits.round() if coarse else logits  # many are equal then, and rank by their tokens
-    tokens = (some(rows, 16) * vocabulary).long()
-    valid, penalty = some(rows, 16) < 0.5, 1 + some(rows)
-    heat, top_p, uniform = some(rows) * 1.5, some(rows) * 0.9 + 0.1, some(rows)
+    return (logits.round() if coarse else logits).to(dtype)  # many are equal then, and rank by their tokens
 
-    def draw() -> Tensor:
-        return sampling.draw_token(
-            logits, tokens, valid, penalty=penalty, temperature=heat, top_p=top_p, uniform=uniform
-        )
 
-    ours = draw()
-    monkeypatch.setattr(sampling, "can_draw", lambda _: False)
-    theirs = draw()
+def differing_rows(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> int:
+    """Rows that were drawn otherwise; one may be, as a uniform number may fall on the edge between two tokens."""
+    return int(((ours[0] != theirs[0]).any(1) | (ours[1] != theirs[1]).any(1)).sum())
 
-    assert int((ours != theirs).sum()) <= 1  # a uniform number may fall on the edge between two ranks
+
+@dtypes
+@pytest.mark.parametrize("mode", ["upstream", "fixed"])
+@pytest.mark.parametrize("restricted", [True, False])
+@pytest.mark.parametrize("coarse", [False, True])
+def test_a_main_token_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, mode: str, restricted: bool, coarse: bool
+) -> None:
+    rows, first = 200, 100
+    tokens = draw.MainTokens(first, first + 4095, 50, restricted, 4096)
+    logits = logits_of(rows, 4097, dtype, coarse=coarse)
+    logits[:5, -1 if restricted else 50] = 30.0  # they end, but the first, which has made no frame yet
+    logits[7, 3], logits[8, 4] = float("nan"), float("inf")
+    table, ask = randn(4096, 48, dtype=dtype), asked(rows, 4300, mode)
+
+    def call() -> tuple[Tensor, Tensor]:
+        made = torch.zeros(rows, 6, device="cuda").long()
+        return made, draw.draw_main(logits.clone(), table, made, ask, tokens)
+
+    ours, theirs = by_both(monkeypatch, draw, call)
+
+    sound = [row for row in range(rows) if row not in (7, 8)]
+    assert differing_rows(*(tuple(part[sound] for part in parts) for parts in (ours, theirs))) <= 1
+    assert ours[0][:5, -2].tolist() == [0, 1, 1, 1, 1]
+    assert ours[0][:, -1].tolist() == [int(row in sound) for row in range(rows)]
+
+
+@dtypes
+@pytest.mark.parametrize("vocabulary", [64, 1000, 1024, 4097])
+@pytest.mark.parametrize("mode", ["upstream", "fixed"])
+@pytest.mark.parametrize("coarse", [False, True])
+def test_a_code_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, vocabulary: int, mode: str, coarse: bool
+) -> None:
+    rows = 200
+    logits = logits_of(2 * rows, vocabulary, dtype, coarse=coarse)[1::2]
+    table, ask = randn(vocabulary, 48, dtype=dtype), asked(rows, vocabulary, mode)
+
+    def call() -> tuple[Tensor, Tensor]:
+        made = torch.zeros(rows, 6, device="cuda").long()
+        return made, draw.draw_code(logits, table, made, ask, 2)
+
+    assert differing_rows(*by_both(monkeypatch, draw, call)) <= 1
 
 
 @dtypes
@@ -219,13 +272,13 @@ def test_a_step_of_attention(
     heads, groups, size = sizes
     qkv, rope = randn(rows, (heads + 2 * groups) * size, dtype=dtype), randn(rows, size // 2, 2)
     before = [randn(rows, groups, 701, size, dtype=dtype) for _ in range(2)]
-    lengths = torch.arange(rows, device="cuda") * 9 + 1
+    position = torch.arange(rows, device="cuda") * 9
     norms = rope_store.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
-    mask = (torch.arange(700, device="cuda") < lengths.unsqueeze(1))[:, None, None]
+    mask = (torch.arange(700, device="cuda") <= position.unsqueeze(1))[:, None, None]
 
     def call() -> tuple[Tensor, Tensor]:
         keys, values = (tensor.clone() for tensor in before)
-        out = decode_attention.step_attention(qkv, keys, values, lengths - 1, lengths, rope, norms, span=700, mask=mask)
+        out = decode_attention.step_attention(qkv, keys, values, position, position, rope, norms, span=700, mask=mask)
         return out, torch.cat((keys.flatten(), values.flatten()))
 
     ours = call()
@@ -240,13 +293,12 @@ def test_a_step_of_attention(
 def test_rows_of_one_slot_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     qkv, rope = randn(5, 8 * 64), randn(5, 32, 2)
     slots, columns = torch.tensor([1, 1, 1, 0, 0], device="cuda"), torch.tensor([3, 4, 5, 0, 1], device="cuda")
-    lengths = columns + 1
-    mask = (torch.arange(16, device="cuda") < lengths.unsqueeze(1))[:, None, None]
+    mask = (torch.arange(16, device="cuda") <= columns.unsqueeze(1))[:, None, None]
 
     def call() -> Tensor:
         keys, values = randn(2, 2, 16, 64), randn(2, 2, 16, 64)
         return decode_attention.step_attention(
-            qkv, keys, values, columns, lengths, rope, None, span=16, mask=mask, slots=slots
+            qkv, keys, values, columns, columns, rope, None, span=16, mask=mask, slots=slots
         )
 
     ours = call()
@@ -275,19 +327,26 @@ def test_a_dilated_convolution(
 
 @dtypes
 @pytest.mark.parametrize("scaled", [False, True])
-def test_columns_are_embedded(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, scaled: bool) -> None:
-    main, codes = randn(50, 300, dtype=dtype), randn(3 * 8, 300, dtype=dtype)
+@pytest.mark.parametrize("marked", [False, True])
+def test_columns_enter(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, scaled: bool, marked: bool) -> None:
+    tables = columns.Embedding(randn(50, 300, dtype=dtype), randn(3 * 8, 300, dtype=dtype), (20, 29), scaled)
     tokens = torch.tensor([[3, 1, 2, 7], [20, 0, 5, 7], [29, 7, 7, 7], [30, 1, 1, 1]], device="cuda")
+    position = torch.tensor([0, 5, 3, 8] if marked else [0, 5, -1, 8], device="cuda")
+    active = torch.tensor([True, True, False, True], device="cuda") if marked else None
+    table = randn(9, 32, 2)
 
-    def embed() -> Tensor:
-        return columns.embed_columns(tokens, (20, 29), main, codes, scaled=scaled)
+    ours, theirs = by_both(
+        monkeypatch, columns, lambda: columns.enter_columns(tokens, position, active, 77, tables, table)
+    )
 
-    assert_close(*by_both(monkeypatch, columns, embed), dtype)
+    assert_close(ours[0], theirs[0], dtype)
+    assert ours[1].tolist() == theirs[1].tolist() == [0, 5, 77, 8]
+    assert torch.equal(ours[2], theirs[2])
 
 
 @pytest.mark.parametrize("skipped", [0, 1])
 def test_a_frame_is_taken(monkeypatch: pytest.MonkeyPatch, skipped: int) -> None:
-    frame = torch.arange(4 * 11, device="cuda").view(4, 11)
+    frame = torch.arange(4 * 13, device="cuda").view(4, 13)
     active = torch.tensor([True, False, True, True, True], device="cuda")
 
     def take() -> Tensor:
@@ -354,15 +413,15 @@ def test_a_step_of_attention_over_an_fp8_cache(
     """A number on the edge between two of fp8's may fall to either: one in a hundred may differ by a step."""
     qkv, rope = randn(rows, 32 * 128, dtype=dtype), randn(rows, 64, 2)
     before = [randn(rows, 8, 701, 128).to(FP8) for _ in range(2)]
-    lengths = torch.arange(rows, device="cuda") * 9 + 1
+    position = torch.arange(rows, device="cuda") * 9
     norms = rope_store.HeadNorms(randn(128, dtype=dtype), randn(128, dtype=dtype), 1e-6)
-    mask = (torch.arange(700, device="cuda") < lengths.unsqueeze(1))[:, None, None]
+    mask = (torch.arange(700, device="cuda") <= position.unsqueeze(1))[:, None, None]
     slots = torch.arange(rows, device="cuda") if shared else None
 
     def call() -> tuple[Tensor, Tensor]:
         keys, values = (tensor.clone() for tensor in before)
         out = decode_attention.step_attention(
-            qkv, keys, values, lengths - 1, lengths, rope, norms, span=700, mask=mask, slots=slots
+            qkv, keys, values, position, position, rope, norms, span=700, mask=mask, slots=slots
         )
         return out.float(), torch.cat((keys.flatten(), values.flatten())).float()
 
@@ -382,7 +441,7 @@ def test_what_is_too_large_for_an_fp8_cache_is_kept_as_the_largest() -> None:
     keys, values = (torch.zeros(2, 8, 4, 128, device="cuda").to(FP8) for _ in range(2))
     columns, rope = torch.zeros(2, device="cuda").long(), torch.ones(2, 64, 2, device="cuda")
 
-    decode_attention.step_attention(qkv, keys, values, columns, columns + 1, rope, None, span=4, mask=None)
+    decode_attention.step_attention(qkv, keys, values, columns, columns, rope, None, span=4, mask=None)
 
     assert (values[:, :, 0].float() == 448).all()
     assert keys.float().isfinite().all()

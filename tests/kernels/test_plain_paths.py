@@ -73,11 +73,11 @@ def test_rows_that_name_one_slot_attend_as_a_block_of_its_tokens(normed: bool) -
         keys,
         values,
         columns[order],
-        columns[order] + 1,
+        columns[order],
         rope[columns[order]],
         norms,
         span=COLUMNS,
-        mask=used_columns(columns[order] + 1, COLUMNS, SIZE),
+        mask=used_columns(columns[order], COLUMNS, SIZE),
         slots=slots[order],
     )
 

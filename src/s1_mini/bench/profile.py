@@ -18,7 +18,8 @@ from s1_mini.audio.container import AudioFormat, encode
 from s1_mini.bench.meter import Meter, Section
 from s1_mini.capacity.cost import Costs
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.layers.sampling import draw, ranked_probabilities, uniforms
+from s1_mini.kernels.draw import draw, probabilities
+from s1_mini.layers.randomness import uniforms
 from s1_mini.models.base import Prompt, SamplingTensors
 from s1_mini.models.s1.model import S1Model, S1State
 from s1_mini.runtime.loader import Speaker
@@ -104,20 +105,20 @@ class Rehearsal:
     def _slow(self, span: int) -> tuple[Tensor, Tensor]:
         """Run the slow transformer and draw the main token; nothing moves on."""
         hidden = self.model.hidden(self._state, span)
-        return hidden, self._draw(self.model.network.main_logits(hidden), 0)
+        return hidden, self._draw(self.model.network.main_logits(hidden)[1], 0)
 
-    def _fast(self, hidden: Tensor, token: Tensor) -> Tensor:
-        code = token.clamp_max(self.model.network.config.codebook_size - 1)
+    def _fast(self, hidden: Tensor, token: Tensor) -> None:
+        network = self.model.network
 
-        def pick(codebook: int, logits: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-            code = self._draw(logits, codebook)
-            return code, table[code]
+        def pick(codebook: int, logits: Tensor, table: Tensor) -> Tensor:
+            return table[self._draw(logits, codebook)]
 
-        return self.model.network.fast(hidden, code, self._state.fast_cache, pick)
+        first = network.fast_embeddings(token.clamp_max(network.config.codebook_size - 1))
+        network.fast(hidden, first, self._state.fast_cache, pick)
 
     def _draw(self, logits: Tensor, codebook: int) -> Tensor:
-        ranked = ranked_probabilities(logits, self._sampling.temperature, self._sampling.top_p)
-        return draw(*ranked, self._sampling.uniforms[:, 0, codebook])
+        chances = probabilities(logits, self._sampling.temperature, self._sampling.top_p)
+        return draw(chances, self._sampling.uniforms[:, 0, codebook])
 
 
 def measure_sections(rehearsal: Rehearsal, repeats: int) -> list[Section]:

@@ -21,7 +21,7 @@ from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.exceptions import CheckpointFileError, VerificationError
-from s1_mini.layers.sampling import MIN_TEMPERATURE, penalise, ranked_probabilities
+from s1_mini.kernels.draw import MIN_TEMPERATURE, penalise, probabilities
 from s1_mini.models.base import Prompt, SamplingTensors
 from s1_mini.models.s1.model import S1Model
 from s1_mini.models.s1.prompt import SPEAKER
@@ -170,15 +170,14 @@ def _run_forced(model: S1Model, prompt: Prompt, sequence: Tensor) -> dict[str, T
 
         def follow(
             codebook: int, logits: Tensor, table: Tensor, frame: Tensor = frame, seen: list[Tensor] = fast_logits
-        ) -> tuple[Tensor, Tensor]:
+        ) -> Tensor:
             seen.append(logits[0])
-            code = frame[codebook + 1].unsqueeze(0)
-            return code, table[code]
+            return table[frame[codebook + 1]].unsqueeze(0)
 
         hidden = model.hidden(state, span=column)
-        model.network.fast(hidden, frame[1:2], state.fast_cache, follow)
+        model.network.fast(hidden, model.network.fast_embeddings(frame[1:2]), state.fast_cache, follow)
         results["hidden"].append(hidden[0])
-        results["slow_logits"].append(model.network.main_logits(hidden)[0])
+        results["slow_logits"].append(model.network.main_logits(hidden)[1][0])
         results["fast_logits"].append(torch.stack(fast_logits))
         model.advance(state, frame.unsqueeze(0))
     return {key: torch.stack(values) for key, values in results.items()}
@@ -213,8 +212,7 @@ def _check_sampler(vectors: list[Mapping[str, Any]]) -> Iterator[Check]:
         previous = vector["prev"].long().unsqueeze(0)
         temperature, top_p, penalty = (torch.tensor([float(vector[key])]) for key in ("t", "p", "r"))
         logits = penalise(vector["logits"].unsqueeze(0), previous, torch.ones_like(previous, dtype=torch.bool), penalty)
-        probabilities, tokens = ranked_probabilities(logits, temperature, top_p)
-        computed = torch.zeros_like(probabilities).scatter(1, tokens, probabilities)[0]
+        computed = probabilities(logits, temperature, top_p)[0]
         yield _close(f"sampler {index}", computed, vector["probs"], 1e-5)
 
 

@@ -6,11 +6,12 @@ Shapes: B rows, K codebooks, D channels, V codes of a book, W frames of the repe
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.backend import HAS_TRITON, follows_early, jit, launch, runs_triton, wait_for_last
 
 if HAS_TRITON:
     import triton
@@ -19,13 +20,30 @@ if HAS_TRITON:
 BLOCK = 256
 
 
-def embed_columns(columns: Tensor, semantic: tuple[int, int], main: Tensor, codes: Tensor, *, scaled: bool) -> Tensor:
-    """Embed `columns` [B, K + 1], main token before codes, by the tables `main` [tokens, D], `codes` [K V, D]; [B, D].
+class Embedding(NamedTuple):
+    """How a column becomes what the first layer reads."""
 
-    Only between a `semantic` first and last token do codes count; `scaled` divides the sum of the K + 1 by its root.
+    main: Tensor  # [tokens, D]
+    codes: Tensor  # [K V, D]
+    semantic: tuple[int, int]  # first and last token with which codes count
+    scaled: bool  # whether the sum of the K + 1 is divided by its root
+
+
+def enter_columns(
+    columns: Tensor, position: Tensor, active: Tensor | None, spare: int, embedding: Embedding, rope: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Embed `columns` [B, K + 1], main token before codes, that come to stand at `position` [B] of their sequences.
+
+    Gives the embedding [B, D], the cache's column [B] for what they leave there, and their rows [B, R, 2] of `rope`
+    [S, R, 2]. Where `active` [B] is false, or without it a position below 0, that is the `spare` column.
     """
-    if runs_triton(main):
-        return _embed_columns_triton(columns, semantic, main, codes, scaled)
+    if runs_triton(embedding.main):
+        return _enter_triton(columns, position, active, spare, embedding, rope)
+    goes = position >= 0 if active is None else active
+    return _embed(columns, *embedding), torch.where(goes, position, spare), rope[position.clamp_min(0)]
+
+
+def _embed(columns: Tensor, main: Tensor, codes: Tensor, semantic: tuple[int, int], scaled: bool) -> Tensor:
     books = columns.shape[1] - 1
     offsets = torch.arange(books, device=columns.device) * (len(codes) // books)
     x = main[columns[:, 0]]
@@ -39,7 +57,7 @@ def embed_columns(columns: Tensor, semantic: tuple[int, int], main: Tensor, code
 def take_frame(
     frame: Tensor, history: Tensor, column: Tensor, position: Tensor, count: Tensor, active: Tensor, skipped: int
 ) -> None:
-    """Take `frame` [B, K + 1] as what the active of the first B rows made: everything else is changed in place.
+    """Take `frame` [B, K + 1 or more] as what the active of the first B rows made; the rest is changed in place.
 
     `history` [rows, W, K + 1] is a ring of the last frames but the first `skipped`, `column` [rows, K + 1] what a row
     reads next, at `position` [rows]; `count` [rows] is how many frames it has made; `active` [rows] bool.
@@ -47,6 +65,7 @@ def take_frame(
     if runs_triton(frame):
         _take_frame_triton(frame, history, column, position, count, active, skipped)
         return
+    frame = frame[:, : column.shape[1]]
     rows = len(frame)
     at, moves = torch.arange(rows, device=frame.device), active[:rows]
     ring = (count[:rows] - skipped) % history.shape[1]
@@ -57,44 +76,65 @@ def take_frame(
     count[:rows].add_(moves)
 
 
-def _embed_columns_triton(
-    columns: Tensor, semantic: tuple[int, int], main: Tensor, codes: Tensor, scaled: bool
-) -> Tensor:
+def _enter_triton(
+    columns: Tensor, position: Tensor, active: Tensor | None, spare: int, embedding: Embedding, rope: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, books = len(columns), columns.shape[1] - 1
-    size = main.shape[1]
-    out = torch.empty(rows, size, dtype=main.dtype, device=main.device)
-    _embed_kernel[(rows, triton.cdiv(size, BLOCK))](
+    size, turn = embedding.main.shape[1], rope[0].numel()
+    x = torch.empty(rows, size, dtype=embedding.main.dtype, device=columns.device)
+    target = torch.empty_like(position)
+    turns = torch.empty(rows, *rope.shape[1:], dtype=rope.dtype, device=rope.device)
+    # Not launched early: whatever a frame reads before its turn, from here on the frame before is done.
+    _enter_kernel[(rows, triton.cdiv(size, BLOCK))](
         columns,
-        main,
-        codes,
-        out,
-        *semantic,
-        math.sqrt(books + 1) if scaled else 1.0,
-        len(codes) // books,
+        position,
+        position if active is None else active,
+        embedding.main,
+        embedding.codes,
+        rope,
+        x,
+        target,
+        turns,
+        spare,
+        *embedding.semantic,
+        math.sqrt(books + 1) if embedding.scaled else 1.0,
+        len(embedding.codes) // books,
         columns.stride(0),
         size,
+        turn,
         books,
         BLOCK,
-        **launch(main),
+        triton.next_power_of_2(turn),
+        ACTIVE=active is not None,
+        EARLY=follows_early(columns.device),
         num_warps=2,
     )
-    return out
+    return x, target, turns
 
 
 @jit
-def _embed_kernel(
+def _enter_kernel(
     columns,
+    position,
+    active,
     main,
     codes,
+    rope,
     out,
+    target,
+    turns,
+    spare,
     first,
     last,
     scale,
     book_size,
     stride,
     size,
+    turn,
     BOOKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TURN: tl.constexpr,
+    ACTIVE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -103,6 +143,13 @@ def _embed_kernel(
     wait_for_last(EARLY)
     token = tl.load(columns + row * stride)
     x = tl.load(main + token * size + at, mask=inside, other=0.0)
+    if tl.program_id(1) == 0:
+        place = tl.load(position + row)
+        goes = tl.load(active + row) != 0 if ACTIVE else place >= 0
+        tl.store(target + row, tl.where(goes, place, spare))
+        pair = tl.arange(0, TURN)
+        angle = tl.load(rope + tl.maximum(place, 0) * turn + pair, mask=pair < turn, other=0.0)
+        tl.store(turns + row * turn + pair, angle, mask=pair < turn)
     if (token >= first) & (token <= last):
         total = tl.zeros([BLOCK], tl.float32)
         for book in tl.static_range(BOOKS):
@@ -116,15 +163,16 @@ def _embed_kernel(
 def _take_frame_triton(
     frame: Tensor, history: Tensor, column: Tensor, position: Tensor, count: Tensor, active: Tensor, skipped: int
 ) -> None:
-    rows, width = frame.shape
+    rows, width = len(frame), column.shape[1]
     _take_kernel[(rows,)](
-        frame.contiguous(),
+        frame,
         history,
         column,
         position,
         count,
         active,
         skipped,
+        frame.stride(0),
         history.shape[1],
         width,
         triton.next_power_of_2(width),
@@ -142,6 +190,7 @@ def _take_kernel(
     count,
     active,
     skipped,
+    stride,
     window,
     width,
     BLOCK: tl.constexpr,
@@ -153,7 +202,7 @@ def _take_kernel(
     wait_for_last(EARLY)
     made = tl.load(count + row)
     if tl.load(active + row) != 0:
-        value = tl.load(frame + row * width + at, mask=inside, other=0)
+        value = tl.load(frame + row * stride + at, mask=inside, other=0)
         if made >= skipped:
             ring = (made - skipped) % window
             tl.store(history + (row * window + ring) * width + at, value, mask=inside)

@@ -26,14 +26,14 @@ MANY_ROWS = 64  # above, smaller blocks are faster
 PROGRAMS = 256  # wanted, to fill the GPU: few rows are split into more parts
 
 
-def used_columns(lengths: Tensor, span: int, size: int) -> Tensor | None:
-    """Give where [B, 1, 1, `span`] rows have columns, if `decode_attention` is going to ask; once for all layers.
+def used_columns(position: Tensor, span: int, size: int) -> Tensor | None:
+    """Give what [B, 1, 1, `span`] rows look at, if `decode_attention` is going to ask; once for all layers.
 
-    `size` is that of the heads.
+    That is all columns up to their `position` [B], and always the first. `size` is that of the heads.
     """
-    if _can_attend(lengths, size):
+    if _can_attend(position, size):
         return None
-    return (torch.arange(span, device=lengths.device) < lengths.unsqueeze(1))[:, None, None]
+    return (torch.arange(span, device=position.device) <= position.clamp_min(0).unsqueeze(1))[:, None, None]
 
 
 def step_attention(
@@ -41,7 +41,7 @@ def step_attention(
     keys: Tensor,
     values: Tensor,
     columns: Tensor,
-    lengths: Tensor,
+    position: Tensor,
     rope: Tensor,
     norms: HeadNorms | None,
     *,
@@ -52,33 +52,34 @@ def step_attention(
     """Put a token of each row into the cache, and attend from it to the row's columns; [B, H D].
 
     `qkv` [B, (H + 2 G) D] is the token's projection; its key and value go to `columns` [B] of keys and values
-    [slots, G, S, D], which have qkv's format or fp8. The row then looks at the first `lengths` [B] columns; without
-    `slots` the new one counts as the last of them wherever it was put. `slots` [B] says whose the rows are, and may
-    name one several times; None means the first ones, in order. `rope` [B, D / 2, 2] is each row's part of the table.
-    No length is over `span`; `mask` is what `used_columns` gave.
+    [slots, G, S, D], which have qkv's format or fp8. The row then looks at all columns up to its `position` [B];
+    without `slots` the new one counts as the last of them wherever it was put. `slots` [B] says whose the rows are, and
+    may name one several times; None means the first ones, in order. `rope` [B, D / 2, 2] is each row's part of the
+    table. Every position is below `span`; `mask` is what `used_columns` gave. No kernel of a frame may write positions
+    or slots: they are read before the last one has ended.
     """
     if slots is None and _can_attend(qkv, keys.shape[-1]):
-        return _attend_triton(qkv, keys, values, lengths, span, new=(columns, rope, norms))
+        return _attend_triton(qkv, keys, values, position, span, new=(columns, rope, norms))
     query = rope_store(qkv, keys, values, columns, rope, norms, slots)
-    return decode_attention(query, keys, values, lengths, span, mask, slots).flatten(1)
+    return decode_attention(query, keys, values, position, span, mask, slots).flatten(1)
 
 
 def decode_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    lengths: Tensor,
+    position: Tensor,
     span: int,
     mask: Tensor | None,
     slots: Tensor | None = None,
 ) -> Tensor:
-    """Attend from `query` [B, H, D] to the first `lengths` [B] columns of each row; [B, H, D].
+    """Attend from `query` [B, H, D] to each row's columns up to its `position` [B]; [B, H, D].
 
-    Keys and values are [slots, G, S, D]; no row may have more than `span` columns. `mask` is what `used_columns` gave,
-    or None if all rows have `span`. `slots` [B] says whose the rows are; None means the first ones, in order.
+    Keys and values are [slots, G, S, D]; every position is below `span`. `mask` is what `used_columns` gave, or None if
+    all rows have `span` columns. `slots` [B] says whose the rows are; None means the first ones, in order.
     """
     if _can_attend(query, query.shape[-1]):
-        return _attend_triton(query.flatten(1), keys, values, lengths, span, slots=slots).view(query.shape)
+        return _attend_triton(query.flatten(1), keys, values, position, span, slots=slots).view(query.shape)
     chosen = slice(len(query)) if slots is None else slots
     out = F.scaled_dot_product_attention(
         query.unsqueeze(2),
@@ -99,7 +100,7 @@ def _attend_triton(
     asked: Tensor,
     keys: Tensor,
     values: Tensor,
-    lengths: Tensor,
+    position: Tensor,
     span: int,
     *,
     slots: Tensor | None = None,
@@ -115,13 +116,13 @@ def _attend_triton(
     out = torch.empty(rows, heads * size, dtype=asked.dtype, device=asked.device)
     sums = torch.empty(rows, heads, parts, size, dtype=torch.float32, device=asked.device)
     tops = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=asked.device)
-    columns, rope, norms = new or (lengths, asked, None)
+    columns, rope, norms = new or (position, asked, None)
     _part_kernel[(rows, groups, parts)](
         asked,
         keys,
         values,
-        lengths,
-        lengths if slots is None else slots,
+        position,
+        position if slots is None else slots,
         columns,
         rope,
         norms.query if norms else asked,
@@ -133,7 +134,7 @@ def _attend_triton(
         1 / math.sqrt(size),
         keys.stride(0),
         keys.stride(1),
-        lengths.stride(0),
+        position.stride(0),
         columns.stride(0),
         rope.stride(0),
         heads,
@@ -180,7 +181,7 @@ def _part_kernel(
     asked,
     keys,
     values,
-    lengths,
+    position,
     slots,
     columns,
     rope,
@@ -193,7 +194,7 @@ def _part_kernel(
     scale,
     slot_stride,
     group_stride,
-    lengths_stride,
+    position_stride,
     columns_stride,
     rope_stride,
     heads,
@@ -215,9 +216,9 @@ def _part_kernel(
     group = tl.program_id(1)
     part = tl.program_id(2)
     slot = tl.load(slots + row) if SLOTS else row
-    length = tl.load(lengths + row * lengths_stride)
-    if NEW:
-        length -= 1  # the new one is not there yet
+    length = tl.load(position + row * position_stride)  # without the new one, which is not there yet
+    if not NEW:
+        length = tl.maximum(length + 1, 1)
     each = tl.cdiv(tl.cdiv(length, parts), BLOCK) * BLOCK
     first = part * each
     last = tl.minimum(first + each, length)

@@ -1,170 +1,320 @@
-"""One token per row: penalty, nucleus, temperature and draw in one kernel, by searching for thresholds, without a sort.
+"""The tokens of a frame drawn, one of each row: penalty, nucleus, temperature and draw in one kernel, without a sort.
 
-Where the nucleus ends and where the draw falls are the logits at which a sum over all that are higher passes a bound:
-found bit by bit, two bits at a time, and only as many bits as the logits' dtype has. Among equal logits the lower token
-ranks first, as in the reference.
-Shapes: B rows, V vocabulary, N penalised tokens.
+Probabilities are taken as whole numbers, of which there are `WHOLE`: their sums are the same in any order, so a row
+draws what it draws whoever computes it. Where the nucleus ends is the logit at and above which they sum up to more
+than its share, and what is drawn is the token before which they do not; both are found bit by bit. Among equal logits
+the lower token ranks first.
+Shapes: B rows, V vocabulary, N penalised tokens, K codebooks, W window, D channels.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.repetition import WINDOW, RepetitionWindow
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
+WHOLE = 1 << 31
+MIN_TEMPERATURE = 1e-5  # upstream's floor; at it the draw is the arg max
 MAX_VOCABULARY = 8192  # that one program holds
 
 
-def can_draw(logits: Tensor) -> bool:
-    """Whether the kernel can draw from these logits [B, V]."""
+class Asked(NamedTuple):
+    """What the draws of B rows go by; nothing of it changes within a frame."""
+
+    penalty: Tensor  # [B]
+    temperature: Tensor  # [B]
+    top_p: Tensor  # [B]
+    uniforms: Tensor  # [B, frames, K] in [0, 1)
+    num_frames: Tensor  # [B] that were made
+    window: RepetitionWindow  # what the first B rows said
+
+
+class MainTokens(NamedTuple):
+    """What the main token may be."""
+
+    first: int  # semantic token, that of code 0
+    last: int
+    end: int
+    restricted: bool  # the logits are those of the semantic tokens and the end; else of all tokens
+    num_codes: int  # of the first codebook
+
+
+def draw_main(logits: Tensor, table: Tensor, made: Tensor, asked: Asked, tokens: MainTokens) -> Tensor:
+    """Draw the main token of each row from `logits` [B, V], which it may change.
+
+    `made`, int64 [B, K + 3], is what is drawn into: main token, codes, whether it is the end (a row's first frame never
+    is), whether the logits were finite. Gives the first code's row of `table` [codes, D], [B, D].
+    """
+    if _can_draw(logits):
+        return _draw_triton(logits, table, made, asked, 0, tokens)
+    count, books = asked.num_frames, made.shape[1] - 3
+    made[:, books + 2] = logits.abs().amax(-1) < math.inf  # not so of NaN
+    past, counts = asked.window.main_tokens(count)
+    if tokens.restricted:
+        counts = counts & (past >= tokens.first) & (past <= tokens.last)
+        past = past - tokens.first
+        logits[:, -1] = torch.where(count == 0, -math.inf, logits[:, -1])
+    choice = _draw_penalised(logits, past, counts, asked, 0)
+    if tokens.restricted:
+        stop = choice == logits.shape[1] - 1
+        choice = torch.where(stop, tokens.end, choice + tokens.first)
+    else:
+        stop = (choice == tokens.end) & (count > 0)  # upstream does not look for the end in frame 0
+    made[:, 0], made[:, books + 1] = choice, stop
+    made[:, 1] = (choice - tokens.first).clamp(0, tokens.num_codes - 1)
+    return F.embedding(made[:, 1], table)
+
+
+def draw_code(logits: Tensor, table: Tensor, made: Tensor, asked: Asked, codebook: int) -> Tensor:
+    """Draw the code of `codebook` (1 … K - 1) of each row from `logits` [B, V] into `made`.
+
+    Gives its row of `table`, [B, D].
+    """
+    if _can_draw(logits):
+        return _draw_triton(logits, table, made, asked, codebook, None)
+    past, counts = asked.window.codes(codebook, len(logits)), asked.window.counted(asked.num_frames)
+    made[:, codebook + 1] = _draw_penalised(logits, past, counts, asked, codebook)
+    return F.embedding(made[:, codebook + 1], table)
+
+
+def penalise(logits: Tensor, tokens: Tensor, valid: Tensor, penalty: Tensor) -> Tensor:
+    """Make `tokens` [B, N] less likely where `valid` [B, N]; once each, however often they occur.
+
+    Negative logits are multiplied by the row's `penalty` [B], others divided (Keskar et al. 2019, CTRL). Tokens that
+    have no logit cannot be drawn, so they need no penalty.
+    """
+    valid = valid & (tokens >= 0) & (tokens < logits.shape[1])
+    tokens = torch.where(valid, tokens, 0)
+    hit = torch.zeros_like(logits).scatter_reduce(1, tokens, valid.to(logits.dtype), reduce="amax") > 0
+    penalty = penalty.unsqueeze(1)
+    return torch.where(hit, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
+    """Give the probability of every token [B, V].
+
+    S1's nucleus: on logits before temperature, the token that crosses `top_p` [B] is out, the likeliest is always in.
+    """
+    logits = logits.float()
+    ranked, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    outside = _whole(ranked.softmax(-1)).cumsum(-1) > _whole(top_p).unsqueeze(1)
+    outside[:, 0] = False
+    outside = torch.empty_like(outside).scatter_(1, tokens, outside)
+    heat = temperature.clamp_min(MIN_TEMPERATURE).unsqueeze(1)
+    return ((logits - ranked[:, :1]) / heat).masked_fill(outside, -math.inf).softmax(-1)
+
+
+def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Draw a token of each row [B] of `probabilities` [B, V] by inverting their cumulative sum at `uniform` [B]."""
+    cumulative = _whole(probabilities).cumsum(-1)
+    total = cumulative[:, -1]
+    goal = (((uniform * (1 << 24)).long() * total) >> 24).minimum(total - 1)  # `uniforms` have 24 bits
+    return (cumulative <= goal.unsqueeze(1)).sum(-1).clamp_max(probabilities.shape[1] - 1)  # a row of NaN has none
+
+
+def _whole(share: Tensor) -> Tensor:
+    return (share * WHOLE).long()
+
+
+def _draw_penalised(logits: Tensor, tokens: Tensor, valid: Tensor, asked: Asked, number: int) -> Tensor:
+    """Draw by each row's `number`th uniform; penalised logits are rounded to their dtype."""
+    logits = penalise(logits.float(), tokens, valid, asked.penalty).to(logits.dtype)
+    rows = torch.arange(len(logits), device=logits.device)
+    uniform = asked.uniforms[rows, asked.num_frames, number]
+    return draw(probabilities(logits, asked.temperature, asked.top_p), uniform)
+
+
+def _can_draw(logits: Tensor) -> bool:
     return runs_triton(logits) and logits.shape[1] <= MAX_VOCABULARY
 
 
-def draw_in_one(
-    logits: Tensor,
-    tokens: Tensor,
-    valid: Tensor,
-    penalty: Tensor,
-    temperature: Tensor,
-    top_p: Tensor,
-    uniform: Tensor,
-    least_heat: float,
-    table: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Do as `layers.sampling.draw_token`, which says what; no temperature is below `least_heat`.
-
-    Gives the row of `table` [V, D] of each token as well, [B, D].
-    """
+def _draw_triton(
+    logits: Tensor, table: Tensor, made: Tensor, asked: Asked, number: int, tokens: MainTokens | None
+) -> Tensor:
     rows, size = logits.shape
-    embedded = None if table is None else torch.empty(rows, table.shape[1], dtype=table.dtype, device=table.device)
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    block = triton.next_power_of_2(size)
+    embedded = torch.empty(rows, table.shape[1], dtype=table.dtype, device=table.device)
+    block = max(32, triton.next_power_of_2(size))
+    window = asked.window
     _draw_kernel[(rows,)](
-        logits.contiguous(),
-        tokens,
-        valid,
-        penalty,
-        temperature,
-        top_p,
-        uniform,
-        out,
-        logits if table is None else table,
-        logits if embedded is None else embedded,
+        logits,
+        window.history,
+        asked.num_frames,
+        asked.penalty,
+        asked.temperature,
+        asked.top_p,
+        asked.uniforms,
+        table,
+        made,
+        embedded,
+        number,
         size,
-        *tokens.stride(),
-        *valid.stride(),
-        uniform.stride(0),
-        least_heat,
+        logits.stride(0),
+        asked.uniforms.stride(0),
+        asked.uniforms.stride(1),
+        window.skipped,
+        *(tokens[:3] if tokens else (0, 0, 0)),
+        tokens.num_codes if tokens else 0,
+        MIN_TEMPERATURE,
+        WHOLE,
         block,
-        tokens.shape[1],
-        8 if logits.dtype == torch.bfloat16 else 16,
-        0 if table is None else table.shape[1],
+        block.bit_length() - 1,
+        table.shape[1],
+        made.shape[1] - 3,
+        WINDOW,
+        AS_MEANT=window.as_meant,
+        MAIN=tokens is not None,
+        RESTRICTED=tokens is not None and tokens.restricted,
         **launch(logits),
-        num_warps=max(1, min(16, block // 256)),
+        num_warps=max(1, block // 1024),
     )
-    return out, embedded
+    return embedded
 
 
 @jit
-def _sum_three(a, b, c, d, e, f):
-    return a + d, b + e, c + f
+def _order(x, BITS: tl.constexpr):
+    """Unsigned integers of as many bits as x has, in the order of x; 0 is below every number's."""
+    if BITS == 16:
+        bits = x.to(tl.uint16, bitcast=True).to(tl.uint32)
+        ordered = tl.where(bits >> 15 != 0, 0xFFFF - bits, bits | 0x8000)
+    else:
+        bits = x.to(tl.uint32, bitcast=True)
+        ordered = tl.where(bits >> 31 != 0, 0xFFFFFFFF - bits, bits | 0x80000000).to(tl.uint64)
+    return ordered
 
 
 @jit
-def _threshold(key, mass, bound, STEPS: tl.constexpr):
-    """The highest key at and above which the mass is over the bound, else 0; keys differ in their first bits only."""
-    found = tl.cast(0, tl.uint32)
-    for step in tl.static_range(STEPS):
-        low = tl.cast(1 << (30 - 2 * step), tl.uint32)
-        first, second, third = found + low, found + low + low, found + low + low + low
-        sums = tl.reduce(
-            (
-                tl.where(key >= first, mass, 0.0),
-                tl.where(key >= second, mass, 0.0),
-                tl.where(key >= third, mass, 0.0),
-            ),
-            axis=0,
-            combine_fn=_sum_three,
-        )
-        found += low * (
-            (sums[0] > bound).to(tl.uint32) + (sums[1] > bound).to(tl.uint32) + (sums[2] > bound).to(tl.uint32)
-        )
+def _edge(key, mass, bound, BITS: tl.constexpr):
+    """The highest number such that the mass of keys at and above it is over the bound, else 0."""
+    found = tl.sum(tl.zeros_like(key), axis=0)
+    step = found + 1
+    for bit in range(BITS):
+        higher = found | (step << (BITS - 1 - bit))
+        over = tl.sum(tl.where(key >= higher, mass, 0), axis=0) > bound
+        found = tl.where(over, higher, found)
+    return found
+
+
+@jit
+def _place(at, mass, goal, BITS: tl.constexpr):
+    """The place `at` which the sum of the mass before it is not over the goal, but that of the next is."""
+    found = tl.sum(tl.zeros_like(at), axis=0)
+    for bit in range(BITS):
+        later = found | (1 << (BITS - 1 - bit))
+        fits = tl.sum(tl.where(at < later, mass, 0), axis=0) <= goal
+        found = tl.where(fits, later, found)
     return found
 
 
 @jit
 def _draw_kernel(
     logits,
-    tokens,
-    valid,
+    history,
+    count,
     penalty,
     temperature,
     top_p,
-    uniform,
-    out,
+    uniforms,
     table,
+    made,
     embedded,
+    number,
     size,
-    tokens_row_stride,
-    tokens_stride,
-    valid_row_stride,
-    valid_stride,
-    uniform_stride,
+    logits_stride,
+    uniforms_stride,
+    uniforms_frame_stride,
+    skipped,
+    first_token,
+    last_token,
+    end_token,
+    num_codes,
     least_heat,
+    WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    STEPS: tl.constexpr,
+    PLACE_BITS: tl.constexpr,
     WIDTH: tl.constexpr,
+    BOOKS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    AS_MEANT: tl.constexpr,
+    MAIN: tl.constexpr,
+    RESTRICTED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
-    wait_for_last(EARLY)
-    logit = tl.load(logits + row * size + at, mask=inside, other=float("-inf")).to(tl.float32)
-    hit = tl.zeros([BLOCK], tl.int32)
-    for number in tl.static_range(TOKENS):
-        token = tl.load(tokens + row * tokens_row_stride + number * tokens_stride)
-        counts = tl.load(valid + row * valid_row_stride + number * valid_stride)
-        hit = hit | ((at == token) & (counts != 0)).to(tl.int32)
+    # What is not of this frame is there before the last kernel has ended.
+    frame = tl.load(count + row)
     strength = tl.load(penalty + row)
-    logit = tl.where(hit != 0, tl.where(logit < 0, logit * strength, logit / strength), logit)
-    logit = logit.to(logits.dtype.element_ty).to(tl.float32)
-    logit = tl.where(logit == 0.0, 0.0, logit)  # one zero, not two
-    # Keys whose order as unsigned integers is that of the logits; 0 is below every number's.
-    bits = logit.to(tl.uint32, bitcast=True)
-    key = tl.where(inside, tl.where(bits >> 31 != 0, 0xFFFFFFFF - bits, bits | 0x80000000), 0)
-    if STEPS == 8:
-        key = key & 0xFFFF0000
-    highest = tl.max(logit, axis=0)
-    mass = tl.exp(logit - highest)
-    mass = mass / tl.sum(mass, axis=0)
-    # The nucleus: all above the key that crosses top_p, and of those equal to it the first that fit.
+    weakness = 1.0 / strength
+    coldness = 1.0 / tl.maximum(tl.load(temperature + row), least_heat)
     share_of_nucleus = tl.load(top_p + row)
-    edge = _threshold(key, mass, share_of_nucleus, STEPS)
-    above = tl.sum(tl.where(key > edge, mass, 0.0), axis=0)
-    tied = key == edge
-    place = tl.cumsum(tied.to(tl.int32), axis=0)
-    kept = (key > edge) | (tied & (above + place * mass <= share_of_nucleus))
-    kept = inside & (kept | ((key == tl.max(key, axis=0)) & tied & (place == 1)))  # the most likely is always in
-    heat = tl.maximum(tl.load(temperature + row), least_heat)
-    share = tl.where(kept, tl.exp((logit - highest) / heat), 0.0)
-    goal = tl.load(uniform + row * uniform_stride) * tl.sum(share, axis=0)
-    drawn = _threshold(key, share, goal, STEPS)
-    over = tl.sum(tl.where(key > drawn, share, 0.0), axis=0)
-    tied = kept & (key == drawn)
-    place = tl.cumsum(tied.to(tl.int32), axis=0)
-    last = tl.sum(tied.to(tl.int32), axis=0)
-    fits = tied & ((over + place * share > goal) | (place == last))
-    token = tl.min(tl.where(fits, at, BLOCK), axis=0)
-    token = tl.where(token < size, token, 0).to(tl.int64)
-    tl.store(out + row, token)
-    for begin in tl.static_range(0, WIDTH, BLOCK):
-        channel = begin + at
-        value = tl.load(table + token * WIDTH + channel, mask=channel < WIDTH, other=0.0)
-        tl.store(embedded + row * WIDTH + channel, value, mask=channel < WIDTH)
+    uniform = tl.load(uniforms + row * uniforms_stride + frame * uniforms_frame_stride + number)
+    past = history + row * WINDOW * (BOOKS + 1)
+    group = tl.arange(0, BLOCK // 32)
+    hits = tl.zeros([BLOCK // 32], tl.uint32)  # a bit for each token
+    # The main token's penalty as upstream has it looks at one frame's columns, every other at one column of all frames.
+    ONE_FRAME: tl.constexpr = MAIN and not AS_MEANT
+    if ONE_FRAME:
+        recorded = frame - skipped
+        past += tl.where(recorded >= WINDOW, recorded % WINDOW, 0) * (BOOKS + 1)
+    for place in tl.static_range(BOOKS + 1 if ONE_FRAME else WINDOW):
+        if ONE_FRAME:
+            token = tl.load(past + place)
+        else:
+            token = tl.load(past + place * (BOOKS + 1) + (0 if MAIN else number + 1))
+        counts = (frame > place) if AS_MEANT else (frame >= skipped)
+        if RESTRICTED:
+            counts = counts & (token >= first_token) & (token <= last_token)
+            token -= first_token
+        token = tl.where(counts, token, -1).to(tl.int32)
+        hits |= tl.where(group == token >> 5, tl.cast(1, tl.uint32) << (token & 31), 0)
+    hit = tl.reshape((hits[:, None] >> tl.arange(0, 32)[None, :]) & 1, [BLOCK]) != 0
+    wait_for_last(EARLY)
+    logit = tl.load(logits + row * logits_stride + at, mask=inside, other=float("-inf"))
+    kind = logit.dtype
+    logit = logit.to(tl.float32)
+    to = made + row * (BOOKS + 3)
+    if MAIN:
+        endless = tl.where(inside & ~(tl.abs(logit) < float("inf")), 1, 0)  # or no number
+        tl.store(to + BOOKS + 2, (tl.sum(endless, axis=0) == 0).to(tl.int64))
+        if RESTRICTED:
+            logit = tl.where((at == size - 1) & (frame == 0), float("-inf"), logit)
+    logit = tl.where(hit, tl.where(logit < 0, logit * strength, logit * weakness), logit)
+    logit = tl.where(logit == 0.0, 0.0, logit).to(kind)  # one zero, not two
+    VALUE_BITS: tl.constexpr = kind.primitive_bitwidth
+    key = tl.where(inside, (_order(logit, VALUE_BITS) << PLACE_BITS) + (BLOCK - 1 - at).to(tl.uint32), 0)
+    logit = logit.to(tl.float32)
+    logit -= tl.max(logit, axis=0)
+    mass = tl.exp(logit)
+    mass = (mass * (WHOLE / tl.sum(mass, axis=0))).to(tl.uint32)
+    edge = _edge(key, mass, (share_of_nucleus * WHOLE).to(tl.uint32), VALUE_BITS + PLACE_BITS)
+    kept = (key > edge) | (key == tl.max(key, axis=0))  # the likeliest is always in
+    share = tl.where(kept, tl.exp(logit * coldness), 0.0)
+    share = (share * (WHOLE / tl.sum(share, axis=0))).to(tl.uint32)
+    total = tl.sum(share, axis=0).to(tl.int64)
+    goal = tl.minimum(((uniform * (1 << 24)).to(tl.int64) * total) >> 24, total - 1)
+    choice = _place(at, share, goal, PLACE_BITS).to(tl.int64)
+    choice = tl.where(choice < size, choice, 0)  # a row of NaN
+    if MAIN:
+        if RESTRICTED:
+            stop = choice == size - 1
+            choice = tl.where(stop, end_token, choice + first_token)
+        else:
+            stop = (choice == end_token) & (frame > 0)
+        tl.store(to, choice)
+        tl.store(to + BOOKS + 1, stop.to(tl.int64))
+        choice = tl.minimum(tl.maximum(choice - first_token, 0), num_codes - 1)
+    tl.store(to + number + 1, choice)
+    channel = tl.arange(0, triton.next_power_of_2(WIDTH))
+    value = tl.load(table + choice * WIDTH + channel, mask=channel < WIDTH, other=0.0)
+    tl.store(embedded + row * WIDTH + channel, value, mask=channel < WIDTH)

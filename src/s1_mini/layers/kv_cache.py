@@ -78,8 +78,8 @@ class Columns:
     """Where one token of each of n rows goes, and how far the row then looks back."""
 
     target: Tensor  # [n] column that its key and value are put into
-    lengths: Tensor  # [n] columns that it attends to, the new one included
-    span: int  # no length is greater
+    position: Tensor  # [n] the last column that it attends to, the new one's own; no kernel of a frame writes it
+    span: int  # every position is below it
     rope: Tensor  # [n, D / 2, 2] its part of the rotary table
-    mask: Tensor | None  # [n, 1, 1, span] true below its length; None if all are `span` long
+    mask: Tensor | None  # [n, 1, 1, span] true up to its position; None if all have `span` columns
     slots: Tensor | None = None  # [n] whose they are; None: the first ones', in order

@@ -76,7 +76,7 @@ class Attention(nn.Module):
             qkv,
             *cached,
             columns.target,
-            columns.lengths,
+            columns.position,
             columns.rope,
             norms,
             span=columns.span,

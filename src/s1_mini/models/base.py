@@ -47,11 +47,24 @@ class SamplingTensors:
 
 @dataclass(frozen=True)
 class Frames:
-    """One frame of every row; only active rows mean anything."""
+    """One frame of every row; only active rows mean anything. One table, so that it comes to the host in one go."""
 
-    codes: Tensor  # [B, K]
-    stop: Tensor  # [B] bool: this is no frame but the end of the utterance
-    valid: Tensor  # [B] bool: false where the logits were not finite
+    table: Tensor  # int64 [B, K + 3]: main token, K codes, stop, valid
+
+    @property
+    def codes(self) -> Tensor:
+        """Codes [B, K]."""
+        return self.table[:, 1:-2]
+
+    @property
+    def stop(self) -> Tensor:
+        """Whether this is no frame but the end of the utterance: [B] bool."""
+        return self.table[:, -2] != 0
+
+    @property
+    def valid(self) -> Tensor:
+        """Whether the logits were finite: [B] bool."""
+        return self.table[:, -1] != 0
 
 
 class SpeechModel(Protocol):

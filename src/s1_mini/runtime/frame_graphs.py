@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.layers.staging import stage
-from s1_mini.models.base import SamplingTensors, SpeechModel
+from s1_mini.models.base import Frames, SamplingTensors, SpeechModel
 
 # Rows of the graphs: a batch runs in the smallest that holds it.
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -30,8 +30,7 @@ Replay = Callable[[], None]
 @dataclass(frozen=True)
 class _Frame:
     replay: Replay
-    codes: Tensor  # [rows, K], pinned
-    ends: Tensor  # [2, rows] bool, pinned: stop and valid
+    frames: Frames  # pinned
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,9 @@ class FrameGraphs:
         """Wait for the frame that was launched: codes [rows or more, K], and whether each row stops, is valid."""
         if self._captures:
             self._done.synchronize()
-        stop, valid = self._launched.ends.tolist()
-        return self._launched.codes.numpy().copy(), stop, valid  # the next frame overwrites it
+        frames = self._launched.frames
+        codes = frames.codes.numpy().copy()  # the next frame overwrites it
+        return codes, frames.stop.tolist(), frames.valid.tolist()
 
     def replay(self, rows: int) -> None:
         """Launch one frame of the first `rows` rows and wait for nothing: for measurements."""
@@ -101,16 +101,13 @@ class FrameGraphs:
         return self._frames[next(size for size in self._rows if size >= rows)]
 
     def _prepare_frame(self, rows: int) -> _Frame:
-        ends = torch.zeros(2, rows, dtype=torch.bool, pin_memory=self._captures)
-        codes = torch.zeros(rows, self._model.num_codebooks, dtype=torch.int64, pin_memory=self._captures)
+        table = torch.zeros(rows, self._model.num_codebooks + 3, dtype=torch.int64, pin_memory=self._captures)
 
         def frame() -> None:
             frames = self._model.step(self._state, self._sampling, self._span, rows)
-            ends[0].copy_(frames.stop, non_blocking=True)
-            ends[1].copy_(frames.valid, non_blocking=True)
-            codes.copy_(frames.codes, non_blocking=True)
+            table.copy_(frames.table, non_blocking=True)
 
-        return _Frame(self._capture(frame), codes, ends)
+        return _Frame(self._capture(frame), Frames(table))
 
     def _prepare_read(self, count: int) -> _Read:
         asked = torch.zeros(count, self._model.num_codebooks + 3, dtype=torch.int64, device=self._model.device)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from s1_mini.exceptions import GenerationError
-from s1_mini.layers.sampling import uniforms
+from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
 from s1_mini.models.base import Prefix, SamplingTensors
 from s1_mini.runtime.frame_graphs import FrameGraphs

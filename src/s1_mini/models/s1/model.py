@@ -6,7 +6,6 @@ Shapes: B slots, S columns, K codebooks.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,14 +17,15 @@ from s1_mini.config import Heads, RepetitionMode
 from s1_mini.exceptions import CapacityError
 from s1_mini.kernels.columns import take_frame
 from s1_mini.kernels.decode_attention import used_columns
+from s1_mini.kernels.draw import Asked, MainTokens, draw_code, draw_main
+from s1_mini.kernels.linear import branch_sum
+from s1_mini.kernels.repetition import RepetitionWindow
 from s1_mini.layers.kv_cache import Columns, KVCache
-from s1_mini.layers.sampling import draw_embedded, draw_token
 from s1_mini.layers.staging import stage
 from s1_mini.layers.transformer import FeedForward
 from s1_mini.models.base import Frames, Prefix, Prompt, SamplingTensors
 from s1_mini.models.s1.network import S1Network
 from s1_mini.models.s1.prompt import build_prompt
-from s1_mini.models.s1.repetition import RepetitionWindow
 from s1_mini.models.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
 
@@ -71,6 +71,10 @@ class S1Model:
         self.max_columns = network.config.max_seq_len
         self.end = tokenizer.control("im_end")
         self._semantic = (tokenizer.semantic_begin, tokenizer.semantic_end)
+        # The restricted head's rows are the semantic tokens in order, then <|im_end|>; the full head's are all ids.
+        self._main_tokens = MainTokens(
+            *self._semantic, self.end, restricted=heads == "restricted", num_codes=network.config.codebook_size
+        )
         self.device = network.norm.weight.device
         self.dtype = network.norm.weight.dtype
         self.kv_dtype = kv_dtype or self.dtype
@@ -95,6 +99,7 @@ class S1Model:
     def allocate(self, slots: int, columns: int) -> S1State:
         """Make the state of `slots` sequences of up to `columns` prompt and frame columns each."""
         config = self.network.config
+        self.network.reserve(slots)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -146,16 +151,8 @@ class S1Model:
 
         Looks at no value, so it can be captured; a prompt's columns before those must have been read, or be among them.
         """
-        lengths = (positions + 1).clamp_min(1)
-        where = Columns(
-            torch.where(positions < 0, state.max_columns, positions),
-            lengths,
-            span,
-            self.network.rope[lengths - 1],
-            used_columns(lengths, span, self.network.config.slow.head_dim),
-            slots,
-        )
-        self.network.slow_step(self.network.embed_rows(columns, self._semantic), state.cache, where)
+        x, where = self._enter(state, columns, positions, span, slots=slots)
+        self.network.slow_step(x, state.cache, where)
 
     def save(self, state: S1State, slot: int, columns: int) -> Prefix:
         """Copy the keys and values of the first `columns` columns of `slot`."""
@@ -189,47 +186,51 @@ class S1Model:
     def step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int | None = None) -> Frames:
         """Generate one frame for every active row of the first `rows`, none of which may have over `span` columns."""
         rows = len(state.count) if rows is None else rows
-        hidden = self.hidden(state, span, self._width(state, rows))
-        logits, count = self.network.main_logits(hidden)[:rows], state.count[:rows]
-        valid = logits.abs().amax(-1) < math.inf  # not so of NaN
-        uniforms = sampling.uniforms[torch.arange(rows, device=self.device), count]
-        counted = state.window.counted(count)
+        hidden, logits = self.network.main_logits(*self._slow(state, span, self._width(state, rows)))
         idle = len(hidden) - rows  # computed, but not drawn for
-        asked = {
-            "penalty": sampling.repetition_penalty[:rows],
-            "temperature": sampling.temperature[:rows],
-            "top_p": sampling.top_p[:rows],
-        }
+        made = torch.empty(rows, self.num_codebooks + 3, dtype=torch.int64, device=self.device)
+        asked = Asked(
+            sampling.repetition_penalty[:rows],
+            sampling.temperature[:rows],
+            sampling.top_p[:rows],
+            sampling.uniforms[:rows],
+            state.count[:rows],
+            state.window,
+        )
 
-        def pick_code(codebook: int, logits: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-            past = state.window.codes(codebook, rows)
-            code, x = draw_embedded(logits[:rows], past, counted, table, **asked, uniform=uniforms[:, codebook])
-            return (F.pad(code, (0, idle)), F.pad(x, (0, 0, 0, idle))) if idle else (code, x)
+        def fill(x: Tensor) -> Tensor:
+            return F.pad(x, (0, 0, 0, idle)) if idle else x
 
-        past, counts = self._penalised(state, count)
-        choice = draw_token(self._hold_open(logits, count), past, counts, **asked, uniform=uniforms[:, 0])
-        token, stop = self._token(choice, count)
-        first = self.first_code(token)
-        first = F.pad(first, (0, idle)) if idle else first
-        codes = self.network.fast(hidden, first, state.fast_cache, pick_code)[:rows]
-        self.advance(state, torch.cat((token.unsqueeze(1), codes), dim=1))
-        return Frames(codes=codes, stop=stop, valid=valid)
+        def pick(codebook: int, logits: Tensor, table: Tensor) -> Tensor:
+            return fill(draw_code(logits[:rows], table, made, asked, codebook))
+
+        first = draw_main(logits[:rows], self.network.fast_embeddings.weight, made, asked, self._main_tokens)
+        self.network.fast(hidden, fill(first), state.fast_cache, pick)
+        self.advance(state, made)
+        return Frames(made)
 
     def hidden(self, state: S1State, span: int, rows: int | None = None) -> Tensor:
         """Run the slow transformer over the next column of the first `rows` rows; its pre-norm output [rows, dim]."""
-        rows = len(state.count) if rows is None else rows
-        position = state.position[:rows]
-        target = torch.where(state.active[:rows], position, state.max_columns)
-        x = self.network.embed_rows(state.column[:rows], self._semantic)
-        lengths = position + 1
-        where = Columns(
-            target,
-            lengths,
-            span,
-            self.network.rope[position],
-            used_columns(lengths, span, self.network.config.slow.head_dim),
-        )
+        return branch_sum(*self._slow(state, span, len(state.count) if rows is None else rows))
+
+    def _slow(self, state: S1State, span: int, rows: int) -> tuple[Tensor, Tensor | None]:
+        x, where = self._enter(state, state.column[:rows], state.position[:rows], span, active=state.active[:rows])
         return self.network.slow_step(x, state.cache, where)
+
+    def _enter(
+        self,
+        state: S1State,
+        columns: Tensor,
+        position: Tensor,
+        span: int,
+        *,
+        active: Tensor | None = None,
+        slots: Tensor | None = None,
+    ) -> tuple[Tensor, Columns]:
+        """Embed columns, and tell where in the cache each goes and what it sees there."""
+        x, target, rope = self.network.enter(columns, position, active, state.max_columns, self._semantic)
+        mask = used_columns(position, span, self.network.config.slow.head_dim)
+        return x, Columns(target, position, span, rope, mask, slots)
 
     def _width(self, state: S1State, rows: int) -> int:
         """Rows to compute with: on a CPU, products of one to three rows are rounded otherwise than those of more."""
@@ -237,36 +238,11 @@ class S1Model:
             return rows
         return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.count))
 
-    def first_code(self, token: Tensor) -> Tensor:
-        """Give the first codebook's code of a main token; 0 for a token that is not semantic."""
-        return (token - self.tokenizer.semantic_begin).clamp(0, self.network.config.codebook_size - 1)
-
     def advance(self, state: S1State, frame: Tensor) -> None:
-        """Take `frame` [rows, K + 1], main token and codes, as what the active of the first rows just made."""
+        """Take `frame` [rows, K + 1 or more], main token and codes, as what the active of the first rows just made."""
         window = state.window
         take_frame(frame, window.history, state.column, state.position, state.count, state.active, window.skipped)
 
     def _is_semantic(self, tokens: Tensor) -> Tensor:
         first, last = self._semantic
         return (tokens >= first) & (tokens <= last)
-
-    # The restricted head's rows are the semantic tokens in order, then <|im_end|>; the full head's are all ids.
-
-    def _penalised(self, state: S1State, count: Tensor) -> tuple[Tensor, Tensor]:
-        tokens, valid = state.window.main_tokens(count)
-        if self.heads == "full":
-            return tokens, valid
-        return self.first_code(tokens), valid & self._is_semantic(tokens)
-
-    def _token(self, choice: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        if self.heads == "full":
-            return choice, (choice == self.end) & (count > 0)  # upstream does not look for the end in frame 0
-        stop = choice == self.network.output.out_features - 1
-        return torch.where(stop, self.end, choice + self.tokenizer.semantic_begin), stop
-
-    def _hold_open(self, logits: Tensor, count: Tensor) -> Tensor:
-        """Forbid the end before the first frame: an utterance is never empty."""
-        if self.heads == "full":
-            return logits
-        logits[:, -1] = torch.where(count == 0, float("-inf"), logits[:, -1])
-        return logits

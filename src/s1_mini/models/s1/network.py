@@ -13,18 +13,18 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from s1_mini.kernels.columns import embed_columns
+from s1_mini.kernels.columns import Embedding, enter_columns
 from s1_mini.kernels.decode_attention import used_columns
-from s1_mini.kernels.linear import branch_sum, norm_linear
+from s1_mini.kernels.linear import norm_linear
 from s1_mini.layers.kv_cache import Columns, KVCache, KVStore
 from s1_mini.layers.norm import RMSNorm
 from s1_mini.layers.rope import rope_table
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.models.s1.config import S1Config
 
-# Chooses the code of a codebook (1 … K-1) for every row: (codebook, logits [B, V], table [codes, dim]) -> codes [B] and
-# their rows of the table [B, dim].
-PickCode = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+# Chooses the code of a codebook (1 … K-1) for every row: (codebook, logits [B, V], table [codes, dim]) -> the codes'
+# rows of the table [B, dim].
+PickCode = Callable[[int, Tensor, Tensor], Tensor]
 
 
 class S1Network(nn.Module):
@@ -52,12 +52,25 @@ class S1Network(nn.Module):
         self.rope = rope_table(config.max_seq_len + 1, config.slow.head_dim, config.rope_base, device)
         self.fast_rope = rope_table(config.num_codebooks, config.fast.head_dim, config.rope_base, device)
         self.offsets = torch.arange(config.num_codebooks, device=device).mul(config.codebook_size).unsqueeze(1)
-        self.steps = torch.arange(config.num_codebooks + 1, device=device).unsqueeze(1)
+        self.steps = torch.arange(config.num_codebooks, device=device).unsqueeze(1)
+        nothing = self.steps[:0, 0]
+        self._pairs = Columns(nothing, nothing, 2, self.fast_rope[:0], None)  # of as many rows as are reserved
 
-    def embed_rows(self, columns: Tensor, semantic: tuple[int, int]) -> Tensor:
-        """Embed one column of each row, [B, K + 1], as `embed` does; [B, dim]."""
+    def reserve(self, rows: int) -> None:
+        """Make what frames of up to `rows` rows need and what never changes."""
+        if rows > len(self._pairs.position) // 2:
+            target = self.steps[:2, 0].repeat(rows)
+            slots = torch.arange(rows, device=target.device).repeat_interleave(2)
+            mask = used_columns(target, 2, self.config.fast.head_dim)
+            self._pairs = Columns(target, target, 2, self.fast_rope[target], mask, slots)
+
+    def enter(
+        self, columns: Tensor, position: Tensor, active: Tensor | None, spare: int, semantic: tuple[int, int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Do as `enter_columns` with the slow layers' tables."""
         main, codes = self.embeddings.weight, self.codebook_embeddings.weight
-        return embed_columns(columns, semantic, main, codes, scaled=self.config.scale_codebook_embeddings)
+        embedding = Embedding(main, codes, semantic, self.config.scale_codebook_embeddings)
+        return enter_columns(columns, position, active, spare, embedding, self.rope)
 
     def embed(self, columns: Tensor, semantic: Tensor) -> Tensor:
         """Embed columns [B, K + 1, T]: main token, plus codes where `semantic` [B, T]; [B, T, dim]."""
@@ -74,50 +87,45 @@ class S1Network(nn.Module):
             x = layer(x, rope, mask, store(index))
         return x
 
-    def slow_step(self, x: Tensor, cache: KVCache, columns: Columns) -> Tensor:
-        """Run one column of each row x [B, dim]. Pre-norm."""
+    def slow_step(self, x: Tensor, cache: KVCache, columns: Columns) -> tuple[Tensor, Tensor | None]:
+        """Run one column of each row x [B, dim]. Gives the output before the norm as `branch_sum` takes it."""
         branch: Tensor | None = None
         for index, layer in enumerate(self._blocks(self.layers)):
             x, branch = layer.step(x, branch, cache.rows(index), columns)
-        return branch_sum(x, branch)
+        return x, branch
 
     @staticmethod
     def _blocks(layers: nn.ModuleList) -> list[TransformerBlock]:
         return cast("list[TransformerBlock]", layers)
 
-    def main_logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the kept main head rows from the slow transformer's pre-norm output [B, dim]."""
-        return norm_linear(hidden, None, self.norm.spec, self.output.weight)[1]
+    def main_logits(self, x: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Give what `slow_step` gave, summed [B, dim], and logits of the kept main head rows [B, main rows]."""
+        return norm_linear(x, branch, self.norm.spec, self.output.weight)
 
-    def fast(self, hidden: Tensor, code: Tensor, cache: KVCache, pick: PickCode) -> Tensor:
-        """Give all codes [B, K] of a frame from the slow output [B, dim] and its first code [B].
+    def fast(self, hidden: Tensor, first: Tensor, cache: KVCache, pick: PickCode) -> None:
+        """Make the codes 1 … K-1 of a frame from the slow output and the first code, embedded, [B, dim] both.
 
         Positions 0 (the hidden state) and 1 (the first code) are both known at the start and run as one pass.
         """
         start = self.norm(hidden) if self.config.norm_fastlayer_input else hidden
-        pairs = torch.stack((self.fast_project_in(start), self.fast_embeddings(code)), dim=1)
-        logits = self._fast_step(pairs.flatten(0, 1), self._pair(len(code)), cache)[1::2]
-        codes = [code]
+        x, table = torch.stack((self.fast_project_in(start), first), dim=1).flatten(0, 1), self.fast_embeddings.weight
+        logits = self._fast_step(x, self._pair(len(first)), cache)[1::2]
         for codebook in range(1, self.config.num_codebooks):
-            picked, x = pick(codebook, logits, self.fast_embeddings.weight)
-            codes.append(picked)
-            if len(codes) < self.config.num_codebooks:
-                logits = self._fast_step(x, self._fast_columns(codebook + 1, len(code)), cache)
-        return torch.stack(codes, dim=1)
+            x = pick(codebook, logits, table)
+            if codebook + 1 < self.config.num_codebooks:
+                logits = self._fast_step(x, self._fast_columns(codebook + 1, len(first)), cache)
 
     def _pair(self, rows: int) -> Columns:
         """Positions 0 and 1 of every row, side by side."""
-        first, second = self.steps[0], self.steps[1]
-        target = torch.cat((first, second)).repeat(rows)
-        slots = torch.arange(rows, device=target.device).repeat_interleave(2)
-        lengths = target + 1
-        mask = used_columns(lengths, 2, self.config.fast.head_dim)
-        return Columns(target, lengths, 2, self.fast_rope[target], mask, slots)
+        pairs, count = self._pairs, 2 * rows
+        mask = None if pairs.mask is None else pairs.mask[:count]
+        slots = None if pairs.slots is None else pairs.slots[:count]
+        return Columns(pairs.target[:count], pairs.position[:count], 2, pairs.rope[:count], mask, slots)
 
     def _fast_columns(self, position: int, rows: int) -> Columns:
         """One position of every row."""
-        target, lengths = (self.steps[step].expand(rows) for step in (position, position + 1))
-        return Columns(target, lengths, position + 1, self.fast_rope[position].expand(rows, -1, -1), mask=None)
+        target = self.steps[position].expand(rows)
+        return Columns(target, target, position + 1, self.fast_rope[position].expand(rows, -1, -1), mask=None)
 
     def _fast_step(self, x: Tensor, columns: Columns, cache: KVCache) -> Tensor:
         """Run one position of each row, x [B, dim]; logits [B, V] of the codebook that it is about."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from s1_mini.kernels.columns import take_frame
-from s1_mini.models.s1.repetition import WINDOW, RepetitionWindow
+from s1_mini.kernels.repetition import WINDOW, RepetitionWindow
 
 NUM_CODEBOOKS = 3
 

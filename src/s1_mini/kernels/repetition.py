@@ -22,19 +22,17 @@ class RepetitionWindow:
 
     def __init__(self, rows: int, num_codebooks: int, mode: RepetitionMode, device: torch.device) -> None:
         self.history = torch.zeros(rows, WINDOW, num_codebooks + 1, dtype=torch.int64, device=device)
-        self._as_meant = mode == "fixed"
-        self.skipped = 0 if self._as_meant else 1  # frames at the start that are not remembered
-        self._slots = torch.arange(WINDOW, device=device)
-        self._rows = torch.arange(rows, device=device)
+        self.as_meant = mode == "fixed"
+        self.skipped = 0 if self.as_meant else 1  # frames at the start that are not remembered
 
     def main_tokens(self, count: Tensor) -> tuple[Tensor, Tensor]:
         """Give the ids to penalise when the main token is drawn, and which of them count: [B, N] each."""
         rows = len(count)
-        if self._as_meant:
-            return self.history[:rows, :, 0], self._spoken(count)
+        if self.as_meant:
+            return self.history[:rows, :, 0], self.counted(count)
         recorded = count - self.skipped
         oldest = torch.where(recorded >= WINDOW, recorded % WINDOW, 0)
-        tokens = self.history[self._rows[:rows], oldest]
+        tokens = self.history[torch.arange(rows, device=count.device), oldest]
         return tokens, (recorded >= 0).unsqueeze(1).expand_as(tokens)
 
     def codes(self, codebook: int, rows: int) -> Tensor:
@@ -43,13 +41,10 @@ class RepetitionWindow:
 
     def counted(self, count: Tensor) -> Tensor:
         """Tell which of the codes count, the same for all codebooks: [B, W]."""
-        if self._as_meant:
-            return self._spoken(count)
+        if self.as_meant:
+            return torch.arange(WINDOW, device=count.device) < count.unsqueeze(1)
         return (count >= self.skipped).unsqueeze(1).expand(-1, WINDOW)
 
     def clear(self, row: int) -> None:
         """Forget everything of one row."""
         self.history[row] = 0
-
-    def _spoken(self, count: Tensor) -> Tensor:
-        return self._slots < count.unsqueeze(1)

@@ -1,0 +1,17 @@
+"""Where the randomness of draws comes from: numbers that belong to a request, so that nobody's neighbour matters."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def uniforms(seed: int, piece: int, frames: int, draws: int) -> Tensor:
+    """Give the random numbers in [0, 1) of one sentence piece of a request: [frames, draws] fp32.
+
+    Counter-based (Philox, Salmon et al. 2011) and keyed by request and piece, so frame t draws the same numbers
+    whatever `frames` is, whoever else is in the batch, and on every device.
+    """
+    generator = np.random.Generator(np.random.Philox(key=(piece << 64) | seed))
+    return torch.from_numpy(generator.random((frames, draws), dtype=np.float32))

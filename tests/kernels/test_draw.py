@@ -1,0 +1,153 @@
+"""Promises of the draws, as torch makes them; tests/kernels/test_kernels.py holds the kernel to the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from s1_mini.kernels.draw import Asked, MainTokens, draw, draw_code, draw_main, penalise, probabilities
+from s1_mini.kernels.repetition import RepetitionWindow
+from s1_mini.layers.randomness import uniforms
+
+FIRST, CODES, BOOKS = 100, 6, 3
+
+
+def row(value: float, rows: int = 1) -> torch.Tensor:
+    return torch.full((rows,), value)
+
+
+def test_a_token_that_crosses_top_p_is_out_and_the_likeliest_is_always_in() -> None:
+    logits = torch.tensor([[0.3, 0.5, 0.2]]).log()
+
+    assert torch.allclose(probabilities(logits, row(1.0), row(0.79)), torch.tensor([[0.0, 1.0, 0.0]]))
+    assert torch.allclose(probabilities(logits, row(1.0), row(0.81)), torch.tensor([[0.375, 0.625, 0.0]]))
+    assert torch.allclose(probabilities(logits, row(1.0), row(0.01)), torch.tensor([[0.0, 1.0, 0.0]]))
+
+
+def test_of_equal_logits_the_lower_token_ranks_first() -> None:
+    assert probabilities(torch.zeros(1, 4), row(1.0), row(0.5)).tolist() == [[0.5, 0.5, 0.0, 0.0]]
+
+
+def test_the_nucleus_is_cut_before_temperature() -> None:
+    """At any temperature the same tokens are possible."""
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+
+    cold, hot = (probabilities(logits, row(heat), row(0.95)) for heat in (0.1, 2.0))
+
+    assert torch.equal(cold > 0, hot > 0)
+    assert hot[0, 1] > cold[0, 1] > 0
+
+
+def test_the_penalty_falls_once_however_often_a_token_occurs() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0]])
+    tokens, valid = torch.tensor([[0, 0, 1, 2]]), torch.tensor([[True, True, True, False]])
+
+    assert penalise(logits, tokens, valid, row(2.0)).tolist() == [[1.0, -4.0, 1.0]]
+
+
+def test_a_token_without_a_logit_needs_no_penalty() -> None:
+    logits = torch.tensor([[2.0, 1.0]])
+
+    assert torch.equal(penalise(logits, torch.tensor([[-1, 2]]), torch.ones(1, 2, dtype=torch.bool), row(2.0)), logits)
+
+
+def test_draws_have_the_frequencies_of_the_probabilities() -> None:
+    chances = torch.tensor([[0.6, 0.3, 0.1]]).expand(20_000, 3)
+
+    drawn = draw(chances, uniforms(1, 0, 20_000, 1)[:, 0])
+
+    shares = torch.stack([(drawn == token).float().mean() for token in range(3)])
+    assert torch.allclose(shares, torch.tensor([0.6, 0.3, 0.1]), atol=0.015)
+
+
+def test_a_draw_never_leaves_the_nucleus_whatever_the_uniform() -> None:
+    chances = torch.tensor([[0.0, 0.7, 0.3, 0.0]]).expand(2, 4)
+
+    assert draw(chances, torch.tensor([0.0, 1.0])).tolist() == [1, 2]
+
+
+def test_temperature_zero_is_the_arg_max() -> None:
+    logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
+
+    drawn = draw(probabilities(logits, row(0.0, 8), row(1.0, 8)), uniforms(3, 0, 8, 1)[:, 0])
+
+    assert torch.equal(drawn, logits.argmax(-1))
+
+
+def test_rows_do_not_see_each_other() -> None:
+    """A row alone draws what it draws among others."""
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    heat, top_p, uniform = torch.rand(5) + 0.5, torch.rand(5) * 0.5 + 0.4, uniforms(9, 0, 5, 1)[:, 0]
+
+    together = draw(probabilities(logits, heat, top_p), uniform)
+    alone = [
+        draw(probabilities(logits[i : i + 1], heat[i : i + 1], top_p[i : i + 1]), uniform[i : i + 1]) for i in range(5)
+    ]
+
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_a_step_of_rounding_moves_no_draw_but_those_at_its_edge() -> None:
+    """Two tokens that change ranks change nothing: draws go by the tokens' order, not by that of their logits."""
+    logits = torch.tensor([[1.0, 1.0001, -9.0], [1.0001, 1.0, -9.0]]).repeat_interleave(1000, 0)
+    uniform = uniforms(4, 0, 1000, 1)[:, 0].repeat(2)
+
+    one, other = draw(probabilities(logits, row(1.0, 2000), row(1.0, 2000)), uniform).chunk(2)
+
+    assert (one != other).sum() <= 1
+
+
+def asked(count: list[int], mode: str = "fixed") -> Asked:
+    rows = len(count)
+    window = RepetitionWindow(rows, BOOKS, mode, torch.device("cpu"))
+    return Asked(
+        row(1.0, rows), row(0.0, rows), row(1.0, rows), torch.rand(rows, 9, BOOKS), torch.tensor(count), window
+    )
+
+
+def main_tokens(*, restricted: bool) -> MainTokens:
+    return MainTokens(FIRST, FIRST + CODES - 1, FIRST + 50, restricted, CODES)
+
+
+@pytest.mark.parametrize("restricted", [False, True])
+def test_the_main_token_tells_the_first_code_and_the_end(restricted: bool) -> None:
+    """The third row would end, but has made no frame yet; what it says instead is the next likeliest."""
+    tokens = main_tokens(restricted=restricted)
+    logits = torch.full((3, CODES + 1 if restricted else FIRST + 60), -9.0)
+    end = CODES if restricted else tokens.end
+    code = 4 if restricted else FIRST + 4
+    logits[0, code], logits[1, end], logits[2, end], logits[2, code] = 5.0, 5.0, 5.0, 4.0
+    table, made = torch.randn(CODES, 8), torch.full((3, BOOKS + 3), -1)
+
+    x = draw_main(logits, table, made, asked([2, 2, 0]), tokens)
+
+    ended = [tokens.end, CODES - 1]
+    assert made[:, [0, 1, -2, -1]].tolist()[:2] == [[FIRST + 4, 4, 0, 1], [*ended, 1, 1]]
+    assert made[2, [0, 1, -2, -1]].tolist() == ([FIRST + 4, 4, 0, 1] if restricted else [*ended, 0, 1])
+    assert made[:, 2:-2].eq(-1).all()
+    assert torch.equal(x, table[made[:, 1]])
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_row_whose_logits_are_not_finite_is_told_of_and_harms_no_other(number: float) -> None:
+    logits, made = torch.randn(3, CODES + 1), torch.zeros(3, BOOKS + 3, dtype=torch.int64)
+    expected = logits[[0, 2]].argmax(-1)
+    logits[1, 3] = number
+
+    draw_main(logits, torch.randn(CODES, 8), made, asked([1, 1, 1]), main_tokens(restricted=True))
+
+    assert made[:, -1].tolist() == [1, 0, 1]
+    assert torch.equal(made[[0, 2], 0], torch.where(expected == CODES, FIRST + 50, expected + FIRST))
+    assert 0 <= made[1, 1] < CODES
+
+
+def test_a_code_that_was_said_is_drawn_less() -> None:
+    logits, made = torch.tensor([[2.0, 1.5, 0.0]]).repeat(2, 1), torch.zeros(2, BOOKS + 3, dtype=torch.int64)
+    ask = asked([1, 0])._replace(penalty=row(2.0, 2))
+    ask.window.history[:, 0, 3] = 0  # of codebook 2: code 0, in a frame that the second row has not made
+    table = torch.randn(3, 8)
+
+    x = draw_code(logits, table, made, ask, 2)
+
+    assert made[:, 3].tolist() == [1, 0]
+    assert torch.equal(x, table[[1, 0]])
