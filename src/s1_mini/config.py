@@ -64,6 +64,7 @@ class EngineConfig(BaseSettings):
     # Compilation: inductor where it can work and pays, eager elsewhere (runtime/compilation.py).
     compile: CompileSwitch = "auto"
     compile_backend: CompileBackend = "auto"
+    compile_cache_path: Path | None = Field(None, description="where compiled kernels are kept for the next start")
 
     # Batching: requests join and leave at every frame (runtime/batch_worker.py).
     enable_batching: bool = True
@@ -106,7 +107,7 @@ class EngineConfig(BaseSettings):
         for warning in unknown_variables(os.environ):
             warnings.warn(warning, stacklevel=2)
 
-    @field_validator("checkpoint_path", "reference_cache_path", "voices_path", mode="before")
+    @field_validator("checkpoint_path", "compile_cache_path", "reference_cache_path", "voices_path", mode="before")
     @classmethod
     def _read_path(cls, value: Any) -> Any:
         if value == "":

@@ -22,7 +22,7 @@ from s1_mini.audio.container import AudioFormat, check_format, encode
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, S1MiniError
 from s1_mini.metrics import EngineMetrics, Family
-from s1_mini.packaging.compile_cache import use_cache
+from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, verify_directory
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker, find_checkpoint, load
@@ -103,6 +103,8 @@ class ProductionTTSEngine:
 
     def _load(self, config: EngineConfig, before: VoiceDesk | None = None) -> Running:
         directory = find_checkpoint(config.checkpoint_path)
+        if config.compile_cache_path is not None:
+            keep_cache(config.compile_cache_path)
         if is_packaged(directory):
             verify_directory(directory)  # before anything of it is used and before the device is touched
             use_cache(directory)

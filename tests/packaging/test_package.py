@@ -192,9 +192,10 @@ def test_weights_that_contradict_their_config_are_told_before_anything_is_writte
 def test_a_compile_cache_is_used_where_it_was_made_for_and_nowhere_else(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cache" / "fx").mkdir(parents=True)
-    (tmp_path / "cache" / "fx" / "kernel.py").write_text("# compiled")
-    monkeypatch.setenv(compile_cache.VARIABLE, "")
+    (tmp_path / "cache" / "triton").mkdir(parents=True)
+    (tmp_path / "cache" / "triton" / "kernel.ptx").write_text("// compiled")
+    for variable in compile_cache.VARIABLES:
+        monkeypatch.setenv(variable, "")
     for key, is_used in ((compile_cache.cache_key(), True), ("sm_90-torch1.0.0", False)):
         write_prefix(lay_out(published, compile_cache=tmp_path / "cache", compile_key=key), tmp_path / key)
 
@@ -202,11 +203,25 @@ def test_a_compile_cache_is_used_where_it_was_made_for_and_nowhere_else(
 
         assert (used is not None) == is_used
         if used is not None:
-            assert (used / "fx" / "kernel.py").read_text() == "# compiled"
+            assert (used / "triton" / "kernel.ptx").read_text() == "// compiled"
+            assert {Path(os.environ[variable]).parent for variable in compile_cache.VARIABLES} == {used}
             shutil.rmtree(used)
-            monkeypatch.setenv(compile_cache.VARIABLE, "")
+            for variable in compile_cache.VARIABLES:
+                monkeypatch.setenv(variable, "")
     with pytest.raises(PackageError, match="is no key"):
         lay_out(published, compile_cache=tmp_path / "cache", compile_key="../../etc")
+
+
+def test_what_is_compiled_is_kept_where_the_setting_says_unless_a_variable_says_otherwise(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", compile_cache_path=tmp_path / "cache")
+
+    with ProductionTTSEngine(config):
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "inductor")
+        assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere"
 
 
 # What is refused, folder and archive, each by name.

@@ -43,7 +43,7 @@ def package(
     ),
     decode_only: Annotated[bool, typer.Option("--decode-only", help="Leave out what only references need.")] = False,
     compile_cache: Annotated[
-        Path | None, typer.Option(help="Folder that TORCHINDUCTOR_CACHE_DIR named.", show_default=False)
+        Path | None, typer.Option(help="Folder that S1_MINI_COMPILE_CACHE_PATH named.", show_default=False)
     ] = None,
     compile_key: Annotated[
         str | None, typer.Option(help="GPU and torch that it is for. [this machine's]", show_default=False)

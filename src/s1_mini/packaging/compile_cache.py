@@ -1,4 +1,4 @@
-"""What torch compiled on one machine, taken along for others with the same GPU and the same torch, and no others.
+"""What torch and Triton compiled on one machine, taken along for others with the same GPU and torch, and no others.
 
 A cache is code: whoever may write an artifact may run things where it is loaded. It is the artifact's maker's own.
 """
@@ -19,7 +19,7 @@ from s1_mini.exceptions import PackageError
 logger = logging.getLogger(__name__)
 
 FOLDER = "compile_cache"
-VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # and the part of a cache that it is
 KEY = re.compile(r"(sm_\d{2,3}[a-z]?|cpu)-torch\d+\.\d+\.\d+[a-z0-9.]*")
 
 
@@ -32,20 +32,27 @@ def cache_key() -> str:
     return f"{arch}-torch{torch.__version__.partition('+')[0]}"
 
 
-def use_cache(directory: Path) -> Path | None:
-    """Let torch use the cache in an unpacked artifact that was made for this GPU and this torch, if there is one.
+def keep_cache(directory: Path) -> None:
+    """Have all that is compiled from now on kept in a folder, and looked for there; a cache named already stays."""
+    for variable, part in VARIABLES.items():
+        if not os.environ.get(variable):
+            os.environ[variable] = str(directory.absolute() / part)
 
-    It is copied first: torch writes into its cache, and an artifact stays as it is. A cache that is named already
-    stays. Raises `PackageError` if it cannot be copied.
+
+def use_cache(directory: Path) -> Path | None:
+    """Use the cache in an unpacked artifact that was made for this GPU and this torch, if there is one.
+
+    It is copied first: a cache is written into, and an artifact stays as it is. Where a cache is named already, that
+    one stays, and this one is not used. Raises `PackageError` if it cannot be copied.
     """
     source = directory / FOLDER / cache_key() if (directory / FOLDER).is_dir() else None
-    if source is None or not source.is_dir() or os.environ.get(VARIABLE):
+    if source is None or not source.is_dir() or any(os.environ.get(variable) for variable in VARIABLES):
         return None
     try:
         target = Path(tempfile.mkdtemp(prefix="s1-mini-compiled-"))
         shutil.copytree(source, target, dirs_exist_ok=True)
     except OSError as error:
         raise PackageError(f"the compile cache {source.name} cannot be copied: {error}") from None
-    os.environ[VARIABLE] = str(target)
+    keep_cache(target)
     logger.info("compile cache %s is used", source.name)
     return target

@@ -197,7 +197,7 @@ def _compile_cache(folder: Path, key: str) -> list[Member]:
         raise PackageError(f"compile cache: {key!r} is no key; one is GPU and torch, as in sm_90-torch2.13.0")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     if not files:
-        raise PackageError(f"compile cache: {folder} holds no files; it is what TORCHINDUCTOR_CACHE_DIR named")
+        raise PackageError(f"compile cache: {folder} holds no files; it is what S1_MINI_COMPILE_CACHE_PATH named")
     return [copied(path, f"{CACHE}/{key}/{path.relative_to(folder).as_posix()}") for path in files]
 
 
