@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from s1_mini.bench.agreement import measure_agreement
 from s1_mini.bench.frames import measure_frames
 from s1_mini.bench.goals import Figure, judge
 from s1_mini.bench.load import Clients, Load
@@ -70,10 +71,13 @@ class Scale:
     rounds: int  # requests of each stream
     streams_s: float
     slots: int | None  # None: as the engine chooses
+    company: int  # rows whose tokens are compared with those of rows alone
+    alone: int
+    compared: int  # frames of each
 
 
-FULL = Scale("full", (1, 64, 128), 300, 100, 10.0, 100, 32, 20.0, 12.0, 512, 20.0, 128, 4096, 2, 100.0, None)
-SMALL = Scale("small", (1, 4, 8), 300, 20, 1.0, 10, 4, 4.0, 2.0, 8, 3.0, 1, 8, 2, 15.0, 4)
+FULL = Scale("full", (1, 64, 128), 300, 100, 10.0, 100, 32, 20.0, 12.0, 512, 20.0, 128, 4096, 2, 100.0, None, 64, 8, 40)
+SMALL = Scale("small", (1, 4, 8), 300, 20, 1.0, 10, 4, 4.0, 2.0, 8, 3.0, 1, 8, 2, 15.0, 4, 4, 2, 5)
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,11 @@ def run_suite(plan: SuitePlan, tell: Tell) -> SuiteResult:
     times = measure_frames(speaker, scale.rows, context=scale.context, frames=scale.frames)
     result.details["frames"] = [asdict(each) | {"host_ms": each.host_ms} for each in times]
     result.details["floor_ms"] = _floors(speaker, scale)
+    tell("the same tokens every way")
+    same = measure_agreement(
+        speaker.model, rows=scale.company, context=scale.context, frames=scale.compared, alone=scale.alone
+    )
+    result.details["agreement"] = same
     del speaker
     _free_memory()
     with ProductionTTSEngine(config) as engine:
@@ -142,6 +151,7 @@ def run_suite(plan: SuitePlan, tell: Tell) -> SuiteResult:
         "first_busy": busy.figures["first_byte_ms"]["p95"],
         "underruns_busy": sum(one.underruns for one in busy.outcomes),
         "streams": streams,
+        "same_captured": min(same["captured as eager"][kind] for kind in ("main", "codes")),
         "start": starts[-1],
     }
     result.figures = [judge(name, value, is_full=scale.name == FULL.name) for name, value in values.items()]

@@ -7,6 +7,8 @@ Every kernel launched so must wait, at the latest before it ends: the next one r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -20,11 +22,23 @@ except ImportError:  # Windows, macOS and CPU builds have none
     triton = tl = None
 
 HAS_TRITON = triton is not None
+_uses_triton = HAS_TRITON
 
 
 def runs_triton(x: Tensor) -> bool:
-    """Whether a kernel can work on this tensor."""
-    return HAS_TRITON and x.is_cuda
+    """Whether a kernel is to work on this tensor."""
+    return _uses_triton and x.is_cuda
+
+
+@contextmanager
+def without_triton() -> Iterator[None]:
+    """Let torch compute everything, as on a machine without Triton: what kernels are compared with. Of all threads."""
+    global _uses_triton  # noqa: PLW0603 - a switch of the process, like whether Triton is there
+    before, _uses_triton = _uses_triton, False
+    try:
+        yield
+    finally:
+        _uses_triton = before
 
 
 def jit(function: Any) -> Any:

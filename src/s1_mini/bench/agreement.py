@@ -1,0 +1,117 @@
+"""How often the same is said another way: captured or eager, alone or in company, by kernels or by torch.
+
+The first way speaks freely. The others follow what it said, frame by frame, and choose for themselves at each: so one
+difference does not make all that comes after it differ. Shapes: F frames, B rows, K codebooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from s1_mini.kernels.backend import without_triton
+from s1_mini.layers.randomness import uniforms
+from s1_mini.models.base import Prompt, SamplingTensors
+from s1_mini.models.s1.model import S1Model, S1State
+from s1_mini.runtime.frame_graphs import FrameGraphs
+from s1_mini.types import SamplingParams
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Which share of the tokens are the same."""
+
+    main: float
+    codes: float  # after codes of the frame that are the same
+    frames: int  # compared
+
+    @classmethod
+    def between(cls, ours: Tensor, theirs: Tensor) -> Agreement:
+        """Compare frames [F, B, K + 1]."""
+        same = ours == theirs
+        asked = same[..., :-1].cummin(-1).values[..., 1:]  # the codes after the first, which is the main token's
+        told = same[..., 2:] & asked
+        return cls(
+            float(same[..., 0].float().mean()), float(told.sum() / asked.sum().clamp_min(1)), same[..., 0].numel()
+        )
+
+
+class Speakers:
+    """Rows that begin with `context` columns of noise each and make `frames` frames, always by the same numbers."""
+
+    def __init__(self, model: S1Model, *, context: int, frames: int) -> None:
+        self._context, self._frames = context, frames
+        self._books, self._codes = model.num_codebooks, model.network.fast_output.out_features
+        self._first = model.tokenizer.semantic_begin
+
+    def speak(
+        self,
+        model: S1Model,
+        rows: Sequence[int],
+        *,
+        temperature: float = SamplingParams().temperature,
+        along: Tensor | None = None,
+        captured: bool = False,
+    ) -> Tensor:
+        """Give the frames [F, B, K + 1] that rows of these numbers choose, after their own or those of `along`."""
+        state = self._open(model, rows)
+        sampling = self._sampling(model, rows, temperature)
+        span = self._context + self._frames
+        step: Step = lambda: model.step(state, sampling, span)  # noqa: E731 - one of two ways
+        if captured:
+            graphs = FrameGraphs(model, state, sampling, slots=len(rows), span=span)
+            step = lambda: graphs.replay(len(rows))  # noqa: E731
+        made = []
+        for frame in range(self._frames):
+            before = [tensor.clone() for tensor in (state.position, state.count, state.window.history)]
+            step()
+            made.append(state.column.clone())
+            if along is not None:
+                for tensor, value in zip((state.position, state.count, state.window.history), before, strict=True):
+                    tensor.copy_(value)
+                model.advance(state, along[frame].to(model.device))
+        return torch.stack(made).cpu()
+
+    def _open(self, model: S1Model, rows: Sequence[int]) -> S1State:
+        state = model.allocate(len(rows), self._context + self._frames + 1)
+        for slot, row in enumerate(rows):
+            chance = torch.Generator().manual_seed(row)
+            columns = torch.randint(0, self._codes, (self._books + 1, self._context), generator=chance)
+            columns[0] = columns[1] + self._first
+            model.prefill(state, slot, columns[:, :-1])
+            model.activate(state, slot, Prompt(columns, 0))
+        return state
+
+    def _sampling(self, model: S1Model, rows: Sequence[int], temperature: float) -> SamplingTensors:
+        params, device = SamplingParams(), model.device
+        heat, top_p, penalty = (
+            torch.full((len(rows),), value, device=device)
+            for value in (temperature, params.top_p, params.repetition_penalty)
+        )
+        tables = [uniforms(row, 0, self._frames + 1, self._books) for row in rows]
+        return SamplingTensors(heat, top_p, penalty, torch.stack(tables).to(device))
+
+
+@torch.inference_mode()
+def measure_agreement(model: S1Model, *, rows: int, context: int, frames: int, alone: int) -> dict[str, Any]:
+    """Let `rows` rows speak every way, `alone` of them alone as well; the shares by the way."""
+    speakers = Speakers(model, context=context, frames=frames)
+    everybody = range(rows)
+    spoken = speakers.speak(model, everybody)
+    captured = speakers.speak(model, everybody, captured=True)
+    apart = [speakers.speak(model, [row], along=spoken[:, row : row + 1]) for row in range(alone)]
+    likeliest = speakers.speak(model, range(alone), temperature=0.0)
+    with without_triton():
+        by_torch = speakers.speak(model, range(alone), temperature=0.0, along=likeliest)
+    found = {
+        "captured as eager": Agreement.between(spoken, captured),
+        "alone as in company": Agreement.between(spoken[:, :alone], torch.cat(apart, dim=1)),
+        "by kernels as by torch": Agreement.between(likeliest, by_torch),
+    }
+    return {name: asdict(agreement) for name, agreement in found.items()}
