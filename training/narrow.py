@@ -63,8 +63,8 @@ def open_format(directory: Path, weights: str, kv: str) -> Speaker:
     )
 
 
-def choose_sentences(speaker: Speaker, skipped: int, count: int) -> list[Sentence]:
-    """Take sentences of all kinds in turn, without the first ones, spoken by the voices in turn."""
+def choose_sentences(speaker: Speaker, skipped: int, count: int, seed: int) -> list[Sentence]:
+    """Take sentences of all kinds in turn, without the first ones, spoken by the voices in turn; `seed` varies how."""
     sections: dict[str, list[str]] = {}
     for line in TEXTS.read_text().splitlines():
         if line.startswith("["):
@@ -77,7 +77,7 @@ def choose_sentences(speaker: Speaker, skipped: int, count: int) -> list[Sentenc
         Sentence(
             text,
             model.prompt(text, [speaker.voices.describe(next(names)).voice]),
-            uniforms(number, 0, MOST_FRAMES, model.num_codebooks).unsqueeze(0),
+            uniforms(number, seed, MOST_FRAMES, model.num_codebooks).unsqueeze(0),
         )
         for number, text in list(enumerate(mixed))[skipped : skipped + count]
     ]
@@ -184,6 +184,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--sentences", type=int, default=30)
     parser.add_argument("--skip", type=int, default=0, help="sentences that another run has measured")
+    parser.add_argument("--seed", type=int, default=0, help="another one, and the same is said otherwise")
     parser.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
     parser.add_argument("--repeats", type=int, default=100, help="of a step that is timed")
     parser.add_argument("--silent", action="store_true", help="compare logits and time steps only")
@@ -192,7 +193,7 @@ def main() -> None:
     directory = find_checkpoint(arguments.checkpoint)
     formats = [str(both).split("/") for both in ("full/full", *arguments.formats)]
     speakers = [open_format(directory, *both) for both in formats]
-    sentences = choose_sentences(speakers[0], arguments.skip, arguments.sentences)
+    sentences = choose_sentences(speakers[0], arguments.skip, arguments.sentences, arguments.seed)
     said = [say(speakers[0].model, sentence) for sentence in sentences]
     full = speakers[0].model
     logits = [follow(full, sentence.prompt, frames) for sentence, frames in zip(sentences, said, strict=True)]
