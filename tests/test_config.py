@@ -23,6 +23,7 @@ FIELDS = [
     "repetition_mode",
     "compile",
     "compile_backend",
+    "compile_cache_path",  # where something may be kept between starts only the machine's owner knows
     "enable_batching",
     "max_batch_size",
     "batch_timeout_ms",

@@ -52,32 +52,45 @@ class EngineConfig(BaseSettings):
     )
 
     # What to load, and where.
-    checkpoint_path: Path | None = None
-    device: str = "auto"  # or cpu, mps, cuda, cuda:N
-    precision: Precision = "auto"
+    checkpoint_path: Path | None = Field(
+        None, description="folder of a checkpoint; without it the voice in the package"
+    )
+    device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:N")
+    precision: Precision = Field("auto", description="of the model; auto is bfloat16 on a GPU that has it")
     codec_dtype: Precision = Field("auto", description="of the decoding half of the codec; auto is float16 on a GPU")
     weights_dtype: WeightFormat = Field("full", description="of the slow layers' products; full is as precision says")
     kv_dtype: KVFormat = Field("full", description="of the slow layers' keys and values")
-    heads: Heads = "restricted"
-    repetition_mode: RepetitionMode = "upstream"
+    heads: Heads = Field("restricted", description="restricted keeps only the rows of the head that can be spoken")
+    repetition_mode: RepetitionMode = Field("upstream", description="as the original counts, or as it meant to: fixed")
 
     # Compilation: inductor where it can work and pays, eager elsewhere (runtime/compilation.py).
-    compile: CompileSwitch = "auto"
-    compile_backend: CompileBackend = "auto"
+    compile: CompileSwitch = Field("auto", description="whether torch.compile is used; auto: on Linux with a GPU")
+    compile_backend: CompileBackend = Field("auto", description="eager runs as written; off likewise, because told so")
     compile_cache_path: Path | None = Field(None, description="where compiled kernels are kept for the next start")
 
     # Batching: requests join and leave at every frame (runtime/batch_worker.py).
-    enable_batching: bool = True
-    # Without `max_batch_size` it is 4 on a CPU, and on a GPU as many as there is memory for, up to 256.
-    max_batch_size: int | None = Field(None, ge=1, le=4096, validation_alias=_variables("MAX_BATCH_SIZE", "BATCH_SIZE"))
-    batch_timeout_ms: float = Field(
-        0.0, ge=0, le=60_000, validation_alias=_variables("BATCH_TIMEOUT_MS", "BATCH_TIMEOUT")
+    enable_batching: bool = Field(True, description="false: one piece at a time")
+    max_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        validation_alias=_variables("MAX_BATCH_SIZE", "BATCH_SIZE"),
+        description="slots; without it 4 on a CPU, and on a GPU as many as there is memory for, up to 256",
     )
-    batch_grouping: bool = True
+    batch_timeout_ms: float = Field(
+        0.0,
+        ge=0,
+        le=60_000,
+        validation_alias=_variables("BATCH_TIMEOUT_MS", "BATCH_TIMEOUT"),
+        description="how long a piece is held back to begin together with others",
+    )
+    batch_grouping: bool = Field(True, description="pieces that share a voice begin together")
     max_queue_size: int = Field(256, ge=1, description="sentence pieces that may wait")
 
-    # Memory. Without `kv_cache_gb` it is what a GPU has free less what all else needs (`s1-mini plan`); 1 GB on a CPU.
-    kv_cache_gb: float | None = Field(None, gt=0)
+    # Memory.
+    kv_cache_gb: float | None = Field(
+        None, gt=0, description="without it what a GPU has free less what all else needs (s1-mini plan); 1 GB on a CPU"
+    )
     max_columns: int | None = Field(None, ge=64, description="text, reference and frames of one piece")
     prefix_cache_mb: float = Field(256.0, ge=0, description="keys and values of voices used before")
     kv_cache_size: int = Field(100, ge=0, description="… and at most so many of them")
@@ -92,7 +105,7 @@ class EngineConfig(BaseSettings):
     max_text_length: int = Field(20_000, ge=1, description="characters of one request")
     chunk_length: int = Field(200, ge=50, le=1000, description="UTF-8 bytes of one sentence piece")
     max_reference_s: float = Field(60.0, gt=0, le=190.0, description="190 s is the codec's own limit")
-    max_reference_bytes: int = Field(64 * 2**20, ge=1024)
+    max_reference_bytes: int = Field(64 * 2**20, ge=1024, description="of a recording, as it comes")
     request_timeout_s: float = Field(300.0, gt=0, description="2,000 characters take 55 s on two cores")
 
     # Upkeep.

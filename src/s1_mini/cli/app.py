@@ -10,7 +10,7 @@ import warnings
 import typer
 
 from s1_mini import __version__
-from s1_mini.cli import bench, checkpoints, load, package, plan, profile, say, serve, voices
+from s1_mini.cli import bench, checkpoints, load, package, plan, profile, say, serve, settings, voices
 from s1_mini.cli.endpoint import endpoint
 from s1_mini.exceptions import S1MiniError
 
@@ -28,6 +28,7 @@ app.command("bench")(bench.bench)
 app.command("load")(load.load)
 app.command("profile")(profile.profile)
 app.command("plan")(plan.plan)
+app.command("settings")(settings.settings)
 app.add_typer(voices.app)
 app.command("convert")(checkpoints.convert)
 app.command("verify")(checkpoints.verify)

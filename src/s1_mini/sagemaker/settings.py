@@ -22,7 +22,7 @@ class ContainerSettings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_ignore_empty=True)
 
     # Sticky sessions.
-    max_sessions: int = Field(256, ge=1)
+    max_sessions: int = Field(256, ge=1, description="that are open at once")
     max_session_mb: float = Field(256.0, gt=0, description="recordings of all sessions together")
     session_s: float = Field(1200.0, gt=0, le=86_400.0, description="from its beginning to its end")
 

@@ -25,16 +25,16 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_ignore_empty=True)
 
-    host: str = "0.0.0.0"  # noqa: S104 - a container is reached from outside
+    host: str = Field("0.0.0.0", description="address to listen at")  # noqa: S104 - a container is reached from outside
     port: int = Field(8080, ge=0, le=65_535, description="0 picks a free one")
     api_key: SecretStr | None = Field(None, description="bearer key of /v1 and /invocations; without it they are open")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field((), description="pages that may call, comma-separated")
 
     # How much a client may send, and how slowly.
-    max_body_bytes: int = Field(16 * 2**20, ge=1024)
+    max_body_bytes: int = Field(16 * 2**20, ge=1024, description="of a request, declared or not")
     head_timeout_s: float = Field(10.0, gt=0, description="from a connection, or a head's first bytes, to its last")
     body_timeout_s: float = Field(20.0, gt=0, description="from the first to the last byte of a body")
-    max_batch_items: int = Field(32, ge=1, le=1024)
+    max_batch_items: int = Field(32, ge=1, le=1024, description="texts of one batch")
     max_websocket_s: float = Field(1800.0, gt=0, description="30 min is the platform's limit for one connection")
     websocket_idle_s: float = Field(60.0, gt=0, description="without a message, while nothing is spoken")
 

@@ -1,0 +1,116 @@
+"""`s1-mini settings`: every setting, its variable, what it is now and what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+import typer
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from pydantic_settings import BaseSettings
+
+LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+class Setting(NamedTuple):
+    """One line of the table."""
+
+    variables: tuple[str, ...]  # any of which sets it
+    value: str  # in force
+    default: str
+    meaning: str
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a variable has changed it."""
+        return self.value != self.default
+
+
+def settings(
+    markdown: Annotated[bool, typer.Option("--markdown", help="As docs/settings.md has it: defaults only.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only what variables have changed.")] = False,
+) -> None:
+    """Show every setting: its variable, what it is in this environment, its default, what it means.
+
+    Example: S1_MINI_DEVICE=cpu s1-mini settings --changed
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    for title, group in groups():
+        lines = [line for line in group if line.is_set or not changed]
+        if markdown:
+            typer.echo(f"## {title}\n\n{as_markdown(lines)}\n")
+        elif lines:
+            table = Table("variable", "now", "default", "meaning", title=title, title_justify="left")
+            for line in lines:
+                table.add_row("\n".join(line.variables), line.value, line.default, line.meaning)
+            Console().print(table)
+
+
+def groups() -> Iterator[tuple[str, list[Setting]]]:
+    """Give the settings of engine, server and container with the values that this environment gives them.
+
+    Raises `ConfigurationError` for a variable that is out of range.
+    """
+    from s1_mini.config import EngineConfig
+    from s1_mini.sagemaker.settings import ContainerSettings
+    from s1_mini.server.settings import ServerSettings
+
+    kinds = {"Engine": EngineConfig, "Server": ServerSettings, "Container and local endpoint": ContainerSettings}
+    for title, kind in kinds.items():
+        yield title, _describe(kind())
+
+
+def as_markdown(lines: list[Setting]) -> str:
+    """Write defaults and meanings as a table."""
+    rows = [
+        f"| {', '.join(f'`{variable}`' for variable in line.variables)} | {line.default} | {line.meaning} |"
+        for line in lines
+    ]
+    return "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows])
+
+
+def _describe(chosen: BaseSettings) -> list[Setting]:
+    kind = type(chosen)
+    prefix = str(kind.model_config.get("env_prefix", ""))
+    return [
+        Setting(
+            _variables(name, field, prefix),
+            _written(getattr(chosen, name)),
+            _written(field.default),
+            _meaning(field),
+        )
+        for name, field in kind.model_fields.items()
+    ]
+
+
+def _variables(name: str, field: FieldInfo, prefix: str) -> tuple[str, ...]:
+    choices = getattr(field.validation_alias, "choices", None)
+    return tuple(map(str, choices)) if choices else (prefix + name.upper(),)
+
+
+def _written(value: Any) -> str:
+    """Write a value as a variable would have it; a secret never."""
+    if value is None or value in ("", ()):
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if isinstance(value, PurePath):
+        return value.as_posix()
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def _meaning(field: FieldInfo) -> str:
+    """Give the description, then what is allowed."""
+    allowed = []
+    if get_origin(field.annotation) is Literal:
+        allowed.append(", ".join(map(str, get_args(field.annotation))))
+    for limit in field.metadata:
+        allowed += [f"{sign} {getattr(limit, name):,}" for name, sign in LIMITS.items() if hasattr(limit, name)]
+    return (field.description or "") + (f" ({'; '.join(allowed)})" if allowed else "")
