@@ -31,7 +31,7 @@ class NullRunner:
         self.slots = self.num_free_rows = slots
         self.codec = self
         self.sample_rate = 16_000
-        self.sounds_beside, self.decodes_together = False, True
+        self.sounds_beside = self.decodes_together = False
         self._frames = HostFrames(np.zeros((slots, 10), np.int64), [False] * slots, [True] * slots, [])
         self._wave = np.zeros(640, np.float32)
 

@@ -137,20 +137,16 @@ class SoundMaker:
                 self._lock.notify()
 
     def _make_some(self) -> None:
-        """Make chunks of so many frames that sound keeps up with the frames of a turn; equal sizes together."""
+        """Make chunks of so many frames that sound keeps up with the frames of a turn, one job's after the other's."""
         with self._lock:
             jobs = self._claim(self._runner.slots)
-        together: dict[int, list[Job]] = {}
         room = SPARE_FRAMES + 2 * self._runner.slots
         for job in jobs:
-            size = job.next_chunk() or 0
             if room <= 0:
                 self._let_go(job)
                 continue
-            room -= size
-            together.setdefault(size if self._runner.decodes_together else -job.number, []).append(job)
-        for group in together.values():
-            self._try(group)
+            room -= job.next_chunk() or 0
+            self._try([job])
 
     def _claim_together(self) -> list[Job]:
         """Choose the next chunk and those that are decoded with it in one call; with the lock held."""
