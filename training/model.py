@@ -150,7 +150,7 @@ class ModelTraining(TimedTraining):
         target, hidden = columns[:, 0, 1:].flatten(), hidden[:, :-1].flatten(0, 1)
         is_frame = (semantic & there)[:, 1:].flatten()
         spoken = is_frame | ((target == self.tokenizer.control("im_end")) & there[:, 1:].flatten())
-        logits = network.main_logits(hidden)[1].float()
+        logits = network.main_logits(hidden).float()
         slow = (F.cross_entropy(logits, target, reduction="none") * spoken).sum() / spoken.sum()
 
         frames = min(frames, len(is_frame))

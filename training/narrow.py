@@ -107,7 +107,7 @@ def follow(model: S1Model, prompt: Prompt, frames: Tensor) -> Tensor:
     state, start = _begin(model, prompt), prompt.columns.shape[1]
     logits = []
     for index in range(frames.shape[1] + 1):
-        logits.append(model.network.main_logits(model.hidden(state, start + index))[1][0])
+        logits.append(model.network.main_logits(model.hidden(state, start + index))[0])
         if index < frames.shape[1]:
             model.advance(state, frames[:, index].unsqueeze(0))
     return torch.stack(logits)
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--sentences", type=int, default=30)
     parser.add_argument("--skip", type=int, default=0, help="sentences that another run has measured")
-    parser.add_argument("--seed", type=int, default=0, help="another one, and the same is said otherwise")
+    parser.add_argument("--seed", type=int, default=0, help="of the random numbers that draws are made by")
     parser.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
     parser.add_argument("--repeats", type=int, default=100, help="of a step that is timed")
     parser.add_argument("--silent", action="store_true", help="compare logits and time steps only")

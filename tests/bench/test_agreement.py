@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from s1_mini.bench.agreement import Agreement, Speakers, measure_agreement
+from s1_mini.bench.agreement import Agreement, NoiseRows, measure_agreement
 from s1_mini.config import EngineConfig
 from s1_mini.models.s1.model import S1Model
+from s1_mini.runtime.frame_graphs import WARM_UPS, FrameGraphs, Replay
 from s1_mini.runtime.loader import load
 
 
@@ -18,7 +19,16 @@ def model(tiny: Path) -> S1Model:
     return load(EngineConfig(checkpoint_path=tiny, device="cpu")).model
 
 
-def test_every_way_says_the_same_on_a_cpu(model: S1Model) -> None:
+def test_every_way_says_the_same_on_a_cpu(model: S1Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, capturing makes frames by the way."""
+
+    def capture(_: FrameGraphs, work: Replay) -> Replay:
+        for _ in range(WARM_UPS):
+            work()
+        return work
+
+    monkeypatch.setattr(FrameGraphs, "_capture", capture)
+
     found = measure_agreement(model, rows=5, context=40, frames=6, alone=2)
 
     assert found == {
@@ -30,13 +40,13 @@ def test_every_way_says_the_same_on_a_cpu(model: S1Model) -> None:
 
 @torch.inference_mode()
 def test_who_follows_another_goes_its_way_but_chooses_for_himself(model: S1Model, tiny: Path) -> None:
-    speakers = Speakers(model, context=40, frames=12)
+    noise = NoiseRows(context=40, frames=12)
     other = load(EngineConfig(checkpoint_path=tiny, device="cpu")).model
-    spoken = speakers.speak(model, range(4))
+    spoken = noise.speak(model, range(4))
     other.network.output.weight[::5] = 0.0  # every fifth main token is as likely as any
 
-    followed = Agreement.between(spoken, speakers.speak(other, range(4), along=spoken))
-    free = Agreement.between(spoken, speakers.speak(other, range(4)))
+    followed = Agreement.between(spoken, noise.speak(other, range(4), along=spoken))
+    free = Agreement.between(spoken, noise.speak(other, range(4)))
 
     assert free.main < followed.main < 1
     assert followed.codes == 1.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from s1_mini.kernels.draw import Asked, MainTokens, draw, draw_code, draw_main, penalise, probabilities
-from s1_mini.kernels.repetition import RepetitionWindow
+from s1_mini.kernels.repetition import WINDOW, RepetitionWindow
 from s1_mini.layers.randomness import uniforms
 
 FIRST, CODES, BOOKS = 100, 6, 3
@@ -97,9 +97,9 @@ def test_a_step_of_rounding_moves_no_draw_but_those_at_its_edge() -> None:
     assert (one != other).sum() <= 1
 
 
-def asked(count: list[int], mode: str = "fixed") -> Asked:
+def asked(count: list[int]) -> Asked:
     rows = len(count)
-    window = RepetitionWindow(rows, BOOKS, mode, torch.device("cpu"))
+    window = RepetitionWindow(torch.zeros(rows, WINDOW, BOOKS + 1, dtype=torch.int64), as_meant=True)
     return Asked(
         row(1.0, rows), row(0.0, rows), row(1.0, rows), torch.rand(rows, 9, BOOKS), torch.tensor(count), window
     )

@@ -23,7 +23,7 @@ from s1_mini.kernels import (
     snake,
     weight,
 )
-from s1_mini.kernels.repetition import RepetitionWindow
+from s1_mini.kernels.repetition import WINDOW, RepetitionWindow
 
 pytestmark = [
     pytest.mark.gpu,
@@ -154,17 +154,25 @@ def test_queries_and_keys_turn_and_are_parted(
     assert_close(*by_both(monkeypatch, rope, call), dtype)
 
 
+UNWRITTEN = -7
+
+
 def some(*shape: int) -> Tensor:
     return torch.rand(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape)))
 
 
 def asked(rows: int, vocabulary: int, mode: str) -> draw.Asked:
     """Rows of all ages, each with its own wishes, that said tokens of the vocabulary."""
-    window = RepetitionWindow(rows, 3, mode, torch.device("cuda"))
-    window.history.copy_(some(*window.history.shape) * vocabulary)
+    window = RepetitionWindow((some(rows, WINDOW, 4) * vocabulary).long(), mode == "fixed")
     count = torch.arange(rows, device="cuda") % 40
+    wishes = some(rows, 3)
     return draw.Asked(
-        1 + some(rows), some(rows, 1)[:, 0] * 1.5, some(1, rows)[0] * 0.9 + 0.1, some(rows, 41, 3), count, window
+        1 + wishes[:, 0].contiguous(),
+        wishes[:, 1].contiguous() * 1.5,
+        wishes[:, 2].contiguous() * 0.9 + 0.1,
+        some(rows, 41, 3),
+        count,
+        window,
     )
 
 
@@ -193,13 +201,14 @@ def test_a_main_token_is_drawn(
     table, ask = randn(4096, 48, dtype=dtype), asked(rows, 4300, mode)
 
     def call() -> tuple[Tensor, Tensor]:
-        made = torch.zeros(rows, 6, device="cuda").long()
+        made = torch.full((rows, 6), UNWRITTEN, device="cuda")
         return made, draw.draw_main(logits.clone(), table, made, ask, tokens)
 
     ours, theirs = by_both(monkeypatch, draw, call)
 
     sound = [row for row in range(rows) if row not in (7, 8)]
     assert differing_rows(*(tuple(part[sound] for part in parts) for parts in (ours, theirs))) <= 1
+    assert (ours[0] != UNWRITTEN).tolist() == [[True, True, False, False, True, True]] * rows
     assert ours[0][:5, -2].tolist() == [0, 1, 1, 1, 1]
     assert ours[0][:, -1].tolist() == [int(row in sound) for row in range(rows)]
 
@@ -216,10 +225,13 @@ def test_a_code_is_drawn(
     table, ask = randn(vocabulary, 48, dtype=dtype), asked(rows, vocabulary, mode)
 
     def call() -> tuple[Tensor, Tensor]:
-        made = torch.zeros(rows, 6, device="cuda").long()
+        made = torch.full((rows, 6), UNWRITTEN, device="cuda")
         return made, draw.draw_code(logits, table, made, ask, 2)
 
-    assert differing_rows(*by_both(monkeypatch, draw, call)) <= 1
+    ours, theirs = by_both(monkeypatch, draw, call)
+
+    assert differing_rows(ours, theirs) <= 1
+    assert (ours[0] != UNWRITTEN).tolist() == [[False, False, False, True, False, False]] * rows
 
 
 @dtypes
@@ -345,8 +357,10 @@ def test_columns_enter(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, scal
 
 
 @pytest.mark.parametrize("skipped", [0, 1])
-def test_a_frame_is_taken(monkeypatch: pytest.MonkeyPatch, skipped: int) -> None:
-    frame = torch.arange(4 * 13, device="cuda").view(4, 13)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_frame_is_taken(monkeypatch: pytest.MonkeyPatch, skipped: int, turned: bool) -> None:
+    frame = torch.arange(4 * 13, device="cuda")
+    frame = frame.view(13, 4).t() if turned else frame.view(4, 13)
     active = torch.tensor([True, False, True, True, True], device="cuda")
 
     def take() -> Tensor:

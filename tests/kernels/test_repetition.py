@@ -16,8 +16,12 @@ def frames(count: int) -> torch.Tensor:
     return torch.cat((codes[:, :1] + 1000, codes), dim=1)
 
 
+def empty(rows: int, mode: str) -> RepetitionWindow:
+    return RepetitionWindow(torch.zeros(rows, WINDOW, NUM_CODEBOOKS + 1, dtype=torch.int64), mode == "fixed")
+
+
 def windows(mode: str, count: int) -> RepetitionWindow:
-    window = RepetitionWindow(1, NUM_CODEBOOKS, mode, torch.device("cpu"))
+    window = empty(1, mode)
     for index, frame in enumerate(frames(count)):
         record(window, frame.unsqueeze(0), torch.tensor([index]), torch.tensor([True]))
     return window
@@ -68,7 +72,7 @@ def test_the_first_frame_is_drawn_without_penalty() -> None:
 
 
 def test_rows_at_rest_remember_nothing_new() -> None:
-    window = RepetitionWindow(2, NUM_CODEBOOKS, "fixed", torch.device("cpu"))
+    window = empty(2, "fixed")
 
     record(window, torch.full((2, 4), 7), torch.tensor([0, 0]), torch.tensor([True, False]))
 

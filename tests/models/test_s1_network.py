@@ -78,17 +78,17 @@ def test_every_switch_computes_what_the_plain_reference_computes(name: str, tmp_
     hidden = model.hidden(state, span=12)
     fast_logits: list[torch.Tensor] = []
 
-    def follow(codebook: int, logits: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def follow(codebook: int, logits: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         fast_logits.append(logits[0])
-        return table[columns[codebook + 1, -1:]]
+        return embeddings[columns[codebook + 1, -1:]]
 
-    model.network.fast(hidden, model.network.fast_embeddings(columns[1, -1:]), state.fast_cache, follow)
+    model.network.fast(hidden, model.network.fast_embeddings(columns[1, -1:]), state.fast_cache, state.pairs, follow)
 
     expected, expected_logits = reference_s1.slow(
         config, weights, columns, model.tokenizer.semantic_begin, model.tokenizer.semantic_end
     )
     assert torch.allclose(hidden[0], expected[-1], atol=1e-4)
-    assert torch.allclose(model.network.main_logits(hidden)[1][0], expected_logits[-1], atol=1e-4)
+    assert torch.allclose(model.network.main_logits(hidden)[0], expected_logits[-1], atol=1e-4)
     expected_fast = reference_s1.fast(config, weights, expected[-1], columns[1:, -1].tolist())
     assert torch.allclose(torch.stack(fast_logits), expected_fast, atol=1e-4)
 
@@ -103,8 +103,8 @@ def test_restricted_heads_are_rows_of_the_full_ones(tmp_path: Path) -> None:
 
     kept = [*range(tokenizer.semantic_begin, tokenizer.semantic_end + 1), tokenizer.control("im_end")]
 
-    expected = full.network.main_logits(hidden)[1][:, kept]
-    assert torch.allclose(restricted.network.main_logits(hidden)[1], expected, atol=1e-6)
+    expected = full.network.main_logits(hidden)[:, kept]
+    assert torch.allclose(restricted.network.main_logits(hidden), expected, atol=1e-6)
 
 
 @pytest.mark.usefixtures("no_grad")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,6 @@ from s1_mini.models.base import Prompt, SamplingTensors
 from s1_mini.models.s1.model import S1Model, S1State
 from s1_mini.runtime.frame_graphs import FrameGraphs
 from s1_mini.types import SamplingParams
-
-Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,12 @@ class Agreement:
         )
 
 
-class Speakers:
-    """Rows that begin with `context` columns of noise each and make `frames` frames, always by the same numbers."""
+@dataclass(frozen=True)
+class NoiseRows:
+    """Rows that begin with `context` columns of noise, each by its number, and make `frames` frames."""
 
-    def __init__(self, model: S1Model, *, context: int, frames: int) -> None:
-        self._context, self._frames = context, frames
-        self._books, self._codes = model.num_codebooks, model.network.fast_output.out_features
-        self._first = model.tokenizer.semantic_begin
+    context: int
+    frames: int
 
     def speak(
         self,
@@ -60,15 +58,15 @@ class Speakers:
         captured: bool = False,
     ) -> Tensor:
         """Give the frames [F, B, K + 1] that rows of these numbers choose, after their own or those of `along`."""
-        state = self._open(model, rows)
+        span = self.context + self.frames
+        state = model.allocate(len(rows), span + 1)
         sampling = self._sampling(model, rows, temperature)
-        span = self._context + self._frames
-        step: Step = lambda: model.step(state, sampling, span)  # noqa: E731 - one of two ways
-        if captured:
-            graphs = FrameGraphs(model, state, sampling, slots=len(rows), span=span)
-            step = lambda: graphs.replay(len(rows))  # noqa: E731
+        step: Callable[[], object] = partial(model.step, state, sampling, span)
+        if captured:  # before anybody begins: capturing makes frames, too
+            step = partial(FrameGraphs(model, state, sampling, slots=len(rows), span=span).replay, len(rows))
+        self._begin(model, state, rows)
         made = []
-        for frame in range(self._frames):
+        for frame in range(self.frames):
             before = [tensor.clone() for tensor in (state.position, state.count, state.window.history)]
             step()
             made.append(state.column.clone())
@@ -78,15 +76,14 @@ class Speakers:
                 model.advance(state, along[frame].to(model.device))
         return torch.stack(made).cpu()
 
-    def _open(self, model: S1Model, rows: Sequence[int]) -> S1State:
-        state = model.allocate(len(rows), self._context + self._frames + 1)
+    def _begin(self, model: S1Model, state: S1State, rows: Sequence[int]) -> None:
+        codes, books = model.network.fast_output.out_features, model.num_codebooks
         for slot, row in enumerate(rows):
             chance = torch.Generator().manual_seed(row)
-            columns = torch.randint(0, self._codes, (self._books + 1, self._context), generator=chance)
-            columns[0] = columns[1] + self._first
+            columns = torch.randint(0, codes, (books + 1, self.context), generator=chance)
+            columns[0] = columns[1] + model.tokenizer.semantic_begin
             model.prefill(state, slot, columns[:, :-1])
             model.activate(state, slot, Prompt(columns, 0))
-        return state
 
     def _sampling(self, model: S1Model, rows: Sequence[int], temperature: float) -> SamplingTensors:
         params, device = SamplingParams(), model.device
@@ -94,21 +91,20 @@ class Speakers:
             torch.full((len(rows),), value, device=device)
             for value in (temperature, params.top_p, params.repetition_penalty)
         )
-        tables = [uniforms(row, 0, self._frames + 1, self._books) for row in rows]
+        tables = [uniforms(row, 0, self.frames + 1, model.num_codebooks) for row in rows]
         return SamplingTensors(heat, top_p, penalty, torch.stack(tables).to(device))
 
 
 @torch.inference_mode()
 def measure_agreement(model: S1Model, *, rows: int, context: int, frames: int, alone: int) -> dict[str, Any]:
     """Let `rows` rows speak every way, `alone` of them alone as well; the shares by the way."""
-    speakers = Speakers(model, context=context, frames=frames)
-    everybody = range(rows)
-    spoken = speakers.speak(model, everybody)
-    captured = speakers.speak(model, everybody, captured=True)
-    apart = [speakers.speak(model, [row], along=spoken[:, row : row + 1]) for row in range(alone)]
-    likeliest = speakers.speak(model, range(alone), temperature=0.0)
+    noise = NoiseRows(context, frames)
+    spoken = noise.speak(model, range(rows))
+    captured = noise.speak(model, range(rows), captured=True)
+    apart = [noise.speak(model, [row], along=spoken[:, row : row + 1]) for row in range(alone)]
+    likeliest = noise.speak(model, range(alone), temperature=0.0)
     with without_triton():
-        by_torch = speakers.speak(model, range(alone), temperature=0.0, along=likeliest)
+        by_torch = noise.speak(model, range(alone), temperature=0.0, along=likeliest)
     found = {
         "captured as eager": Agreement.between(spoken, captured),
         "alone as in company": Agreement.between(spoken[:, :alone], torch.cat(apart, dim=1)),

@@ -105,16 +105,16 @@ class Rehearsal:
     def _slow(self, span: int) -> tuple[Tensor, Tensor]:
         """Run the slow transformer and draw the main token; nothing moves on."""
         hidden = self.model.hidden(self._state, span)
-        return hidden, self._draw(self.model.network.main_logits(hidden)[1], 0)
+        return hidden, self._draw(self.model.network.main_logits(hidden), 0)
 
     def _fast(self, hidden: Tensor, token: Tensor) -> None:
         network = self.model.network
 
-        def pick(codebook: int, logits: Tensor, table: Tensor) -> Tensor:
-            return table[self._draw(logits, codebook)]
+        def pick(codebook: int, logits: Tensor, embeddings: Tensor) -> Tensor:
+            return embeddings[self._draw(logits, codebook)]
 
         first = network.fast_embeddings(token.clamp_max(network.config.codebook_size - 1))
-        network.fast(hidden, first, self._state.fast_cache, pick)
+        network.fast(hidden, first, self._state.fast_cache, self._state.pairs, pick)
 
     def _draw(self, logits: Tensor, codebook: int) -> Tensor:
         chances = probabilities(logits, self._sampling.temperature, self._sampling.top_p)

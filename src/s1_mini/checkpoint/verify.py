@@ -169,15 +169,15 @@ def _run_forced(model: S1Model, prompt: Prompt, sequence: Tensor) -> dict[str, T
         fast_logits: list[Tensor] = []
 
         def follow(
-            codebook: int, logits: Tensor, table: Tensor, frame: Tensor = frame, seen: list[Tensor] = fast_logits
+            codebook: int, logits: Tensor, embeddings: Tensor, frame: Tensor = frame, seen: list[Tensor] = fast_logits
         ) -> Tensor:
             seen.append(logits[0])
-            return table[frame[codebook + 1]].unsqueeze(0)
+            return embeddings[frame[codebook + 1]].unsqueeze(0)
 
         hidden = model.hidden(state, span=column)
-        model.network.fast(hidden, model.network.fast_embeddings(frame[1:2]), state.fast_cache, follow)
+        model.network.fast(hidden, model.network.fast_embeddings(frame[1:2]), state.fast_cache, state.pairs, follow)
         results["hidden"].append(hidden[0])
-        results["slow_logits"].append(model.network.main_logits(hidden)[1][0])
+        results["slow_logits"].append(model.network.main_logits(hidden)[0])
         results["fast_logits"].append(torch.stack(fast_logits))
         model.advance(state, frame.unsqueeze(0))
     return {key: torch.stack(values) for key, values in results.items()}

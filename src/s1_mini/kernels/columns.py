@@ -84,7 +84,7 @@ def _enter_triton(
     x = torch.empty(rows, size, dtype=embedding.main.dtype, device=columns.device)
     target = torch.empty_like(position)
     turns = torch.empty(rows, *rope.shape[1:], dtype=rope.dtype, device=rope.device)
-    # Not launched early: whatever a frame reads before its turn, from here on the frame before is done.
+    # Never launched early: see `backend`.
     _enter_kernel[(rows, triton.cdiv(size, BLOCK))](
         columns,
         position,
@@ -172,7 +172,7 @@ def _take_frame_triton(
         count,
         active,
         skipped,
-        frame.stride(0),
+        *frame.stride(),
         history.shape[1],
         width,
         triton.next_power_of_2(width),
@@ -190,6 +190,7 @@ def _take_kernel(
     count,
     active,
     skipped,
+    row_stride,
     stride,
     window,
     width,
@@ -202,7 +203,7 @@ def _take_kernel(
     wait_for_last(EARLY)
     made = tl.load(count + row)
     if tl.load(active + row) != 0:
-        value = tl.load(frame + row * stride + at, mask=inside, other=0)
+        value = tl.load(frame + row * row_stride + at * stride, mask=inside, other=0)
         if made >= skipped:
             ring = (made - skipped) % window
             tl.store(history + (row * window + ring) * width + at, value, mask=inside)

@@ -1,9 +1,8 @@
 """The tokens of a frame drawn, one of each row: penalty, nucleus, temperature and draw in one kernel, without a sort.
 
-Probabilities are taken as whole numbers, of which there are `WHOLE`: their sums are the same in any order, so a row
-draws what it draws whoever computes it. Where the nucleus ends is the logit at and above which they sum up to more
-than its share, and what is drawn is the token before which they do not; both are found bit by bit. Among equal logits
-the lower token ranks first.
+Probabilities are taken as whole numbers, of which there are `WHOLE`: their sums are the same in any order. Where the
+nucleus ends is the logit at and above which they sum up to more than its share, and what is drawn is the token before
+which they do not; both are found bit by bit. Among equal logits the lower token ranks first.
 Shapes: B rows, V vocabulary, N penalised tokens, K codebooks, W window, D channels.
 """
 
@@ -49,14 +48,14 @@ class MainTokens(NamedTuple):
     num_codes: int  # of the first codebook
 
 
-def draw_main(logits: Tensor, table: Tensor, made: Tensor, asked: Asked, tokens: MainTokens) -> Tensor:
+def draw_main(logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, tokens: MainTokens) -> Tensor:
     """Draw the main token of each row from `logits` [B, V], which it may change.
 
     `made`, int64 [B, K + 3], is what is drawn into: main token, codes, whether it is the end (a row's first frame never
-    is), whether the logits were finite. Gives the first code's row of `table` [codes, D], [B, D].
+    is), whether the logits were finite. Gives the first code's row of `embeddings` [codes, D], [B, D].
     """
     if _can_draw(logits):
-        return _draw_triton(logits, table, made, asked, 0, tokens)
+        return _draw_triton(logits, embeddings, made, asked, 0, tokens)
     count, books = asked.num_frames, made.shape[1] - 3
     made[:, books + 2] = logits.abs().amax(-1) < math.inf  # not so of NaN
     past, counts = asked.window.main_tokens(count)
@@ -72,19 +71,19 @@ def draw_main(logits: Tensor, table: Tensor, made: Tensor, asked: Asked, tokens:
         stop = (choice == tokens.end) & (count > 0)  # upstream does not look for the end in frame 0
     made[:, 0], made[:, books + 1] = choice, stop
     made[:, 1] = (choice - tokens.first).clamp(0, tokens.num_codes - 1)
-    return F.embedding(made[:, 1], table)
+    return F.embedding(made[:, 1], embeddings)
 
 
-def draw_code(logits: Tensor, table: Tensor, made: Tensor, asked: Asked, codebook: int) -> Tensor:
+def draw_code(logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, codebook: int) -> Tensor:
     """Draw the code of `codebook` (1 … K - 1) of each row from `logits` [B, V] into `made`.
 
-    Gives its row of `table`, [B, D].
+    Gives its row of `embeddings`, [B, D].
     """
     if _can_draw(logits):
-        return _draw_triton(logits, table, made, asked, codebook, None)
+        return _draw_triton(logits, embeddings, made, asked, codebook, None)
     past, counts = asked.window.codes(codebook, len(logits)), asked.window.counted(asked.num_frames)
     made[:, codebook + 1] = _draw_penalised(logits, past, counts, asked, codebook)
-    return F.embedding(made[:, codebook + 1], table)
+    return F.embedding(made[:, codebook + 1], embeddings)
 
 
 def penalise(logits: Tensor, tokens: Tensor, valid: Tensor, penalty: Tensor) -> Tensor:
@@ -139,10 +138,11 @@ def _can_draw(logits: Tensor) -> bool:
 
 
 def _draw_triton(
-    logits: Tensor, table: Tensor, made: Tensor, asked: Asked, number: int, tokens: MainTokens | None
+    logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, number: int, tokens: MainTokens | None
 ) -> Tensor:
     rows, size = logits.shape
-    embedded = torch.empty(rows, table.shape[1], dtype=table.dtype, device=table.device)
+    size_of_row = embeddings.shape[1]
+    embedded = torch.empty(rows, size_of_row, dtype=embeddings.dtype, device=embeddings.device)
     block = max(32, triton.next_power_of_2(size))
     window = asked.window
     _draw_kernel[(rows,)](
@@ -153,7 +153,7 @@ def _draw_triton(
         asked.temperature,
         asked.top_p,
         asked.uniforms,
-        table,
+        embeddings,
         made,
         embedded,
         number,
@@ -168,7 +168,7 @@ def _draw_triton(
         WHOLE,
         block,
         block.bit_length() - 1,
-        table.shape[1],
+        size_of_row,
         made.shape[1] - 3,
         WINDOW,
         AS_MEANT=window.as_meant,
@@ -224,7 +224,7 @@ def _draw_kernel(
     temperature,
     top_p,
     uniforms,
-    table,
+    embeddings,
     made,
     embedded,
     number,
@@ -316,5 +316,5 @@ def _draw_kernel(
         choice = tl.minimum(tl.maximum(choice - first_token, 0), num_codes - 1)
     tl.store(to + number + 1, choice)
     channel = tl.arange(0, triton.next_power_of_2(WIDTH))
-    value = tl.load(table + choice * WIDTH + channel, mask=channel < WIDTH, other=0.0)
+    value = tl.load(embeddings + choice * WIDTH + channel, mask=channel < WIDTH, other=0.0)
     tl.store(embedded + row * WIDTH + channel, value, mask=channel < WIDTH)

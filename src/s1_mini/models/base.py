@@ -49,22 +49,22 @@ class SamplingTensors:
 class Frames:
     """One frame of every row; only active rows mean anything. One table, so that it comes to the host in one go."""
 
-    table: Tensor  # int64 [B, K + 3]: main token, K codes, stop, valid
+    made: Tensor  # int64 [B, K + 3]: main token, K codes, stop, valid
 
     @property
     def codes(self) -> Tensor:
         """Codes [B, K]."""
-        return self.table[:, 1:-2]
+        return self.made[:, 1:-2]
 
     @property
     def stop(self) -> Tensor:
         """Whether this is no frame but the end of the utterance: [B] bool."""
-        return self.table[:, -2] != 0
+        return self.made[:, -2] != 0
 
     @property
     def valid(self) -> Tensor:
         """Whether the logits were finite: [B] bool."""
-        return self.table[:, -1] != 0
+        return self.made[:, -1] != 0
 
 
 class SpeechModel(Protocol):

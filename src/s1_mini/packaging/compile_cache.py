@@ -32,6 +32,11 @@ def cache_key() -> str:
     return f"{arch}-torch{torch.__version__.partition('+')[0]}"
 
 
+def is_cache(directory: Path) -> bool:
+    """Whether a folder is what `keep_cache` named once something was compiled."""
+    return any((directory / part).is_dir() for part in VARIABLES.values())
+
+
 def keep_cache(directory: Path) -> None:
     """Have all that is compiled from now on kept in a folder, and looked for there; a cache named already stays."""
     for variable, part in VARIABLES.items():
@@ -45,8 +50,11 @@ def use_cache(directory: Path) -> Path | None:
     It is copied first: a cache is written into, and an artifact stays as it is. Where a cache is named already, that
     one stays, and this one is not used. Raises `PackageError` if it cannot be copied.
     """
-    source = directory / FOLDER / cache_key() if (directory / FOLDER).is_dir() else None
-    if source is None or not source.is_dir() or any(os.environ.get(variable) for variable in VARIABLES):
+    source = directory / FOLDER / cache_key()
+    if not is_cache(source):
+        return None
+    if named := [variable for variable in VARIABLES if os.environ.get(variable)]:
+        logger.info("compile cache %s is not used: %s names another", source.name, named[0])
         return None
     try:
         target = Path(tempfile.mkdtemp(prefix="s1-mini-compiled-"))

@@ -27,7 +27,7 @@ from s1_mini.models.registry import find_family
 from s1_mini.models.s1 import weights as s1_weights
 from s1_mini.packaging.archive import Chunk
 from s1_mini.packaging.compile_cache import FOLDER as CACHE
-from s1_mini.packaging.compile_cache import KEY, cache_key
+from s1_mini.packaging.compile_cache import KEY, cache_key, is_cache
 from s1_mini.packaging.manifest import check_names
 from s1_mini.packaging.tensors import ConvertedFile, Target, TensorFile, Translate, plan, read_pieces, steady_arithmetic
 from s1_mini.voices.library import FOLDER as VOICES
@@ -196,8 +196,8 @@ def _compile_cache(folder: Path, key: str) -> list[Member]:
     if not KEY.fullmatch(key):
         raise PackageError(f"compile cache: {key!r} is no key; one is GPU and torch, as in sm_90-torch2.13.0")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    if not files:
-        raise PackageError(f"compile cache: {folder} holds no files; it is what S1_MINI_COMPILE_CACHE_PATH named")
+    if not files or not is_cache(folder):
+        raise PackageError(f"compile cache: {folder} holds no compiled kernels; S1_MINI_COMPILE_CACHE_PATH names one")
     return [copied(path, f"{CACHE}/{key}/{path.relative_to(folder).as_posix()}") for path in files]
 
 

@@ -101,13 +101,13 @@ class FrameGraphs:
         return self._frames[next(size for size in self._rows if size >= rows)]
 
     def _prepare_frame(self, rows: int) -> _Frame:
-        table = torch.zeros(rows, self._model.num_codebooks + 3, dtype=torch.int64, pin_memory=self._captures)
+        made = torch.zeros(rows, self._model.num_codebooks + 3, dtype=torch.int64, pin_memory=self._captures)
 
         def frame() -> None:
             frames = self._model.step(self._state, self._sampling, self._span, rows)
-            table.copy_(frames.table, non_blocking=True)
+            made.copy_(frames.made, non_blocking=True)
 
-        return _Frame(self._capture(frame), Frames(table))
+        return _Frame(self._capture(frame), Frames(made))
 
     def _prepare_read(self, count: int) -> _Read:
         asked = torch.zeros(count, self._model.num_codebooks + 3, dtype=torch.int64, device=self._model.device)

@@ -19,12 +19,12 @@ from s1_mini.kernels.columns import take_frame
 from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.kernels.draw import Asked, MainTokens, draw_code, draw_main
 from s1_mini.kernels.linear import branch_sum
-from s1_mini.kernels.repetition import RepetitionWindow
+from s1_mini.kernels.repetition import WINDOW, RepetitionWindow
 from s1_mini.layers.kv_cache import Columns, KVCache
 from s1_mini.layers.staging import stage
 from s1_mini.layers.transformer import FeedForward
 from s1_mini.models.base import Frames, Prefix, Prompt, SamplingTensors
-from s1_mini.models.s1.network import S1Network
+from s1_mini.models.s1.network import Pairs, S1Network
 from s1_mini.models.s1.prompt import build_prompt
 from s1_mini.models.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
@@ -38,6 +38,7 @@ class S1State:
 
     cache: KVCache  # slow: one column per prompt or frame column, and a last one that inactive rows write to
     fast_cache: KVCache  # fast: overwritten by every frame
+    pairs: Pairs
     window: RepetitionWindow
     column: Tensor  # [B, K + 1]: what the row reads next; set by activate and step
     position: Tensor  # [B]: the column it will stand in; set by activate and step
@@ -99,7 +100,6 @@ class S1Model:
     def allocate(self, slots: int, columns: int) -> S1State:
         """Make the state of `slots` sequences of up to `columns` prompt and frame columns each."""
         config = self.network.config
-        self.network.reserve(slots)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -123,7 +123,10 @@ class S1Model:
                 dtype=self.dtype,
                 device=self.device,
             ),
-            window=RepetitionWindow(slots, config.num_codebooks, self.repetition_mode, self.device),
+            pairs=self.network.pairs(slots),
+            window=RepetitionWindow(
+                zeros(slots, WINDOW, config.num_codebooks + 1), as_meant=self.repetition_mode == "fixed"
+            ),
             column=zeros(slots, config.num_codebooks + 1),
             position=zeros(slots),
             count=zeros(slots),
@@ -168,7 +171,7 @@ class S1Model:
         state.column[slot] = stage(prompt.columns[:, -1], self.device)
         state.position[slot] = prompt.columns.shape[1] - 1
         state.count[slot] = 0
-        state.window.clear(slot)
+        state.window.history[slot] = 0
         state.active[slot] = True
 
     def pause(self, state: S1State, slot: int) -> None:
@@ -186,7 +189,7 @@ class S1Model:
     def step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int | None = None) -> Frames:
         """Generate one frame for every active row of the first `rows`, none of which may have over `span` columns."""
         rows = len(state.count) if rows is None else rows
-        hidden, logits = self.network.main_logits(*self._slow(state, span, self._width(state, rows)))
+        hidden, logits = self.network.sum_and_logits(*self._slow(state, span, self._width(state, rows)))
         idle = len(hidden) - rows  # computed, but not drawn for
         made = torch.empty(rows, self.num_codebooks + 3, dtype=torch.int64, device=self.device)
         asked = Asked(
@@ -201,11 +204,11 @@ class S1Model:
         def fill(x: Tensor) -> Tensor:
             return F.pad(x, (0, 0, 0, idle)) if idle else x
 
-        def pick(codebook: int, logits: Tensor, table: Tensor) -> Tensor:
-            return fill(draw_code(logits[:rows], table, made, asked, codebook))
+        def pick(codebook: int, logits: Tensor, embeddings: Tensor) -> Tensor:
+            return fill(draw_code(logits[:rows], embeddings, made, asked, codebook))
 
         first = draw_main(logits[:rows], self.network.fast_embeddings.weight, made, asked, self._main_tokens)
-        self.network.fast(hidden, fill(first), state.fast_cache, pick)
+        self.network.fast(hidden, fill(first), state.fast_cache, state.pairs, pick)
         self.advance(state, made)
         return Frames(made)
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from s1_mini.kernels.columns import Embedding, enter_columns
-from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.kernels.linear import norm_linear
 from s1_mini.layers.kv_cache import Columns, KVCache, KVStore
 from s1_mini.layers.norm import RMSNorm
@@ -22,9 +21,23 @@ from s1_mini.layers.rope import rope_table
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.models.s1.config import S1Config
 
-# Chooses the code of a codebook (1 … K-1) for every row: (codebook, logits [B, V], table [codes, dim]) -> the codes'
-# rows of the table [B, dim].
+# Chooses the code of a codebook (1 … K-1) for every row: (codebook, logits [B, V], embeddings [codes, dim]) -> the
+# codes' rows of these [B, dim].
 PickCode = Callable[[int, Tensor, Tensor], Tensor]
+
+
+class Pairs(NamedTuple):
+    """The first two positions of every row in the fast transformer: the same in every frame, so they are made once."""
+
+    position: Tensor  # [2 B] 0, 1, 0, 1 …
+    rope: Tensor  # [2 B, D / 2, 2]
+    mask: Tensor  # [2 B, 1, 1, 2]
+    slots: Tensor  # [2 B] 0, 0, 1, 1 …
+
+    def columns(self, rows: int) -> Columns:
+        """Those of the first `rows` rows."""
+        position, rope, mask, slots = (tensor[: 2 * rows] for tensor in self)
+        return Columns(position, position, 2, rope, mask, slots)
 
 
 class S1Network(nn.Module):
@@ -53,16 +66,13 @@ class S1Network(nn.Module):
         self.fast_rope = rope_table(config.num_codebooks, config.fast.head_dim, config.rope_base, device)
         self.offsets = torch.arange(config.num_codebooks, device=device).mul(config.codebook_size).unsqueeze(1)
         self.steps = torch.arange(config.num_codebooks, device=device).unsqueeze(1)
-        nothing = self.steps[:0, 0]
-        self._pairs = Columns(nothing, nothing, 2, self.fast_rope[:0], None)  # of as many rows as are reserved
 
-    def reserve(self, rows: int) -> None:
-        """Make what frames of up to `rows` rows need and what never changes."""
-        if rows > len(self._pairs.position) // 2:
-            target = self.steps[:2, 0].repeat(rows)
-            slots = torch.arange(rows, device=target.device).repeat_interleave(2)
-            mask = used_columns(target, 2, self.config.fast.head_dim)
-            self._pairs = Columns(target, target, 2, self.fast_rope[target], mask, slots)
+    def pairs(self, rows: int) -> Pairs:
+        """Give positions 0 and 1 of every row, side by side, as `fast` wants them."""
+        target = self.steps[:2, 0].repeat(rows)
+        slots = torch.arange(rows, device=target.device).repeat_interleave(2)
+        seen = (self.steps[:2, 0] <= target.unsqueeze(1))[:, None, None]
+        return Pairs(target, self.fast_rope[target], seen, slots)
 
     def enter(
         self, columns: Tensor, position: Tensor, active: Tensor | None, spare: int, semantic: tuple[int, int]
@@ -98,29 +108,27 @@ class S1Network(nn.Module):
     def _blocks(layers: nn.ModuleList) -> list[TransformerBlock]:
         return cast("list[TransformerBlock]", layers)
 
-    def main_logits(self, x: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Give what `slow_step` gave, summed [B, dim], and logits of the kept main head rows [B, main rows]."""
+    def sum_and_logits(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Give what `slow_step` gave, summed [B, dim], and its logits as `main_logits` does."""
         return norm_linear(x, branch, self.norm.spec, self.output.weight)
 
-    def fast(self, hidden: Tensor, first: Tensor, cache: KVCache, pick: PickCode) -> None:
+    def main_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of the kept main head rows from the slow transformer's pre-norm output [B, dim]."""
+        return self.sum_and_logits(hidden, None)[1]
+
+    def fast(self, hidden: Tensor, first: Tensor, cache: KVCache, pairs: Pairs, pick: PickCode) -> None:
         """Make the codes 1 … K-1 of a frame from the slow output and the first code, embedded, [B, dim] both.
 
-        Positions 0 (the hidden state) and 1 (the first code) are both known at the start and run as one pass.
+        Positions 0 (the hidden state) and 1 (the first code) are both known at the start and run as one pass; `pairs`
+        are those of B rows or more.
         """
         start = self.norm(hidden) if self.config.norm_fastlayer_input else hidden
-        x, table = torch.stack((self.fast_project_in(start), first), dim=1).flatten(0, 1), self.fast_embeddings.weight
-        logits = self._fast_step(x, self._pair(len(first)), cache)[1::2]
+        x = torch.stack((self.fast_project_in(start), first), dim=1).flatten(0, 1)
+        logits = self._fast_step(x, pairs.columns(len(first)), cache)[1::2]
         for codebook in range(1, self.config.num_codebooks):
-            x = pick(codebook, logits, table)
+            x = pick(codebook, logits, self.fast_embeddings.weight)
             if codebook + 1 < self.config.num_codebooks:
                 logits = self._fast_step(x, self._fast_columns(codebook + 1, len(first)), cache)
-
-    def _pair(self, rows: int) -> Columns:
-        """Positions 0 and 1 of every row, side by side."""
-        pairs, count = self._pairs, 2 * rows
-        mask = None if pairs.mask is None else pairs.mask[:count]
-        slots = None if pairs.slots is None else pairs.slots[:count]
-        return Columns(pairs.target[:count], pairs.position[:count], 2, pairs.rope[:count], mask, slots)
 
     def _fast_columns(self, position: int, rows: int) -> Columns:
         """One position of every row."""
