@@ -199,7 +199,7 @@ def test_running_out_of_memory_is_an_error_of_its_own_and_fails_one_item(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a lot.")
 
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
-        monkeypatch.setattr(S1Network, "main_logits", full)
+        monkeypatch.setattr(S1Network, "sum_and_logits", full)
         batch = engine.generate_batch(["One.", " "], max_new_tokens=4)
 
     assert [result.error_code for result in batch.results] == ["capacity_exceeded", "text_invalid"]
