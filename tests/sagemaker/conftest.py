@@ -45,5 +45,10 @@ def runtime(container: Container, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
     client = boto3.client("sagemaker-runtime", config=Config(retries={"total_max_attempts": 1}, proxies={}))
+    answers: list[dict[str, Any]] = []
+    client.meta.events.register("after-call", lambda parsed, **_: answers.append(parsed))
     yield client
+    for answer in answers:  # a body that nobody read to its end holds a socket
+        if "Body" in answer:
+            answer["Body"].close()
     client.close()

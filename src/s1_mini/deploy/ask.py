@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +54,8 @@ def ask_in_parts(clients: Clients, question: Question) -> Iterator[bytes]:
     if question.target_model is not None:
         raise DeploymentError("target_model: SageMaker does not stream from one of several models; leave --stream out")
     answer = _send(clients, question, "invoke_endpoint_with_response_stream")
-    with _explained(clients, question):
-        for event in answer["Body"]:
+    with _explained(clients, question), closing(answer["Body"]) as body:
+        for event in body:
             part = event.get("PayloadPart")
             if part is None:
                 raise DeploymentError(f"ask {question.name}: the stream broke off: {event}")
