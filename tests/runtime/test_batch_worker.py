@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,17 +24,12 @@ from s1_mini.exceptions import (
 )
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.job import Piece
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.types import SamplingParams, Voice
 
 SLOTS = 4
 FOREVER = float("inf")
-
-
-@pytest.fixture(scope="module")
-def speaker(tiny: Path) -> Speaker:
-    return load(EngineConfig(checkpoint_path=tiny, device="cpu"))
 
 
 def start(speaker: Speaker, **settings: Any) -> Generator:

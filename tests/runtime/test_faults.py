@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,12 @@ import torch
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, QueueFullError
 from s1_mini.runtime.generator import Generator
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import ModelRunner
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.types import SamplingParams
 
 SLOTS = 4
-
-
-@pytest.fixture(scope="module")
-def speaker(tiny: Path) -> Speaker:
-    return load(EngineConfig(checkpoint_path=tiny, device="cpu"))
 
 
 def start(speaker: Speaker, **settings: Any) -> Generator:

@@ -4,50 +4,27 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from s1_mini.config import EngineConfig
 from s1_mini.models.base import SamplingTensors
 from s1_mini.runtime.frame_graphs import READS, FrameGraphs
 from s1_mini.runtime.generator import Generator
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import ModelRunner
 from s1_mini.types import SamplingParams, Voice
 
 SLOTS, COLUMNS = 6, 704
 
 
-@pytest.fixture(scope="module")
-def speaker(tiny: Path) -> Speaker:
-    return load(EngineConfig(checkpoint_path=tiny, device="cpu"))
+SETTINGS = {"max_batch_size": SLOTS, "max_columns": COLUMNS, "max_queue_size": 100}
 
 
-def start(speaker: Speaker, *, graphs: bool) -> Generator:
-    plain = ModelRunner.capture
-
-    def capture(self: ModelRunner) -> None:
-        plain(self)
-        if graphs:
-            with torch.inference_mode():
-                self._graphs = FrameGraphs(self.model, self._state, self._sampling, slots=self.slots, span=self.columns)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelRunner, "capture", capture)
-        config = EngineConfig(device="cpu", max_batch_size=SLOTS, max_columns=COLUMNS, max_queue_size=100)
-        return Generator(speaker, config)
-
-
-@pytest.fixture(scope="module")
-def both(speaker: Speaker) -> Iterator[tuple[Generator, Generator]]:
-    made = start(speaker, graphs=True), start(speaker, graphs=False)
-    yield made
-    for generator in made:
-        generator.close(drains=False)
+def equip(runner: ModelRunner, _: Speaker) -> None:
+    runner._graphs = FrameGraphs(runner.model, runner._state, runner._sampling, slots=runner.slots, span=runner.columns)
 
 
 def test_an_engine_with_graphs_says_what_one_without_says(both: tuple[Generator, Generator]) -> None:

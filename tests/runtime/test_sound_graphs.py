@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from s1_mini.config import EngineConfig
 from s1_mini.exceptions import GenerationError
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.job import CHUNK_FRAMES
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import ModelRunner
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.runtime.sound_graphs import MAX_FRAMES, SoundGraphs
 from s1_mini.types import SamplingParams
+from tests.runtime.conftest import start_equipped
 
 SIZES = sorted({size for profile in CHUNK_FRAMES.values() for size in profile})
 RATE = 2048
-
-
-@pytest.fixture(scope="module")
-def speaker(tiny: Path) -> Speaker:
-    return load(EngineConfig(checkpoint_path=tiny, device="cpu"))
+SETTINGS = {"max_batch_size": 6, "max_columns": 512, "max_queue_size": 1000}
 
 
 def graphs_of(speaker: Speaker, rows: int) -> SoundGraphs:
@@ -34,27 +28,9 @@ def graphs_of(speaker: Speaker, rows: int) -> SoundGraphs:
     return SoundGraphs(speaker.codec, decoder.push_where, rows=rows, sizes=SIZES, device=torch.device("cpu"))
 
 
-def start(speaker: Speaker, *, graphs: bool) -> Generator:
-    plain = ModelRunner.capture
-
-    def capture(self: ModelRunner) -> None:
-        plain(self)
-        if graphs:
-            self.sounds_beside = self.decodes_together = True
-            with torch.inference_mode():
-                self._sound_graphs = graphs_of(speaker, self.num_rows)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelRunner, "capture", capture)
-        return Generator(speaker, EngineConfig(device="cpu", max_batch_size=6, max_columns=512, max_queue_size=1000))
-
-
-@pytest.fixture(scope="module")
-def both(speaker: Speaker) -> Iterator[tuple[Generator, Generator]]:
-    made = start(speaker, graphs=True), start(speaker, graphs=False)
-    yield made
-    for generator in made:
-        generator.close(drains=False)
+def equip(runner: ModelRunner, speaker: Speaker) -> None:
+    runner.sounds_beside = runner.decodes_together = True
+    runner._sound_graphs = graphs_of(speaker, runner.num_rows)
 
 
 def ask(generator: Generator, seed: int, frames: int, **options: Any) -> Outbox:
@@ -104,7 +80,7 @@ def test_sound_that_is_not_finite_is_its_own_rows_error(speaker: Speaker) -> Non
 
 
 def test_a_request_whose_sound_is_not_finite_fails_alone(speaker: Speaker) -> None:
-    generator = start(speaker, graphs=True)
+    generator = start_equipped(speaker, SETTINGS, equip)
     expected = sound(ask(generator, 1, 16, profile="ttfa"))
     runner = generator.worker.runner
     graphs, plain = runner._sound_graphs, runner._sound_graphs.decode  # type: ignore[union-attr]

@@ -75,7 +75,7 @@ class FrameGraphs:
         self._frame(rows).replay()
 
     def read(self, slot: int, columns: Tensor, start: int) -> None:
-        """Have prompt columns [K + 1, n] read into `slot` from column `start` on, by the next `flush` or `step`."""
+        """Have prompt columns [K + 1, n] read into `slot` from column `start` on, by the next `flush` or `launch`."""
         for part in columns.split(READS[-1], dim=1):
             count = part.shape[1]
             if self._num_collected + count > READS[-1]:
