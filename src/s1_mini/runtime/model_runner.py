@@ -124,9 +124,9 @@ class ModelRunner:
     def start(self, piece: Piece) -> None:
         """Let the piece make frames, by its job's parameters and its own random numbers."""
         slot, params = _slot(piece), piece.job.sampling
-        self._sampling.temperature[slot] = params.temperature
-        self._sampling.top_p[slot] = params.top_p
-        self._sampling.repetition_penalty[slot] = params.repetition_penalty
+        self._sampling.temperature[slot].fill_(params.temperature)  # assigned, a number is waited for
+        self._sampling.top_p[slot].fill_(params.top_p)
+        self._sampling.repetition_penalty[slot].fill_(params.repetition_penalty)
         table = uniforms(piece.job.seed, piece.index, piece.max_frames, self.model.num_codebooks)
         self._sampling.uniforms[slot, : piece.max_frames] = stage(table, self.model.device)
         self.model.activate(self._state, slot, piece.prompt)

@@ -169,22 +169,22 @@ class S1Model:
     def activate(self, state: S1State, slot: int, prompt: Prompt) -> None:
         """Let `slot` generate from the end of `prompt`, whose columns but the last are read already."""
         state.column[slot] = stage(prompt.columns[:, -1], self.device)
-        state.position[slot] = prompt.columns.shape[1] - 1
-        state.count[slot] = 0
-        state.window.history[slot] = 0
-        state.active[slot] = True
+        state.position[slot].fill_(prompt.columns.shape[1] - 1)  # assigned, a number is waited for
+        state.count[slot].zero_()
+        state.window.history[slot].zero_()
+        state.active[slot].fill_(True)
 
     def pause(self, state: S1State, slot: int) -> None:
         """Keep `slot` from generating until `resume`; nothing it holds is lost."""
-        state.active[slot] = False
+        state.active[slot].fill_(False)
 
     def resume(self, state: S1State, slot: int) -> None:
         """Let `slot` go on where it was paused."""
-        state.active[slot] = True
+        state.active[slot].fill_(True)
 
     def release(self, state: S1State, slot: int) -> None:
         """Stop `slot` from generating; what it holds is overwritten by the next prompt."""
-        state.active[slot] = False
+        state.active[slot].fill_(False)
 
     def step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int | None = None) -> Frames:
         """Generate one frame for every active row of the first `rows`, none of which may have over `span` columns."""
