@@ -189,6 +189,15 @@ def test_the_encoding_half_is_loaded_with_the_first_reference_only(tiny: Path) -
     assert speaker.encoding_codec().decoder is speaker.codec.decoder  # in memory once
 
 
+def test_the_codec_that_encodes_decodes_with_shared_weights_of_another_precision(tiny: Path) -> None:
+    codec = load(EngineConfig(checkpoint_path=tiny, device="cpu", codec_dtype="bfloat16")).encoding_codec()
+
+    sound = codec.decode(torch.zeros(1, codec.num_codebooks, 2, dtype=torch.int64))
+
+    assert sound.dtype == torch.bfloat16
+    assert codec.quantizer.quantizer.books[0].codebook.weight.dtype == torch.float32  # as references are encoded
+
+
 def test_choices_of_device_and_precision_explain_themselves() -> None:
     assert choose_device("cpu").reason == "named by the settings"
     assert choose_precision("auto", "cpu").value == "float32"

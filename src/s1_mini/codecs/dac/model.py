@@ -176,7 +176,8 @@ class Dac(nn.Module):
 
     def push(self, codes: Tensor, carry: Carry) -> Tensor:
         """Decode the next frames [B, K, F] of the streams that `carry` holds, to samples [B, T]."""
-        return self.synthesise(self.quantizer.decode(codes), carry).squeeze(1)
+        vectors = self.quantizer.decode(codes).to(self.quantizer.post_module.norm.weight.dtype)  # may be another's
+        return self.synthesise(vectors, carry).squeeze(1)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode codes [B, K, F] to samples [B, T]. Raises `CapacityError` beyond `max_frames`."""
