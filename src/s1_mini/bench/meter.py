@@ -78,7 +78,7 @@ class Meter:
         if self._device.type != "cuda":
             return
         self._traces = True
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as trace:
             work()
         self._traces = False
         for event in trace.key_averages():
