@@ -79,6 +79,19 @@ def test_a_failing_compile_falls_back_to_eager_and_says_so(
     assert [record.message for record in caplog.records] == ["compilation failed, running eager: no code for you"]
 
 
+def test_nothing_is_compiled_before_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_options: asked.append(function) or function)
+
+    double = Compiler(Choice("inductor", "test"))(lambda x: 2 * x)
+    before = len(asked)
+    results = [double(torch.ones(1)).item() for _ in range(3)]
+
+    assert before == 0
+    assert results == [2.0] * 3
+    assert len(asked) == 1
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_error_of_the_function_itself_is_not_hidden() -> None:
     def wrong(_x: torch.Tensor) -> torch.Tensor:

@@ -73,14 +73,20 @@ class Compiler:
         self.choice = choice
 
     def __call__(self, function: Function) -> Function:
-        """Give the function to call instead of `function`."""
+        """Give the function to call instead of `function`.
+
+        Inductor, which takes seconds to import, is not touched before the first call: an engine whose steps are
+        captured makes none.
+        """
         if self.choice.value != "inductor":
             return function
-        compiled = torch.compile(function, backend="inductor")
+        compiled: Callable[..., Any] | None = None
 
         def call(*arguments: Any) -> Any:
+            nonlocal compiled
             if self.choice.value == "inductor":
                 try:
+                    compiled = compiled or torch.compile(function, backend="inductor")
                     return compiled(*arguments)
                 except torch.OutOfMemoryError:
                     raise
