@@ -110,6 +110,9 @@ def test_waits_and_batch_sizes_are_told() -> None:
     stats = queue.stats
     assert (stats.mean_wait_s, stats.max_wait_s, stats.mean_batch_size) == (2.5, 3.0, 2.0)
 
+    queue.forget()
+    assert queue.stats == BatchQueue(10).stats
+
 
 @given(
     st.lists(

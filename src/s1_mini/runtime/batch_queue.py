@@ -97,6 +97,13 @@ class BatchQueue:
             self._heap.clear()
             return jobs
 
+    def forget(self) -> None:
+        """Begin the figures anew."""
+        with self._lock:
+            self._accepted = self._refused = 0
+            self._waits.clear()
+            self._batches.clear()
+
     @property
     def stats(self) -> QueueStats:
         """Figures of this moment."""

@@ -79,6 +79,7 @@ class Generator:
             self.worker.stop(drains=False)
             raise
         self.worker.metrics = metrics or EngineMetrics()  # the warm-up is not counted
+        queue.forget()
 
     def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         """Take in no more; end what is being spoken, or finish it first."""
