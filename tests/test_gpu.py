@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.checkpoint.verify import verify_checkpoint
 from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.weights import open_dac
+from s1_mini.runtime.capture import graph_streams
+from s1_mini.runtime.loader import load
 from s1_mini.runtime.sound_graphs import SoundGraphs
 
 pytestmark = [
@@ -158,6 +161,54 @@ def test_nobody_waits_for_the_gpu_but_for_a_frame_and_its_sound(gpu: ProductionT
         torch.cuda.set_sync_debug_mode("default")
 
     assert len(result.audio)
+
+
+def test_frames_and_sound_are_captured_on_two_streams_however_many_others_there_are() -> None:
+    """On one they share what cuBLAS counts in, and a saturated engine waits for ever."""
+    streams = graph_streams(torch.device("cuda"))
+    later = []
+    for _ in range(40):  # torch has 32, and gives them in turn
+        torch.cuda.Stream()
+        later.append(graph_streams(torch.device("cuda", 0)))
+
+    assert streams.frames != streams.sound
+    assert later == [streams] * len(later)
+
+
+def test_an_engine_speaks_while_its_successor_starts(tiny: Path) -> None:
+    engine = start(tiny, "cuda")
+    before = engine.generate("Hello there.", seed=3, max_new_tokens=40).audio
+    heard: list[np.ndarray] = []
+    over = threading.Event()
+
+    def listen() -> None:
+        while not over.is_set():
+            heard.append(engine.generate("Hello there.", seed=3, max_new_tokens=40).audio)
+
+    listeners = [threading.Thread(target=listen) for _ in range(4)]
+    for listener in listeners:
+        listener.start()
+    engine.reload(tiny)
+    over.set()
+    for listener in listeners:
+        listener.join()
+    engine.stop()
+
+    assert len(heard) >= 4
+    assert all(len(wave) == len(before) and np.abs(wave - before).max() < 1e-3 for wave in heard)
+
+
+def test_a_compiled_block_gives_on_the_gpu_what_it_gives_as_written(tiny: Path) -> None:
+    compiled, written = (
+        load(EngineConfig(checkpoint_path=tiny, device="cuda", compile=switch)) for switch in ("true", "false")
+    )
+    x = torch.randn(1, 7, compiled.model.network.config.slow.dim, dtype=torch.bfloat16, device="cuda")
+
+    with torch.inference_mode():
+        ours, theirs = (each.model.network.layers[0].feed(x) for each in (compiled, written))
+
+    assert compiled.compiler.choice.value == "inductor"
+    assert torch.allclose(ours.float(), theirs.float(), atol=2**-5, rtol=2**-6)
 
 
 def test_health_tells_of_the_gpus_memory(gpu: ProductionTTSEngine) -> None:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from s1_mini.layers.staging import stage
 from s1_mini.models.base import Frames, SamplingTensors, SpeechModel
+from s1_mini.runtime.capture import capture, graph_streams
 
 # Rows of the graphs: a batch runs in the smallest that holds it.
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 READS = (16, 32, 64, 128, 256)  # columns of prompts; more are read in several goes
-WARM_UPS = 2  # before a capture: kernels are compiled, workspaces made
 
 Replay = Callable[[], None]
 
@@ -120,15 +120,4 @@ class FrameGraphs:
         return _Read(self._capture(read), asked)
 
     def _capture(self, work: Replay) -> Replay:
-        if not self._captures:
-            return work
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                work()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            work()
-        return graph.replay
+        return capture(work, graph_streams(self._model.device).frames, self._pool) if self._captures else work

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from s1_mini.codecs.base import Codec
+from s1_mini.runtime.capture import capture, graph_streams
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 MAX_FRAMES = 400  # of all rows of one graph: beyond, a GPU is full, and first sounds would wait
-WARM_UPS = 2
 
 # Codes [n, K, F], rows [n] and beginnings [n], all on the device, to samples [n, T].
 Push = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -56,10 +56,9 @@ class SoundGraphs:
         self._graphs: dict[tuple[int, int], _Graph] = {}
         wanted = [(n, size) for size in self.sizes for n in self._rows if n == 1 or n * size <= MAX_FRAMES]
         if self._captures:
-            self._stream = torch.cuda.Stream(device)
+            self._stream = graph_streams(device).sound
             self._done = torch.cuda.Event(blocking=True)
             self._pool = torch.cuda.graph_pool_handle()
-            torch.cuda.synchronize(device)  # what the decoder was made of was made on another stream
         for n, size in sorted(wanted, key=lambda pair: -pair[0] * pair[1]):  # the others find room in its pool
             self._graphs[n, size] = self._prepare(n, size)
 
@@ -116,13 +115,7 @@ class SoundGraphs:
         return _Graph(run, codes.numpy(), chosen.numpy(), samples.numpy(), finite.numpy())
 
     def _capture(self, chunk: Callable[[], None]) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):  # cuDNN's is planned anew for every size
-            with torch.cuda.stream(self._stream):
-                for _ in range(WARM_UPS):
-                    chunk()
-            self._stream.synchronize()
-            # Captured on the stream that it is replayed on, whose workspaces no other graph uses meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                chunk()
-        return graph.replay
+        # cuDNN plans a convolution, or attention, anew for every size: 9 of the 20 seconds of a start (H200, 2026-11).
+        own = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(own):
+            return capture(chunk, self._stream, self._pool)
