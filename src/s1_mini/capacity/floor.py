@@ -20,14 +20,14 @@ class Efficiency:
     """How near the engine comes to the floor: frame = `fixed_ms` + memory floor / share, sound = floor / share.
 
     Of the streams that these two allow it holds `engine_share`: prompts, bookkeeping and a burst take the rest. The
-    defaults are what an H200 reached, taken for every card: 1.34, 2.63 and 3.67 ms at 1, 64 and 128 rows of 350
-    columns, 1,900 seconds of sound a second by the codec alone, 512 streams held (docs/performance.md, 2026-11).
+    defaults are what an H200 reached, taken for every card: 1.19, 2.44, 3.47 and 5.60 ms at 1, 64, 128 and 256 rows of
+    350 columns, 1,900 seconds of sound a second by the codec alone, 640 streams held (docs/performance.md, 2026-11).
     """
 
-    fixed_ms: float = 0.55
-    memory_share: float = 0.52
+    fixed_ms: float = 0.4
+    memory_share: float = 0.525
     compute_share: float = 0.28
-    engine_share: float = 0.48
+    engine_share: float = 0.65
     source: str = "docs/performance.md, H200, 2026-11"
 
 
