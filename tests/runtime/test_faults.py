@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from s1_mini.config import EngineConfig
-from s1_mini.exceptions import CapacityError, EngineNotReadyError, QueueFullError
+from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, QueueFullError
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import ModelRunner
@@ -69,6 +69,50 @@ def test_a_lost_device_kills_the_engine_and_is_not_taken_for_a_bad_request(speak
     with pytest.raises(EngineNotReadyError, match="has died"):
         sound(ask(generator))
     until(lambda: not generator.worker.is_alive)
+
+
+@pytest.mark.parametrize(("what", "who"), [("step", "engine's thread"), ("decode", "makes sound")])
+def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
+    what: str, who: str, speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if what == "decode":
+        monkeypatch.setattr("s1_mini.runtime.model_runner._num_cores", lambda: 2)  # so that sound has a thread
+    monkeypatch.setattr("s1_mini.runtime.generator.STUCK_S", 0.4)
+    generator = start(speaker, request_timeout_s=0.4)
+    woken = threading.Event()
+    do = getattr(generator.worker.runner, what)
+
+    def hang(*arguments: Any) -> Any:
+        if what == "step" or threading.current_thread() is generator.worker.sound._thread:
+            woken.wait()
+        return do(*arguments)
+
+    def work() -> Iterator[None]:
+        while True:
+            yield
+
+    setattr(generator.worker.runner, what, hang)
+    outboxes = [ask(generator, frames=30) for _ in range(2 * SLOTS)]
+    task = generator.worker.do(work)  # type: ignore[arg-type]
+
+    for outbox in outboxes:
+        with pytest.raises(EngineNotReadyError, match="has died"):
+            sound(outbox)
+    assert not generator.worker.is_alive
+    assert who in str(generator.worker.failure)
+    with pytest.raises(EngineError, match="has not come back"):
+        ask(generator)
+    generator.close()  # waits for nobody
+    with pytest.raises(EngineNotReadyError, match="has died"):
+        task.result(timeout=1)
+
+    woken.set()  # a thread that comes back after all ends by itself
+    until(lambda: not any(thread in threading.enumerate() for thread in threads_of(generator)))
+
+
+def threads_of(generator: Generator) -> list[threading.Thread]:
+    own = (generator.worker._thread, generator.worker.sound._thread)
+    return [thread for thread in own if thread is not None]
 
 
 def test_a_codec_slower_than_the_model_fills_the_queue_and_no_hidden_one(speaker: Speaker) -> None:

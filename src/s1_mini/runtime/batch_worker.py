@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -37,12 +37,14 @@ from s1_mini.runtime.scheduler import Read, Scheduler
 from s1_mini.runtime.slots import Slots
 from s1_mini.runtime.sound_maker import NOTHING, SoundMaker
 from s1_mini.runtime.task import Task
+from s1_mini.runtime.watch import Pulse, Watch
 from s1_mini.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
 LOOK_S = 0.01  # and otherwise
+STUCK_S = 60.0  # that one turn, or one batch of sound, may take at the least; on a CPU they may be long
 MIN_SHARED_COLUMNS = 16  # shorter prefixes are read sooner than they are found
 
 Result = TypeVar("Result")
@@ -58,6 +60,7 @@ class BatchedModelWorker:
         prefixes: ByteCache[Prefix],
         *,
         clears_memory: bool = True,
+        stuck_after_s: float = STUCK_S,
         metrics: EngineMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,6 +78,9 @@ class BatchedModelWorker:
         self._changed = threading.Condition()
         self._takes_in = self._drains = True
         self._next_look = 0.0  # for requests whose time is over
+        self._pulse, self._over, self._is_given_up = Pulse(), threading.Event(), False
+        threads = {"the engine's thread": self._pulse, "the thread that makes sound": self.sound.pulse}
+        self._watch = Watch(threads, stuck_after_s, self._give_up)
         self._thread = threading.Thread(target=self._run, name="s1_mini engine", daemon=True)
 
     # ---- from any thread ------------------------------------------------------------------------------------------
@@ -120,16 +126,17 @@ class BatchedModelWorker:
         with self._changed:
             self._takes_in, self._drains = False, drains
             self._changed.notify()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():  # it took too long: give up on the rest
+        if not self._over.wait(timeout_s):  # it took too long: give up on the rest
             with self._changed:
                 self._drains = False
+            self._over.wait()
+        if not self._is_given_up:
             self._thread.join()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether the thread runs, and comes back from what it does."""
+        return self._thread.is_alive() and self.failure is None
 
     @property
     def num_jobs(self) -> int:
@@ -153,8 +160,10 @@ class BatchedModelWorker:
             self.runner.enter_thread()
             self.runner.capture()
             self.sound.start()
+            self._watch.start()
             while self._wait():
-                self.turn()
+                with self._pulse:
+                    self.turn()
         except BaseException as error:
             self.failure = error
             logger.exception("the engine's thread has died")
@@ -168,18 +177,35 @@ class BatchedModelWorker:
                     self._end(job, EngineNotReadyError(f"the engine {reason} while this was being spoken"))
             for task in self._tasks:
                 task.end(EngineNotReadyError(f"the engine {reason}"))
+            self._watch.stop()
+            self._over.set()
+
+    def _give_up(self, thread: str, seconds: float) -> None:
+        """Tell all who wait that a thread does not come back. What it holds is left to it; only this thread may act."""
+        logger.critical("%s has not come back for %.0f s; the engine is given up", thread, seconds)
+        self.failure = self.failure or EngineError(f"{thread} has not come back for {seconds:.0f} s")
+        self._is_given_up = True
+        with self._changed:
+            self._takes_in = self._drains = False
+        for number, job in list(self._jobs.items()):
+            if self._jobs.pop(number, None) is not None:  # else it has just ended
+                job.outbox.end(EngineNotReadyError("the engine has died while this was being spoken"))
+        for task in list(self._tasks):
+            with suppress(InvalidStateError):
+                task.future.set_exception(EngineNotReadyError("the engine has died"))
+        self._over.set()
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; tell whether to go on at all."""
         with self._changed:
             while not self._has_work():
-                if not self._takes_in and not self._jobs:
+                if self.failure is not None or (not self._takes_in and not self._jobs):
                     return False
                 wakes = self.queue.wakes(self.clock())
                 self._changed.wait(min(POLL_S, wakes) if wakes else POLL_S)
                 if self._jobs:
                     break  # look at deadlines
-            return self._drains or self._takes_in
+            return self.failure is None and (self._drains or self._takes_in)
 
     def _has_work(self) -> bool:
         held_back = self.queue.wakes(self.clock())

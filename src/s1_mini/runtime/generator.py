@@ -27,7 +27,7 @@ from s1_mini.exceptions import CapacityError, ConfigurationError, QueueFullError
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.models.base import Prefix, Prompt
 from s1_mini.runtime.batch_queue import BatchQueue
-from s1_mini.runtime.batch_worker import BatchedModelWorker
+from s1_mini.runtime.batch_worker import STUCK_S, BatchedModelWorker
 from s1_mini.runtime.job import Job, Piece
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import SPAN, ModelRunner
@@ -64,7 +64,13 @@ class Generator:
         )
         prefixes: ByteCache[Prefix] = ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size)
         runner = ModelRunner(speaker, slots=slots, columns=columns)
-        self.worker = BatchedModelWorker(runner, queue, prefixes, clears_memory=config.vram_clear_on_oom)
+        self.worker = BatchedModelWorker(
+            runner,
+            queue,
+            prefixes,
+            clears_memory=config.vram_clear_on_oom,
+            stuck_after_s=max(STUCK_S, config.request_timeout_s),
+        )
         self.references = ReferenceCache(
             fingerprint([find_tensors(speaker.directory, "codec")]),
             max_bytes=REFERENCE_BYTES,

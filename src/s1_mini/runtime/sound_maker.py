@@ -18,6 +18,7 @@ from s1_mini.exceptions import EngineError
 from s1_mini.runtime.job import Job
 from s1_mini.runtime.model_runner import ModelRunner
 from s1_mini.runtime.scheduler import Scheduler
+from s1_mini.runtime.watch import Pulse
 from s1_mini.types import AudioChunk, FinishReason
 
 NOTHING = np.zeros(0, np.float32)
@@ -43,6 +44,7 @@ class SoundMaker:
         self._stopped = False
         self.failure: BaseException | None = None  # what killed the thread
         self._thread: threading.Thread | None = None
+        self.pulse = Pulse()  # of the thread beside
 
     def start(self) -> None:
         """Begin to work, in a thread beside if the runner wants that."""
@@ -218,7 +220,8 @@ class SoundMaker:
         try:
             self._runner.enter_thread()
             while jobs := self._next():
-                self._try(jobs)
+                with self.pulse:
+                    self._try(jobs)
                 self._num_beside = 0
                 if any(job.has_failed or job.next_chunk() == 0 for job in jobs):
                     self._wake()
