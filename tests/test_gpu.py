@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,18 @@ def test_an_engine_speaks_while_its_successor_starts(tiny: Path) -> None:
 
     assert len(heard) >= 4
     assert all(len(wave) == len(before) and np.abs(wave - before).max() < 1e-3 for wave in heard)
+
+
+def test_engines_that_start_at_once_say_what_one_says(tiny: Path, gpu: ProductionTTSEngine) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        engines = list(pool.map(lambda _: start(tiny, "cuda"), range(2)))
+        waves = list(pool.map(lambda engine: engine.generate("Hello.", seed=4, max_new_tokens=20).audio, engines))
+    expected = gpu.generate("Hello.", seed=4, max_new_tokens=20).audio
+    for engine in engines:
+        engine.stop()
+
+    assert all(np.abs(wave - expected).max() < 1e-3 for wave in waves)
+    assert torch.backends.cudnn.enabled
 
 
 def test_a_compiled_block_gives_on_the_gpu_what_it_gives_as_written(tiny: Path) -> None:

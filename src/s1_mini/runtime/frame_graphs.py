@@ -49,7 +49,7 @@ class FrameGraphs:
         self._num_collected = 0
         self._rows = [rows for rows in LADDER if rows < slots] + [slots]
         if self._captures:
-            self._pool, self._done = torch.cuda.graph_pool_handle(), torch.cuda.Event()
+            self._pool, self._done = torch.cuda.graph_pool_handle(), torch.cuda.Event()  # done: a frame is
         # The largest first: the others find room in its pool.
         self._reads = {count: self._prepare_read(count) for count in reversed(READS)}
         self._frames = {rows: self._prepare_frame(rows) for rows in reversed(self._rows)}
@@ -59,8 +59,6 @@ class FrameGraphs:
         self.flush()
         self._launched = self._frame(rows)
         self._launched.replay()
-        if self._captures:
-            self._done.record()
 
     def wait(self) -> tuple[np.ndarray, list[bool], list[bool]]:
         """Wait for the frame that was launched: codes [rows or more, K], and whether each row stops, is valid."""
@@ -107,7 +105,7 @@ class FrameGraphs:
             frames = self._model.step(self._state, self._sampling, self._span, rows)
             made.copy_(frames.made, non_blocking=True)
 
-        return _Frame(self._capture(frame), Frames(made))
+        return _Frame(self._capture(frame, self._done if self._captures else None), Frames(made))
 
     def _prepare_read(self, count: int) -> _Read:
         asked = torch.zeros(count, self._model.num_codebooks + 3, dtype=torch.int64, device=self._model.device)
@@ -119,5 +117,5 @@ class FrameGraphs:
 
         return _Read(self._capture(read), asked)
 
-    def _capture(self, work: Replay) -> Replay:
-        return capture(work, graph_streams(self._model.device).frames, self._pool) if self._captures else work
+    def _capture(self, work: Replay, done: torch.cuda.Event | None = None) -> Replay:
+        return capture(work, graph_streams(self._model.device).frames, self._pool, done) if self._captures else work

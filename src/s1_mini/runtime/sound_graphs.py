@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from s1_mini.codecs.base import Codec
-from s1_mini.runtime.capture import capture, graph_streams
+from s1_mini.runtime.capture import capture, graph_streams, one_capture
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 MAX_FRAMES = 400  # of all rows of one graph: beyond, a GPU is full, and first sounds would wait
@@ -45,7 +45,7 @@ class SoundGraphs:
         """
         self._codec, self._push, self._scratch, self._device = codec, push, rows, device
         self.sizes = sorted(set(sizes))
-        self._rows = [n for n in ROWS if n < rows] + [min(rows, ROWS[-1])]
+        self._rows = sorted({min(n, rows) for n in ROWS})
         self._captures = device.type == "cuda"
         # Pinned, and shared by all graphs since one runs at a time.
         most, spf = max(MAX_FRAMES, self.sizes[-1]), codec.samples_per_frame
@@ -91,7 +91,6 @@ class SoundGraphs:
         if self._captures:
             with torch.cuda.stream(self._stream):
                 graph.replay()
-                self._done.record()
             self._done.synchronize()
         else:
             graph.replay()
@@ -115,7 +114,7 @@ class SoundGraphs:
         return _Graph(run, codes.numpy(), chosen.numpy(), samples.numpy(), finite.numpy())
 
     def _capture(self, chunk: Callable[[], None]) -> Callable[[], None]:
-        # cuDNN plans a convolution, or attention, anew for every size: 9 of the 20 seconds of a start (H200, 2026-11).
+        # cuDNN plans a convolution or attention anew for every size: 8 of the 19 seconds of a start (H200, 2026-11).
         own = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-        with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(own):
-            return capture(chunk, self._stream, self._pool)
+        with one_capture, torch.backends.cudnn.flags(enabled=False), sdpa_kernel(own):  # these are of all threads
+            return capture(chunk, self._stream, self._pool, self._done)
