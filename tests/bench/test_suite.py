@@ -17,6 +17,7 @@ from s1_mini.bench.load import Clients
 from s1_mini.bench.suite import FULL, SMALL, Parts, measure_starts
 from s1_mini.bench.workload import make_workload
 from s1_mini.capacity.memory import AUTO_SLOTS
+from s1_mini.capacity.sizes import Formats
 from s1_mini.cli.app import app
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
@@ -100,6 +101,14 @@ def test_an_engine_that_does_not_start_is_told_with_its_reason(tmp_path: Path) -
 def test_the_suite_has_loads_of_its_own(options: list[str]) -> None:
     with pytest.raises(ParameterError, match="gpu-suite"):
         app(["bench", "--gpu-suite", *options], standalone_mode=False)
+
+
+def test_the_floor_is_of_the_formats_that_speak(tiny: Path) -> None:
+    wide = load(EngineConfig(checkpoint_path=tiny, device="cpu", codec_dtype="bfloat16"))
+    narrow = load(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype="int8", kv_dtype="fp8"))
+
+    assert suite.formats_of(wide) == Formats(weights=4, slow=4, kv=4, codec=2)
+    assert suite.formats_of(narrow) == Formats(weights=4, slow=1, kv=1, codec=4)
 
 
 @pytest.mark.gpu

@@ -271,11 +271,18 @@ def _floors(speaker: Speaker, scale: Scale) -> dict[int, float]:
     card = card_in(torch.cuda.get_device_name()) if speaker.model.device.type == "cuda" else None
     if card is None:
         return {}
-    formats = Formats()
+    formats = formats_of(speaker)
     configs = speaker.model.network.config, speaker.codec.config
     sizes = measure_sizes(*configs, formats, prefix_cache_bytes=0)
     floors = Floors(sizes, card, formats, scale.context + scale.frames // 2)
     return {rows: floors.floor(rows).model_ms for rows in scale.rows}
+
+
+def formats_of(speaker: Speaker) -> Formats:
+    """Give the bytes of a speaker's numbers."""
+    precision, codec = (getattr(torch, choice.value) for choice in (speaker.precision, speaker.codec_dtype))
+    slow = precision.itemsize if speaker.weights_dtype.value == "full" else 1
+    return Formats(precision.itemsize, slow, speaker.model.kv_dtype.itemsize, codec.itemsize)
 
 
 def _free_memory() -> None:
