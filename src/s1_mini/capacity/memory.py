@@ -14,7 +14,7 @@ DECODED_FRAMES = 2  # at once, a slot (`runtime/sound_maker.py`)
 SPARE_FRAMES = 32  # … and for all together
 LIVE_TENSORS = 4  # of a convolution block: input, with its past, activation, output
 CONTEXT_BYTES = GIB  # the driver's context and all kernels' code: in use before anything is asked for
-# Captured graphs with their pools, workspaces of the libraries, the codec's weights as its graphs want them, and what the
+# Captured graphs with their pools, workspaces of the libraries, the codec's weights as its graphs want them, what the
 # allocator keeps: an H200 with 256 slots of 2,112 columns used 72.7 GB, of which 69.6 are counted otherwise (2026-11).
 GRAPH_BYTES = 3 * GIB
 SAFE_SHARE = 0.02  # of the free memory, for what falls between blocks
