@@ -109,6 +109,9 @@ class EngineConfig(BaseSettings):
     request_timeout_s: float = Field(300.0, gt=0, description="2,000 characters take 55 s on two cores")
 
     # Upkeep.
+    stuck_after_s: float = Field(
+        120.0, gt=0, description="that the engine may be at one thing, such as a frame, before it counts as dead"
+    )
     vram_clear_on_oom: bool = Field(True, description="give unused memory back to the GPU when there is none left")
     metrics_enabled: bool = Field(True, description="let a server show what the engine counts")
 

@@ -77,8 +77,7 @@ def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
 ) -> None:
     if what == "decode":
         monkeypatch.setattr("s1_mini.runtime.model_runner._num_cores", lambda: 2)  # so that sound has a thread
-    monkeypatch.setattr("s1_mini.runtime.generator.STUCK_S", 0.4)
-    generator = start(speaker, request_timeout_s=0.4)
+    generator = start(speaker, stuck_after_s=0.4)
     woken = threading.Event()
     do = getattr(generator.worker.runner, what)
 
@@ -108,6 +107,59 @@ def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
 
     woken.set()  # a thread that comes back after all ends by itself
     until(lambda: not any(thread in threading.enumerate() for thread in threads_of(generator)))
+
+
+def test_a_request_whose_end_hangs_hears_of_it(speaker: Speaker) -> None:
+    generator = start(speaker, stuck_after_s=0.4)
+    woken = threading.Event()
+    generator.worker.runner.release = lambda _: woken.wait()  # type: ignore[method-assign,assignment,return-value]
+    outbox = ask(generator, frames=400, deadline=time.monotonic() + 0.2)
+
+    with pytest.raises(EngineNotReadyError, match="has died"):
+        sound(outbox)
+
+    woken.set()
+
+
+def test_a_stop_that_hangs_comes_back(speaker: Speaker) -> None:
+    generator = start(speaker, stuck_after_s=0.4)
+    woken = threading.Event()
+    outbox = ask(generator, frames=400)
+    until(lambda: bool(generator.worker.scheduler.running))
+    generator.worker.runner.release = lambda _: woken.wait()  # type: ignore[method-assign,assignment,return-value]
+
+    generator.close(drains=False)
+
+    with pytest.raises(EngineNotReadyError, match="has died"):
+        sound(outbox)
+    woken.set()
+
+
+def test_an_engine_that_dies_while_its_sound_hangs_tells_all(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("s1_mini.runtime.model_runner._num_cores", lambda: 2)  # so that sound has a thread
+    generator = start(speaker, stuck_after_s=0.4)
+    woken, hangs = threading.Event(), threading.Event()
+    do = generator.worker.runner.decode
+
+    def hang(*arguments: Any) -> Any:
+        if threading.current_thread() is generator.worker.sound._thread:
+            hangs.set()
+            woken.wait()
+        return do(*arguments)
+
+    def die(*_: Any) -> None:
+        raise SystemError("the bookkeeping is broken")
+
+    generator.worker.runner.decode = hang  # type: ignore[method-assign]
+    outbox = ask(generator, frames=400)
+    assert hangs.wait(10.0)
+    generator.worker.scheduler.reads = die  # type: ignore[method-assign,assignment]
+
+    with pytest.raises(EngineNotReadyError, match="has died"):
+        sound(outbox)
+    assert "bookkeeping" in str(generator.worker.failure)
+    generator.close()
+    woken.set()
 
 
 def threads_of(generator: Generator) -> list[threading.Thread]:

@@ -1,7 +1,8 @@
 """The one thread that owns the device: it lets pieces in, reads, steps and makes sound, turn by turn.
 
 Requests come in through `submit` and leave through their outboxes; each that was taken in ends exactly once, with
-sound or with an error of its own. What goes wrong with one row is that row's error, and the others go on.
+sound or with an error of its own. What goes wrong with one row is that row's error, and the others go on. If
+this thread, or that of sound, does not come back, a third one tells all who wait.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
 LOOK_S = 0.01  # and otherwise
-STUCK_S = 60.0  # that one turn, or one batch of sound, may take at the least; on a CPU they may be long
 MIN_SHARED_COLUMNS = 16  # shorter prefixes are read sooner than they are found
 
 Result = TypeVar("Result")
@@ -60,7 +60,7 @@ class BatchedModelWorker:
         prefixes: ByteCache[Prefix],
         *,
         clears_memory: bool = True,
-        stuck_after_s: float = STUCK_S,
+        stuck_after_s: float = 120.0,
         metrics: EngineMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,7 +78,9 @@ class BatchedModelWorker:
         self._changed = threading.Condition()
         self._takes_in = self._drains = True
         self._next_look = 0.0  # for requests whose time is over
-        self._pulse, self._over, self._is_given_up = Pulse(), threading.Event(), False
+        self._pulse = Pulse()
+        self._over = threading.Event()  # nobody waits for anything any more
+        self._is_given_up = False
         threads = {"the engine's thread": self._pulse, "the thread that makes sound": self.sound.pulse}
         self._watch = Watch(threads, stuck_after_s, self._give_up)
         self._thread = threading.Thread(target=self._run, name="s1_mini engine", daemon=True)
@@ -88,6 +90,10 @@ class BatchedModelWorker:
     def start(self) -> None:
         """Begin to work."""
         self._thread.start()
+
+    def watch(self) -> None:
+        """Give up from now on, and tell all who wait, if a thread does not come back from what it does."""
+        self._watch.start()
 
     def submit(self, job: Job) -> None:
         """Take a job in. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
@@ -145,7 +151,7 @@ class BatchedModelWorker:
 
     def _check_open(self) -> None:
         if self.failure is not None:
-            raise EngineError(f"the engine's thread has died of {self.failure!r}; restart it")
+            raise EngineError(f"the engine has failed and must be started anew: {self.failure!r}")
         if not self._takes_in:
             raise EngineNotReadyError("the engine is stopping and takes in nothing more")
 
@@ -160,7 +166,6 @@ class BatchedModelWorker:
             self.runner.enter_thread()
             self.runner.capture()
             self.sound.start()
-            self._watch.start()
             while self._wait():
                 with self._pulse:
                     self.turn()
@@ -172,28 +177,33 @@ class BatchedModelWorker:
                 self._takes_in = False
             self.sound.stop()
             reason = "has died" if self.failure else "was stopped"
-            for job in list(self._jobs.values()):
-                with suppress(Exception):  # of a device that is gone; the listener is told all the same
-                    self._end(job, EngineNotReadyError(f"the engine {reason} while this was being spoken"))
-            for task in self._tasks:
-                task.end(EngineNotReadyError(f"the engine {reason}"))
-            self._watch.stop()
-            self._over.set()
+            try:
+                with self._pulse:
+                    for job in list(self._jobs.values()):
+                        with suppress(Exception):  # of a device that is gone; the listener is told all the same
+                            self._end(job, EngineNotReadyError(f"the engine {reason} while this was being spoken"))
+                    for task in self._tasks:
+                        task.end(EngineNotReadyError(f"the engine {reason}"))
+            finally:
+                self._watch.stop()
+                self._over.set()
 
     def _give_up(self, thread: str, seconds: float) -> None:
-        """Tell all who wait that a thread does not come back. What it holds is left to it; only this thread may act."""
-        logger.critical("%s has not come back for %.0f s; the engine is given up", thread, seconds)
+        """Tell all who wait that a thread does not come back, from the watch's own. What it holds is left to it."""
         self.failure = self.failure or EngineError(f"{thread} has not come back for {seconds:.0f} s")
         self._is_given_up = True
-        with self._changed:
-            self._takes_in = self._drains = False
-        for number, job in list(self._jobs.items()):
-            if self._jobs.pop(number, None) is not None:  # else it has just ended
-                job.outbox.end(EngineNotReadyError("the engine has died while this was being spoken"))
-        for task in list(self._tasks):
-            with suppress(InvalidStateError):
-                task.future.set_exception(EngineNotReadyError("the engine has died"))
-        self._over.set()
+        try:
+            with self._changed:
+                self._takes_in = self._drains = False
+            for number, job in list(self._jobs.items()):
+                if self._jobs.pop(number, None) is not None:  # else it has just ended
+                    job.outbox.end(EngineNotReadyError("the engine has died while this was being spoken"))
+            for task in list(self._tasks):
+                with suppress(InvalidStateError):
+                    task.future.set_exception(EngineNotReadyError("the engine has died"))
+        finally:
+            self._over.set()
+        logger.critical("%s has not come back for %.0f s; the engine is given up", thread, seconds)
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; tell whether to go on at all."""
@@ -423,7 +433,7 @@ class BatchedModelWorker:
 
     def _end(self, job: Job, error: S1MiniError | None = None, *, reason: str = "spoken") -> None:
         """Let go of all that a job has, and tell its listener; does nothing the second time."""
-        if self._jobs.pop(job.number, None) is None:
+        if job.number not in self._jobs:
             return
         try:
             self.queue.remove(job)
@@ -433,7 +443,8 @@ class BatchedModelWorker:
             self.sound.drop(job)
             self._count_end(job, error.code if error else reason)
         finally:
-            job.outbox.end(error)
+            if self._jobs.pop(job.number, None) is not None:  # else the watch has given up meanwhile
+                job.outbox.end(error)
 
     def _count_end(self, job: Job, end: str) -> None:
         metrics, took = self.metrics, self.clock() - job.arrived

@@ -27,7 +27,7 @@ from s1_mini.exceptions import CapacityError, ConfigurationError, QueueFullError
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.models.base import Prefix, Prompt
 from s1_mini.runtime.batch_queue import BatchQueue
-from s1_mini.runtime.batch_worker import STUCK_S, BatchedModelWorker
+from s1_mini.runtime.batch_worker import BatchedModelWorker
 from s1_mini.runtime.job import Job, Piece
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import SPAN, ModelRunner
@@ -69,7 +69,7 @@ class Generator:
             queue,
             prefixes,
             clears_memory=config.vram_clear_on_oom,
-            stuck_after_s=max(STUCK_S, config.request_timeout_s),
+            stuck_after_s=config.stuck_after_s,
         )
         self.references = ReferenceCache(
             fingerprint([find_tensors(speaker.directory, "codec")]),
@@ -86,6 +86,7 @@ class Generator:
             raise
         self.worker.metrics = metrics or EngineMetrics()  # the warm-up is not counted
         queue.forget()
+        self.worker.watch()  # what is compiled or loaded with the first words may take its time
 
     def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         """Take in no more; end what is being spoken, or finish it first."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -38,5 +39,5 @@ class Task:
         """Give up."""
         if self._steps is not None:
             self._steps.close()
-        if not self.future.done():
+        with suppress(InvalidStateError):  # nobody waits any more, or has been told
             self.future.set_exception(error)
