@@ -42,6 +42,7 @@ FIELDS = [
     "max_reference_s",
     "max_reference_bytes",
     "request_timeout_s",
+    "stuck_after_s",
     "vram_clear_on_oom",
     "metrics_enabled",
 ]

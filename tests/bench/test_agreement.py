@@ -23,7 +23,7 @@ def model(tiny: Path) -> S1Model:
 def test_every_way_says_the_same_on_a_cpu(model: S1Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, capturing makes frames by the way."""
 
-    def capture(_: FrameGraphs, work: Replay) -> Replay:
+    def capture(_: FrameGraphs, work: Replay, _done: object = None) -> Replay:
         for _ in range(WARM_UPS):
             work()
         return work

@@ -24,7 +24,7 @@ from s1_mini.runtime.loader import load
 
 Run = Callable[..., tuple[str, dict[str, Any]]]
 
-DEMAND = Demand(column=100, stream_row=1000, frame=10, prefix_cache=0, encoding=0)
+DEMAND = Demand(column=100, stream_row=1000, frame=10, prefix_cache=0, encoding=0, copies=0)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_slots_fill_the_memory_and_no_more() -> None:
 
 
 def test_fewer_columns_are_chosen_before_fewer_slots() -> None:
-    free = DEMAND.fixed + 0.2 * GIB
+    free = 1.2 * GIB
     rich, poor = count_slots(free, DEMAND, 8192), count_slots(free, DEMAND, 2048)
 
     assert fit_slots(free, DEMAND, wanted=rich, columns=8192, needed=2048, span=64) == (rich, 8192)
@@ -134,7 +134,7 @@ def test_one_card_and_a_checkpoint_of_ones_own(run: Run, tiny: Path) -> None:
 def test_no_row_of_the_table_is_of_more_than_the_slots(run: Run) -> None:
     table, data = run("--gpu", "t4")
 
-    assert data["plans"][0]["slots"] == 31
+    assert data["plans"][0]["slots"] == 33
     assert "at 16 rows" in table
     assert "at 64 rows" not in table
     assert "at all slots" in table

@@ -26,7 +26,13 @@ def speaker(tiny: Path) -> Speaker:
 @pytest.fixture
 def scarce(speaker: Speaker) -> float:
     """So much free memory that there is room for 50 slots of 2,112 columns, the tiny codec's work included."""
-    demand = measure_demand(speaker.codec, column_bytes=speaker.model.column_bytes, prefix_cache_bytes=256_000_000)
+    model = speaker.model
+    demand = measure_demand(
+        speaker.codec,
+        model_bytes=model.num_bytes,
+        column_bytes=model.column_bytes,
+        prefix_cache_bytes=256_000_000,
+    )
     return (demand.fixed + 50.5 * demand.slot(2112)) / 0.98
 
 

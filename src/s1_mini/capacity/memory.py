@@ -14,9 +14,7 @@ DECODED_FRAMES = 2  # at once, a slot (`runtime/sound_maker.py`)
 SPARE_FRAMES = 32  # … and for all together
 LIVE_TENSORS = 4  # of a convolution block: input, with its past, activation, output
 CONTEXT_BYTES = GIB  # the driver's context and all kernels' code: in use before anything is asked for
-# Captured graphs with their pools, workspaces of the libraries, the codec's weights as its graphs want them, what the
-# allocator keeps: an H200 with 256 slots of 2,112 columns used 72.7 GB, of which 69.6 are counted otherwise (2026-11).
-GRAPH_BYTES = 3 * GIB
+GRAPH_BYTES = GIB  # captured graphs with their shared pool, workspaces of the libraries
 SAFE_SHARE = 0.02  # of the free memory, for what falls between blocks
 
 
@@ -29,11 +27,15 @@ class Demand:
     frame: int  # what decoding one frame works with
     prefix_cache: int
     encoding: int  # the half of the codec that reads references, and its work; loaded when first needed
+    # What loading and capturing leave beside the weights, taken to be as much as these: parts that were merged, the
+    # decoder's weights as its graphs want them. An H200 with 256 slots of S1-mini used 72.7 GB (2026-11), which counts
+    # to 70.7 without and to 72.5 with it.
+    copies: int
 
     @property
     def fixed(self) -> int:
         """What does not depend on the number of slots."""
-        return GRAPH_BYTES + self.prefix_cache + self.encoding + SPARE_FRAMES * self.frame
+        return GRAPH_BYTES + self.copies + self.prefix_cache + self.encoding + SPARE_FRAMES * self.frame
 
     def slot(self, columns: int) -> int:
         """Memory that one more slot of `columns` columns takes."""

@@ -76,10 +76,13 @@ def measure_sizes(config: S1Config, dac: DacConfig, formats: Formats, *, prefix_
     codec.prepare()
     costs = Costs(network, codec, slow_item=formats.slow, kv_item=formats.kv)
     slow = count(network.layers)
+    model_bytes = formats.slow * slow + formats.weights * (count(network) - slow)
     return Sizes(
         costs=costs,
-        demand=measure_demand(codec, column_bytes=costs.column_bytes, prefix_cache_bytes=prefix_cache_bytes),
-        model_bytes=formats.slow * slow + formats.weights * (count(network) - slow),
+        demand=measure_demand(
+            codec, model_bytes=model_bytes, column_bytes=costs.column_bytes, prefix_cache_bytes=prefix_cache_bytes
+        ),
+        model_bytes=model_bytes,
         codec_bytes=formats.codec * count(codec),
         codec_operations=codec_operations(codec),
         samples_per_frame=dac.samples_per_frame,
@@ -88,8 +91,8 @@ def measure_sizes(config: S1Config, dac: DacConfig, formats: Formats, *, prefix_
     )
 
 
-def measure_demand(codec: Dac, *, column_bytes: float, prefix_cache_bytes: int) -> Demand:
-    """Tell what slots of a model with such columns take, and this codec's rows, wherever its weights lie."""
+def measure_demand(codec: Dac, *, model_bytes: float, column_bytes: float, prefix_cache_bytes: int) -> Demand:
+    """Tell what slots of a model of that size take, and this codec's rows, wherever its weights lie."""
     item = next(codec.decoder.parameters()).element_size()
     config = codec.config
     with torch.inference_mode():
@@ -101,6 +104,7 @@ def measure_demand(codec: Dac, *, column_bytes: float, prefix_cache_bytes: int) 
         frame=LIVE_TENSORS * item * widest(config),
         prefix_cache=prefix_cache_bytes,
         encoding=_encoding_bytes(config),
+        copies=round(model_bytes) + item * (count(codec.decoder) + count(codec.quantizer)),
     )
 
 

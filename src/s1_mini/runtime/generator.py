@@ -265,7 +265,10 @@ def slots_for(free_bytes: float, speaker: Speaker, config: EngineConfig) -> tupl
     reference_frames = round(config.max_reference_s * codec.sample_rate / codec.samples_per_frame)
     needed = needed_columns(reference_frames=reference_frames, text_bytes=config.chunk_length, span=SPAN)
     demand = measure_demand(
-        codec, column_bytes=model.column_bytes, prefix_cache_bytes=round(1e6 * config.prefix_cache_mb)
+        codec,
+        model_bytes=model.num_bytes,
+        column_bytes=model.column_bytes,
+        prefix_cache_bytes=round(1e6 * config.prefix_cache_mb),
     )
     slots, columns = fit_slots(
         free_bytes,
