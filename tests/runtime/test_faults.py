@@ -77,7 +77,7 @@ def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
 ) -> None:
     if what == "decode":
         monkeypatch.setattr("s1_mini.runtime.model_runner._num_cores", lambda: 2)  # so that sound has a thread
-    generator = start(speaker, stuck_after_s=0.4)
+    generator = start(speaker, stuck_after_s=1.0)
     woken = threading.Event()
     do = getattr(generator.worker.runner, what)
 
@@ -110,7 +110,7 @@ def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
 
 
 def test_a_request_whose_end_hangs_hears_of_it(speaker: Speaker) -> None:
-    generator = start(speaker, stuck_after_s=0.4)
+    generator = start(speaker, stuck_after_s=1.0)
     woken = threading.Event()
     generator.worker.runner.release = lambda _: woken.wait()  # type: ignore[method-assign,assignment,return-value]
     outbox = ask(generator, frames=400, deadline=time.monotonic() + 0.2)
@@ -122,7 +122,7 @@ def test_a_request_whose_end_hangs_hears_of_it(speaker: Speaker) -> None:
 
 
 def test_a_stop_that_hangs_comes_back(speaker: Speaker) -> None:
-    generator = start(speaker, stuck_after_s=0.4)
+    generator = start(speaker, stuck_after_s=1.0)
     woken = threading.Event()
     outbox = ask(generator, frames=400)
     until(lambda: bool(generator.worker.scheduler.running))
@@ -137,7 +137,7 @@ def test_a_stop_that_hangs_comes_back(speaker: Speaker) -> None:
 
 def test_an_engine_that_dies_while_its_sound_hangs_tells_all(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("s1_mini.runtime.model_runner._num_cores", lambda: 2)  # so that sound has a thread
-    generator = start(speaker, stuck_after_s=0.4)
+    generator = start(speaker, stuck_after_s=1.0)
     woken, hangs = threading.Event(), threading.Event()
     do = generator.worker.runner.decode
 

@@ -52,12 +52,25 @@ class Running:
         return code
 
 
+HANGS = """
+import atexit, sys, threading
+from s1_mini.cli.app import run
+from s1_mini.runtime.model_runner import ModelRunner
+
+wait, step = threading.Event().wait, ModelRunner.step
+ModelRunner.step = lambda runner, pieces: step(runner, pieces) if pieces[0].max_frames <= 2 else wait()  # the warm-up
+atexit.register(wait)  # as the driver of a GPU that hangs may do
+sys.exit(run())
+"""
+
+
 @contextmanager
-def served(checkpoint: Path, **environment: str) -> Iterator[Running]:
+def served(checkpoint: Path, *program: str, **environment: str) -> Iterator[Running]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "s1_mini", "serve", "--port", str(port), "--checkpoint", str(checkpoint)]
+    program = program or ("-m", "s1_mini")
+    command = [sys.executable, *program, "serve", "--port", str(port), "--checkpoint", str(checkpoint)]
     settings = ENVIRONMENT | {"S1_MINI_SERVER_HOST": "127.0.0.1", "OMP_NUM_THREADS": "1"} | environment
     flags = ENDING.creation_flags
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=settings, creationflags=flags) as process:
@@ -187,6 +200,19 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_the_process_with_1_and_a_senten
     assert code == 1
     assert not any("Traceback" in line for line in running.lines)
     assert any("could not be started" in line for line in running.lines)
+
+
+def test_an_engine_that_hangs_is_told_to_all_and_ends_the_process_with_1(oracle: Path) -> None:
+    with served(oracle, "-c", HANGS, S1_MINI_STUCK_AFTER_S="1") as running:
+        wait_until(running.is_ready, within_s=60)
+        threads, results = speak_many(running, 4)
+        for thread in threads:
+            thread.join()
+        code = running.end(within_s=20)
+
+    assert code == 1
+    assert [status for status, _ in results] == [503] * 4  # type: ignore[misc]
+    assert any("has not come back" in line for line in running.lines)
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded() -> None:

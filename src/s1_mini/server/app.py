@@ -23,7 +23,7 @@ from s1_mini.exceptions import S1MiniError
 from s1_mini.server import page, routes_health, routes_openai, routes_tts, routes_voices, websocket
 from s1_mini.server.edge import Edge
 from s1_mini.server.errors import BodyError, MethodError, NotFoundError, ServerError, error_response, from_validation
-from s1_mini.server.gate import Gate
+from s1_mini.server.gate import EngineDied, Gate
 from s1_mini.server.limits import Limits
 from s1_mini.server.meter import Meter
 from s1_mini.server.record import record_of
@@ -104,7 +104,7 @@ async def _start_and_watch(engine: ProductionTTSEngine, gate: Gate, *, is_ours: 
         return
     while gate.is_draining or engine.health_check()["ready"]:
         await asyncio.sleep(WATCH_S)
-    gate.failure = RuntimeError("the engine's thread has died")
+    gate.failure = EngineDied()
     logger.error("engine died", extra={"fields": {"event": "engine_died"}})
 
 

@@ -20,6 +20,10 @@ FRESH_S = 0.02  # so long a look at the engine is good for all who ask
 RETRY_AFTER_S = 1.0
 
 
+class EngineDied(Exception):  # noqa: N818 - an end, not an error of anybody's
+    """The engine was started, and does not speak any more."""
+
+
 class Gate:
     """Tells whether a request may come in, and counts those that are in."""
 
@@ -29,7 +33,7 @@ class Gate:
         self._looked = float("-inf")
         self._clients: Counter[str] = Counter()
         self.num_inside = 0
-        self.failure: BaseException | None = None  # why the engine could not be started
+        self.failure: BaseException | None = None  # why the engine could not be started; `EngineDied` if it was
         self.is_draining = False
 
     def health(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.server.gate import EngineDied
 from s1_mini.server.logs import set_up_logging
 from s1_mini.server.wire import Wire
 
@@ -49,7 +50,11 @@ def run(app: FastAPI) -> int:
     set_up_logging()
     server = DrainingServer(app)
     server.run()
-    return 1 if app.state.gate.failure is not None or not server.started else 0
+    failure = app.state.gate.failure
+    if isinstance(failure, EngineDied):
+        logging.shutdown()
+        os._exit(1)  # at once: a GPU that hangs would be waited for at an ordinary end
+    return 1 if failure is not None or not server.started else 0
 
 
 def make_config(app: FastAPI) -> uvicorn.Config:
