@@ -112,6 +112,22 @@ def test_a_request_in_company_says_what_it_says_alone(gpu: ProductionTTSEngine) 
     assert sum(same) >= 0.9 * len(same)  # products of other widths round otherwise, and may tip a draw
 
 
+def test_speaking_compiles_and_captures_nothing_more(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton", reason="there is nothing to compile without Triton")
+    made: list[str] = []
+    engine = start(tiny, "cuda")
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **told: made.append(told["repr"]))
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", lambda *_, **__: made.append("a graph"))
+
+    results = engine.generate_batch([*TEXTS, "Of many words. " * 40], seed=3, max_new_tokens=60).results
+    for profile in ("ttfa", "balanced", "throughput"):
+        list(engine.stream(TEXTS[0], seed=3, max_new_tokens=60, chunk_profile=profile))
+    engine.stop()
+
+    assert all(result.success for result in results)
+    assert made == []
+
+
 def test_streamed_sound_is_the_whole_sound(gpu: ProductionTTSEngine) -> None:
     chunks = list(gpu.stream("Hello there.", seed=2, max_new_tokens=40, chunk_profile="ttfa"))
     whole = gpu.generate("Hello there.", seed=2, max_new_tokens=40).audio
