@@ -117,7 +117,7 @@ def _lines(plans: list[Plan]) -> list[tuple[str, list[str]]]:
         ("bandwidth, GB/s; TFLOP/s", [f"{p.card.bandwidth_gb_s:,.0f}; {p.card.half_tflops:g}" for p in plans]),
         ("number format", [plan.card.half + (", fp8" if plan.card.has_fp8 else "") for plan in plans]),
         ("weights: model + codec, GB", each(f"{_gb(first.sizes.model_bytes)} + {_gb(first.sizes.codec_bytes)}")),
-        ("graphs, caches, encoding, GB", each(_gb(demand.fixed))),
+        ("graphs, copies, caches, encoding, GB", each(_gb(demand.fixed))),
         ("keys and values, kB a column", each(f"{demand.column / 1e3:.1f}")),
         ("slots x columns", [f"{plan.slots} x {plan.columns}" for plan in plans]),
         ("... keys and values, GB", [_gb(plan.slots_bytes) for plan in plans]),
