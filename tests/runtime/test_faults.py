@@ -101,7 +101,7 @@ def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
     assert who in str(generator.worker.failure)
     with pytest.raises(EngineError, match="has not come back"):
         ask(generator)
-    generator.close()  # waits for nobody
+    generator.close()  # does not wait for it
     with pytest.raises(EngineNotReadyError, match="has died"):
         task.result(timeout=1)
 

@@ -78,5 +78,10 @@ def table(figures: Sequence[Figure]) -> str:
 def _line(figure: Figure) -> str:
     sign = "" if figure.goal is None else "≤ " if figure.goal.less_is_better else "≥ "
     limits = [_NONE] * 2 if figure.goal is None else [f"{sign}{figure.goal.must:g}", f"{sign}{figure.goal.aim:g}"]
-    value = _NONE if figure.value is None else f"{figure.value:.0f}" if figure.value >= 100 else f"{figure.value:.2f}"
+    value = _NONE if figure.value is None else _number(figure.value)
     return f"{figure.title:<46} {value:>10} {limits[0]:>8} {limits[1]:>8} {figure.verdict:>8}"
+
+
+def _number(value: float) -> str:
+    """Counts as they are, measures in three digits or so."""
+    return f"{value:.0f}" if isinstance(value, int) or value >= 100 else f"{value:.2f}"

@@ -38,14 +38,20 @@ def settings(
     Example: S1_MINI_DEVICE=cpu s1-mini settings --changed
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     for title, group in groups():
         lines = [line for line in group if line.is_set or not changed]
         if markdown:
             typer.echo(f"## {title}\n\n{as_markdown(lines)}\n")
         elif lines:
-            table = Table("variable", "now", "default", "meaning", title=title, title_justify="left")
+            # A name is never cut: it is what one looks for.
+            table = Table(
+                Column("variable", no_wrap=True, min_width=max(len(name) for line in lines for name in line.variables)),
+                *("now", "default", "meaning"),
+                title=title,
+                title_justify="left",
+            )
             for line in lines:
                 table.add_row("\n".join(line.variables), line.value, line.default, line.meaning)
             Console().print(table)

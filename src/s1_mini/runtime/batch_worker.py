@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
 LOOK_S = 0.01  # and otherwise
+GRACE_S = 2.0  # for a thread that was given up, and comes back after all
 MIN_SHARED_COLUMNS = 16  # shorter prefixes are read sooner than they are found
 
 Result = TypeVar("Result")
@@ -136,8 +137,7 @@ class BatchedModelWorker:
             with self._changed:
                 self._drains = False
             self._over.wait()
-        if not self._is_given_up:
-            self._thread.join()
+        self._thread.join(GRACE_S if self._is_given_up else None)
 
     @property
     def is_alive(self) -> bool:
@@ -190,7 +190,7 @@ class BatchedModelWorker:
 
     def _give_up(self, thread: str, seconds: float) -> None:
         """Tell all who wait that a thread does not come back, from the watch's own. What it holds is left to it."""
-        self.failure = self.failure or EngineError(f"{thread} has not come back for {seconds:.0f} s")
+        self.failure = self.failure or EngineError(f"{thread} has not come back for {seconds:.4g} s")
         self._is_given_up = True
         try:
             with self._changed:
@@ -203,7 +203,7 @@ class BatchedModelWorker:
                     task.future.set_exception(EngineNotReadyError("the engine has died"))
         finally:
             self._over.set()
-        logger.critical("%s has not come back for %.0f s; the engine is given up", thread, seconds)
+        logger.critical("%s has not come back for %.4g s; the engine is given up", thread, seconds)
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; tell whether to go on at all."""
