@@ -104,7 +104,7 @@ def measure_demand(codec: Dac, *, model_bytes: float, column_bytes: float, prefi
         frame=LIVE_TENSORS * item * widest(config),
         prefix_cache=prefix_cache_bytes,
         encoding=_encoding_bytes(config),
-        copies=round(model_bytes) + item * (count(codec.decoder) + count(codec.quantizer)),
+        copies=round(model_bytes) + item * count(codec),
     )
 
 
