@@ -48,8 +48,9 @@ class FrameGraphs:
         self._collected: list[Tensor] = []  # [n, K + 3] each, as `_Read.asked`
         self._num_collected = 0
         self._rows = [rows for rows in LADDER if rows < slots] + [slots]
+        self._done: torch.cuda.Event | None = None  # when the last frame is
         if self._captures:
-            self._pool, self._done = torch.cuda.graph_pool_handle(), torch.cuda.Event()  # done: a frame is
+            self._pool, self._done = torch.cuda.graph_pool_handle(), torch.cuda.Event()
         # The largest first: the others find room in its pool.
         self._reads = {count: self._prepare_read(count) for count in reversed(READS)}
         self._frames = {rows: self._prepare_frame(rows) for rows in reversed(self._rows)}
@@ -62,7 +63,7 @@ class FrameGraphs:
 
     def wait(self) -> tuple[np.ndarray, list[bool], list[bool]]:
         """Wait for the frame that was launched: codes [rows or more, K], and whether each row stops, is valid."""
-        if self._captures:
+        if self._done is not None:
             self._done.synchronize()
         frames = self._launched.frames
         codes = frames.codes.numpy().copy()  # the next frame overwrites it
@@ -105,7 +106,7 @@ class FrameGraphs:
             frames = self._model.step(self._state, self._sampling, self._span, rows)
             made.copy_(frames.made, non_blocking=True)
 
-        return _Frame(self._capture(frame, self._done if self._captures else None), Frames(made))
+        return _Frame(self._capture(frame, self._done), Frames(made))
 
     def _prepare_read(self, count: int) -> _Read:
         asked = torch.zeros(count, self._model.num_codebooks + 3, dtype=torch.int64, device=self._model.device)
