@@ -1,8 +1,8 @@
 """The one thread that owns the device: it lets pieces in, reads, steps and makes sound, turn by turn.
 
 Requests come in through `submit` and leave through their outboxes; each that was taken in ends exactly once, with
-sound or with an error of its own. What goes wrong with one row is that row's error, and the others go on. If
-this thread, or that of sound, does not come back, a third one tells all who wait.
+sound or with an error of its own. What goes wrong with one row is that row's error, and the others go on. If this
+thread, or that of sound, does not come back, a third one tells all who wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -61,7 +61,7 @@ class BatchedModelWorker:
         prefixes: ByteCache[Prefix],
         *,
         clears_memory: bool = True,
-        stuck_after_s: float = 120.0,
+        stuck_after_s: float = float("inf"),
         metrics: EngineMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -195,12 +195,10 @@ class BatchedModelWorker:
         try:
             with self._changed:
                 self._takes_in = self._drains = False
-            for number, job in list(self._jobs.items()):
-                if self._jobs.pop(number, None) is not None:  # else it has just ended
-                    job.outbox.end(EngineNotReadyError("the engine has died while this was being spoken"))
+            for job in list(self._jobs.values()):
+                self._tell_end(job, EngineNotReadyError("the engine has died while this was being spoken"))
             for task in list(self._tasks):
-                with suppress(InvalidStateError):
-                    task.future.set_exception(EngineNotReadyError("the engine has died"))
+                task.fail(EngineNotReadyError("the engine has died"))
         finally:
             self._over.set()
         logger.critical("%s has not come back for %.4g s; the engine is given up", thread, seconds)
@@ -443,8 +441,12 @@ class BatchedModelWorker:
             self.sound.drop(job)
             self._count_end(job, error.code if error else reason)
         finally:
-            if self._jobs.pop(job.number, None) is not None:  # else the watch has given up meanwhile
-                job.outbox.end(error)
+            self._tell_end(job, error)
+
+    def _tell_end(self, job: Job, error: S1MiniError | None) -> None:
+        """Tell a job's listener the end, unless the other of this thread and the watch's has just done so."""
+        if self._jobs.pop(job.number, None) is not None:
+            job.outbox.end(error)
 
     def _count_end(self, job: Job, end: str) -> None:
         metrics, took = self.metrics, self.clock() - job.arrived

@@ -39,5 +39,9 @@ class Task:
         """Give up."""
         if self._steps is not None:
             self._steps.close()
-        with suppress(InvalidStateError):  # nobody waits any more, or has been told
+        self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Tell who waits, unless he has been told or waits no more; from any thread."""
+        with suppress(InvalidStateError):
             self.future.set_exception(error)
