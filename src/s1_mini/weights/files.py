@@ -1,48 +1,55 @@
 """Read tensors and JSON of a checkpoint directory, whatever published form they have.
 
 A `.pth` file is only ever read with `weights_only=True`, so it can hold tensors and nothing that runs. Both forms
-are memory-mapped: a tensor that nobody asks for is never read from disk.
+are memory-mapped: a tensor that nobody asks for is never read from disk. What a `.pth` says of itself is looked
+through before torch reads it (`pth`).
 """
 
 from __future__ import annotations
 
 import json
-import pickle
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from s1_mini.exceptions import CheckpointFileError
+from s1_mini.weights import pth
 
 Tensors = Mapping[str, Tensor]
 
 INDEX_SUFFIX = ".safetensors.index.json"
 _WRAPPERS = ("state_dict", "model", "generator")
-_READ_ERRORS = (
-    SafetensorError,
-    pickle.UnpicklingError,
-    struct.error,
-    RuntimeError,
-    ValueError,
-    KeyError,
-    EOFError,
-    OSError,
-)
+_MAX_JSON_BYTES = 4 * 2**20  # S1-mini's largest has 0.15 MB
+_MAX_TOLD = 80  # characters of a name in an error
+
+
+def read_whole(path: Path, max_bytes: int) -> bytes:
+    """Read a small file. Raises `CheckpointFileError` if it is missing, no plain file, or larger than `max_bytes`."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would never end
+            raise CheckpointFileError(f"{path} is no file")
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except FileNotFoundError:
+        raise CheckpointFileError(f"{path} is missing") from None
+    except OSError as error:
+        raise CheckpointFileError(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > max_bytes:
+        raise CheckpointFileError(f"{path} has {path.stat().st_size:,} bytes; at most {max_bytes:,} are allowed")
+    return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises `CheckpointFileError` if it is missing or is something else."""
+    """Read a JSON object of up to 4 MiB. Raises `CheckpointFileError` if it is missing or is something else."""
+    content = read_whole(path, _MAX_JSON_BYTES)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointFileError(f"{path} is missing") from None
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         raise CheckpointFileError(f"{path} is not readable JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointFileError(f"{path} holds a JSON {type(value).__name__}, not an object")
@@ -71,21 +78,24 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def read_object(path: Path) -> Any:
     """Read whatever plain data and tensors a `.pth` file holds, memory-mapped, never running anything in it.
 
-    Raises `CheckpointFileError` for a file that is missing, truncated, or holds other objects.
+    Raises `CheckpointFileError` for a file that is missing, truncated, was packed again, or holds other objects.
     """
     with _named_errors(path):
-        with path.open("rb") as file:
-            zipped = file.read(2) == b"PK"  # only the zip form (torch >= 1.6) can be memory-mapped
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        records = pth.inspect(path)
+        if records is None:  # only the zip form (torch >= 1.6) can be memory-mapped
+            return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location=records.claim, weights_only=True, mmap=True)
 
 
 @contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
     try:
         yield
+    except CheckpointFileError as error:
+        raise CheckpointFileError(f"{path} {error}") from None
     except FileNotFoundError:
         raise CheckpointFileError(f"{path} is missing") from None
-    except _READ_ERRORS as error:
+    except Exception as error:  # others' parsers raise whatever damaged bytes lead them into
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointFileError(f"{path} cannot be read as weights; is it complete? ({reason})") from None
 
@@ -108,18 +118,37 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
-    while isinstance(content, dict):
-        inner = next((content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)), None)
-        if inner is None:
-            break
-        content = inner
+    for _ in _WRAPPERS:  # no oftener: a dictionary may hold itself
+        if isinstance(content, dict):
+            content = next((content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)), content)
     if not isinstance(content, dict) or not content:
         raise CheckpointFileError(f"{path} holds no dictionary of tensors")
-    foreign = [name for name, value in content.items() if not isinstance(name, str) or not _is_plain(value)]
+    foreign = [name for name, value in content.items() if not _is_name(name) or not _is_plain(value)]
     if foreign:
-        raise CheckpointFileError(f"{path} holds entries that are no plain tensors: {', '.join(map(str, foreign[:5]))}")
-    return content
+        raise CheckpointFileError(
+            f"{path} holds entries that are no plain tensors: {', '.join(map(_told, foreign[:5]))}"
+        )
+    return {name: _aligned(tensor) for name, tensor in content.items()}
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name.isprintable()
+
+
+def _told(name: object) -> str:
+    return ascii(name[:_MAX_TOLD]) if isinstance(name, str) else f"a {type(name).__name__}"
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
+    """Whether it is a tensor of numbers in memory, and no small one that says it is large."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and value.nbytes <= value.untyped_storage().nbytes()
+    )
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Give it as it is, or a copy where a program that packed the file again has put it between two addresses."""
+    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
