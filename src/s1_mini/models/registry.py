@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,6 @@ def find_family(config: Mapping[str, Any]) -> Any:
     name = config.get("model_type", "dual_ar")
     if not isinstance(name, str) or name not in FAMILIES:
         raise CheckpointMismatchError(
-            f"config.json: model_type={name!r} is no family of this engine ({', '.join(FAMILIES)})"
+            f"config.json: model_type={reprlib.repr(name)} is no family of this engine ({', '.join(FAMILIES)})"
         )
     return FAMILIES[name]

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from s1_mini.exceptions import PackageError
@@ -15,8 +14,12 @@ from s1_mini.exceptions import PackageError
 NAME = "manifest.json"
 FORMAT = 1
 MAX_BYTES = 16 * 2**20
-_MAX_NAME = 255  # bytes of one part of a path; S3 prefixes and file systems take no more
+MAX_FILES = 10_000
+_MAX_NAME = 255  # bytes of one part of a path; file systems take no more
+_MAX_PATH = 1024  # bytes; a key of S3 takes no more
 
+_SHA256 = re.compile("[0-9a-f]{64}")
+_NO_LETTERS = re.compile("[\x00-\x1f\ud800-\udfff]")  # controls, and bytes that are no UTF-8
 _FOREIGN = re.compile(r'[<>:"|?*]')  # a colon opens another stream of a file there
 _DEVICE = re.compile(r"con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]", re.IGNORECASE)
 
@@ -61,22 +64,27 @@ class Manifest:
             value = json.loads(text)
             manifest = cls(str(value["engine"]), str(value["torch"]), _read_files(value["files"]))
             form, content = value["format"], value["content_sha256"]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             raise PackageError(f"{NAME} is no manifest of s1-mini package") from None
         if form != FORMAT:
-            raise PackageError(f"{NAME} has format {form!r}; this version reads {FORMAT}. Package it again")
+            raise PackageError(f"{NAME} has format {repr(form)[:20]}; this version reads {FORMAT}. Package it again")
+        check_names(manifest.files)
         if content != manifest.content_sha256:
             raise PackageError(f"{NAME} contradicts itself: content_sha256 is not that of its files")
-        check_names(manifest.files)
         return manifest
 
 
 def _read_files(value: Mapping[str, Any]) -> dict[str, Content]:
-    return {name: Content(str(one["sha256"]), int(one["bytes"])) for name, one in value.items()}
+    files = {name: Content(one["sha256"], int(one["bytes"])) for name, one in value.items()}
+    if not all(isinstance(one.sha256, str) and _SHA256.fullmatch(one.sha256) for one in files.values()):
+        raise ValueError("a hash is none")
+    return files
 
 
 def check_names(names: Mapping[str, Any] | list[str]) -> None:
-    """Raise `PackageError` for a path that is unsafe, there twice, or both a file and a folder."""
+    """Raise `PackageError` for a path that is unsafe, there twice, or both a file and a folder, and for too many."""
+    if len(names) > MAX_FILES:
+        raise PackageError(f"there are more than {MAX_FILES:,} files")
     seen: dict[str, str] = {}
     for name in names:
         check_name(name)
@@ -86,13 +94,15 @@ def check_names(names: Mapping[str, Any] | list[str]) -> None:
             raise PackageError(f"{name!r} {other}")
         seen[folded] = name
     for folded, name in seen.items():
-        for parent in PurePosixPath(folded).parents:
-            if str(parent) in seen:
-                raise PackageError(f"{seen[str(parent)]!r} is a file, and the folder of {name!r}")
+        for end in (at for at, letter in enumerate(folded) if letter == "/"):
+            if folded[:end] in seen:
+                raise PackageError(f"{seen[folded[:end]]!r} is a file, and the folder of {name!r}")
 
 
 def check_name(name: str) -> None:
     """Raise `PackageError` for a path that leads out of its folder, or that not every system can have."""
+    if len(name.encode("utf-8", "replace")) > _MAX_PATH:
+        raise PackageError(f"{name[:80]!r}… is longer than {_MAX_PATH:,} bytes")
     if name.startswith("/") or (len(name) > 1 and name[1] == ":"):
         raise PackageError(f"{name!r} is an absolute path")
     parts = name.split("/")
@@ -100,10 +110,10 @@ def check_name(name: str) -> None:
         raise PackageError(f"{name!r} leads out of its folder")
     if not all(parts) or "." in parts:
         raise PackageError(f"{name!r} is no plain path")
-    if "\\" in name or any(ord(letter) < 32 for letter in name):
+    if "\\" in name or _NO_LETTERS.search(name):
         raise PackageError(f"{name!r} has letters that no path here may have")
     for part in parts:
         if _FOREIGN.search(part) or part.endswith((".", " ")) or _DEVICE.fullmatch(part.partition(".")[0].rstrip(" ")):
             raise PackageError(f"{name!r} cannot be a path on Windows; give {part!r} another name")
-    if any(len(part.encode("utf-8", "surrogateescape")) > _MAX_NAME for part in parts):
+    if any(len(part.encode()) > _MAX_NAME for part in parts):
         raise PackageError(f"{name[:80]!r}… is longer than {_MAX_NAME} bytes")

@@ -78,7 +78,7 @@ class PlainFile:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
         self._begins = {
-            name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if "dtype" in entry
+            name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"
         }
 
     def rows(self, shape: Tensor, name: str, rows: slice) -> Tensor:

@@ -25,7 +25,7 @@ FOLDER = "voices"
 SUFFIX = ".safetensors"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 RESERVED = re.compile(r"con|prn|aux|nul|(com|lpt)\d")  # devices to Windows, whatever their suffix
-MAX_FILE_BYTES = 16 * 2**20  # the longest reference makes 0.3 MB
+MAX_FILE_BYTES = 2 * 2**20  # the longest reference makes 0.3 MB
 MAX_LISTED = 20  # names in an error
 
 _INTEGERS = {torch.uint8, torch.int16, torch.int32, torch.int64}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,6 +17,7 @@ ROPE_BASE = 10_000
 # Far beyond any codec, near enough that a damaged config cannot ask for the machine's whole memory.
 MAX_SIZE = 2**18
 MAX_LAYERS = 256
+_MAX_STAGES = 16
 
 
 @dataclass(frozen=True)
@@ -114,16 +116,17 @@ class DacConfig:
 def _size(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
         raise CheckpointMismatchError(
-            f"codec_config.json: {name}={value!r} is not a positive whole number up to {MAX_SIZE}"
+            f"codec_config.json: {name}={reprlib.repr(value)} is not a positive whole number up to {MAX_SIZE}"
         )
     return value
 
 
 def _sizes(name: str, value: Any) -> tuple[int, ...]:
     low = 0 if name == "encoder_transformer_layers" else 1
-    whole = isinstance(value, list) and value and all(type(v) is int and low <= v <= MAX_LAYERS for v in value)
-    if not whole:
+    fits = isinstance(value, list) and 1 <= len(value) <= _MAX_STAGES
+    if not fits or not all(type(v) is int and low <= v <= MAX_LAYERS for v in value):
         raise CheckpointMismatchError(
-            f"codec_config.json: {name}={value!r} is not a list of whole numbers from {low} up"
+            f"codec_config.json: {name}={reprlib.repr(value)} is not a list of whole numbers from {low} to "
+            f"{MAX_LAYERS}, at most {_MAX_STAGES} of them"
         )
     return tuple(value)

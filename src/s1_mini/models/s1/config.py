@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,19 +115,21 @@ def _default_intermediate(dim: int) -> int:
 def _size(name: str, value: Any, default: int | None = None, most: int = MAX_SIZE) -> int:
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise CheckpointMismatchError(f"config.json: {name}={value!r} is not a positive whole number up to {most}")
+        raise CheckpointMismatchError(
+            f"config.json: {name}={reprlib.repr(value)} is not a positive whole number up to {most}"
+        )
     return value
 
 
 def _number(name: str, value: Any, default: float) -> float:
     value = default if value is None else value
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise CheckpointMismatchError(f"config.json: {name}={value!r} is not a positive number")
+        raise CheckpointMismatchError(f"config.json: {name}={reprlib.repr(value)} is not a positive number")
     return float(value)
 
 
 def _flag(name: str, value: Any, *, default: bool = False) -> bool:
     value = default if value is None else value
     if not isinstance(value, bool):
-        raise CheckpointMismatchError(f"config.json: {name}={value!r} is neither true nor false")
+        raise CheckpointMismatchError(f"config.json: {name}={reprlib.repr(value)} is neither true nor false")
     return value

@@ -16,7 +16,7 @@ from pathlib import Path
 import tiktoken
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.weights.files import read_json
+from s1_mini.weights.files import read_json, read_whole
 
 # The published split pattern, with its `(\?!\S)`: upstream's typo for a look-ahead, kept because the model was
 # trained with it.
@@ -32,8 +32,9 @@ SPLIT_PATTERN = "|".join(
         r"\s+",
     )
 )
-_SEMANTIC = re.compile(r"<\|semantic:(\d+)\|>")
+_SEMANTIC = re.compile(r"<\|semantic:([0-9]{1,9})\|>")
 MAX_ID = 2**24  # far beyond any vocabulary
+_MAX_VOCABULARY_BYTES = 8 * 2**20  # S1-mini's has 2.4 MB
 _MAX_SLICE = 400_000  # characters that upstream hands to tiktoken at once
 
 
@@ -126,16 +127,14 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     """Read lines of `base64 rank`; a line whose token is a bare `=` is a placeholder and is skipped."""
     ranks: dict[bytes, int] = {}
     count = 0
+    content = read_whole(path, _MAX_VOCABULARY_BYTES)
     try:
-        with path.open(encoding="ascii") as file:
-            for line in file:
-                if line.strip() and not line.startswith("= "):
-                    token, rank = line.split()
-                    ranks[base64.b64decode(token, validate=True)] = int(rank)
-                    count += 1
-    except FileNotFoundError:
-        raise CheckpointFileError(f"{path} is missing") from None
-    except (OSError, ValueError, binascii.Error) as error:
+        for line in content.decode("ascii").split("\n"):
+            if line.strip() and not line.startswith("= "):
+                token, rank = line.split()
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
+                count += 1
+    except (ValueError, binascii.Error) as error:
         raise CheckpointFileError(f"{path} is no tiktoken vocabulary: {error}") from None
     if not ranks or len(ranks) != count:
         raise CheckpointFileError(f"{path} is empty or names a token twice")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -114,7 +115,7 @@ def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer | Vocabulary) -> 
     stated = (config.semantic_begin, config.semantic_end)
     if any(value is not None for value in stated) and stated != (begin, end):
         raise CheckpointMismatchError(
-            f"config.json puts semantic tokens at {stated}, special_tokens.json at {(begin, end)}"
+            f"config.json puts semantic tokens at {reprlib.repr(stated)}, special_tokens.json at {(begin, end)}"
         )
     if tokenizer.highest_id >= config.vocab_size:
         raise CheckpointMismatchError(
