@@ -276,6 +276,14 @@ def test_a_folder_that_is_not_what_it_says_is_refused_by_name(
         verify_directory(unpacked)
 
 
+def test_a_file_of_another_size_is_refused_before_any_is_read(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("s1_mini.packaging.verify._hash_file", lambda path: pytest.fail(f"{path} is read"))
+    (unpacked / "config.json").write_text("{}")
+
+    with pytest.raises(PackageError, match=r"'config\.json' is not what manifest\.json says"):
+        verify_directory(unpacked)
+
+
 def test_the_engine_refuses_a_changed_artifact_before_the_device_is_touched(
     unpacked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

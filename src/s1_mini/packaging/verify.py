@@ -6,15 +6,11 @@ file; a path that is absolute or leads out; a name that is both a file and a fol
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import stat
-import tarfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -22,14 +18,13 @@ from s1_mini.checkpoint.files import new_directory
 from s1_mini.exceptions import PackageError
 from s1_mini.packaging import manifest as manifest_file
 from s1_mini.packaging.manifest import Content, Manifest
+from s1_mini.packaging.read import named_errors, read_members
 
 _CHUNK_BYTES = 2**20
 _HASHING_THREADS = 4
-_MAX_MEMBERS = 10_000
 _JUNCTION = 0xA000_0003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which Python has on Windows only
 _NOT_OURS = ("lost+found",)  # what a volume that is mounted as the folder has of its own
 _PYTHON = "__pycache__"  # what the toolkits' Python leaves beside the code that it ran
-_BROKEN = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
 def is_packaged(directory: Path) -> bool:
@@ -46,6 +41,7 @@ def verify_directory(directory: Path) -> Manifest:
         raise PackageError(f"{manifest_file.NAME} is larger than {manifest_file.MAX_BYTES:,} bytes")
     manifest = Manifest.from_bytes((directory / manifest_file.NAME).read_bytes())
     _check_listed(manifest, sizes)
+    _check_changed(name for name, size in sizes.items() if size != manifest.files[name].size)  # before any is read
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         hashes = pool.map(lambda name: _hash_file(directory / name), sizes)
         _check_contents(manifest, {name: Content(one, sizes[name]) for name, one in zip(sizes, hashes, strict=True)})
@@ -104,8 +100,8 @@ def verify_archive(archive: Path) -> Manifest:
     """Prove a `.tar.gz` in one pass that writes nothing. Raises `PackageError` naming what is wrong."""
     contents: dict[str, Content] = {}
     text = b""
-    with _named_errors(archive):
-        for member, file in _members(archive):
+    with named_errors(archive):
+        for member, file in read_members(archive):
             if member.name != manifest_file.NAME:
                 contents[member.name] = Content(_hash(file), member.size)
                 continue
@@ -123,49 +119,14 @@ def verify_archive(archive: Path) -> Manifest:
 def unpack_archive(archive: Path, directory: Path) -> Manifest:
     """Prove a `.tar.gz`, then unpack it into a new folder. Raises `PackageError`, and then leaves no folder."""
     manifest = verify_archive(archive)
-    with new_directory(directory) as folder, _named_errors(archive):
-        for member, file in _members(archive):
+    with new_directory(directory) as folder, named_errors(archive):
+        for member, file in read_members(archive):
             path = folder / member.name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as target:
                 while chunk := file.read(_CHUNK_BYTES):
                     target.write(chunk)
     return manifest
-
-
-def _members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
-    """Give every plain file of an archive with what is in it, in order; anything else is refused."""
-    seen: list[str] = []
-    with tarfile.open(archive, "r|gz", bufsize=_CHUNK_BYTES) as tar:
-        for member in tar:
-            seen.append(member.name)
-            _check_member(member, len(seen))
-            file = tar.extractfile(member)
-            assert file is not None
-            yield member, file
-    manifest_file.check_names(seen)
-
-
-@contextmanager
-def _named_errors(archive: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise PackageError(f"{archive} is missing") from None
-    except OSError as error:
-        raise PackageError(f"{archive} cannot be read: {error.strerror or error}") from None
-    except _BROKEN as error:
-        raise PackageError(f"{archive} is no whole .tar.gz; was it cut off? ({error})") from None
-
-
-def _check_member(member: tarfile.TarInfo, count: int) -> None:
-    manifest_file.check_name(member.name)
-    if not member.isreg():
-        kinds = ((member.issym(), "a link"), (member.islnk(), "a hard link"), (member.isdev(), "a device or pipe"))
-        kind = next((kind for is_kind, kind in kinds if is_kind), "a folder" if member.isdir() else "no plain file")
-        raise PackageError(f"{member.name!r} is {kind}; only plain files may be in an artifact")
-    if count > _MAX_MEMBERS:
-        raise PackageError(f"there are more than {_MAX_MEMBERS:,} files")
 
 
 def _check_listed(manifest: Manifest, found: Mapping[str, object]) -> None:
@@ -178,8 +139,11 @@ def _check_listed(manifest: Manifest, found: Mapping[str, object]) -> None:
 
 
 def _check_contents(manifest: Manifest, found: Mapping[str, Content]) -> None:
-    changed = sorted(name for name, content in found.items() if content != manifest.files[name])
-    if changed:
+    _check_changed(name for name, content in found.items() if content != manifest.files[name])
+
+
+def _check_changed(names: Iterable[str]) -> None:
+    if changed := sorted(names):
         raise PackageError(f"{_some(changed)} not what {manifest_file.NAME} says: changed after it was packaged")
 
 
