@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from s1_mini.audio.container import AudioFormat
 from s1_mini.exceptions import S1MiniError
-from s1_mini.server.errors import BodyError, ContentTypeError, from_validation
+from s1_mini.server.bodies import is_json, parse_json
+from s1_mini.server.errors import BodyError, ContentTypeError
 from s1_mini.server.schemas import SpeechBody, SpeechRequest
 
-JSON_TYPES = frozenset({"application/json", "text/json"})
 JSON_LINES_TYPES = frozenset(
     {"application/jsonlines", "application/x-jsonlines", "application/jsonl", "application/x-ndjson"}
 )
@@ -46,13 +44,13 @@ def read_payload(body: bytes | bytearray | str | None, content_type: str | None)
     A bad line of many is an item of its own: its neighbours are spoken all the same.
     """
     kind = kind_of(content_type)
-    if kind not in JSON_TYPES | JSON_LINES_TYPES:
+    if not is_json(kind) and kind not in JSON_LINES_TYPES:
         allowed = "application/json and application/jsonlines"
         raise ContentTypeError(f"Content-Type {kind[:100]!r} cannot be read here; allowed are {allowed}")
     if body is None or len(body) == 0:
         raise BodyError('the body is empty; send a JSON object such as {"text": "Good morning."}')
     data = body.encode() if isinstance(body, str) else bytes(body)
-    if kind in JSON_TYPES:
+    if is_json(kind):
         return Payload([read_request(data)], is_lines=False)
     return Payload([read_line(line) for line in split_lines(data)], is_lines=True)
 
@@ -68,10 +66,7 @@ def split_lines(data: bytes) -> list[bytes]:
 
 def read_request(data: bytes) -> Asked:
     """Read one JSON object. Raises `BodyError`, or `RequestError` that names the field at fault."""
-    try:
-        body = SpeechBody.model_validate_json(data, strict=True)
-    except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
+    body = parse_json(data, SpeechBody)
     return Asked(body.to_request(), body.format if "format" in body.model_fields_set else None)
 
 

@@ -15,10 +15,12 @@ from starlette.requests import Request
 
 from s1_mini.server.errors import BodyError, ContentTypeError, InvalidError, from_validation
 from s1_mini.server.schemas import SpeechBody, SpeechRequest
+from s1_mini.server.structure import MAX_VALUES, VALUES_PER_ITEM, check_structure
 
 Model = TypeVar("Model", bound=BaseModel)
 
 JSON, FORM = "application/json", "multipart/form-data"
+JSON_TYPES = frozenset({JSON, "text/json"})
 SMALL_BYTES = 64 * 1024  # parsed at once; more takes a thread
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 1024 * 1024  # of a form's field that is no file
@@ -29,19 +31,29 @@ def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def is_json(kind: str) -> bool:
+    """Tell whether a content type says JSON."""
+    return kind in JSON_TYPES or (kind.startswith("application/") and kind.endswith("+json"))
+
+
 async def read_json(request: Request, model: type[Model]) -> Model:
     """Read a JSON body. Raises `ContentTypeError`, `BodyError` or `InvalidError`."""
-    kind = content_type(request)
-    if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
+    if not is_json(content_type(request)):
         raise ContentTypeError(f"{_said(request)} is not read here; send {JSON}")
-    return await parse_json(await request.body(), model)
-
-
-async def parse_json(body: bytes, model: type[Model]) -> Model:
-    """Check JSON against a model. Raises `BodyError` or `InvalidError`."""
+    body = await request.body()
+    max_values = MAX_VALUES + VALUES_PER_ITEM * request.app.state.settings.max_batch_items
     if len(body) <= SMALL_BYTES:
-        return _parse(body, model)
-    return await asyncio.to_thread(_parse, body, model)
+        return parse_json(body, model, max_values)
+    return await asyncio.to_thread(parse_json, body, model, max_values)
+
+
+def parse_json(body: bytes, model: type[Model], max_values: int = MAX_VALUES) -> Model:
+    """Check JSON against a model. Raises `BodyError` or `InvalidError`."""
+    check_structure(body, max_values)
+    try:
+        return model.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
 
 
 async def read_form(request: Request, model: type[Model], file_field: str) -> tuple[Model, bytes | None]:
@@ -74,20 +86,13 @@ async def read_speech(request: Request) -> SpeechRequest:
         body, recording = await read_form(request, SpeechBody, "reference_audio")
         if recording is not None and body.reference_audio is not None:
             raise InvalidError("reference_audio", "was given more than once")
-    elif kind == JSON or kind.endswith("+json"):
+    elif is_json(kind):
         body, recording = await read_json(request, SpeechBody), None
     else:
         raise ContentTypeError(f"{_said(request)} is not read here; send {JSON} or {FORM}")
     if body.reference_audio is not None and len(body.reference_audio) > SMALL_BYTES:
         return await asyncio.to_thread(body.to_request, recording)
     return body.to_request(recording)
-
-
-def _parse(body: bytes, model: type[Model]) -> Model:
-    try:
-        return model.model_validate_json(body, strict=True)
-    except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
 
 
 def _said(request: Request) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from reprlib import Repr
 from typing import Any, NamedTuple
 
 from starlette.responses import JSONResponse
@@ -28,6 +29,7 @@ from s1_mini.exceptions import (
 )
 
 MAX_MESSAGE = 600  # characters; what a client sent is quoted, but not at any length
+MAX_FIELD = 100  # characters; a field that we do not know is named as the client named it
 INTERNAL_CODE = "internal_error"
 
 
@@ -50,6 +52,18 @@ class BodyTooLargeError(ServerError):
 
     def __init__(self, allowed: int) -> None:
         super().__init__(f"the body is too large; at most {allowed} bytes are allowed (S1_MINI_SERVER_MAX_BODY_BYTES)")
+
+
+class HttpError(ServerError):
+    """What came is no HTTP/1.1 as it is read here."""
+
+    code = "http_invalid"
+
+
+class OriginError(ServerError):
+    """A page of another site, or a name that is not this server's, asks."""
+
+    code = "origin_not_allowed"
 
 
 class HeadTooSlowError(ServerError):
@@ -148,7 +162,9 @@ class Row(NamedTuple):
 # The nearest ancestor counts. A code always has the same status.
 TABLE: Mapping[type[S1MiniError], Row] = {
     BodyError: Row(400),
+    HttpError: Row(400),
     UnauthorizedError: Row(401),
+    OriginError: Row(403),
     NotFoundError: Row(404),
     VoiceNotFoundError: Row(404),
     VoiceExistsError: Row(409),
@@ -195,13 +211,12 @@ def message_of(error: BaseException) -> str:
     """Give the sentence for a client; nothing of what is none of ours, which may tell of paths and code."""
     if not isinstance(error, S1MiniError):
         return "the server failed on this request; it was logged under this request_id"
-    text = str(error)
-    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
+    return _cut(str(error), MAX_MESSAGE)
 
 
 def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
     """Give the JSON shape of an error."""
-    field = error.field if isinstance(error, RequestError) else None
+    field = _cut(error.field, MAX_FIELD) if isinstance(error, RequestError) else None
     return {"error": {"code": code_of(error), "message": message_of(error), "field": field, "request_id": request_id}}
 
 
@@ -229,12 +244,29 @@ def from_validation(problems: Sequence[Any]) -> S1MiniError:
         message = "is no field of this request"
     elif first["type"] == "missing":
         message = "is missing"
+    elif first["type"] == "union_tag_not_found":
+        field, message = "type", "is missing"
+    elif first["type"] == "union_tag_invalid":
+        told = first["ctx"]
+        field, message = "type", f"{_SHORT.repr(told['tag'])} is not known; allowed are {told['expected_tags']}"
     else:
-        message = f"{_quote(first.get('input'))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        message = f"{_SHORT.repr(first.get('input'))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return InvalidError(field, message + more)
 
 
-def _quote(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:79] + "…"
+def _short() -> Repr:
+    """Make what quotes a client's value, of whatever size, in some eighty characters and at no cost."""
+    short = Repr()
+    short.maxstring = short.maxother = 80
+    short.maxlong = 40
+    short.maxlevel = 2
+    short.maxlist = short.maxdict = 3
+    return short
+
+
+_SHORT = _short()
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

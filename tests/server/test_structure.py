@@ -1,0 +1,49 @@
+"""JSON is measured before it is read: by its marks, not by its bytes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from s1_mini.server.errors import BodyError
+from s1_mini.server.structure import MAX_ESCAPES, MAX_GAP, MAX_VALUES, check_structure
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        json.dumps({"text": "a" * 10_000_000}).encode(),
+        json.dumps({"text": ',[{:"\\' * 50_000}).encode(),
+        json.dumps({"items": [{"text": "Hi.", "voice": None}] * 100}, indent=8).encode(),
+        b'{"a":"","b":"\\\\","c":"\\""}',
+        b'{"a":"never ended \\',
+        b"",
+    ],
+    ids=lambda data: data[:20],
+)
+def test_large_texts_with_whatever_in_them_pass(data: bytes) -> None:
+    check_structure(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"[" + b"1," * MAX_VALUES + b"1]", f"more than {MAX_VALUES} keys and values"),
+        (b"[" * (MAX_VALUES + 1), f"more than {MAX_VALUES} keys and values"),
+        (b"{" + b'"k":1,' * MAX_VALUES + b"}", f"more than {MAX_VALUES} keys and values"),
+        (b'{"seed":' + b"1" * (MAX_GAP + 1) + b"}", "without a mark of JSON"),
+        (b" " * (MAX_GAP + 1) + b"{}", "without a mark of JSON"),
+        (b'{"text":"' + b"\\n" * (MAX_ESCAPES + 1) + b'"}', "backslashes"),
+    ],
+    ids=["list", "depth", "keys", "number", "spaces", "escapes"],
+)
+def test_what_would_be_slow_to_read_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(BodyError, match=reason):
+        check_structure(data)
+
+
+def test_marks_inside_of_strings_count_for_nothing_and_those_behind_them_do() -> None:
+    with pytest.raises(BodyError, match="more than 2 keys"):
+        check_structure(b'["a\\"[[[[", "]", 1, 2]', 2)
+    check_structure(b'["a\\"[[[[", "]"]', 2)
