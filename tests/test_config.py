@@ -41,6 +41,7 @@ FIELDS = [
     "chunk_length",
     "max_reference_s",
     "max_reference_bytes",
+    "max_waiting_references",
     "request_timeout_s",
     "stuck_after_s",
     "vram_clear_on_oom",

@@ -24,7 +24,6 @@ from s1_mini.exceptions import (
 )
 from s1_mini.models.s1.network import S1Network
 from s1_mini.runtime.outbox import Outbox
-from s1_mini.types import TTSRequest
 
 
 def test_a_text_becomes_sound_of_whole_frames(engine: ProductionTTSEngine) -> None:
@@ -300,12 +299,12 @@ def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
     begun: list[Outbox] = []
-    plain = engine._speak
+    plain = engine._begin_with
 
-    def slowly(request: TTSRequest, *, streams: bool) -> Outbox:
+    def slowly(*given: object, **named: object) -> Outbox:
         reached.set()
         go_on.wait()
-        begun.append(plain(request, streams=streams))
+        begun.append(plain(*given, **named))
         return begun[0]
 
     async def leave() -> None:
@@ -319,7 +318,7 @@ def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing
         while not begun or not begun[0].has_ended:
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(engine, "_speak", slowly)
+    monkeypatch.setattr(engine, "_begin_with", slowly)
     asyncio.run(asyncio.wait_for(leave(), timeout=10))
 
     assert begun[0].has_ended

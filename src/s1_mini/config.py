@@ -106,6 +106,9 @@ class EngineConfig(BaseSettings):
     chunk_length: int = Field(200, ge=50, le=1000, description="UTF-8 bytes of one sentence piece")
     max_reference_s: float = Field(60.0, gt=0, le=190.0, description="190 s is the codec's own limit")
     max_reference_bytes: int = Field(64 * 2**20, ge=1024, description="of a recording, as it comes")
+    max_waiting_references: int = Field(
+        32, ge=1, description="recordings in line to be encoded, beside a few that are; more are refused"
+    )
     request_timeout_s: float = Field(300.0, gt=0, description="2,000 characters take 55 s on two cores")
 
     # Upkeep.

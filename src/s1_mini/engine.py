@@ -8,25 +8,33 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
 
 import numpy as np
 import torch
 
 from s1_mini.audio.container import AudioFormat, check_format, encode
 from s1_mini.config import EngineConfig
-from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, S1MiniError
+from s1_mini.exceptions import (
+    CapacityError,
+    EngineNotReadyError,
+    ParameterError,
+    RequestTimeoutError,
+    S1MiniError,
+)
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, verify_directory
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker, find_checkpoint, load
 from s1_mini.runtime.outbox import Outbox
+from s1_mini.runtime.recordings import Check, Recordings
 from s1_mini.runtime.voice_desk import VoiceDesk, open_roster
 from s1_mini.text.normalize import is_speakable, normalize
 from s1_mini.text.split import split
@@ -41,7 +49,7 @@ from s1_mini.types import (
     Voice,
     VoiceInfo,
 )
-from s1_mini.voices.reference import encode_reference
+from s1_mini.voices.reference import ReferenceEncoder
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -56,12 +64,46 @@ class Running:
     speaker: Speaker
     generator: Generator
     desk: VoiceDesk
+    recordings: Recordings
+    references: ReferenceEncoder
 
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
         """Take in nothing more; finish what was taken in, or end it."""
+        started = time.monotonic()
         self.desk.stop()
-        self.generator.close(drains=drains, timeout_s=timeout_s)
+        self.recordings.close(drains=drains, timeout_s=timeout_s)
+        left_s = None if timeout_s is None else max(0.0, started + timeout_s - time.monotonic())
+        self.generator.close(drains=drains, timeout_s=left_s)
         self.desk.join()
+
+    def encode(self, reference: Reference, check: Check) -> Voice:
+        """Give the voice of a reference; takes seconds if it is new."""
+        return _encode(self.references, self.generator, reference, check)
+
+    def listen(self, reference: Reference) -> Future[Voice]:
+        """Give the voice of a reference: at once if it is known, else when its turn has come. Raises at once, too.
+
+        From the future come `ReferenceAudioError` and `EngineError`.
+        """
+        known = self.references.find(reference)
+        if known is None:
+            return self.recordings.submit(partial(self.encode, reference))
+        done: Future[Voice] = Future()
+        done.set_result(known)
+        return done
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request whose text is checked, and whose references are being read."""
+
+    pieces: list[str]
+    listening: list[Future[Voice]]
+
+    def close(self) -> None:
+        """End what is still being read; nobody waits for it."""
+        for each in self.listening:
+            each.cancel()
 
 
 class ProductionTTSEngine:
@@ -111,14 +153,22 @@ class ProductionTTSEngine:
         speaker = load(config)
         roster = open_roster(speaker.directory, speaker.voices, config)
         generator = Generator(speaker, config, self.metrics)
+        references = ReferenceEncoder(
+            cache=generator.references,
+            sample_rate=speaker.codec.sample_rate,
+            max_s=config.max_reference_s,
+            max_bytes=config.max_reference_bytes,
+            max_text_length=config.max_text_length,
+        )
         try:
-            desk = VoiceDesk(roster, generator, partial(self._encode, speaker, generator), config)
+            desk = VoiceDesk(roster, generator, partial(_encode, references, generator), config)
             if before is not None:
                 desk.take_over(before)
         except BaseException:
             generator.close(drains=False)
             raise
-        return Running(speaker, generator, desk)
+        recordings = Recordings(max_waiting=config.max_waiting_references)
+        return Running(speaker, generator, desk, recordings, references)
 
     def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Take in nothing more, finish what was taken in, and let go of the checkpoint.
@@ -320,8 +370,34 @@ class ProductionTTSEngine:
         Raises `VoiceError` for a name that is none, `VoiceExistsError` or `VoiceReadOnlyError` for one that is taken,
         `ReferenceAudioError`, `TextError` or `ParameterError` for the rest, `CapacityError` for what does not fit.
         """
+        return self._add_voice(name, Reference(reference_audio, reference_text), description, replace=replace).result()
+
+    async def add_voice_async(
+        self, name: str, reference_audio: Audio, reference_text: str, *, description: str = "", replace: bool = False
+    ) -> VoiceInfo:
+        """Do as `add_voice` without blocking the event loop; cancelling it leaves the voices as they were."""
         reference = Reference(reference_audio, reference_text)
-        return self._ready().desk.add(name, reference, description=description, replace=replace)
+        return await asyncio.wrap_future(self._add_voice(name, reference, description, replace=replace))
+
+    def _add_voice(self, name: str, reference: Reference, description: str, *, replace: bool) -> Future[VoiceInfo]:
+        running = self._ready()
+
+        def add(check: Check) -> VoiceInfo:
+            return running.desk.add(name, reference, description=description, replace=replace, check=check)
+
+        return running.recordings.submit(add)
+
+    async def prepare_reference_async(self, reference_audio: Audio, reference_text: str = "") -> None:
+        """Encode a reference now, so that requests that bring it later need not wait for that.
+
+        Raises `ReferenceAudioError`, `TextError` or `EngineError`.
+        """
+        reference, running = Reference(reference_audio, reference_text), self._ready()
+        prepared = await _in_thread(lambda: Prepared([], [running.listen(reference)]))
+        try:
+            await _wait_async(prepared.listening[0], self._deadline())
+        finally:
+            prepared.close()
 
     def delete_voice(self, name: str) -> None:
         """Forget an added voice; requests that speak with it go on.
@@ -360,6 +436,7 @@ class ProductionTTSEngine:
             "ready": generator.worker.is_alive,
             "checkpoint": str(speaker.directory),
             "voices": running.desk.health(),
+            "recordings": running.recordings.health(),
             **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},
             **generator.describe(),
             "vram": _vram(speaker.device.value),
@@ -406,55 +483,76 @@ class ProductionTTSEngine:
         )
 
     def _speak(self, request: TTSRequest, *, streams: bool) -> Outbox:
-        deadline = time.monotonic() + self.config.request_timeout_s
+        deadline = self._deadline()
         while True:
             running = self._ready()
             try:
-                return self._speak_with(running, request, deadline, streams=streams)
+                prepared = self._prepare(running, request)
+                try:
+                    voices = [_wait(each, deadline) for each in prepared.listening]
+                finally:
+                    prepared.close()
+                return self._begin_with(running, request, prepared.pieces, voices, deadline, streams=streams)
             except EngineNotReadyError:
                 if self._running is running:
                     raise  # else another checkpoint has taken over meanwhile
 
-    def _speak_with(self, running: Running, request: TTSRequest, deadline: float, *, streams: bool) -> Outbox:
+    async def _speak_async(self, request: TTSRequest) -> AsyncIterator[AudioChunk]:
+        async with aclosing(aiter(await self._begin_async(request))) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
+
+    async def _begin_async(self, request: TTSRequest) -> Outbox:
+        """Do as `_speak`; no thread waits for a recording, and who leaves takes its work along."""
+        deadline = self._deadline()
+        while True:
+            running = self._ready()
+            try:
+                prepared = await _in_thread(partial(self._prepare, running, request))
+                try:
+                    voices = [await _wait_async(each, deadline) for each in prepared.listening]
+                finally:
+                    prepared.close()
+                return await _in_thread(
+                    partial(self._begin_with, running, request, prepared.pieces, voices, deadline, streams=True)
+                )
+            except EngineNotReadyError:
+                if self._running is running:
+                    raise
+
+    def _prepare(self, running: Running, request: TTSRequest) -> Prepared:
+        """Check the text, then begin to read the references: what is quick to refuse is refused first."""
         text = normalize(request.text, self.config.max_text_length)
         pieces = [piece for piece in split(text, self.config.chunk_length) if is_speakable(piece)]
-        voices = self._voices(running, request, deadline)
+        prepared = Prepared(pieces, [])
+        try:
+            for reference in request.references:
+                prepared.listening.append(running.listen(reference))
+        except BaseException:
+            prepared.close()
+            raise
+        return prepared
+
+    def _begin_with(
+        self,
+        running: Running,
+        request: TTSRequest,
+        pieces: list[str],
+        voices: list[Voice],
+        deadline: float,
+        *,
+        streams: bool,
+    ) -> Outbox:
+        if request.voice is not None:
+            voices = [running.desk.roster.find(request.voice).voice]
+        elif not voices and running.speaker.voices.default:
+            voices = [running.speaker.voices.default]
         return running.generator.speak(
             pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
         )
 
-    async def _speak_async(self, request: TTSRequest) -> AsyncIterator[AudioChunk]:
-        begun = asyncio.ensure_future(asyncio.to_thread(self._speak, request, streams=True))
-        try:
-            outbox = await asyncio.shield(begun)
-        except asyncio.CancelledError:
-            begun.add_done_callback(_close)  # the thread goes on: what it begins, nobody listens to
-            raise
-        async with aclosing(aiter(outbox)) as chunks:  # type: ignore[type-var]
-            async for chunk in chunks:
-                yield chunk
-
-    def _voices(self, running: Running, request: TTSRequest, deadline: float) -> list[Voice]:
-        if request.voice is not None:
-            return [running.desk.roster.find(request.voice).voice]
-        if request.references:
-            encode = partial(self._encode, running.speaker, running.generator, deadline=deadline)
-            return [encode(reference) for reference in request.references]
-        default = running.speaker.voices.default
-        return [default] if default else []
-
-    def _encode(
-        self, speaker: Speaker, generator: Generator, reference: Reference, deadline: float = float("inf")
-    ) -> Voice:
-        return encode_reference(
-            reference,
-            encode=partial(generator.encode, deadline=deadline),
-            cache=generator.references,
-            sample_rate=speaker.codec.sample_rate,
-            max_s=self.config.max_reference_s,
-            max_bytes=self.config.max_reference_bytes,
-            max_text_length=self.config.max_text_length,
-        )
+    def _deadline(self) -> float:
+        return time.monotonic() + self.config.request_timeout_s
 
     def _ready(self) -> Running:
         running = self._running
@@ -463,9 +561,51 @@ class ProductionTTSEngine:
         return running
 
 
-def _close(begun: asyncio.Future[Outbox]) -> None:
+def _encode(encoder: ReferenceEncoder, generator: Generator, reference: Reference, check: Check) -> Voice:
+    return encoder.encode(reference, generator.encode, check)
+
+
+class _Closable(Protocol):
+    """What holds work until it is closed."""
+
+    def close(self) -> None:
+        """End the work."""
+
+
+Held = TypeVar("Held", bound=_Closable)
+
+
+async def _in_thread(work: Callable[[], Held]) -> Held:
+    """Do some quick work in a thread; if the caller leaves meanwhile, close what comes of it."""
+    begun = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(begun)
+    except asyncio.CancelledError:
+        begun.add_done_callback(_close)
+        raise
+
+
+def _close(begun: asyncio.Future[Held]) -> None:
     if not begun.cancelled() and begun.exception() is None:
         begun.result().close()
+
+
+def _wait(listening: Future[Voice], deadline: float) -> Voice:
+    try:
+        return listening.result(max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        raise _late() from None
+
+
+async def _wait_async(listening: Future[Voice], deadline: float) -> Voice:
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(listening), max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        raise _late() from None
+
+
+def _late() -> RequestTimeoutError:
+    return RequestTimeoutError("the reference was not encoded in time")
 
 
 def make_request(

@@ -162,10 +162,8 @@ class QueueFullError(EngineError):
 
     code = "queue_full"
 
-    def __init__(self, waiting: int, max_size: int, retry_after_s: float) -> None:
-        super().__init__(
-            f"{waiting} sentences are waiting and at most {max_size} may; try again in {retry_after_s:.1f} s"
-        )
+    def __init__(self, waiting: int, max_size: int, retry_after_s: float, what: str = "sentences") -> None:
+        super().__init__(f"{waiting} {what} are waiting and at most {max_size} may; try again in {retry_after_s:.1f} s")
         self.retry_after_s = retry_after_s
 
 

@@ -18,7 +18,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import load
 from s1_mini.types import Reference, SamplingParams, Voice
-from s1_mini.voices.reference import encode_reference
+from s1_mini.voices.reference import ReferenceEncoder
 from s1_mini.voices.reference_cache import ReferenceCache
 
 NUM_THREADS = 2
@@ -53,18 +53,17 @@ def _measure(checkpoint: Path, texts: Sequence[str], reference: Reference, sampl
     config = EngineConfig(checkpoint_path=checkpoint, device="cpu", max_batch_size=1)
     speaker = load(config)
     codec = speaker.encoding_codec()
+    encoder = ReferenceEncoder(
+        cache=ReferenceCache("measured", max_bytes=0),
+        sample_rate=codec.sample_rate,
+        max_s=config.max_reference_s,
+        max_bytes=config.max_reference_bytes,
+        max_text_length=config.max_text_length,
+    )
 
     def encode() -> Voice:
         with torch.inference_mode():
-            return encode_reference(
-                reference,
-                encode=codec.encode,
-                cache=ReferenceCache("measured", max_bytes=0),
-                sample_rate=codec.sample_rate,
-                max_s=config.max_reference_s,
-                max_bytes=config.max_reference_bytes,
-                max_text_length=config.max_text_length,
-            )
+            return encoder.encode(reference, lambda wave, _: codec.encode(wave))
 
     encode()
     started = time.perf_counter()

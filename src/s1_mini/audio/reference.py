@@ -7,6 +7,7 @@ after it. Knows no codec and no cache. The voices call it, once per recording.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,21 +28,27 @@ _UNKNOWN_FRAMES = 2**62  # libsndfile says 2**63 - 1 for a stream that does not 
 
 
 def load_reference(
-    audio: bytes | str | Path | np.ndarray, *, sample_rate: int, max_s: float, max_bytes: int
+    audio: bytes | str | Path | np.ndarray,
+    *,
+    sample_rate: int,
+    max_s: float,
+    max_bytes: int,
+    check: Callable[[], None] = lambda: None,
 ) -> np.ndarray:
     """Load a recording as a mono float32 wave [samples] at `sample_rate` in Hz; channels are averaged.
 
     `audio` is a path, the bytes of a file in any format libsndfile reads, or a float wave [samples] already at
-    `sample_rate`. Raises `ReferenceAudioError` if it is missing, over `max_bytes` (files), longer than `max_s`
-    or shorter than `MIN_REFERENCE_S` seconds, silent, not finite, corrupt, or not audio.
+    `sample_rate`. `check` is called between blocks of a second or less; what it raises ends the work. Raises
+    `ReferenceAudioError` if the recording is missing, over `max_bytes` (files), longer than `max_s` or shorter than
+    `MIN_REFERENCE_S` seconds, silent, not finite, corrupt, or not audio.
     """
     recording = read_recording(audio, max_bytes)
     if isinstance(recording, np.ndarray):
-        _check_wave(recording, sample_rate, max_s)
+        level = _Level(sample_rate, max_s)
+        level.add(recording)
+        level.check()
         return recording.astype(np.float32)
-    wave, rate = _decode(recording, max_s)
-    _check_wave(wave, rate, max_s)
-    return np.asarray(soxr.resample(wave, rate, sample_rate), np.float32)
+    return _decode(recording, sample_rate, max_s, check)
 
 
 def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> bytes | np.ndarray:
@@ -93,15 +100,36 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
         raise _error(f"the file has {num_bytes} bytes; {allowed}")
 
 
-def _decode(data: bytes, max_s: float) -> tuple[np.ndarray, int]:
+def _decode(data: bytes, sample_rate: int, max_s: float, check: Callable[[], None]) -> np.ndarray:
+    """Decode, average and resample block by block, so that no more than the result is in memory at any time."""
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as sound:
             _check_header(sound, max_s)
-            return _mix_down(sound, max_s), sound.samplerate
+            level = _Level(sound.samplerate, max_s)
+            resampler = soxr.ResampleStream(sound.samplerate, sample_rate, 1, dtype="float32")
+            blocks = []
+            while len(block := _read_block(sound)):
+                check()
+                level.add(block)
+                blocks.append(resampler.resample_chunk(block))
+            if sound.frames - level.num_samples > _MAX_LOSS_S * sound.samplerate:
+                lengths = f"{level.num_samples / sound.samplerate:.2f} of {sound.frames / sound.samplerate:.2f} s"
+                raise _error(f"the file is cut short: it holds {lengths}")
+            level.check()
+            blocks.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+            return np.concatenate(blocks)
     except soundfile.SoundFileError as error:
         reason = getattr(error, "error_string", str(error)).removeprefix("Error : ").rstrip(".")
         readable = "wav, flac, mp3, ogg, opus and aiff can be read"
         raise _error(f"the file is corrupt or not audio ({reason}); {readable}") from error
+
+
+def _read_block(sound: soundfile.SoundFile) -> np.ndarray:
+    """Read the next samples, mono; none at the end."""
+    block = sound.read(_BLOCK, dtype="float32", always_2d=True)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told later
+        mono: np.ndarray = block.mean(axis=1)
+    return mono
 
 
 def _check_header(sound: soundfile.SoundFile, max_s: float) -> None:
@@ -115,33 +143,33 @@ def _check_header(sound: soundfile.SoundFile, max_s: float) -> None:
     _check_length(sound.frames, sound.samplerate, max_s)
 
 
-def _mix_down(sound: soundfile.SoundFile, max_s: float) -> np.ndarray:
-    blocks, num_frames = [np.zeros(0, np.float32)], 0
-    while len(block := sound.read(_BLOCK, dtype="float32", always_2d=True)):
-        num_frames += len(block)
-        _check_length(num_frames, sound.samplerate, max_s)
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told later
-            blocks.append(block.mean(axis=1))
-    if sound.frames - num_frames > _MAX_LOSS_S * sound.samplerate:
-        lengths = f"{num_frames / sound.samplerate:.2f} of {sound.frames / sound.samplerate:.2f} s"
-        raise _error(f"the file is cut short: it holds {lengths}")
-    return np.concatenate(blocks)
-
-
 def _check_length(num_samples: int, rate: int, max_s: float) -> None:
     if num_samples > max_s * rate:
         allowed = f"at most {max_s:g} s are allowed; cut it or raise S1_MINI_MAX_REFERENCE_S"
         raise _error(f"the recording lasts {num_samples / rate:.2f} s; {allowed}")
 
 
-def _check_wave(wave: np.ndarray, rate: int, max_s: float) -> None:
-    _check_length(len(wave), rate, max_s)
-    if len(wave) < MIN_REFERENCE_S * rate:
-        raise _error(f"the recording lasts {len(wave) / rate:.2f} s; at least {MIN_REFERENCE_S:g} s are needed")
-    if not np.isfinite(wave).all():
-        raise _error("the recording holds samples that are NaN or infinite; export it anew")
-    peak = float(np.abs(wave).max())
-    if peak < SILENCE:
-        raise _error("the recording is silent: its peak lies below -60 dBFS; check the microphone or the file")
-    if peak > MAX_PEAK:
-        raise _error(f"the recording peaks at {peak:g}; scale it to [-1, 1]")
+class _Level:
+    """How long and how loud a recording is, told block by block."""
+
+    def __init__(self, rate: int, max_s: float) -> None:
+        self._rate, self._max_s = rate, max_s
+        self.num_samples, self._peak = 0, 0.0
+
+    def add(self, block: np.ndarray) -> None:
+        """Take in the next samples. Raises `ReferenceAudioError` for a NaN, or once it is too long."""
+        self.num_samples += len(block)
+        _check_length(self.num_samples, self._rate, self._max_s)
+        if not np.isfinite(block).all():
+            raise _error("the recording holds samples that are NaN or infinite; export it anew")
+        self._peak = max(self._peak, float(np.abs(block).max(initial=0.0)))
+
+    def check(self) -> None:
+        """Raise `ReferenceAudioError` if all of it is too short, too quiet or too loud."""
+        if self.num_samples < MIN_REFERENCE_S * self._rate:
+            given = f"the recording lasts {self.num_samples / self._rate:.2f} s"
+            raise _error(f"{given}; at least {MIN_REFERENCE_S:g} s are needed")
+        if self._peak < SILENCE:
+            raise _error("the recording is silent: its peak lies below -60 dBFS; check the microphone or the file")
+        if self._peak > MAX_PEAK:
+            raise _error(f"the recording peaks at {self._peak:g}; scale it to [-1, 1]")

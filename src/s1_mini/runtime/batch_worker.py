@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
 LOOK_S = 0.01  # and otherwise
 GRACE_S = 2.0  # for a thread that was given up, and comes back after all
+SPEAKING_SHARE = 3.0  # seconds of speaking, where somebody speaks, for each second of encoding references
 MIN_SHARED_COLUMNS = 16  # shorter prefixes are read sooner than they are found
 
 Result = TypeVar("Result")
@@ -78,6 +79,7 @@ class BatchedModelWorker:
         self._tasks: deque[Task] = deque()
         self._changed = threading.Condition()
         self._takes_in = self._drains = True
+        self._next_task = 0.0  # when work that is no speech may go on beside speech
         self._next_look = 0.0  # for requests whose time is over
         self._pulse = Pulse()
         self._over = threading.Event()  # nobody waits for anything any more
@@ -382,9 +384,9 @@ class BatchedModelWorker:
         self.sound.make_again(job)
 
     def _do_task(self) -> None:
-        if not self._tasks:
+        if not self._tasks or (self.scheduler.has_work and self.clock() < self._next_task):
             return
-        task = self._tasks[0]
+        task, started = self._tasks[0], self.clock()
         error: Exception | None = None
         try:
             ended = task.future.cancelled() or self._with_memory(task.step)
@@ -398,6 +400,8 @@ class BatchedModelWorker:
             task.end(error)
         if ended:
             self._tasks.popleft()
+        now = self.clock()
+        self._next_task = now + SPEAKING_SHARE * (now - started)
 
     # ---- ends and errors ------------------------------------------------------------------------------------------
 

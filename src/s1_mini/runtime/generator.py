@@ -9,8 +9,8 @@ import itertools
 import secrets
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Generator as Steps
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from s1_mini.byte_cache import ByteCache
 from s1_mini.capacity.memory import AUTO_SLOTS, fit_slots, needed_columns
 from s1_mini.capacity.sizes import measure_demand
 from s1_mini.config import EngineConfig
-from s1_mini.exceptions import CapacityError, ConfigurationError, QueueFullError, RequestTimeoutError
+from s1_mini.exceptions import CapacityError, ConfigurationError, QueueFullError
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.models.base import Prefix, Prompt
 from s1_mini.runtime.batch_queue import BatchQueue
@@ -50,6 +50,7 @@ CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
 WARM_UP = SamplingParams(max_new_tokens=2, seed=0)
 ONE_FRAME = SamplingParams(max_new_tokens=1, seed=0)
 WARM_UP_TEXT = "Ready."
+CHECK_S = 0.05  # how often who encodes looks whether anybody still wants it
 GIVE_WAY_S = 0.005  # how often a request of no urgency looks whether somebody has come
 
 
@@ -92,19 +93,22 @@ class Generator:
         """Take in no more; end what is being spoken, or finish it first."""
         self.worker.stop(drains=drains, timeout_s=timeout_s)
 
-    def encode(self, wave: Tensor, deadline: float = float("inf")) -> Tensor:
+    def encode(self, wave: Tensor, check: Callable[[], None] = lambda: None) -> Tensor:
         """Encode one reference wave [samples] to codes [K, F]; the encoding half is loaded when first needed.
 
-        Raises `RequestTimeoutError` after `deadline` (`time.monotonic()`), `QueueFullError`, `CapacityError` or
+        `check` is called now and then; what it raises ends the work. Raises `QueueFullError`, `CapacityError` or
         `EngineNotReadyError`.
         """
         encoding = self.worker.do(partial(self._encode, wave))
-        limit = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
-        try:
-            return encoding.result(limit).cpu()
-        except TimeoutError:
-            encoding.cancel()
-            raise RequestTimeoutError("the reference was not encoded in time") from None
+        while True:
+            try:
+                return encoding.result(CHECK_S).cpu()
+            except TimeoutError:
+                try:
+                    check()
+                except BaseException:
+                    encoding.cancel()
+                    raise
 
     def _encode(self, wave: Tensor) -> Steps[None, None, Tensor]:
         codec = self._speaker.encoding_codec()

@@ -13,7 +13,7 @@ from typing import Any
 
 from s1_mini.codecs.dac.weights import read_dac_config
 from s1_mini.config import EngineConfig
-from s1_mini.exceptions import CapacityError, ParameterError, TextError, VoiceError
+from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, TextError, VoiceError
 from s1_mini.models.base import Prompt
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.voice_warmer import VoiceWarmer
@@ -29,7 +29,8 @@ MAX_DESCRIPTION = 500  # characters
 LOOK_AGAIN_S = 0.05  # while others are busy
 ALL = "all"
 
-Encode = Callable[[Reference], Voice]
+Check = Callable[[], None]  # raises if nobody wants the work any more
+Encode = Callable[[Reference, Check], Voice]
 
 
 def open_roster(checkpoint: Path, library: VoiceLibrary, config: EngineConfig) -> Roster:
@@ -93,11 +94,22 @@ class VoiceDesk:
             "failed": dict(self._warmer.failed),
         }
 
-    def add(self, name: str, reference: Reference, *, description: str = "", replace: bool = False) -> VoiceInfo:
-        """Encode a reference, alone, and keep it under `name`. Raises `RequestError` or `EngineError`."""
+    def add(
+        self,
+        name: str,
+        reference: Reference,
+        *,
+        description: str = "",
+        replace: bool = False,
+        check: Check = lambda: None,
+    ) -> VoiceInfo:
+        """Encode a reference, alone, and keep it under `name`; what `check` raises before that ends the work.
+
+        Raises `RequestError` or `EngineError`.
+        """
         description = check_description(description)
         with self.roster.adding(name, replace=replace):
-            voice = self._encode(reference)
+            voice = self._encode(reference, check)
             self._generator.prefix(voice)  # what fits into no slot is refused now and not with every request
             with self._lock:
                 self.roster.add(name, voice, description=description, replace=replace)
@@ -176,7 +188,11 @@ class VoiceDesk:
             text = said.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise TextError("reference_text", f"{recording.transcript.name} is not UTF-8: {error}") from None
-        self.add(recording.name, Reference(recording.audio, text), replace=True)
+        self.add(recording.name, Reference(recording.audio, text), replace=True, check=self._check)
+
+    def _check(self) -> None:
+        if self._stopped.is_set():
+            raise EngineNotReadyError("the engine is stopping")
 
     def _read_ahead(self, name: str) -> bool:
         """Read a voice's prefix into its cache, when nobody waits; tell whether there is room for more."""

@@ -6,7 +6,9 @@ Alone, because codes of a padded batch differ from those of the single recording
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,29 +18,45 @@ from s1_mini.text.normalize import normalize
 from s1_mini.types import Reference, Voice
 from s1_mini.voices.reference_cache import ReferenceCache
 
+Check = Callable[[], None]  # raises if nobody wants the work any more
+Encode = Callable[[Tensor, Check], Tensor]  # wave [samples] to codes [codebooks, frames]
 
-def encode_reference(
-    reference: Reference,
-    *,
-    encode: Callable[[Tensor], Tensor],
-    cache: ReferenceCache,
-    sample_rate: int,
-    max_s: float,
-    max_bytes: int,
-    max_text_length: int,
-) -> Voice:
-    """Give the voice of `reference`, with `encode` (wave [samples] to codes [codebooks, frames]) if it is new.
 
-    Raises `ReferenceAudioError` for the recording and `TextError` for its transcript, which may be empty.
-    """
-    try:
-        text = normalize(reference.text, max_text_length) if reference.text else ""
-    except TextError as error:
-        raise TextError("reference_text", str(error).removeprefix(f"{error.field}: ")) from None
-    recording = read_recording(reference.audio, max_bytes)
+@dataclass(frozen=True)
+class ReferenceEncoder:
+    """Makes voices of references for one codec: `find` is quick, `encode` takes seconds."""
 
-    def encode_recording() -> Tensor:
-        wave = load_reference(recording, sample_rate=sample_rate, max_s=max_s, max_bytes=max_bytes)
-        return encode(torch.from_numpy(wave))
+    cache: ReferenceCache
+    sample_rate: int
+    max_s: float
+    max_bytes: int
+    max_text_length: int
 
-    return Voice(cache.get(cache.key(recording), encode_recording), text)
+    def find(self, reference: Reference) -> Voice | None:
+        """Give the voice of a reference that was encoded before; None if it is new. Raises as `encode` does."""
+        codes = self.cache.find(self.cache.key(self._read(reference)))
+        return None if codes is None else Voice(codes, self._text(reference))
+
+    def encode(self, reference: Reference, encode: Encode, check: Check = lambda: None) -> Voice:
+        """Give the voice of a reference, with `encode` if it is new; what `check` raises ends the work.
+
+        Raises `ReferenceAudioError` for the recording and `TextError` for its transcript, which may be empty.
+        """
+        text, recording = self._text(reference), self._read(reference)
+
+        def encode_recording() -> Tensor:
+            wave = load_reference(
+                recording, sample_rate=self.sample_rate, max_s=self.max_s, max_bytes=self.max_bytes, check=check
+            )
+            return encode(torch.from_numpy(wave), check)
+
+        return Voice(self.cache.get(self.cache.key(recording), encode_recording), text)
+
+    def _read(self, reference: Reference) -> bytes | np.ndarray:
+        return read_recording(reference.audio, self.max_bytes)
+
+    def _text(self, reference: Reference) -> str:
+        try:
+            return normalize(reference.text, self.max_text_length) if reference.text else ""
+        except TextError as error:
+            raise TextError("reference_text", str(error).removeprefix(f"{error.field}: ")) from None

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +70,14 @@ class ReferenceCache:
             digest.update(recording)
         return digest.hexdigest()
 
+    def find(self, key: str) -> Tensor | None:
+        """Give the codes of a recording if they are known, in memory or on disk; None if they must be made."""
+        with self._lock:
+            known = self._memory.get(key) if key in self._memory else None
+        if known is None and (known := self._read(key)) is not None:
+            self._memory.put(key, known, known.numel() * known.element_size())
+        return known
+
     def get(self, key: str, encode: Callable[[], Tensor]) -> Tensor:
         """Give the codes of a recording, by `encode` if they are not known; what it raises, all who wait get."""
         with self._lock:
@@ -83,7 +91,7 @@ class ReferenceCache:
         if not mine:
             try:
                 return under_way.result()
-            except RequestTimeoutError:  # that was the other's time, not ours
+            except (RequestTimeoutError, CancelledError):  # of the other's, not ours
                 return self.get(key, encode)
         try:
             codes = self._read(key)

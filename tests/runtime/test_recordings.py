@@ -1,0 +1,117 @@
+"""Recordings in work are few, their line is bounded, and what nobody wants any more is gone from it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+
+import pytest
+
+from s1_mini.exceptions import EngineNotReadyError, QueueFullError
+from s1_mini.runtime.recordings import Check, Recordings
+from tests.server.conftest import wait_until
+
+
+class Kept:
+    """Something large that work holds on to."""
+
+
+@pytest.fixture
+def line() -> Iterator[Recordings]:
+    recordings = Recordings(max_waiting=2, threads=1)
+    yield recordings
+    recordings.close(drains=False)
+
+
+def until(event: threading.Event, result: str = "") -> Callable[[Check], str]:
+    def work(check: Check) -> str:
+        while not event.wait(0.01):
+            check()
+        return result
+
+    return work
+
+
+def test_work_is_done_in_the_order_in_which_it_came(line: Recordings) -> None:
+    done: list[int] = []
+
+    for future in [line.submit(lambda _, number=number: done.append(number)) for number in range(2)]:
+        future.result(5)
+
+    assert done == [0, 1]
+
+
+def test_what_work_fails_with_is_raised_to_who_waits(line: Recordings) -> None:
+    def fail(check: Check) -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        line.submit(fail).result(5)
+
+
+def test_one_more_than_may_wait_is_refused_with_a_time(line: Recordings) -> None:
+    never = threading.Event()
+    line.submit(until(never))
+    wait_until(lambda: line.health()["running"] == 1)
+    for _ in range(2):
+        line.submit(until(never))
+
+    with pytest.raises(QueueFullError, match="2 recordings are waiting and at most 2 may") as refused:
+        line.submit(until(never))
+
+    assert refused.value.retry_after_s >= 1
+
+
+def test_work_that_is_cancelled_in_line_lets_go_of_all_it_holds(line: Recordings) -> None:
+    never, kept = threading.Event(), Kept()
+    line.submit(until(never))
+    wait_until(lambda: line.health()["running"] == 1)
+    future, gone = line.submit(lambda _, kept=kept: kept), weakref.ref(kept)
+    del kept
+
+    future.cancel()
+    gc.collect()
+
+    assert gone() is None
+    assert line.health()["waiting"] == 0
+
+
+def test_work_that_is_cancelled_under_way_ends_and_makes_room(line: Recordings) -> None:
+    ended = threading.Event()
+
+    def work(check: Check) -> None:
+        try:
+            until(threading.Event())(check)
+        except CancelledError:
+            ended.set()
+            raise
+
+    future = line.submit(work)
+    wait_until(lambda: line.health()["running"] == 1)
+    future.cancel()
+
+    assert ended.wait(5)
+    assert line.submit(lambda _: "next").result(5) == "next"
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_a_close_finishes_all_or_ends_all(line: Recordings, drains: bool) -> None:
+    go_on = threading.Event()
+    first, second = line.submit(until(go_on, "first")), line.submit(lambda _: "second")
+    wait_until(lambda: line.health()["running"] == 1)
+    if drains:
+        threading.Timer(0.1, go_on.set).start()
+
+    line.close(drains=drains)
+
+    with pytest.raises(EngineNotReadyError):
+        line.submit(lambda _: "late")
+    if drains:
+        assert (first.result(0), second.result(0)) == ("first", "second")
+    else:
+        for future in (first, second):
+            with pytest.raises(EngineNotReadyError):
+                future.result(0)
