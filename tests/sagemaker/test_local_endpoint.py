@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import time
@@ -18,7 +19,7 @@ from botocore.exceptions import ClientError, EventStreamError
 from container_room import ENDPOINT, SHORT, wait_until
 from s1_mini.audio.stream_encoder import StreamEncoder
 from s1_mini.exceptions import ConfigurationError, GenerationError
-from s1_mini.sagemaker.async_store import open_store
+from s1_mini.sagemaker.async_store import FolderStore, open_store
 from s1_mini.sagemaker.local_endpoint import LocalEndpoint
 from s1_mini.sagemaker.settings import ContainerSettings
 
@@ -149,7 +150,47 @@ def test_an_asynchronous_invocation_is_answered_in_the_store(runtime: Any, conta
     assert accepted["ResponseMetadata"]["HTTPStatusCode"] == 202
     assert soundfile.info(io.BytesIO(wait_for(accepted["OutputLocation"]).read_bytes())).format == "FLAC"
     assert inline["InferenceId"] == "mine-1"
-    assert wait_for(inline["OutputLocation"]).name == "mine-1.out"
+    assert wait_for(inline["OutputLocation"]).is_file()
+
+
+def test_invocations_of_one_id_have_an_output_each(runtime: Any) -> None:
+    def invoke(seed: int) -> Path:
+        body = json.dumps(SHORT | {"seed": seed})
+        named = {"ContentType": "application/json", "InferenceId": "same"}
+        return wait_for(runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=body, **named)["OutputLocation"])
+
+    assert invoke(1).read_bytes() != invoke(2).read_bytes()
+
+
+class FullStore(FolderStore):
+    """A store whose disk fills up after an invocation was accepted."""
+
+    def write(self, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_answer_that_the_disk_has_no_room_for_is_told_as_a_failure(
+    runtime: Any, container: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container.app.state.endpoint, "store", FullStore(container.store))
+
+    accepted = runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=json.dumps(SHORT), ContentType="text/json")
+    told = json.loads(wait_for(accepted["FailureLocation"], accepted["OutputLocation"]).read_text())
+
+    assert told["error"]["code"] == "insufficient_storage"
+    assert "No space left" in told["error"]["message"]
+    wait_until(lambda: not list(container.store.glob(".*")))
+
+
+def test_a_store_without_room_for_a_failure_accepts_nothing(
+    runtime: Any, container: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(name: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(container.app.state.endpoint.store, "reserve", full)
+    with pytest.raises(ClientError, match="No space left"):
+        runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=json.dumps(SHORT))
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "../x", "s3://bucket/key", "file:///x/%00", "in-none.json"])
@@ -217,6 +258,32 @@ def test_a_loaded_model_is_asked_by_target_model(runtime: Any, http: httpx2.Clie
 
     assert raised.value.response["OriginalStatusCode"] == 404
     assert answer["Body"].read() == http.post("/invocations", json=SHORT).content
+
+
+@pytest.mark.parametrize(
+    ("loaded", "asked"), [("voice_a", "voice_a.tar.gz"), ("v1.2", "v1.2"), ("odd.tar.gz", "/odd.tar.gz")]
+)
+def test_every_name_that_can_be_loaded_can_be_asked(
+    runtime: Any, http: httpx2.Client, oracle: Path, loaded: str, asked: str
+) -> None:
+    http.post("/models", json={"model_name": loaded, "url": str(oracle)}).raise_for_status()
+    try:
+        answer = runtime.invoke_endpoint(**call(), TargetModel=asked)
+    finally:
+        http.delete(f"/models/{loaded}")
+
+    assert answer["Body"].read() == http.post("/invocations", json=SHORT).content
+
+
+@pytest.mark.parametrize("asked", ["..", "folder/voice-a", "voice_a.tar.gz.tar.gz", "none.tar.gz", "v1.2/../x"])
+def test_a_model_that_is_not_loaded_never_is_another(runtime: Any, http: httpx2.Client, asked: str) -> None:
+    with pytest.raises(ClientError) as raised:
+        runtime.invoke_endpoint(**call(), TargetModel=asked)
+    direct = http.post("/invocations", json=SHORT, headers={"X-Amzn-SageMaker-Target-Model": asked})
+
+    assert raised.value.response["OriginalStatusCode"] == 404
+    assert direct.status_code == 404
+    assert direct.json()["error"]["code"] == "model_not_found"
 
 
 def test_a_client_that_leaves_a_response_stream_frees_its_slot(runtime: Any, container: Any) -> None:

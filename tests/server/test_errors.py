@@ -166,7 +166,7 @@ def test_a_batch_over_its_limit_is_refused(http: httpx2.Client) -> None:
 def test_a_fault_of_ours_is_logged_once_and_not_told(
     http: httpx2.Client, door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(door.engine, "_speak", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(door.engine, "_prepare", lambda *_, **__: 1 / 0)
 
     def lines() -> list[str]:
         return [line.message for line in caplog.records if getattr(line, "fields", {}).get("request_id") == "ours"]

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from s1_mini import ProductionTTSEngine
 from tests.server.conftest import Door, serving, wait_until
@@ -61,7 +63,8 @@ def exchange(port: int, *parts: bytes, pause_s: float = 0.0) -> tuple[bytes, flo
 
 
 def head(*lines: str) -> bytes:
-    first = ("POST /v1/tts HTTP/1.1", "Host: a", "Authorization: Bearer sesame", "Content-Type: application/json")
+    key = "Authorization: Bearer sesame"
+    first = ("POST /v1/tts HTTP/1.1", "Host: localhost", key, "Content-Type: application/json")
     return ("\r\n".join([*first, *lines]) + "\r\n\r\n").encode()
 
 
@@ -245,15 +248,15 @@ def test_a_client_that_goes_away_leaves_its_slot_to_others(door: Door, streams: 
 def test_a_client_that_goes_away_while_the_engine_is_being_asked_leaves_nothing_behind(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading a long reference takes a while, in a thread that cannot be stopped."""
-    speak, asked, went = door.engine._speak, threading.Event(), threading.Event()
+    """A thread that takes a request in cannot be stopped."""
+    speak, asked, went = door.engine._begin_with, threading.Event(), threading.Event()
 
     def speak_slowly(*arguments: object, **fields: object) -> object:
         asked.set()
         went.wait(5)
         return speak(*arguments, **fields)
 
-    monkeypatch.setattr(door.engine, "_speak", speak_slowly)
+    monkeypatch.setattr(door.engine, "_begin_with", speak_slowly)
     before = door.engine.health_check()["queue"]["accepted"]
     body = json.dumps(LONG).encode()
     with socket.create_connection(("127.0.0.1", door.port)) as plug:
@@ -310,3 +313,56 @@ def test_the_server_answers_before_the_engine_stands_and_says_so(oracle, monkeyp
     assert code(refused) == "engine_not_ready"
     assert spoken.status_code == 200
     assert engine.health_check()["status"] == "stopped"
+
+
+LOCAL = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("POST", "/v1/tts", {"Origin": "https://evil.example"}),
+        ("POST", "/v1/voices", {"Origin": "https://evil.example", "Content-Type": "multipart/form-data; boundary=x"}),
+        ("POST", "/v1/tts", {"Origin": "null"}),
+        ("POST", "/v1/tts", {"Host": "evil.example"}),
+        ("GET", "/v1/voices", {"Host": "evil.example:8080"}),
+        ("DELETE", "/v1/voices/anna", {"Host": "evil.example"}),
+        ("GET", "/", {"Host": "evil.example"}),
+    ],
+    ids=str,
+)
+def test_a_page_of_another_site_cannot_ask_a_server_without_a_key(
+    http: httpx2.Client, method: str, path: str, headers: dict[str, str]
+) -> None:
+    answer = http.request(method, path, headers=LOCAL | headers, content=b"{}" if method == "POST" else None)
+
+    assert answer.status_code == 403
+    assert code(answer) == "origin_not_allowed"
+
+
+def test_a_page_of_another_site_cannot_open_a_websocket(door: Door) -> None:
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        connect(f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream", origin="https://evil.example", proxy=None),
+    ):
+        pass
+
+    assert refused.value.response.status_code == 403
+
+
+def test_our_own_page_and_pages_that_are_allowed_may_ask(door: Door, small_engine: ProductionTTSEngine) -> None:
+    with door.client() as client:
+        own = client.post("/v1/tts", json=BODY, headers={"Origin": door.url})
+    settings = {"cors_origins": "https://a.example", "allowed_hosts": "speech.example"}
+    with serving(small_engine, **settings) as other, other.client() as client:
+        headers = {"Origin": "https://a.example", "Host": "speech.example"}
+        named = client.post("/v1/tts", json=BODY, headers=headers)
+
+    assert (own.status_code, named.status_code) == (200, 200)
+
+
+def test_a_path_with_a_slash_too_many_is_told_and_not_redirected(http: httpx2.Client) -> None:
+    answer = http.post("/v1/tts/", json=BODY)
+
+    assert answer.status_code == 404
+    assert "location" not in answer.headers

@@ -42,6 +42,67 @@ def hear(socket: ClientConnection) -> tuple[list[dict[str, object]], bytes, int]
         return messages, sound, closed.rcvd.code
 
 
+def test_a_client_that_never_rests_is_told_when_its_time_is_over(small_engine: ProductionTTSEngine) -> None:
+    with serving(small_engine, max_websocket_s=1.0) as door, session(door) as socket:
+        messages, code = chatter(socket, 20)
+
+    assert messages[-1]["error"]["code"] == "session_timeout"
+    assert code == 1008
+
+
+def test_a_client_that_never_rests_is_told_that_the_server_goes_down(small_engine: ProductionTTSEngine) -> None:
+    with serving(small_engine) as door, session(door) as socket:
+        say(socket, **CONFIG)
+        door.app.state.gate.is_draining = True
+        messages, code = chatter(socket, 20)
+
+    assert messages[-1]["error"]["code"] == "shutting_down"
+    assert code == 1013
+
+
+def chatter(socket: ClientConnection, within_s: float) -> tuple[list[dict[str, object]], int]:
+    """Send a letter ten times a second until the server ends it; give its messages and close code."""
+    ends = time.monotonic() + within_s
+    try:
+        while time.monotonic() < ends:
+            say(socket, type="input.text", text="a")
+            time.sleep(0.1)
+    except ConnectionClosed:
+        pass
+    messages, _, code = hear(socket)
+    return messages, code
+
+
+def test_a_voice_that_is_not_there_is_told_before_any_text_comes(door: Door) -> None:
+    with session(door) as socket:
+        say(socket, **CONFIG | {"voice": "nobody"})
+        messages, _, code = hear(socket)
+
+    assert messages[-1]["error"]["code"] == "voice_not_found"
+    assert code == 1008
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "sentence"),
+    [
+        ({}, "type", "type: is missing"),
+        ({"type": "session.begin"}, "type", "type: 'session.begin' is not known; allowed are 'session.config'"),
+        ({"type": "session.config", "voice": 3}, "voice", "voice: 3: input should be a valid string"),
+        ({"type": "input.text"}, "text", "text: is missing"),
+    ],
+    ids=str,
+)
+def test_a_wrong_message_is_told_by_its_own_fields(
+    door: Door, message: dict[str, object], field: str, sentence: str
+) -> None:
+    with session(door) as socket:
+        say(socket, **message)
+        (told,), _, _ = hear(socket)
+
+    assert told["error"]["field"] == field
+    assert told["error"]["message"].startswith(sentence)
+
+
 @pytest.mark.parametrize("path", [PATH, "/invocations-bidirectional-stream"])
 def test_the_first_sentence_sounds_while_the_second_is_still_written(door: Door, path: str) -> None:
     with session(door, path) as socket:

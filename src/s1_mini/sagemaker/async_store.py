@@ -18,6 +18,8 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.files import files
 from s1_mini.server.errors import BodyError, BodyTooLargeError
 
+RESERVED_BYTES = 4096  # a failure in our shape has a thousand at most
+
 _S3 = re.compile(rf"s3://({BUCKET})/(.*)", re.DOTALL)
 
 
@@ -30,8 +32,17 @@ class AsyncStore(Protocol):
     def locate(self, name: str) -> str:
         """Give the location that `write` will use for `name`."""
 
+    def reserve(self, name: str) -> None:
+        """Make sure that a failure, at the least, can be told under `name`. Raises `OSError` if there is no room."""
+
     def write(self, name: str, content: bytes, content_type: str) -> None:
         """Keep an answer whole or not at all. `name` is one path segment."""
+
+    def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:
+        """Keep a failure, of at most `RESERVED_BYTES`, under `name` in the room that was reserved."""
+
+    def release(self, reserved: str) -> None:
+        """Give up what is left of the room that was reserved."""
 
 
 def open_store(place: str) -> AsyncStore:
@@ -66,12 +77,38 @@ class FolderStore:
         """Give a `file://` location."""
         return (self._directory / name).as_uri()
 
+    def reserve(self, name: str) -> None:
+        """Write a hidden file that a failure fits into, so that a disk that fills up loses no answer untold."""
+        try:
+            self._reserved(name).write_bytes(bytes(RESERVED_BYTES))
+        except OSError:
+            self.release(name)
+            raise
+
     def write(self, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002 - a folder keeps no types
         """Write a file."""
         path = self._directory / name
         temporary = path.with_name(f".{name}.tmp")
-        temporary.write_bytes(content)
-        files.replace(temporary, path)
+        try:
+            temporary.write_bytes(content)
+            files.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
+        """Write over the reserved file, which needs no more room, and give it its name."""
+        path = self._reserved(reserved)
+        with path.open("r+b") as file:
+            file.write(content[:RESERVED_BYTES])
+            file.truncate()
+        files.replace(path, self._directory / name)
+
+    def release(self, reserved: str) -> None:
+        """Delete the reserved file, unless it was needed."""
+        self._reserved(reserved).unlink(missing_ok=True)
+
+    def _reserved(self, name: str) -> Path:
+        return self._directory / f".{name}.reserved"
 
     def _path_of(self, location: str) -> Path:
         parts = urlsplit(location)
@@ -121,6 +158,16 @@ class S3Store:
     def locate(self, name: str) -> str:
         """Give an `s3://` location."""
         return f"s3://{self._place.bucket}/{self._place.join(name)}"
+
+    def reserve(self, name: str) -> None:
+        """Do nothing: a bucket is never full."""
+
+    def release(self, reserved: str) -> None:
+        """Do nothing."""
+
+    def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
+        """Put an object."""
+        self.write(name, content, content_type)
 
     def write(self, name: str, content: bytes, content_type: str) -> None:
         """Put an object."""

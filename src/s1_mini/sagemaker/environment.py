@@ -39,6 +39,12 @@ TABLE = (
     Row("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "S1_MINI_SERVER_REQUEST_TIMEOUT_S", _as_given),
 )
 
+# What holds in a container and nowhere else, unless it is set.
+DEFAULTS = {
+    "S1_MINI_SERVER_HOST": "0.0.0.0",  # noqa: S104 - it is reached from outside
+    "S1_MINI_SERVER_REQUEST_TIMEOUT_S": "55",  # SageMaker gives up after 60 s
+}
+
 
 def container_environment(given: Mapping[str, str]) -> dict[str, str]:
     """Give the environment to serve with. Raises `ConfigurationError` or `CheckpointNotFoundError`."""
@@ -49,6 +55,9 @@ def container_environment(given: Mapping[str, str]) -> dict[str, str]:
                 environment[row.ours] = row.change(given[row.theirs])
             except ValueError:
                 raise ConfigurationError(f"{row.theirs}={given[row.theirs]!r} is not a whole number") from None
+    for name, value in DEFAULTS.items():
+        if not environment.get(name):
+            environment[name] = value
     if not given.get(CHECKPOINT):
         found = find_model(Path(given.get(BASE) or "/opt/ml") / "model")
         if found is not None:

@@ -20,6 +20,7 @@ from s1_mini.server.errors import ConflictError, InvalidError, NotFoundError, St
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+ARCHIVE = ".tar.gz"  # SageMaker's TargetModel names the archive, where a loaded model has a plain name
 TENSOR_FILES = (".safetensors", ".pth")
 WORKING_SHARE = 2.0  # memory of a loaded checkpoint over its tensor files: float16 is kept as float32, some is work
 GB = 2**30
@@ -71,6 +72,14 @@ class HostedModels:
         if name not in self._hosted:
             raise ModelNotFoundError(f"no model {name[:128]!r} is loaded here")
         return self._hosted[name]
+
+    def find(self, target: str) -> Hosted:
+        """Give the model that `TargetModel` means: the one of that name, or of the name before `.tar.gz`.
+
+        Raises `ModelNotFoundError`; another model never speaks instead.
+        """
+        name = target.removeprefix("/")
+        return self.get(name if name in self._hosted else name.removesuffix(ARCHIVE))
 
     async def load(self, name: str, url: str) -> Hosted:
         """Load the checkpoint in the folder `url` under `name`.

@@ -18,7 +18,6 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from s1_mini.audio.container import AudioFormat
-from s1_mini.audio.reference import load_reference
 from s1_mini.sagemaker import sessions
 from s1_mini.sagemaker.accept import JSON_LINES, Answer, choose_answer
 from s1_mini.sagemaker.attributes import HEADER, read_attributes, read_route, write_attributes
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
 
 router = APIRouter(tags=["sagemaker"])
 
+TARGET_HEADER = "X-Amzn-SageMaker-Target-Model"
 MAX_TRANSFORM_MB = 100  # what batch transform allows
 
 
@@ -73,10 +73,15 @@ class InvocationBody(Sampling):
     openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
 )
 async def invoke(request: Request) -> Response:
-    """Speak, or hand the request to the route that its custom attributes name."""
+    """Speak, with the loaded model that is named if one is, or hand the request to the route of its attributes."""
     route = read_route(request.headers.get(HEADER), routes_of(request))
+    target = request.headers.get(TARGET_HEADER)
     if route is not None and route != "/invocations":
+        if target is not None:
+            raise InvalidError(TARGET_HEADER, f"cannot be given beside route={route}, which has one model")
         return Rerouted(request, route)
+    if target is not None:
+        return await answer(request, request.app.state.hosted.find(target).engine)
     return await answer(request, request.app.state.engine)
 
 
@@ -194,8 +199,9 @@ async def _open_session(
         raise InvalidError("voice", "was given beside reference_audio; give one of them")
     if body.voice is not None:
         await asyncio.to_thread(engine.describe_voice, body.voice)  # a name that is none is told now
-    if recording is not None:
-        await asyncio.to_thread(_check_recording, engine, recording)
+    if recording is not None:  # one that is none is told now, and the session's first words need not wait for it
+        preparing = engine.prepare_reference_async(recording, body.reference_text or "")
+        await while_listened(request.receive, preparing)
     known = request.app.state.sessions
     session = known.open(body.voice, recording, body.reference_text if recording is not None else None)
     headers = {sessions.NEW_HEADER: known.new_header(session)}
@@ -206,16 +212,6 @@ async def _open_session(
     except BaseException:
         known.close(session.id)  # its id is told with a good answer only
         raise
-
-
-def _check_recording(engine: ProductionTTSEngine, recording: bytes) -> None:
-    config = engine.config
-    load_reference(
-        recording,
-        sample_rate=engine.sample_rate,
-        max_s=config.max_reference_s,
-        max_bytes=config.max_reference_bytes,
-    )
 
 
 def _close_session(request: Request, session: sessions.Session | None) -> Response:

@@ -25,7 +25,7 @@ from s1_mini.sagemaker.async_store import AsyncStore
 from s1_mini.sagemaker.event_stream import MEDIA_TYPE, model_stream_error, payload_parts
 from s1_mini.sagemaker.inner_call import Answer, InnerCall, of_bytes
 from s1_mini.sagemaker.settings import ContainerSettings
-from s1_mini.server.errors import ClientGoneError, DrainingError, code_of, describe, message_of, row_of
+from s1_mini.server.errors import ClientGoneError, DrainingError, StorageError, code_of, describe, message_of, row_of
 from s1_mini.server.record import Record
 
 if TYPE_CHECKING:
@@ -49,11 +49,12 @@ _BACK = {
 
 
 class AsyncCall(NamedTuple):
-    """An asynchronous invocation: its input, or where that lies; its id; and the seconds it may take."""
+    """An asynchronous invocation: its input, or where that lies; its id; the seconds it may take; its output's name."""
 
     body: bytes | str
     inference_id: str
     allowed_s: float
+    name: str  # of this invocation alone: clients may give several the same id
 
 
 class LocalEndpoint:
@@ -94,12 +95,11 @@ class LocalEndpoint:
         except Exception as error:
             logger.exception("an asynchronous invocation failed")
             answer = _failed(error)
-        name = (output_name if answer.is_good else failure_name)(call.inference_id)
-        kind = answer.headers.get("content-type", "application/octet-stream")
+        fields = {"inference_id": call.inference_id}
         try:
-            await asyncio.to_thread(self.store.write, name, bytes(answer.body), kind)
+            await asyncio.to_thread(_keep, self.store, call.name, answer)
         except Exception:
-            logger.exception("an asynchronous answer is lost", extra={"fields": {"inference_id": call.inference_id}})
+            logger.exception("an asynchronous answer is lost", extra={"fields": fields})
 
     async def _answer(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> Answer:
         try:
@@ -123,7 +123,7 @@ async def invoke_endpoint(name: str, request: Request) -> Response:
     endpoint = request.app.state.endpoint
     if name != endpoint.name:
         return _unknown(name)
-    call = InnerCall(endpoint.app, request.scope, _path(request), translated(request.scope))
+    call = InnerCall(endpoint.app, request.scope, "/invocations", translated(request.scope))
     try:
         await call.run(request.receive)
     except S1MiniError as error:
@@ -155,10 +155,14 @@ async def invoke_endpoint_async(name: str, request: Request) -> Response:
         return _aws_error(400, "ValidationError", {"Message": call})
     record = Record(request.scope["state"]["record"].id, "POST", "/invocations")
     later = {**request.scope, "state": request.scope["state"] | {"record": record}}
+    try:
+        await asyncio.to_thread(endpoint.store.reserve, call.name)
+    except OSError as error:
+        return _aws_error(503, "ServiceUnavailable", {"Message": f"the store cannot be written: {error.strerror}"})
     endpoint.accept(later, call)
     headers = {
-        "X-Amzn-SageMaker-OutputLocation": endpoint.store.locate(output_name(call.inference_id)),
-        "X-Amzn-SageMaker-FailureLocation": endpoint.store.locate(failure_name(call.inference_id)),
+        "X-Amzn-SageMaker-OutputLocation": endpoint.store.locate(output_name(call.name)),
+        "X-Amzn-SageMaker-FailureLocation": endpoint.store.locate(failure_name(call.name)),
     }
     return JSONResponse({"InferenceId": call.inference_id}, 202, headers)
 
@@ -172,7 +176,7 @@ class FramedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the container and frame what it says."""
-        call = InnerCall(self._request.app, scope, _path(self._request), translated(scope))
+        call = InnerCall(self._request.app, scope, "/invocations", translated(scope))
 
         async def start() -> None:
             headers = _returned(call.answer)
@@ -214,14 +218,29 @@ def translated(scope: Scope) -> list[tuple[str, str]]:
     return list(headers.items())
 
 
-def output_name(inference_id: str) -> str:
-    """Give the name of an asynchronous answer."""
-    return f"{inference_id}.out"
+def output_name(name: str) -> str:
+    """Give the file name of an asynchronous answer."""
+    return f"{name}.out"
 
 
-def failure_name(inference_id: str) -> str:
-    """Give the name of an asynchronous failure."""
-    return f"{inference_id}-error.out"
+def failure_name(name: str) -> str:
+    """Give the file name of an asynchronous failure."""
+    return f"{name}-error.out"
+
+
+def _keep(store: AsyncStore, name: str, answer: Answer) -> None:
+    """Write an answer; one that cannot be written is told as a failure, for which there is room."""
+    kind = answer.headers.get("content-type", "application/octet-stream")
+    try:
+        try:
+            store.write((output_name if answer.is_good else failure_name)(name), bytes(answer.body), kind)
+        except OSError as error:
+            logger.warning("an asynchronous answer cannot be written: %s", error)
+            lost = _failed(StorageError(f"the answer cannot be kept: {error.strerror}"))
+            told = lost if answer.is_good else answer
+            store.write_reserved(name, failure_name(name), bytes(told.body), told.headers["content-type"])
+    finally:
+        store.release(name)
 
 
 async def _read_async(request: Request, store: AsyncStore | None) -> AsyncCall | str:
@@ -240,14 +259,7 @@ async def _read_async(request: Request, store: AsyncStore | None) -> AsyncCall |
         complaint = "give either InputLocation or Body"
     elif len(body) > MAX_INLINE_BYTES:
         complaint = f"Body has {len(body)} bytes; at most {MAX_INLINE_BYTES} are allowed, use InputLocation"
-    return complaint or AsyncCall(location or body, inference_id, float(allowed))
-
-
-def _path(request: Request) -> str:
-    target = request.headers.get(_HEADER + "target-model")
-    if target is None or not NAME.fullmatch(stem := target.removeprefix("/").removesuffix(".tar.gz")):
-        return "/invocations"
-    return f"/models/{stem}/invoke"
+    return complaint or AsyncCall(location or body, inference_id, float(allowed), str(uuid.uuid4()))
 
 
 def _returned(answer: Answer) -> dict[str, str]:

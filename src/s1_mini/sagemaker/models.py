@@ -60,7 +60,7 @@ async def unload_model(name: str, request: Request) -> Response:
 @router.post("/models/{name}/invoke")
 async def invoke_model(name: str, request: Request) -> Response:
     """Speak with one model; 404 if it is not loaded."""
-    return await invocations.answer(request, request.app.state.hosted.get(name).engine)
+    return await invocations.answer(request, request.app.state.hosted.find(name).engine)
 
 
 def _told(hosted: Hosted) -> dict[str, Any]:

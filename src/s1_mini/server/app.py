@@ -10,10 +10,12 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -21,6 +23,7 @@ from starlette.routing import Match
 
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server import page, routes_health, routes_openai, routes_tts, routes_voices, websocket
+from s1_mini.server.connections import Connections
 from s1_mini.server.edge import Edge
 from s1_mini.server.errors import BodyError, MethodError, NotFoundError, ServerError, error_response, from_validation
 from s1_mini.server.gate import EngineDied, Gate
@@ -47,10 +50,13 @@ def create_app(engine: ProductionTTSEngine, settings: ServerSettings | None = No
         summary="Text to speech with codec language models.",
         lifespan=_live,
         redoc_url=None,
+        redirect_slashes=False,  # it would send on to whatever name the request calls us by
     )
     gate = Gate(engine, settings)
+    app.state.lifecycle = ThreadPoolExecutor(1, thread_name_prefix="s1-mini-lifecycle")  # never behind requests
     app.state.engine, app.state.settings, app.state.gate = engine, settings, gate
     app.state.meter = Meter(engine, gate)
+    app.state.connections = Connections(settings)
     for room in (routes_tts, routes_openai, routes_voices, routes_health, websocket, page):
         app.include_router(room.router)
     app.add_exception_handler(HTTPException, _translate_http)
@@ -74,8 +80,9 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
     state = app.state
     threads = ThreadPoolExecutor(state.settings.threads, thread_name_prefix="s1-mini-server")
     asyncio.get_running_loop().set_default_executor(threads)
+    state.connections.open()
     is_ours = state.engine.health_check()["status"] == "stopped"
-    watching = asyncio.ensure_future(_start_and_watch(state.engine, state.gate, is_ours=is_ours))
+    watching = asyncio.ensure_future(_start_and_watch(state, is_ours=is_ours))
     try:
         yield
     finally:
@@ -84,14 +91,21 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
         with suppress(asyncio.CancelledError):
             await watching
         if is_ours:
-            await asyncio.to_thread(state.engine.stop, drain=False)
+            await end_all(state)
+        state.lifecycle.shutdown(wait=False)
 
 
-async def _start_and_watch(engine: ProductionTTSEngine, gate: Gate, *, is_ours: bool) -> None:
+async def end_all(state: State) -> None:
+    """Stop the engine; what it still speaks ends with an error."""
+    await asyncio.get_running_loop().run_in_executor(state.lifecycle, partial(state.engine.stop, drain=False))
+
+
+async def _start_and_watch(state: State, *, is_ours: bool) -> None:
     """Start the engine; then look after it until it fails, and tell the gate."""
+    engine, gate = state.engine, state.gate
     try:
         if is_ours:
-            await asyncio.to_thread(engine.start)
+            await asyncio.get_running_loop().run_in_executor(state.lifecycle, engine.start)
         logger.info("engine started", extra={"fields": {"event": "engine_started"}})
     except S1MiniError as error:
         fields = {"code": error.code, "reason": str(error)}

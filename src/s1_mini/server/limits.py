@@ -1,6 +1,7 @@
-"""What stands between the wire and the routes: the key, admission, and how large and how slow a body may be.
+"""What stands between the wire and the routes: the key, who may ask, admission, and how large and slow a body may be.
 
-All of it is decided before a body is read, or while it is; nothing here knows what a body means.
+All of it is decided before a body is read, or while it is; nothing here knows what a body means. Answers go out in
+pieces, so that one which nobody takes stays with its request, where it is counted, and ends in time.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import hmac
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -19,7 +21,9 @@ from s1_mini.server.errors import (
     BodyError,
     BodyTooLargeError,
     BodyTooSlowError,
+    BusyError,
     ClientGoneError,
+    OriginError,
     UnauthorizedError,
     error_response,
 )
@@ -30,8 +34,10 @@ if TYPE_CHECKING:
     from s1_mini.server.settings import ServerSettings
 
 GUARDED = ("/v1/", "/invocations", "/models", "/endpoints/")  # behind the key
-SPEAKING = ("/v1/tts", "/v1/audio/", "/invocations", "/models/", "/endpoints/")  # refused when the queue is full
-LINGER_S = 1.0  # a body over the limit is read on so long, that its sender hears the answer
+SPEAKING = ("/v1/tts", "/v1/audio/", "/v1/voices", "/invocations", "/models/", "/endpoints/")  # need room in the queue
+OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
+LINGER_S = 1.0  # the body of a refused request is read on so long, that its sender hears the answer
+PIECE_BYTES = 64 * 1024  # of an answer, handed to the connection when it has taken those before
 
 
 class Limits:
@@ -50,32 +56,64 @@ class Limits:
         if refused is not None:
             await self._refuse(refused, scope, receive, send)
             return
-        if not _speaks(scope):
-            await self.app(scope, self._bounded(scope, receive), send)
-            return
-        self.gate.enter(client)
+        body = Body(scope, receive, self.gate, self.settings)
+        speaks = _speaks(scope)
+        if speaks:
+            self.gate.enter(client)
         try:
-            await self.app(scope, self._bounded(scope, receive), send)
+            await self.app(scope, body.read, self._in_pieces(scope, send))
         finally:
-            self.gate.leave(client)
+            body.let_go()
+            if speaks:
+                self.gate.leave(client)
 
     def _refusal(self, scope: Scope, client: str) -> S1MiniError | None:
         headers = Headers(scope=scope)
-        if scope["path"].startswith(GUARDED) and not self._has_key(headers):
-            return UnauthorizedError("this needs the header Authorization: Bearer KEY with the server's key")
-        if _speaks(scope):
-            record_of(HTTPConnection(scope)).waiting = self.gate.waiting
-            if (refused := self.gate.admission(client)) is not None:
+        if (refused := self._misdirected(headers)) is not None:
+            return refused
+        if scope["path"].startswith(GUARDED):
+            if not self._has_key(headers):
+                return UnauthorizedError("this needs the header Authorization: Bearer KEY with the server's key")
+            if (refused := self._foreign(headers)) is not None:
                 return refused
-        return _declared(headers, self.settings.max_body_bytes)
+        if (refused := _declared(headers, self.settings.max_body_bytes)) is not None:
+            return refused
+        if not _speaks(scope):
+            return None
+        record_of(HTTPConnection(scope)).waiting = self.gate.waiting
+        return self.gate.admission(client, int(headers.get("content-length", 0)))
 
     async def _refuse(self, error: S1MiniError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer without the route; what the client still sends is read for a moment, else the connection ends."""
         record = record_of(HTTPConnection(scope))
         record.code = error.code
         response = error_response(error, record.id)
-        if isinstance(error, BodyTooLargeError) and "expect" not in Headers(scope=scope):
-            await _discard(receive, is_read=False)
+        headers = Headers(scope=scope)
+        sends = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if scope["type"] == "http" and sends and ("expect" in headers or not await _discard(receive)):
+            response.headers["Connection"] = "close"
         await response(scope, receive, send)
+
+    def _misdirected(self, headers: Headers) -> S1MiniError | None:
+        """Refuse a name that is not ours: a page can make its own name mean this machine (DNS rebinding)."""
+        allowed = self.settings.allowed_hosts
+        if not allowed:
+            if self.settings.api_key is not None or self.settings.host not in OWN_HOSTS:
+                return None
+            allowed = OWN_HOSTS
+        given = _host(f"//{headers.get('host', '')}")
+        if given in allowed:
+            return None
+        return OriginError(f"Host {given!r} is not a name of this server (S1_MINI_SERVER_ALLOWED_HOSTS)")
+
+    def _foreign(self, headers: Headers) -> S1MiniError | None:
+        """Refuse a page of another site: browsers send some requests of any page without asking, and WebSockets."""
+        origin = headers.get("origin")
+        if origin is None or self.settings.api_key is not None or {origin, "*"} & set(self.settings.cors_origins):
+            return None
+        if urlsplit(origin).netloc == headers.get("host"):
+            return None
+        return OriginError(f"a page of {origin[:100]!r} may not ask here (S1_MINI_SERVER_CORS_ORIGINS)")
 
     def _has_key(self, headers: Headers) -> bool:
         if self.settings.api_key is None:
@@ -84,31 +122,66 @@ class Limits:
         wanted = self.settings.api_key.get_secret_value()
         return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), wanted.encode())
 
-    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """Read the body for a route, counting its bytes and its seconds."""
+    def _in_pieces(self, scope: Scope, send: Send) -> Send:
+        """Send large answers piece by piece, each when there is room for it, and all of them in time."""
         if scope["type"] != "http":
-            return receive
-        ends = time.monotonic() + self.settings.body_timeout_s
-        num_bytes, is_read = 0, False
+            return send
+        allowed_s = self.settings.stream_timeout_s + self.settings.request_timeout_s
+        ends = asyncio.get_running_loop().time() + allowed_s
 
-        async def read() -> Message:
-            nonlocal num_bytes, is_read
-            if is_read:
-                return await receive()
+        async def give(message: Message) -> None:
             try:
-                message = await asyncio.wait_for(receive(), max(0.0, ends - time.monotonic()))
+                async with asyncio.timeout_at(ends):
+                    content = memoryview(message.get("body", b""))
+                    while len(content) > PIECE_BYTES:
+                        await send({**message, "body": bytes(content[:PIECE_BYTES]), "more_body": True})
+                        content = content[PIECE_BYTES:]
+                    await send({**message, "body": bytes(content)} if "body" in message else message)
             except TimeoutError:
-                raise BodyTooSlowError(f"the body took longer than {self.settings.body_timeout_s:g} s") from None
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            num_bytes += len(message.get("body", b""))
-            is_read = not message.get("more_body", False)
-            if num_bytes > self.settings.max_body_bytes:
-                await _discard(receive, is_read=is_read)
-                raise BodyTooLargeError(self.settings.max_body_bytes)
-            return message
+                raise ClientGoneError from None  # it is there, but takes what it asked for too slowly
 
-        return read
+        return give
+
+
+class Body:
+    """The body of one request on its way to a route: its bytes and seconds counted, and those of all together."""
+
+    def __init__(self, scope: Scope, receive: Receive, gate: Gate, settings: ServerSettings) -> None:
+        self._receive, self._gate, self._settings = receive, gate, settings
+        self._ends = time.monotonic() + settings.body_timeout_s
+        self._num_bytes = 0
+        self._is_read = scope["type"] != "http"
+
+    async def read(self) -> Message:
+        """Give the next message of the connection. Raises what a body that is too large or slow comes to."""
+        if self._is_read:
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), max(0.0, self._ends - time.monotonic()))
+        except TimeoutError:
+            raise BodyTooSlowError(f"the body took longer than {self._settings.body_timeout_s:g} s") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self._is_read = not message.get("more_body", False)
+        self._hold(len(message.get("body", b"")))
+        refused: S1MiniError | None = None
+        if self._num_bytes > self._settings.max_body_bytes:
+            refused = BodyTooLargeError(self._settings.max_body_bytes)
+        elif self._gate.body_bytes > self._settings.max_bodies_bytes:
+            refused = BusyError("the bodies of all requests are too many bytes at this moment; try again in a second")
+        if refused is not None:
+            self.let_go()
+            self._is_read = self._is_read or await _discard(self._receive)
+            raise refused
+        return message
+
+    def let_go(self) -> None:
+        """Count its bytes no more."""
+        self._hold(-self._num_bytes)
+
+    def _hold(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._gate.body_bytes += num_bytes
 
 
 def _speaks(scope: Scope) -> bool:
@@ -125,12 +198,19 @@ def _declared(headers: Headers, allowed: int) -> S1MiniError | None:
     return BodyTooLargeError(allowed) if int(declared) > allowed else None
 
 
-async def _discard(receive: Receive, *, is_read: bool) -> None:
-    """Read on for a moment: who still sends when the connection closes may not hear the answer."""
+def _host(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+async def _discard(receive: Receive) -> bool:
+    """Read on for a moment, since who still sends may not hear the answer; tell whether that was all."""
     try:
         async with asyncio.timeout(LINGER_S):
-            while not is_read:
-                message = await receive()
-                is_read = not message.get("more_body", False)
+            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                pass
     except TimeoutError:
-        return
+        return False
+    return True

@@ -1,7 +1,8 @@
 """The process: uvicorn on a socket, signals, and an end in which nothing accepted is lost.
 
 SIGTERM: nothing new is let in (`/ping` and `/ready` are 503), what was accepted is finished, or failed when the time is
-up, and the exit code is 0. It is 1 if the engine could not be started or has died.
+nearly up, and the exit code is 0. It is 1 if the engine could not be started or has died. The process is gone when the
+time is up, whatever still hangs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import logging
 import os
 import socket
+import threading
 import time
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.server.app import end_all
+from s1_mini.server.connections import open_more_files
 from s1_mini.server.gate import EngineDied
 from s1_mini.server.logs import set_up_logging
 from s1_mini.server.wire import Wire
@@ -27,7 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RESERVE_S = 3.0  # of the drain's time, for telling those who were not finished
+# Shares of the drain's time that are left when:
+TELL = 0.2  # what is not finished is ended, so that its client is told
+ABORT = 0.08  # connections that take nothing are cut
+EXIT = 0.04  # the server goes
 
 
 def check_port(host: str, port: int) -> None:
@@ -48,8 +55,10 @@ def check_port(host: str, port: int) -> None:
 def run(app: FastAPI) -> int:
     """Serve until a signal or the engine's death; give the exit code."""
     set_up_logging()
+    open_more_files()
     server = DrainingServer(app)
     server.run()
+    server.last_resort.cancel()
     failure = app.state.gate.failure
     if isinstance(failure, EngineDied):
         logging.shutdown()
@@ -68,7 +77,7 @@ def make_config(app: FastAPI) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=round(RESERVE_S),
+        timeout_graceful_shutdown=1,
         timeout_keep_alive=75,  # longer than a load balancer's idle 60 s, which would meet a closed connection
         ws_max_size=settings.max_body_bytes,
         ws_ping_interval=20,
@@ -84,6 +93,8 @@ class DrainingServer(uvicorn.Server):
         self._state = app.state
         self._drain_ends = float("inf")
         self._ending: asyncio.Task[None] | None = None
+        self.last_resort = threading.Timer(app.state.settings.drain_timeout_s, self._leave)
+        self.last_resort.daemon = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to drain; at the second signal, stop at once."""
@@ -97,18 +108,22 @@ class DrainingServer(uvicorn.Server):
         if gate.failure is not None:
             self._begin_drain()
         if gate.is_draining and not self.should_exit:
-            left_s = self._drain_ends - time.monotonic()
-            if left_s < RESERVE_S and self._ending is None:
-                self._ending = asyncio.create_task(self._end_the_rest())
-            self.should_exit = gate.num_inside == 0 or left_s <= 0
+            left = (self._drain_ends - time.monotonic()) / self._state.settings.drain_timeout_s
+            if left < TELL and self._ending is None:
+                self._ending = asyncio.create_task(end_all(self._state))
+            if left < ABORT:
+                self._state.connections.abort_all()
+            self.should_exit = gate.num_inside == 0 or left <= EXIT
         return await super().on_tick(counter)
 
     def _begin_drain(self) -> None:
         if not self._state.gate.is_draining:
             self._state.gate.is_draining = True
+            self.last_resort.start()
             self._drain_ends = time.monotonic() + self._state.settings.drain_timeout_s
             logger.info("draining", extra={"fields": {"event": "draining", "requests": self._state.gate.num_inside}})
 
-    async def _end_the_rest(self) -> None:
-        """Let what is still being spoken end with an error, which reaches its client."""
-        await asyncio.to_thread(self._state.engine.stop, drain=False)
+    def _leave(self) -> None:
+        logger.error("not everything ended in time", extra={"fields": {"event": "killed"}})
+        logging.shutdown()
+        os._exit(int(self._state.gate.failure is not None))

@@ -25,22 +25,32 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_ignore_empty=True)
 
-    host: str = Field("0.0.0.0", description="address to listen at")  # noqa: S104 - a container is reached from outside
+    host: str = Field("127.0.0.1", description="address to listen at; the container says 0.0.0.0, which is all")
     port: int = Field(8080, ge=0, le=65_535, description="0 picks a free one")
     api_key: SecretStr | None = Field(None, description="bearer key of /v1 and /invocations; without it they are open")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field((), description="pages that may call, comma-separated")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="names of this server, comma-separated; with none, and no key, on loopback: localhost",
+    )
 
     # How much a client may send, and how slowly.
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="of a request, declared or not")
+    max_bodies_bytes: int = Field(256 * 2**20, ge=1024, description="of all requests being answered; more get 503")
     head_timeout_s: float = Field(10.0, gt=0, description="from a connection, or a head's first bytes, to its last")
     body_timeout_s: float = Field(20.0, gt=0, description="from the first to the last byte of a body")
+    send_timeout_s: float = Field(20.0, gt=0, description="without a byte taken of an answer that waits; then it ends")
     max_batch_items: int = Field(32, ge=1, le=1024, description="texts of one batch")
     max_websocket_s: float = Field(1800.0, gt=0, description="30 min is the platform's limit for one connection")
     websocket_idle_s: float = Field(60.0, gt=0, description="without a message, while nothing is spoken")
 
-    # How long an answer may take. The platform gives up after 60 s, on a stream after 8 minutes.
-    request_timeout_s: float = Field(55.0, gt=0, description="to the whole answer, or to a stream's first sound")
-    stream_timeout_s: float = Field(300.0, gt=0, description="to a stream's end")
+    # How long an answer may take.
+    request_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="to the whole answer, or to a stream's first sound; 55 in the container",
+    )
+    stream_timeout_s: float = Field(300.0, gt=0, description="to a stream's end, and for a whole answer to be taken")
     drain_timeout_s: float = Field(25.0, gt=0, description="from SIGTERM to the exit; the platform kills after 30 s")
 
     cloudwatch_namespace: str = Field(
@@ -48,6 +58,7 @@ class ServerSettings(BaseSettings):
     )
 
     # How many at once.
+    max_connections: int = Field(4096, ge=1, description="less where the system lets the process open fewer files")
     max_requests: int = Field(512, ge=1, description="requests being answered; more get 503")
     max_requests_per_client: int = Field(0, ge=0, description="of one address; more get 429; 0 is no limit")
     threads: int = Field(32, ge=1, le=512, description="for what would block the event loop: encoding, decoding, files")
@@ -61,7 +72,7 @@ class ServerSettings(BaseSettings):
             if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in type(self).model_fields:
                 warnings.warn(f"{name} is no setting of the server", stacklevel=2)
 
-    @field_validator("cors_origins", mode="before")
+    @field_validator("cors_origins", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -31,6 +31,7 @@ from s1_mini.server.errors import (
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import InputDone, InputText, Sampling, SessionConfig, SpeechRequest, decode_base64
 from s1_mini.server.speech import speak
+from s1_mini.server.structure import check_structure
 from s1_mini.text.normalize import is_speakable
 from s1_mini.text.split import split_arriving
 
@@ -99,17 +100,18 @@ class Session:
             while True:
                 receiving = receiving or asyncio.ensure_future(self._socket.receive())
                 await asyncio.wait({receiving}, timeout=LOOK_S)
+                now = time.monotonic()
+                if now > ends:
+                    raise IdleError(f"a session may last {settings.max_websocket_s:g} s")
+                if self._state.gate.is_draining:
+                    raise DrainingError("the server is going down; connect anew")
                 if receiving.done():
                     message, receiving = receiving.result(), None
-                    self._last_moved = time.monotonic()
+                    self._last_moved = now
                     if await self._take(message):
                         break
-                elif time.monotonic() > ends:
-                    raise IdleError(f"a session may last {settings.max_websocket_s:g} s")
-                elif time.monotonic() - self._last_moved > settings.websocket_idle_s:
+                elif now - self._last_moved > settings.websocket_idle_s:
                     raise IdleError(f"nothing came for {settings.websocket_idle_s:g} s")
-                elif self._state.gate.is_draining:
-                    raise DrainingError("the server is going down; connect anew")
             await self._watch()
         finally:
             if receiving is not None:
@@ -151,6 +153,8 @@ class Session:
                 return True
 
     async def _configure(self, config: SessionConfig) -> None:
+        if config.voice is not None:
+            await asyncio.to_thread(self._state.engine.describe_voice, config.voice)  # an unknown one is told now
         coded = config.reference_audio
         self._recording = None if coded is None else await asyncio.to_thread(decode_base64, "reference_audio", coded)
         self._config = config
@@ -214,7 +218,11 @@ class Session:
 
 def _parse(text: str) -> SessionConfig | InputText | InputDone:
     try:
+        check_structure(text.encode(errors="surrogatepass"))
         parsed: SessionConfig | InputText | InputDone = _INPUT.validate_json(text, strict=True)
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
+        problems = error.errors(include_url=False)
+        for each in problems:
+            each["loc"] = each["loc"][1:]  # the first part is the message's type
+        raise from_validation(problems) from None
     return parsed

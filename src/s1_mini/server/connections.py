@@ -1,0 +1,168 @@
+"""Who is connected: bounded in number, the longest idle making room, and none that takes nothing for ever.
+
+Belongs to the event loop's thread. Knows sockets and bytes, no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import sys
+import time
+from collections import OrderedDict
+from typing import Any
+
+from s1_mini.server.settings import ServerSettings
+
+if sys.platform != "win32":  # which has no such limit
+    import resource
+
+logger = logging.getLogger(__name__)
+
+RESERVED_FILES = 128  # of the process, for all that is no connection; at most half of what it may open
+SEND_BUFFER_BYTES = 256 * 1024  # of the system, for each connection: three seconds of 16-bit sound
+LOOKS = 4  # at a listener, in the time that he may take nothing
+TELL_EVERY_S = 10.0  # a log line about the same thing
+
+
+class Connections:
+    """All connections of one server, the longest idle first."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.max_connections = settings.max_connections
+        self._stall_s = settings.send_timeout_s
+        self._busy: set[asyncio.Transport] = set()
+        self._idle: OrderedDict[asyncio.Transport, None] = OrderedDict()
+        self._told = Told()
+
+    def open(self) -> None:
+        """Begin, in the event loop: fit the limit to the process, and tell of a lack of files now and then only."""
+        self.max_connections = min(self.max_connections, _openable())
+        asyncio.get_running_loop().set_exception_handler(self._note)
+
+    def __len__(self) -> int:
+        return len(self._busy) + len(self._idle)
+
+    def enter(self, transport: asyncio.Transport) -> bool:
+        """Take in a connection, at the cost of the longest idle; tell whether there is room. The other is closed."""
+        if len(self) >= self.max_connections and not self._make_room():
+            self._told.tell("connections refused: all are busy", connections=len(self))
+            transport.abort()
+            return False
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self._idle[transport] = None
+        Outflow(transport, self._stall_s, self)
+        return True
+
+    def work(self, transport: asyncio.Transport) -> None:
+        """Note that a request is being answered on a connection."""
+        if transport in self._idle:
+            del self._idle[transport]
+            self._busy.add(transport)
+
+    def rest(self, transport: asyncio.Transport) -> None:
+        """Note that a connection waits for its next request."""
+        if transport in self._busy:
+            self._busy.discard(transport)
+            self._idle[transport] = None
+
+    def leave(self, transport: asyncio.Transport) -> None:
+        """Forget a connection that is closed."""
+        self._busy.discard(transport)
+        self._idle.pop(transport, None)
+
+    def stalled(self, transport: asyncio.Transport) -> None:
+        """End a connection whose other side takes nothing."""
+        self._told.tell("connection ended: it took nothing", seconds=self._stall_s, client=_client(transport))
+        transport.abort()
+
+    def abort_all(self) -> None:
+        """End all connections on which something is still under way."""
+        for transport in list(self._busy):
+            transport.abort()
+
+    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio says so for each
+            self._told.tell("no connection can be taken in: too many files are open", reason=error.strerror)
+        else:
+            loop.default_exception_handler(context)
+
+    def _make_room(self) -> bool:
+        if not self._idle:
+            return False
+        oldest, _ = self._idle.popitem(last=False)
+        self._told.tell("idle connections closed to make room", connections=len(self) + 1)
+        oldest.abort()
+        return True
+
+
+class Outflow:
+    """Looks now and then whether the other side of a connection takes what was written for it."""
+
+    def __init__(self, transport: asyncio.Transport, stall_s: float, connections: Connections) -> None:
+        self._transport, self._connections = transport, connections
+        self._every_s = stall_s / LOOKS
+        self._waiting = 0  # bytes that were there at the last look
+        self._num_same = 0
+        self._again()
+
+    def _again(self) -> None:
+        asyncio.get_running_loop().call_later(self._every_s, self._look)
+
+    def _look(self) -> None:
+        waiting, is_closing = self._transport.get_write_buffer_size(), self._transport.is_closing()
+        if is_closing and not waiting:
+            self._connections.leave(self._transport)
+            return
+        # A connection that is closing is given the same time to take the rest, however busily it takes it.
+        self._num_same = self._num_same + 1 if waiting and (is_closing or waiting == self._waiting) else 0
+        self._waiting = waiting
+        if self._num_same == LOOKS:
+            self._connections.stalled(self._transport)
+            self._connections.leave(self._transport)
+            return
+        self._again()
+
+
+class Told:
+    """Log lines of which one of a kind comes in some seconds, and says how many it stands for."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._kept_back: dict[str, int] = {}
+
+    def tell(self, message: str, **fields: Any) -> None:
+        """Log a line, unless the same was said just now."""
+        now = time.monotonic()
+        if now - self._last.get(message, float("-inf")) < TELL_EVERY_S:
+            self._kept_back[message] = self._kept_back.get(message, 0) + 1
+            return
+        self._last[message] = now
+        fields["times"] = self._kept_back.pop(message, 0) + 1
+        logger.warning(message, extra={"fields": fields})
+
+
+def open_more_files() -> None:
+    """Let this process open as many files as the system allows it; shells begin with fewer."""
+    if sys.platform != "win32":
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _openable() -> int:
+    """Give how many connections the process can have open."""
+    if sys.platform != "win32":
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY:
+            return max(1, soft - min(RESERVED_FILES, soft // 2))
+    return 2**31
+
+
+def _client(transport: asyncio.Transport) -> str | None:
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else None

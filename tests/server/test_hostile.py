@@ -1,0 +1,243 @@
+"""What a hostile client sends, leaves or never takes stops nobody else. Real sockets, one server of small limits."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from tests.server.conftest import Door, serving, wait_until
+
+JSON = {"Content-Type": "application/json"}
+LONG = {"text": "A sentence that goes on and on. " * 20, "stream": True, "format": "pcm", "max_new_tokens": 300}
+PING_S = 1.0  # on a busy machine; it is 5 ms on one that is not
+
+
+@pytest.fixture(scope="module")
+def open_door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
+    """A server that waits for nobody."""
+    with serving(small_engine, send_timeout_s=1.0, body_timeout_s=20.0, max_connections=32) as door:
+        yield door
+
+
+def head(num_bytes: int, kind: str = "application/json") -> bytes:
+    """The head of a request to speak whose body has so many bytes."""
+    lines = ["POST /v1/tts HTTP/1.1", "Host: localhost", f"Content-Type: {kind}", f"Content-Length: {num_bytes}"]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+@contextmanager
+def pinging(door: Door) -> Iterator[list[float]]:
+    """Ask `/ping` all the time; give the seconds that each took."""
+    took, over = [], threading.Event()
+
+    def ask() -> None:
+        with door.client() as client:
+            while not over.is_set() or not took:
+                started = time.monotonic()
+                assert client.get("/ping").status_code == 200
+                took.append(time.monotonic() - started)
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield took
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/v1/tts/batch", b'{"items":[' + b"1," * 4_000_000 + b"1]}"),
+        ("/v1/tts/batch", b'{"items":[' + b'{"text":"Hi."},' * 900_000 + b'{"text":"Hi."}]}'),
+        ("/v1/tts", b'{"text":"Hi.",' + b",".join(b'"k%07d":1' % n for n in range(1_000_000)) + b"}"),
+        ("/v1/tts", b'{"text":"Hi.","seed":' + b"9" * 14_000_000 + b"}"),
+        ("/v1/tts", b'{"text":' + b"[" * 14_000_000),
+        ("/v1/audio/speech", b'{"input":"Hi.","voice":{' + b'"a":"",' * 1_900_000 + b'"a":""}}'),
+    ],
+    ids=["numbers", "items", "keys", "digits", "depth", "voice"],
+)
+def test_megabytes_of_json_are_refused_while_others_are_answered(door: Door, path: str, content: bytes) -> None:
+    with pinging(door) as took, door.client() as client:
+        answer = client.post(path, content=content, headers=JSON)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "body_invalid"
+    assert max(took) < PING_S
+
+
+def test_an_unknown_key_of_a_megabyte_is_not_sent_back(http: httpx2.Client) -> None:
+    answer = http.post("/v1/tts", content=json.dumps({"text": "Hi.", "k" * 10**6: 1}).encode(), headers=JSON)
+
+    assert answer.status_code == 422
+    assert len(answer.content) < 2000
+    assert answer.json()["error"]["field"].startswith("kkk")
+
+
+def test_a_body_in_chunks_of_one_byte_is_refused(door: Door) -> None:
+    lines = b"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with pinging(door) as took, socket.create_connection(("127.0.0.1", door.port), timeout=20) as plug:
+        plug.sendall(lines + b"Transfer-Encoding: chunked\r\n\r\n")
+        received = b""
+        try:
+            plug.sendall(b"1\r\na\r\n" * 100_000)
+            received = plug.recv(65_536)
+        except OSError:  # it was closed before all was sent
+            pass
+
+    assert not received or received.startswith(b"HTTP/1.1 400")
+    assert max(took) < PING_S
+
+
+def test_what_is_no_http_is_refused_in_the_shape_of_all_errors(door: Door) -> None:
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as plug:
+        plug.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        head, _, body = plug.recv(65_536).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 400")
+    assert json.loads(body)["error"]["code"] == "http_invalid"
+
+
+def test_the_bodies_of_all_together_are_bounded(small_engine: ProductionTTSEngine) -> None:
+    with serving(small_engine, max_bodies_bytes=100_000) as door, ExitStack() as held:
+        plugs = [held.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=20)) for _ in range(2)]
+        plugs[0].sendall(head(90_000) + b" " * 80_000)
+        wait_until(lambda: door.app.state.gate.body_bytes == 80_000)
+        plugs[1].sendall(head(90_000) + b" " * 80_000)
+        refused = plugs[1].recv(65_536)
+
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert b"server_busy" in refused
+        plugs[0].close()
+        wait_until(lambda: door.app.state.gate.body_bytes == 0)
+
+
+def test_listeners_who_take_nothing_are_ended_and_others_are_served(open_door: Door, caplog) -> None:
+    body = json.dumps(LONG).encode()
+    with ExitStack() as held, caplog.at_level(logging.WARNING, "s1_mini.server.connections"):
+        for _ in range(4):  # as many as there are slots
+            plug = held.enter_context(socket.socket())
+            plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            plug.connect(("127.0.0.1", open_door.port))
+            plug.sendall(head(len(body)) + body)
+        wait_until(lambda: open_door.app.state.gate.num_inside == 4)
+        wait_until(lambda: open_door.app.state.gate.num_inside == 0)
+
+        with open_door.client() as client:
+            assert client.post("/v1/tts", json={"text": "Hi.", "max_new_tokens": 8}).status_code == 200
+
+
+def test_a_whole_answer_that_nobody_takes_is_ended_too(open_door: Door) -> None:
+    body = json.dumps(LONG | {"stream": False, "format": "wav"}).encode()
+    with socket.socket() as plug:
+        plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plug.connect(("127.0.0.1", open_door.port))
+        plug.sendall(head(len(body)) + body)
+        wait_until(lambda: open_door.app.state.gate.num_inside == 1)
+        wait_until(lambda: open_door.app.state.gate.num_inside == 0 and not open_door.app.state.connections._busy)
+
+
+def test_idle_connections_make_room_for_new_ones_and_say_so_once(open_door: Door, caplog) -> None:
+    with ExitStack() as held, caplog.at_level(logging.WARNING, "s1_mini.server.connections"):
+        for _ in range(100):
+            held.enter_context(socket.create_connection(("127.0.0.1", open_door.port), timeout=20))
+        with open_door.client() as client:
+            assert client.get("/ping").status_code == 200
+
+        assert len(open_door.app.state.connections) <= 32
+    told = [record for record in caplog.records if "to make room" in record.message]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/tts", "/nowhere", "/ping"])
+def test_a_refused_request_whose_body_drips_holds_its_connection_for_seconds_only(
+    small_engine: ProductionTTSEngine, path: str
+) -> None:
+    with serving(small_engine, api_key="sesame") as door, socket.socket() as plug:
+        plug.settimeout(20)
+        plug.connect(("127.0.0.1", door.port))
+        plug.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n".encode())
+        started, received = time.monotonic(), b""
+        plug.settimeout(0.2)
+        while time.monotonic() - started < 15:
+            try:
+                plug.sendall(b"x")
+                part = plug.recv(65_536)
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+            if not part:
+                break
+            received += part
+
+    assert received.split()[1] in (b"401", b"404", b"405")
+    assert time.monotonic() - started < 10
+
+
+def flac(seconds: float, rate: int = 24_000) -> bytes:
+    """A recording of noise, other each time."""
+    buffer = io.BytesIO()
+    wave = np.random.default_rng().uniform(-0.5, 0.5, int(seconds * rate))
+    soundfile.write(buffer, wave, rate, format="FLAC")
+    return buffer.getvalue()
+
+
+def send_recording(door: Door, recording: bytes) -> socket.socket:
+    """Ask with a reference, and give the connection on which nobody waits for the answer."""
+    with httpx2.Client() as client:
+        form = client.build_request(
+            "POST", door.url + "/v1/tts", data={"text": "Hi."}, files={"reference_audio": ("me.flac", recording)}
+        )
+    content = form.read()
+    plug = socket.create_connection(("127.0.0.1", door.port), timeout=20)
+    plug.sendall(head(len(content), form.headers["content-type"]) + content)
+    return plug
+
+
+def answered(plug: socket.socket) -> bytes:
+    """Give the beginning of the answer, however long it takes."""
+    plug.settimeout(120)
+    return plug.recv(65_536)
+
+
+def test_recordings_of_clients_who_have_gone_are_gone(oracle) -> None:
+    config = EngineConfig(checkpoint_path=oracle, device="cpu", max_batch_size=2)
+    with ProductionTTSEngine(config) as engine, serving(engine) as door:
+        plugs = [send_recording(door, flac(10)) for _ in range(12)]
+        wait_until(lambda: engine.health_check()["recordings"]["waiting"] > 0)
+        for plug in plugs:
+            plug.close()
+
+        wait_until(lambda: door.app.state.gate.num_inside == 0)
+        wait_until(lambda: not any(engine.health_check()["recordings"][part] for part in ("waiting", "running")))
+        assert door.app.state.gate.body_bytes == 0
+
+
+def test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by(oracle) -> None:
+    config = EngineConfig(checkpoint_path=oracle, device="cpu", max_batch_size=2, max_waiting_references=2)
+    with ProductionTTSEngine(config) as engine, serving(engine) as door, ExitStack() as held:
+        plugs = [held.enter_context(send_recording(door, flac(20))) for _ in range(8)]
+        wait_until(lambda: engine.health_check()["recordings"]["waiting"] == 2)
+        with door.client() as client:
+            assert client.post("/v1/tts", json={"text": "Hi.", "max_new_tokens": 4}).status_code == 200
+        assert engine.health_check()["recordings"]["running"] > 0
+
+        answers = [answered(plug) for plug in plugs]
+        refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503")]
+        assert len(refused) >= 3
+        assert all(b"recordings are waiting" in answer for answer in refused)
