@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -47,6 +48,19 @@ def test_metrics_count_what_was_spoken_and_name_no_path_that_a_client_made_up(ht
     assert figure('s1_mini_slots{state="free"}') == 4
     assert figure("s1_mini_queue_seconds_count") > 0
     assert "/made" not in http.get("/metrics").text
+
+
+def test_metrics_tell_of_the_process_too(http: httpx2.Client) -> None:
+    told = http.get("/metrics").text
+
+    assert re.search(r'^python_info\{.*implementation="', told, re.MULTILINE)
+    assert re.search(r"^python_gc_collections_total\{", told, re.MULTILINE)
+    if sys.platform == "linux":  # elsewhere the client library has no figures of the process
+        figures = dict(re.findall(r"^(process_\w+) (\S+)$", told, re.MULTILINE))
+        assert float(figures["process_resident_memory_bytes"]) > 50e6  # torch alone is more
+        assert float(figures["process_cpu_seconds_total"]) > 0
+        assert 3 <= float(figures["process_open_fds"]) <= float(figures["process_max_fds"])
+        assert abs(float(figures["process_start_time_seconds"]) - time.time()) < 86_400
 
 
 def test_openapi_declares_every_route_with_examples_and_its_failures(http: httpx2.Client) -> None:

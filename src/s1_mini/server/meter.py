@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client import Histogram as ClientHistogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -24,11 +24,13 @@ UNKNOWN_ROUTE = "none"  # of paths that are no route: what clients make up is no
 
 
 class Meter:
-    """All figures of one server, in a registry of its own."""
+    """All figures of one server and its process, in a registry of its own."""
 
     def __init__(self, engine: ProductionTTSEngine, gate: Gate) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(EngineFigures(engine, gate))
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
         labels = ("route", "status")
         self._requests = Counter("s1_mini_http_requests", "Requests answered", labels, registry=self.registry)
         self._total = ClientHistogram(
