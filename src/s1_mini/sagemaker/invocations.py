@@ -85,7 +85,7 @@ async def invoke(request: Request) -> Response:
     return await answer(request, request.app.state.engine)
 
 
-@router.get("/execution-parameters", summary="How batch transform should send", responses=failures(has_body=False))
+@router.get("/execution-parameters", summary="How batch transform should send")
 async def execution_parameters(request: Request) -> dict[str, Any]:
     """Tell batch transform how much to send at once."""
     state = request.app.state

@@ -29,6 +29,7 @@ from s1_mini.server.errors import BodyError, MethodError, NotFoundError, ServerE
 from s1_mini.server.gate import EngineDied, Gate
 from s1_mini.server.limits import Limits
 from s1_mini.server.meter import Meter
+from s1_mini.server.openapi import DescribedApp
 from s1_mini.server.record import record_of
 from s1_mini.server.settings import ServerSettings
 from s1_mini.version import __version__
@@ -44,7 +45,7 @@ WATCH_S = 0.5  # between looks at whether the engine lives
 def create_app(engine: ProductionTTSEngine, settings: ServerSettings | None = None) -> FastAPI:
     """Build the application around `engine`, which it starts and stops unless it runs already."""
     settings = settings or ServerSettings()
-    app = FastAPI(
+    app = DescribedApp(
         title="s1_mini",
         version=__version__,
         summary="Text to speech with codec language models.",

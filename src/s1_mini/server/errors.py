@@ -214,6 +214,12 @@ def message_of(error: BaseException) -> str:
     return _cut(str(error), MAX_MESSAGE)
 
 
+def renamed(error: RequestError, fields: Mapping[str, str]) -> RequestError:
+    """Give the error by the name that its field has for the client, where `fields` has another than the engine's."""
+    field = fields.get(error.field, error.field)
+    return type(error)(field, str(error).removeprefix(f"{error.field}: "))
+
+
 def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
     """Give the JSON shape of an error."""
     field = _cut(error.field, MAX_FIELD) if isinstance(error, RequestError) else None

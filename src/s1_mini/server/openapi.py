@@ -1,9 +1,13 @@
-"""What the routes say of themselves: bodies, answers and all failures, for /openapi.json and /docs."""
+"""What the routes say of themselves: bodies, answers and all failures, for /openapi.json and /docs.
+
+A route declares what is its own; what a setting moves is put in once the application is there.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from fastapi import FastAPI
 from pydantic import BaseModel
 
 from s1_mini.audio.container import FORMATS, media_type
@@ -26,6 +30,8 @@ _REASONS = {
     504: "It took longer than it may",
 }
 ALWAYS = (400, 401, 408, 413, 415, 422, 429, 503)  # of every route with a body
+TEXTS = ("text", "input", "reference_text")  # fields that are as long as the engine's settings allow
+_FOREIGN = ("HTTPValidationError", "ValidationError")  # FastAPI's own refusal of parameters: ours cannot be wrong
 
 SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
@@ -42,6 +48,33 @@ SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
 }
 
 
+class DescribedApp(FastAPI):
+    """An application whose OpenAPI tells the bounds that its settings set; `state` has the engine and the settings."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Give the document, the same each time."""
+        if self.openapi_schema is None:
+            told = super().openapi()
+            for operation in (each for path in told["paths"].values() for each in path.values()):
+                if _FOREIGN[0] in str(operation["responses"].get("422")):
+                    del operation["responses"]["422"]
+                for content in operation.get("requestBody", {}).get("content", {}).values():
+                    self._bound(content["schema"])
+            for name in _FOREIGN:
+                told.get("components", {}).get("schemas", {}).pop(name, None)
+        return super().openapi()
+
+    def _bound(self, schema: dict[str, Any]) -> None:
+        """Put in how many texts a batch may have and how long each may be."""
+        for name, field in schema.get("properties", {}).items():
+            if name == "items":
+                field["maxItems"] = self.state.settings.max_batch_items
+                self._bound(field["items"])
+            elif name in TEXTS:
+                for kind in _kinds(field):
+                    kind["maxLength"] = self.state.engine.config.max_text_length
+
+
 def with_events(answer: dict[int | str, dict[str, Any]]) -> dict[int | str, dict[str, Any]]:
     """Declare that sound may come as server-sent events too."""
     events: dict[str, Any] = {"text/event-stream": {}}
@@ -49,8 +82,8 @@ def with_events(answer: dict[int | str, dict[str, Any]]) -> dict[int | str, dict
 
 
 def failures(*statuses: int, has_body: bool = True) -> dict[int | str, dict[str, Any]]:
-    """Declare the errors of a route beside those of every route."""
-    always = ALWAYS if has_body else (401, 422, 503)
+    """Declare the errors of a route beside those of every route behind the key."""
+    always = ALWAYS if has_body else (401,)
     return {status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in sorted({*always, *statuses})}
 
 
@@ -72,11 +105,16 @@ def body_of(model: type[BaseModel], *, form_files: tuple[str, ...] = (), is_json
     return {"requestBody": {"required": True, "content": content}}
 
 
+def _kinds(field: dict[str, Any]) -> list[dict[str, Any]]:
+    """Give the forms that a field may have beside null."""
+    return [kind for kind in field.get("anyOf", [field]) if kind != {"type": "null"}]
+
+
 def _without_null(field: dict[str, Any]) -> dict[str, Any]:
     """Leave null out, which a form cannot say."""
-    kinds = [kind for kind in field.get("anyOf", []) if kind != {"type": "null"}]
-    if not kinds:
+    if "anyOf" not in field:
         return field
+    kinds = _kinds(field)
     rest = {key: value for key, value in field.items() if key not in ("anyOf", "default")}
     return rest | (kinds[0] if len(kinds) == 1 else {"anyOf": kinds})
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from s1_mini.server.openapi import failures
 from s1_mini.server.schemas import ErrorAnswer
 
 router = APIRouter(tags=["health"])
@@ -26,7 +25,7 @@ async def ready(request: Request) -> Response:
     return _ready(request)
 
 
-@router.get("/health", summary="The engine's state", responses=failures(has_body=False))
+@router.get("/health", summary="The engine's state")
 async def health(request: Request) -> dict[str, Any]:
     """Tell of the engine: state, device, queue, slots, caches, memory. Always 200; `ready` says what `/ready` does."""
     gate = request.app.state.gate

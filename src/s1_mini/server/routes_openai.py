@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from s1_mini.audio.container import check_format
+from s1_mini.exceptions import RequestError
 from s1_mini.server import voices
 from s1_mini.server.answers import StreamedAnswer, respond, while_listened
 from s1_mini.server.bodies import read_json
-from s1_mini.server.errors import InvalidError
+from s1_mini.server.errors import renamed
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_events
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import OpenAISpeechBody, Sampling, SpeechRequest
@@ -41,7 +41,10 @@ async def create_speech(request: Request) -> Response:
     state = request.app.state
     wanted = to_request(body, state.engine)
     work = speak(state.engine, wanted, settings=state.settings, record=record_of(request))
-    speech = await while_listened(request.receive, work)
+    try:
+        speech = await while_listened(request.receive, work)
+    except RequestError as error:
+        raise renamed(error, {"text": "input"}) from None
     if body.stream_format == "sse":
         return StreamedAnswer(_events(speech), "text/event-stream", speech.headers)
     return respond(speech)
@@ -54,18 +57,14 @@ async def list_models() -> dict[str, Any]:
 
 
 def to_request(body: OpenAISpeechBody, engine: ProductionTTSEngine) -> SpeechRequest:
-    """Translate. Raises `InvalidError` for what cannot be done."""
-    if body.speed != 1.0:
-        raise InvalidError("speed", f"{body.speed:g} cannot be done; only 1 can")
-    if body.response_format == "aac":
-        raise InvalidError("response_format", "'aac' cannot be made; allowed are mp3, opus, flac, wav and pcm")
+    """Translate; OpenAI's own names of voices mean the default, unless there is a voice of that name."""
     voice = body.voice.get("id") if isinstance(body.voice, dict) else body.voice
     if voice in voices.OPENAI_NAMES and voice not in engine.voice_names():
         voice = None
     return SpeechRequest(
         text=body.input,
         voice=voice,
-        audio_format=check_format(body.response_format),
+        audio_format=body.response_format,
         streams=True,
         **{name: getattr(body, name) for name in Sampling.model_fields},
     )

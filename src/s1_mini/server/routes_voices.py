@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 router = APIRouter(tags=["voices"])
 
 
-@router.get("/v1/voices", summary="All voices", responses=failures(has_body=False))
+@router.get("/v1/voices", summary="All voices", responses=failures(503, has_body=False))
 async def list_voices(request: Request) -> VoicesAnswer:
     """List the checkpoint's voices and those that were added."""
     return VoicesAnswer(voices=await asyncio.to_thread(voices.describe_all, _engine(request)))
 
 
-@router.get("/v1/voices/{name}", summary="One voice", responses=failures(404, has_body=False))
+@router.get("/v1/voices/{name}", summary="One voice", responses=failures(404, 500, 503, has_body=False))
 async def describe_voice(request: Request, name: str) -> VoiceAnswer:
     """Tell of one voice."""
     return await asyncio.to_thread(voices.describe, _engine(request), name)
@@ -49,7 +49,7 @@ async def add_voice(request: Request) -> VoiceAnswer:
 
 
 @router.delete(
-    "/v1/voices/{name}", status_code=204, summary="Delete a voice", responses=failures(404, 409, has_body=False)
+    "/v1/voices/{name}", status_code=204, summary="Delete a voice", responses=failures(404, 409, 503, has_body=False)
 )
 async def delete_voice(request: Request, name: str) -> Response:
     """Forget an added voice; those of the checkpoint stay."""

@@ -22,9 +22,10 @@ def _as_whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Seed = Annotated[int, BeforeValidator(_as_whole), Field(ge=0, le=MAX_SEED)]
-NumTokens = Annotated[int, BeforeValidator(_as_whole), Field(ge=1, le=2**20)]
-ChunkLength = Annotated[int, BeforeValidator(_as_whole), Field(ge=50, le=1000)]
+# The bounds stand before the validator: behind it, pydantic would not tell them as JSON Schema does.
+Seed = Annotated[int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)]  # 2^63 is a double, MAX_SEED none
+NumTokens = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_as_whole)]
+ChunkLength = Annotated[int, Field(ge=50, le=1000), BeforeValidator(_as_whole)]
 Text = Annotated[str, Field(min_length=1, description="What to say.", examples=["Good morning."])]
 VoiceName = Annotated[str, Field(min_length=1, max_length=64, description="A voice of GET /v1/voices.")]
 Format = Annotated[AudioFormat, Field(description="Of the answer; ogg is Opus too, pcm is s16le mono without header.")]
@@ -173,8 +174,8 @@ class OpenAISpeechBody(Sampling):
     voice: str | dict[str, str] | None = Field(
         None, description="A voice of GET /v1/voices; OpenAI's own names mean the default voice."
     )
-    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
-    speed: float = Field(1.0, ge=0.25, le=4.0, description="Only 1 can be done.")
+    response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
+    speed: float = Field(1.0, ge=1, le=1, description="The voice's own; no other can be made.")
     instructions: str | None = Field(None, description="Ignored.")
     stream_format: Literal["audio", "sse"] = "audio"
 

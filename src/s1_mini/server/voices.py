@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from s1_mini.exceptions import RequestError
+from s1_mini.server.errors import renamed
 from s1_mini.server.schemas import VoiceAnswer
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ def add(engine: ProductionTTSEngine, name: str, audio: bytes, text: str, descrip
     try:
         return _told(engine.add_voice(name, audio, text, description=description))
     except RequestError as error:
-        field = FORM_FIELDS.get(error.field, error.field)
-        raise type(error)(field, str(error).removeprefix(f"{error.field}: ")) from None
+        raise renamed(error, FORM_FIELDS) from None
 
 
 def _told(info: VoiceInfo) -> VoiceAnswer:

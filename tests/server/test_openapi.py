@@ -1,0 +1,172 @@
+"""What /openapi.json says is what the server does: every bound and every choice of every field is tried."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from jsonschema import Draft202012Validator
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.server.app import create_app
+from s1_mini.server.settings import ServerSettings
+
+JSON, FORM = "application/json", "multipart/form-data"
+SPEECH = {"max_new_tokens": 8}
+BODIES = {
+    ("/v1/tts", JSON): SPEECH | {"text": "Hi.", "stream": True},
+    ("/v1/tts", FORM): SPEECH | {"text": "Hi.", "stream": "true"},
+    ("/v1/tts/batch", JSON): SPEECH | {"items": [{"text": " "}]},  # costs nothing: the item fails, the batch does not
+    ("/v1/audio/speech", JSON): SPEECH | {"input": "Hi."},
+    ("/v1/voices", FORM): {"name": "carl", "audio": b"no sound"},
+}
+KEYWORDS = {
+    *("additionalProperties", "anyOf", "const", "default", "description", "enum", "examples", "exclusiveMaximum"),
+    *("exclusiveMinimum", "format", "items", "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum"),
+    *("pattern", "properties", "required", "title", "type", "$ref"),
+}
+
+
+@pytest.fixture
+def told(http: httpx2.Client) -> dict[str, Any]:
+    """The document."""
+    document: dict[str, Any] = http.get("/openapi.json").json()
+    return document
+
+
+def schema_of(told: dict[str, Any], path: str, kind: str) -> dict[str, Any]:
+    schema: dict[str, Any] = told["paths"][path]["post"]["requestBody"]["content"][kind]["schema"]
+    return schema
+
+
+def schemas(part: Any) -> Iterator[dict[str, Any]]:
+    """Every schema in a document, with those inside of it."""
+    if isinstance(part, list):
+        for each in part:
+            yield from schemas(each)
+    elif isinstance(part, dict):
+        for name, each in part.items():
+            if name == "schema":
+                yield from within(each)
+            elif name == "schemas":
+                for schema in each.values():
+                    yield from within(schema)
+            else:
+                yield from schemas(each)
+
+
+def within(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield schema
+    inner = [*schema.get("properties", {}).values(), *schema.get("anyOf", [])]
+    inner += [each for name in ("items", "additionalProperties") if isinstance(each := schema.get(name), dict)]
+    for each in inner:
+        yield from within(each)
+
+
+def kinds_of(field: dict[str, Any]) -> list[dict[str, Any]]:
+    """The forms a field may have, but null."""
+    return [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
+
+
+def allowed(kind: dict[str, Any]) -> list[Any]:
+    """Values at the edge of what is allowed, and every choice."""
+    values = list(kind.get("enum", []))
+    values += [kind[name] for name in ("minimum", "maximum") if name in kind]
+    values += [
+        kind[name] + step for name, step in (("exclusiveMinimum", 0.01), ("exclusiveMaximum", -1024)) if name in kind
+    ]
+    values = [int(value) for value in values] if kind["type"] == "integer" else values  # 9e18 is no number of a form
+    if kind["type"] == "array":
+        values += [[{"text": " "}] * kind[name] for name in ("minItems", "maxItems") if name in kind]
+    return values
+
+
+def forbidden(kind: dict[str, Any]) -> list[Any]:
+    """Values just beyond, and of another type."""
+    values: list[Any] = [kind[name] + step for name, step in (("minimum", -1), ("maximum", 1)) if name in kind]
+    values += [kind[name] for name in ("exclusiveMinimum", "exclusiveMaximum") if name in kind]
+    values += ["none of these"] if "enum" in kind or kind["type"] in ("number", "integer", "boolean") else []
+    values += ["a" * (kind["minLength"] - 1)] if kind.get("minLength") else []
+    values += ["a" * (kind["maxLength"] + 1)] if "maxLength" in kind else []
+    values += ["../No"] if "pattern" in kind else []
+    values += [1.5] if kind["type"] == "integer" else []
+    if kind["type"] == "array":
+        values += [[], [{"text": " "}] * (kind["maxItems"] + 1)]
+    return values
+
+
+def ask(client: httpx2.Client, path: str, kind: str, body: dict[str, Any]) -> tuple[int, str | None]:
+    """The status, and the field at fault; what is spoken is not waited for."""
+    parts = {name: value if isinstance(value, bytes) else (None, str(value)) for name, value in body.items()}
+    sent: dict[str, Any] = {"json": body} if kind == JSON else {"files": parts}
+    with client.stream("POST", path, **sent) as answer:
+        if answer.status_code == 200:
+            return 200, None
+        return answer.status_code, json.loads(answer.read())["error"]["field"]
+
+
+@pytest.mark.parametrize(("path", "kind"), BODIES)
+def test_each_field_takes_what_it_is_said_to_take_and_nothing_else(
+    http: httpx2.Client, told: dict[str, Any], path: str, kind: str
+) -> None:
+    wrong, num_tried = [], 0
+    for name, field in schema_of(told, path, kind)["properties"].items():
+        cases = [(value, True) for form in kinds_of(field) for value in allowed(form)]
+        cases += [(value, False) for form in kinds_of(field) for value in forbidden(form)]
+        for value, is_allowed in cases:
+            if kind == FORM and isinstance(value, bytes | list):
+                continue
+            status, at_fault = ask(http, path, kind, BODIES[path, kind] | {name: value})
+            refused = status == 422 and at_fault == name
+            num_tried += 1
+            if refused is is_allowed or (is_allowed and status != 200):
+                wrong.append((name, str(value)[:40], status, at_fault))
+
+    assert wrong == []
+    assert num_tried >= 2
+
+
+@pytest.mark.parametrize(("path", "kind"), BODIES)
+def test_only_declared_fields_are_taken_where_it_is_said_so(
+    http: httpx2.Client, told: dict[str, Any], path: str, kind: str
+) -> None:
+    refuses = schema_of(told, path, kind).get("additionalProperties") is False
+
+    status, at_fault = ask(http, path, kind, BODIES[path, kind] | {"pitch": 3})
+
+    assert ((status, at_fault) == (422, "pitch")) is refuses
+
+
+def test_all_of_it_is_json_schema(told: dict[str, Any]) -> None:
+    found = list(schemas(told))
+    for schema in found:
+        assert set(schema) <= KEYWORDS, schema
+        Draft202012Validator.check_schema(schema)
+    assert len(found) > 100
+
+
+def test_bounds_that_settings_move_are_told_as_they_are() -> None:
+    engine = ProductionTTSEngine(EngineConfig(max_text_length=77))
+    told = create_app(engine, ServerSettings(max_batch_items=3)).openapi()
+
+    items = schema_of(told, "/v1/tts/batch", JSON)["properties"]["items"]
+    assert items["maxItems"] == 3
+    assert items["items"]["properties"]["text"]["maxLength"] == 77
+    assert schema_of(told, "/v1/audio/speech", JSON)["properties"]["input"]["maxLength"] == 77
+    assert schema_of(told, "/v1/tts", FORM)["properties"]["text"]["maxLength"] == 77
+
+
+def test_only_failures_that_there_can_be_are_declared(told: dict[str, Any]) -> None:
+    def statuses(path: str, method: str) -> set[str]:
+        return set(told["paths"][path][method]["responses"])
+
+    assert statuses("/health", "get") == statuses("/metrics", "get") == {"200"}
+    assert statuses("/ping", "get") == {"200", "503"}
+    assert statuses("/v1/models", "get") == {"200", "401"}
+    assert statuses("/v1/voices", "get") == {"200", "401", "503"}
+    assert statuses("/v1/voices/{name}", "get") == {"200", "401", "404", "500", "503"}
+    assert statuses("/v1/voices/{name}", "delete") == {"204", "401", "404", "409", "503"}
+    assert "HTTPValidationError" not in json.dumps(told)
