@@ -157,10 +157,8 @@ def test_a_whole_number_may_be_written_as_one_with_a_point(http: httpx2.Client) 
 def test_a_batch_over_its_limit_is_refused(http: httpx2.Client) -> None:
     many = http.post("/v1/tts/batch", json={"items": [{"text": "Hi."}] * 33})
     none = http.post("/v1/tts/batch", json={"items": []})
-    inner = http.post("/v1/tts/batch", json={"items": [{"text": "Hi."}, {"text": 3}]})
 
     assert told(many) == told(none) == (422, "request_invalid", "items")
-    assert told(inner) == (422, "request_invalid", "items.1.text")
 
 
 def test_a_fault_of_ours_is_logged_once_and_not_told(

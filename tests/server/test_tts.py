@@ -91,3 +91,51 @@ def test_a_batch_is_as_the_seed_writes_it_and_an_item_fails_alone(http: httpx2.C
     assert base64.b64decode(answer["results"][0]["audio_base64"]).startswith(b"RIFF")
     assert answer["results"][1]["error_code"] == "text_invalid"
     assert answer["total_time"] >= max(result["generation_time"] for result in answer["results"])
+
+
+WRONG_ITEMS = [
+    ({"text": ""}, "request_invalid", "text: "),
+    ({"text": 7}, "request_invalid", "text: "),
+    ({}, "request_invalid", "text: is missing"),
+    (1, "request_invalid", "items: int is no item"),
+    ({"text": "Hi.", "pitch": 3}, "request_invalid", "pitch: "),
+    ({"text": " "}, "text_invalid", "text: "),
+    ({"text": "Hi.", "voice": "nobody"}, "voice_not_found", "voice: "),
+    ({"text": "Hi.", "voice": "n" * 65}, "request_invalid", "voice: "),
+    ({"text": "Hi.", "reference_audio": "?"}, "request_invalid", "reference_audio: "),
+    ({"text": "Hi.", "reference_audio": "bm90aGluZw=="}, "reference_invalid", "reference_audio: "),
+    ({"text": "Hi.", "reference_text": "Ah."}, "parameter_invalid", "reference_text: "),
+]
+
+
+def test_whatever_is_wrong_with_an_item_is_its_own_result(http: httpx2.Client) -> None:
+    items = [{"text": "Hello world"}, *(item for item, _, _ in WRONG_ITEMS)]
+
+    answer = http.post("/v1/tts/batch", json={"items": items, "max_new_tokens": 8})
+
+    assert answer.status_code == 200, answer.text
+    first, *others = answer.json()["results"]
+    assert first["success"] is True
+    for result, (item, code, message) in zip(others, WRONG_ITEMS, strict=True):
+        assert (result["success"], result["error_code"], result["audio_base64"]) == (False, code, None), item
+        assert result["error"].startswith(message), item
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (b'{"items": [{"text": "Hi."}', 400, None),
+        (b'[{"text": "Hi."}]', 422, "body"),
+        (b'{"items": {"text": "Hi."}}', 422, "items"),
+        (b'{"items": []}', 422, "items"),
+        (b'{"items": [' + b",".join([b'{"text": ""}'] * 33) + b"]}", 422, "items"),
+        (b'{"items": [{"text": "Hi."}], "pitch": 3}', 422, "pitch"),
+        (b'{"items": [{"text": "Hi."}], "temperature": 9}', 422, "temperature"),
+    ],
+)
+def test_what_is_wrong_with_a_batch_as_such_refuses_all_of_it(
+    http: httpx2.Client, body: bytes, status: int, field: str | None
+) -> None:
+    answer = http.post("/v1/tts/batch", content=body, headers={"Content-Type": "application/json"})
+
+    assert (answer.status_code, answer.json()["error"]["field"]) == (status, field)

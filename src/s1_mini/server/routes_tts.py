@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
 
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server.answers import answer, while_listened
 from s1_mini.server.bodies import read_json, read_speech
-from s1_mini.server.errors import InvalidError, code_of, message_of
+from s1_mini.server.errors import InvalidError, code_of, from_validation, message_of
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import (
@@ -70,7 +71,7 @@ async def _speak_all(request: Request, body: BatchBody) -> list[BatchResult]:
     return [task.result() for task in tasks]
 
 
-async def _speak_item(request: Request, item: BatchItem, body: BatchBody, record: Record) -> BatchResult:
+async def _speak_item(request: Request, item: Any, body: BatchBody, record: Record) -> BatchResult:
     """Speak one text of a batch; what fails becomes its result."""
     started, state = time.perf_counter(), request.app.state
     try:
@@ -83,7 +84,14 @@ async def _speak_item(request: Request, item: BatchItem, body: BatchBody, record
     return BatchResult(success=True, audio_base64=audio, generation_time=round(time.perf_counter() - started, 3))
 
 
-def _request_of(item: BatchItem, body: BatchBody) -> SpeechRequest:
+def _request_of(given: Any, body: BatchBody) -> SpeechRequest:
+    """Check one item, as it came in the body. Raises `InvalidError`."""
+    if not isinstance(given, dict):
+        raise InvalidError("items", f'{type(given).__name__} is no item; one is like {{"text": "Good morning."}}')
+    try:
+        item = BatchItem.model_validate(given, strict=True)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
     recording = None if item.reference_audio is None else decode_base64("reference_audio", item.reference_audio)
     return SpeechRequest(
         text=item.text,

@@ -120,7 +120,7 @@ class SpeechBody(Sampling):
 
 
 class BatchItem(Strict):
-    """One text of a batch."""
+    """One text of a batch; what is wrong with it is its own result."""
 
     text: Text
     voice: VoiceName | None = None
@@ -137,7 +137,7 @@ class BatchBody(Sampling):
         }
     )
 
-    items: list[BatchItem] = Field(min_length=1)
+    items: list[Any] = Field(min_length=1, json_schema_extra={"items": BatchItem.model_json_schema()})  # each by itself
     chunk_length: ChunkLength | None = Field(
         None, description="Accepted for compatibility; the engine's own S1_MINI_CHUNK_LENGTH counts."
     )
