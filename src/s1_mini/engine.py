@@ -350,6 +350,12 @@ class ProductionTTSEngine:
             audio_format=audio_format,
         )
 
+    def count_tokens(self, text: str) -> int:
+        """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
+        model = self._ready().speaker.model
+        prompts = [model.prompt(piece, ()) for piece in self._pieces(text)]
+        return sum(prompt.columns.shape[1] - prompt.num_shared for prompt in prompts)
+
     def voice_names(self) -> list[str]:
         """Give the names of all voices, sorted, without looking at any file."""
         return self._ready().desk.roster.names
@@ -522,9 +528,7 @@ class ProductionTTSEngine:
 
     def _prepare(self, running: Running, request: TTSRequest) -> Prepared:
         """Check the text, then begin to read the references: what is quick to refuse is refused first."""
-        text = normalize(request.text, self.config.max_text_length)
-        pieces = [piece for piece in split(text, self.config.chunk_length) if is_speakable(piece)]
-        prepared = Prepared(pieces, [])
+        prepared = Prepared(self._pieces(request.text), [])
         try:
             for reference in request.references:
                 prepared.listening.append(running.listen(reference))
@@ -553,6 +557,10 @@ class ProductionTTSEngine:
 
     def _deadline(self) -> float:
         return time.monotonic() + self.config.request_timeout_s
+
+    def _pieces(self, text: str) -> list[str]:
+        tidy = normalize(text, self.config.max_text_length)
+        return [piece for piece in split(tidy, self.config.chunk_length) if is_speakable(piece)]
 
     def _ready(self) -> Running:
         running = self._running

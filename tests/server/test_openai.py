@@ -6,12 +6,15 @@ import base64
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
+import numpy as np
 import openai
 import pytest
 import soundfile
 
+from s1_mini.models.s1.tokenizer import S1Tokenizer, read_vocabulary
 from tests.server.conftest import Door
 
 SHORT = {"seed": 1, "max_new_tokens": 20}
@@ -21,6 +24,13 @@ SHORT = {"seed": 1, "max_new_tokens": 20}
 def client(door: Door) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+def robin(door: Door, tone: np.ndarray) -> Iterator[str]:
+    """The name of a voice that was added."""
+    yield door.engine.add_voice("robin", tone, "Ah.").name
+    door.engine.delete_voice("robin")
 
 
 @pytest.mark.parametrize("form", ["mp3", "opus", "flac", "wav", "pcm"])
@@ -47,7 +57,7 @@ def test_a_stream_brings_the_bytes_of_the_whole(client: openai.OpenAI) -> None:
     assert len(pieces) > 2
 
 
-def test_events_bring_the_same_bytes(client: openai.OpenAI, http: httpx2.Client) -> None:
+def test_events_bring_the_same_bytes(http: httpx2.Client) -> None:
     body = {"model": "tts-1", "input": "Good morning.", "voice": "alloy", "response_format": "pcm"} | SHORT
 
     whole = http.post("/v1/audio/speech", json=body).content
@@ -57,6 +67,19 @@ def test_events_bring_the_same_bytes(client: openai.OpenAI, http: httpx2.Client)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert b"".join(base64.b64decode(event["audio"]) for event in events[:-1]) == whole
     assert events[-1]["type"] == "speech.audio.done"
+
+
+def test_events_end_with_the_tokens_that_were_read_and_made(http: httpx2.Client, door: Door, oracle: Path) -> None:
+    text = "Good morning.  How are you?"
+    body = {"input": text, "stream_format": "sse"} | SHORT
+
+    answer = http.post("/v1/audio/speech", json=body)
+    usage = json.loads(answer.text.strip().split("\n\n")[-1].removeprefix("data: "))["usage"]
+
+    num_read = len(S1Tokenizer(read_vocabulary(oracle)).encode("Good morning. How are you?"))
+    assert usage["input_tokens"] == num_read == door.engine.count_tokens(text)
+    assert usage["output_tokens"] == door.engine.generate(text, **SHORT).frames > 0
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
 
 
 def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
@@ -71,5 +94,49 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
         client.audio.speech.create(**asked, response_format="aac")
 
 
-def test_the_client_can_list_the_model(client: openai.OpenAI) -> None:
+def test_the_client_can_list_and_look_up_the_model(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["s1-mini"]
+    assert client.models.retrieve("s1-mini").object == "model"
+    with pytest.raises(openai.NotFoundError, match="s1-mini"):
+        client.models.retrieve("gpt-5")
+
+
+def test_clients_that_ask_for_voices_and_models_of_speech_get_them(http: httpx2.Client, robin: str) -> None:
+    """Open WebUI reads `id` and `name` of both, as Kokoro-FastAPI gives them."""
+    assert http.get("/v1/audio/voices").json() == {"voices": [{"id": robin, "name": robin}]}
+    assert http.get("/v1/audio/models").json() == {"models": [{"id": "s1-mini", "name": "s1-mini"}]}
+
+
+def test_what_other_servers_take_beside_is_ignored_here_and_nowhere_else(http: httpx2.Client) -> None:
+    extras = {"lang_code": "a", "volume_multiplier": 1.0, "normalization_options": {"normalize": True}}
+
+    plain, more = (
+        http.post("/v1/audio/speech", json={"input": "Hi.", "response_format": "pcm"} | SHORT | extra)
+        for extra in ({}, extras)
+    )
+    refused = http.post("/v1/tts", json={"text": "Hi."} | extras)
+
+    assert more.content == plain.content
+    assert (refused.status_code, refused.json()["error"]["field"]) == (422, "lang_code")
+
+
+def test_a_voice_is_a_name_or_an_object_with_an_id(client: openai.OpenAI, robin: str) -> None:
+    asked = {"model": "tts-1", "input": "Good morning.", "response_format": "pcm", "extra_body": SHORT}
+
+    named, by_id, default, alloy = (
+        client.audio.speech.create(**asked, voice=voice).content
+        for voice in (robin, {"id": robin}, "alloy", {"id": "alloy"})
+    )
+
+    assert named == by_id != default == alloy
+    with pytest.raises(openai.NotFoundError):
+        client.audio.speech.create(**asked, voice={"id": "voice_1234"})
+
+
+@pytest.mark.parametrize("voice", [{}, {"name": "alloy"}, {"id": "alloy", "more": "x"}, {"id": 7}, ["alloy"], 7, ""])
+def test_a_voice_of_another_shape_is_refused_in_words_of_ours(http: httpx2.Client, voice: object) -> None:
+    answer = http.post("/v1/audio/speech", json={"input": "Hi.", "voice": voice} | SHORT)
+    error = answer.json()["error"]
+
+    assert (answer.status_code, error["field"]) == (422, "voice")
+    assert voice == "" or error["message"].endswith('give a voice\'s name, or {"id": name}')

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from s1_mini.audio.container import AudioFormat
 from s1_mini.server.errors import InvalidError
@@ -162,22 +163,75 @@ class BatchAnswer(BaseModel):
     total_time: float
 
 
+class OpenAIVoice(Strict):
+    """A voice as OpenAI's clients may name it, too."""
+
+    id: VoiceName
+
+
+def _voice_name(value: Any) -> Any:
+    """Take `{"id": name}` for the name."""
+    name = value["id"] if isinstance(value, dict) and set(value) == {"id"} else value
+    if name is None or isinstance(name, str):
+        return name
+    raise PydanticCustomError("voice", 'give a voice\'s name, or {"id": name}')
+
+
 class OpenAISpeechBody(Sampling):
-    """Body of `POST /v1/audio/speech`, as OpenAI's clients send it; what they do not know may be sent as extra body."""
+    """Body of `POST /v1/audio/speech`, as OpenAI's clients send it and those of other servers that imitate OpenAI's.
+
+    What only those servers know is ignored; what only we know is sent as extra body.
+    """
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"model": "s1-mini", "input": "Good morning.", "voice": "default"}]}
+        extra="ignore",
+        json_schema_extra={"examples": [{"model": "s1-mini", "input": "Good morning.", "voice": "default"}]},
     )
 
     model: str = Field("s1-mini", max_length=128, description="Ignored: the server has one checkpoint.")
     input: Text
-    voice: str | dict[str, str] | None = Field(
-        None, description="A voice of GET /v1/voices; OpenAI's own names mean the default voice."
-    )
+    voice: Annotated[
+        VoiceName | None, BeforeValidator(_voice_name, json_schema_input_type=VoiceName | OpenAIVoice | None)
+    ] = Field(None, description="A voice of GET /v1/voices; OpenAI's own names mean the default voice.")
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = Field(1.0, ge=1, le=1, description="The voice's own; no other can be made.")
     instructions: str | None = Field(None, description="Ignored.")
     stream_format: Literal["audio", "sse"] = "audio"
+
+
+class OpenAIModel(BaseModel):
+    """A model, as OpenAI tells of one."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "s1_mini"
+
+
+class OpenAIModels(BaseModel):
+    """Answer of `GET /v1/models`."""
+
+    object: Literal["list"] = "list"
+    data: list[OpenAIModel]
+
+
+class Named(BaseModel):
+    """Something to choose by its `id`."""
+
+    id: str
+    name: str
+
+
+class AudioVoices(BaseModel):
+    """Answer of `GET /v1/audio/voices`."""
+
+    voices: list[Named]
+
+
+class AudioModels(BaseModel):
+    """Answer of `GET /v1/audio/models`."""
+
+    models: list[Named]
 
 
 class SessionConfig(Sampling):
