@@ -90,6 +90,31 @@ def test_a_voice_is_sent_as_a_form(client: httpx2.Client) -> None:
     assert client.post("/v1/voices", json={"name": "carl"}).status_code == 415
 
 
+def test_an_added_voice_is_replaced_if_that_is_asked_for(client: httpx2.Client, tone: np.ndarray) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, tone, 44_100, format="WAV")
+
+    def add(name: str, **fields: str) -> httpx2.Response:
+        return client.post("/v1/voices", data={"name": name} | fields, files={"audio": ("a.wav", file.getvalue())})
+
+    first, again = add("dora"), add("dora")
+    replaced, own = add("dora", replace="true", description="The new one."), add("anna", replace="true")
+    client.delete("/v1/voices/dora")
+
+    assert (first.status_code, again.status_code, replaced.status_code) == (201, 409, 201)
+    assert again.json()["error"]["message"].endswith("choose another name, or set replace")
+    assert replaced.json()["description"] == "The new one."
+    assert own.json()["error"]["code"] == "voice_read_only"
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_the_list_tells_whether_added_voices_outlive_the_server(oracle: Path, tmp_path: Path, is_kept: bool) -> None:
+    path = tmp_path if is_kept else None
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu", voices_path=path))
+    with serving(engine) as door, door.client() as client:
+        assert client.get("/v1/voices").json()["keeps_added"] is is_kept
+
+
 def test_a_voice_is_kept_speaks_and_is_forgotten(client: httpx2.Client, tone: np.ndarray) -> None:
     file = io.BytesIO()
     soundfile.write(file, tone, 44_100, format="WAV")

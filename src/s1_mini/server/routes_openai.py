@@ -86,7 +86,7 @@ async def list_audio_models() -> AudioModels:
 async def list_audio_voices(request: Request) -> AudioVoices:
     """List the names of all voices, as clients of Kokoro-FastAPI and the like ask for them."""
     told = await asyncio.to_thread(voices.describe_all, request.app.state.engine)
-    return AudioVoices(voices=[Named(id=voice.name, name=voice.name) for voice in told])
+    return AudioVoices(voices=[Named(id=voice.name, name=voice.name) for voice in told.voices])
 
 
 def to_request(body: OpenAISpeechBody, engine: ProductionTTSEngine) -> SpeechRequest:

@@ -22,7 +22,7 @@ router = APIRouter(tags=["voices"])
 @router.get("/v1/voices", summary="All voices", responses=failures(503, has_body=False))
 async def list_voices(request: Request) -> VoicesAnswer:
     """List the checkpoint's voices and those that were added."""
-    return VoicesAnswer(voices=await asyncio.to_thread(voices.describe_all, _engine(request)))
+    return await asyncio.to_thread(voices.describe_all, _engine(request))
 
 
 @router.get("/v1/voices/{name}", summary="One voice", responses=failures(404, 500, 503, has_body=False))
@@ -45,7 +45,7 @@ async def add_voice(request: Request) -> VoiceAnswer:
     form, recording = await read_form(request, VoiceForm, "audio")
     if recording is None:
         raise InvalidError("audio", "is missing; send the recording as a file")
-    return await asyncio.to_thread(voices.add, _engine(request), form.name, recording, form.text, form.description)
+    return await asyncio.to_thread(voices.add, _engine(request), form, recording)
 
 
 @router.delete(

@@ -273,6 +273,7 @@ class VoicesAnswer(BaseModel):
     """All named voices."""
 
     voices: list[VoiceAnswer]
+    keeps_added: bool = Field(description="Whether added voices outlive the server: S1_MINI_VOICES_PATH is set.")
 
 
 class VoiceForm(Strict):
@@ -281,6 +282,7 @@ class VoiceForm(Strict):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", examples=["grandmother"])
     text: str = Field("", description="What is said in the recording, word for word.")
     description: str = Field("", max_length=500)
+    replace: bool = Field(False, description="Take the place of an added voice of this name.")
 
 
 class ErrorDetail(BaseModel):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from s1_mini.exceptions import RequestError
 from s1_mini.server.errors import renamed
-from s1_mini.server.schemas import VoiceAnswer
+from s1_mini.server.schemas import VoiceAnswer, VoiceForm, VoicesAnswer
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
@@ -22,9 +22,10 @@ OPENAI_NAMES = {"alloy", "ash", "ballad", "cedar", "coral", "default", "echo", "
 FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "text"}  # what the engine calls otherwise
 
 
-def describe_all(engine: ProductionTTSEngine) -> list[VoiceAnswer]:
+def describe_all(engine: ProductionTTSEngine) -> VoicesAnswer:
     """Tell of all voices."""
-    return [_told(info) for info in engine.voices()]
+    keeps_added = engine.config.voices_path is not None
+    return VoicesAnswer(voices=[_told(info) for info in engine.voices()], keeps_added=keeps_added)
 
 
 def describe(engine: ProductionTTSEngine, name: str) -> VoiceAnswer:
@@ -32,10 +33,11 @@ def describe(engine: ProductionTTSEngine, name: str) -> VoiceAnswer:
     return _told(engine.describe_voice(name))
 
 
-def add(engine: ProductionTTSEngine, name: str, audio: bytes, text: str, description: str) -> VoiceAnswer:
+def add(engine: ProductionTTSEngine, form: VoiceForm, audio: bytes) -> VoiceAnswer:
     """Keep a recording as a named voice. Raises `RequestError`, by the fields of the form, or `EngineError`."""
     try:
-        return _told(engine.add_voice(name, audio, text, description=description))
+        info = engine.add_voice(form.name, audio, form.text, description=form.description, replace=form.replace)
+        return _told(info)
     except RequestError as error:
         raise renamed(error, FORM_FIELDS) from None
 

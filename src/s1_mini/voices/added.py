@@ -279,7 +279,7 @@ class VoiceDirectory:
 
 def exists(name: str) -> VoiceExistsError:
     """Make the error for a name that is taken."""
-    return VoiceExistsError("voice", f"{name!r} is there already; choose another name, or ask to replace it")
+    return VoiceExistsError("voice", f"{name!r} is there already; choose another name, or set replace")
 
 
 def check_room(count: int, allowed: int) -> None:
