@@ -5,6 +5,7 @@ The browser is the file that S1_MINI_TEST_CHROMIUM names, or the first of BROWSE
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -29,6 +30,7 @@ needs_browser = pytest.mark.skipif(
 
 TEXT = "The sky turned dark and the wind grew strong. We walked home slowly."
 LONG = " ".join([TEXT] * 20)
+STORY = f"{TEXT} My friend taught me to ride a horse."
 
 # Listens at the loudspeaker: what a page connects to it goes to an ear too, which notes when it first hears something,
 # and whether the answer was still coming then.
@@ -73,6 +75,8 @@ TOO_PALE = """() => {
 }"""
 
 Open = Callable[..., Page]
+WITHIN_MS = 20_000
+expect.set_options(timeout=WITHIN_MS)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +116,7 @@ def visit(browser: Browser, shown: Door) -> Iterator[Open]:
     def open_page(url: str = shown.url, **options: object) -> Page:
         contexts.append(browser.new_context(**options))
         page = contexts[-1].new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(WITHIN_MS)
         page.add_init_script(EAR)
         page.on("console", note)
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -249,16 +253,17 @@ def test_voices_are_listed_and_auditioned(visit: Open, voiced: ProductionTTSEngi
 def test_a_voice_is_added_used_and_deleted(visit: Open, voiced: ProductionTTSEngine, source: str) -> None:
     page = visit()
     page.get_by_role("button", name="Add a voice").click()
-    page.get_by_label("Name").fill(f"My {source}")
+    page.get_by_role("textbox", name="Name").fill(f"My {source}")
     if source == "file":
-        said = voiced.generate("My friend taught me to ride a horse.", seed=1, return_bytes=True, audio_format="flac")
+        said = voiced.generate(STORY, seed=1, return_bytes=True, audio_format="flac")
         page.locator("#add-file").set_input_files(
             {"name": "a.flac", "mimeType": "audio/flac", "buffer": said.audio_bytes}
         )
-        page.get_by_label("What is said").fill("My friend taught me to ride a horse.")
+        expect(page.locator("#record-note")).to_have_text(f"{said.audio_seconds:.1f} s.")
+        page.get_by_label("What is said").fill(STORY)
     else:
         page.get_by_role("button", name="Use the microphone").click()
-        expect(page.locator("#record-clock")).to_have_text("2 s")
+        expect(page.locator("#record-clock")).to_have_text("6 s")
         page.get_by_role("button", name="Stop recording").click()
     expect(page.locator("#add-audio")).to_be_visible()
     page.get_by_role("button", name="Add voice").click()
@@ -275,6 +280,77 @@ def test_a_voice_is_added_used_and_deleted(visit: Open, voiced: ProductionTTSEng
     assert f"my-{source}" not in voiced.voice_names()
 
 
+def wav_of(seconds: float) -> bytes:
+    """A recording of a hum."""
+    file = io.BytesIO()
+    hum = 0.2 * np.sin(2 * np.pi * 150 * np.arange(round(seconds * 16_000)) / 16_000)
+    soundfile.write(file, hum, 16_000, format="WAV")
+    return file.getvalue()
+
+
+@needs_browser
+def test_a_recording_of_the_wrong_length_is_told_before_it_is_sent(visit: Open) -> None:
+    page = visit()
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.method))
+    page.get_by_role("button", name="Add a voice").click()
+    page.get_by_role("textbox", name="Name").fill("one")
+    page.get_by_label("What is said").fill("Hm.")
+
+    for seconds in (2.6, 42.0):
+        file = {"name": "a.wav", "mimeType": "audio/wav", "buffer": wav_of(seconds)}
+        page.locator("#add-file").set_input_files(file)
+        expect(page.locator("#add-error")).to_have_text(
+            f"The recording is {seconds:.1f} s long. It should be 5 to 30 s."
+        )
+        expect(page.locator("#add-audio")).to_be_hidden()
+        page.get_by_role("button", name="Add voice").click()
+        expect(page.locator("#add-error")).to_have_text("Choose a recording or make one.")
+
+    assert "POST" not in sent
+
+
+@needs_browser
+def test_a_name_that_is_taken_can_be_replaced_where_the_refusal_says_so(visit: Open) -> None:
+    page = visit()
+    for _ in range(2):
+        page.get_by_role("button", name="Add a voice").click()
+        page.get_by_role("textbox", name="Name").fill("hum")
+        page.locator("#add-file").set_input_files(
+            {"name": "a.wav", "mimeType": "audio/wav", "buffer": wav_of(5.0)},
+        )
+        expect(page.locator("#add-audio")).to_be_visible()
+        page.get_by_label("What is said").fill("Hm.")
+        page.get_by_role("button", name="Add voice").click()
+        if page.get_by_role("radio", name="hum").count() == 0:
+            expect(page.get_by_role("radio", name="hum")).to_be_checked()
+
+    expect(page.locator("#add-error")).to_contain_text("set replace")
+    page.get_by_role("checkbox", name="Replace").check()
+    page.get_by_role("button", name="Add voice").click()
+    expect(page.get_by_text("hum was added.")).to_be_visible()
+    page.get_by_role("button", name="Delete hum").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_role("radio", name="hum")).to_have_count(0)
+
+
+@needs_browser
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_it_is_said_whether_added_voices_last(visit: Open, oracle: Path, tmp_path: Path, is_kept: bool) -> None:
+    path = tmp_path if is_kept else None
+    with (
+        ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu", voices_path=path)) as engine,
+        serving(engine) as door,
+    ):
+        engine.add_voice("hum", wav_of(1.0), "Hm.")
+        page = visit(door.url)
+        page.get_by_role("button", name="Add a voice").click()
+        expect(page.get_by_label("Add a voice").get_by_text("forgets added voices")).to_be_visible(visible=not is_kept)
+        expect(page.locator(".about")).to_have_text(
+            re.compile(r"^added, \d\.\d s" + ("$" if is_kept else " · until the server ends$"))
+        )
+
+
 @needs_browser
 def test_what_lacks_in_a_new_voice_is_told(visit: Open) -> None:
     page = visit()
@@ -283,8 +359,8 @@ def test_what_lacks_in_a_new_voice_is_told(visit: Open) -> None:
 
     send.click()
     expect(alert).to_have_text("Give the voice a name.")
-    expect(page.get_by_label("Name")).to_be_focused()
-    page.get_by_label("Name").fill("one")
+    expect(page.get_by_role("textbox", name="Name")).to_be_focused()
+    page.get_by_role("textbox", name="Name").fill("one")
     send.click()
     expect(alert).to_have_text("Choose a recording or make one.")
     nothing = {"name": "a.wav", "mimeType": "audio/wav", "buffer": b"no sound"}
@@ -345,16 +421,84 @@ def test_all_of_it_is_reached_in_order_by_keyboard_and_has_a_name(visit: Open) -
     page = visit()
     expect(page.get_by_role("radio").first).to_be_visible()
     reached = []
-    for _ in range(10):
+    for _ in range(11):
         page.keyboard.press("Tab")
         name = "e.labels?.[0]?.textContent || e.getAttribute('aria-label') || e.textContent"
         reached.append(page.evaluate(f"((e) => ({name}).trim().replace(/\\s+/g, ' '))(document.activeElement)"))
 
     voices = [name for name in reached if name.startswith("Listen to")]
-    assert reached[0] == "Text"
+    assert reached[:2] == ["Or call the API", "Text"]
     assert len(voices) == 5
     assert reached[-3:] == ["Add a voice", "Advanced", "Speak"]
     assert page.locator("html").get_attribute("lang") == "en"
+
+
+@needs_browser
+@pytest.mark.parametrize("height", [600, 720, 844])
+def test_what_advanced_opens_can_be_seen(visit: Open, height: int) -> None:
+    """It is in the window and not behind the dock, which stays at the window's lower edge."""
+    page = visit(viewport={"width": 1280, "height": height})
+    expect(page.get_by_role("radio").first).to_be_visible()
+    page.get_by_text("Advanced").click()
+    hint = page.get_by_text("How much of the probability")
+
+    expect(hint).to_be_in_viewport(ratio=1)
+    dock, shown = page.locator("#dock").bounding_box(), hint.bounding_box()
+    assert dock is not None
+    assert shown is not None
+    assert shown["y"] + shown["height"] <= dock["y"]
+
+
+@needs_browser
+def test_on_a_laptop_all_that_is_pressed_is_in_sight(visit: Open) -> None:
+    page = visit(viewport={"width": 1280, "height": 720})
+    expect(page.get_by_role("radio").first).to_be_visible()
+    dock, advanced = page.locator("#dock").bounding_box(), page.get_by_text("Advanced").bounding_box()
+    assert dock is not None
+    assert advanced is not None
+    assert advanced["y"] + advanced["height"] <= dock["y"]
+
+    page.get_by_role("button", name="Add a voice").click()
+    for button in ("Add voice", "Cancel"):
+        expect(page.get_by_role("button", name=button)).to_be_in_viewport(ratio=1)
+
+
+@needs_browser
+def test_what_was_written_is_there_after_a_reload(visit: Open) -> None:
+    page = visit()
+    text = page.get_by_role("textbox", name="Text")
+    example = text.input_value()
+
+    text.fill("Not lost.")
+    page.reload()
+    expect(text).to_have_value("Not lost.")
+    text.fill("")
+    page.reload()
+    expect(text).to_have_value(example)
+
+
+@needs_browser
+def test_a_browser_that_keeps_nothing_speaks_all_the_same(visit: Open, voiced: ProductionTTSEngine) -> None:
+    """As with cookies blocked: even to look at the storage raises."""
+    with serving(voiced, api_key="open sesame") as door:
+        page = visit()
+        page.add_init_script(
+            "for (const name of ['localStorage', 'sessionStorage'])"
+            "  Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError'); } });"
+        )
+        page.goto(door.url)
+        page.get_by_label("API key").fill("open sesame")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("radio").first).to_be_visible()
+        speak(page, "Hello there.")
+        expect(page.locator("main")).to_have_attribute("data-state", "done")
+
+
+@needs_browser
+def test_speak_and_play_are_told_apart_by_their_signs(visit: Open) -> None:
+    signs = visit().evaluate("['speak', 'play'].map((id) => document.querySelector(`#${id} use`).getAttribute('href'))")
+
+    assert len(set(signs)) == 2
 
 
 @needs_browser

@@ -2,7 +2,7 @@
 
 import { addVoice } from "./api.js";
 import { element, setIcon } from "./dom.js";
-import { MAX_RECORD_S, Recorder, toWav } from "./recording.js";
+import { MAX_S, MIN_S, Recorder, toWav } from "./recording.js";
 
 const TO_READ = "Every morning the harbour wakes slowly. Boats leave one by one, gulls follow them, and by noon the whole town smells of salt and fresh bread.";
 
@@ -34,17 +34,25 @@ export class Adding extends EventTarget {
   async take(blob) {
     this.recording = null;
     this.tell("");
+    this.showSound(null);
     if (!blob) return;
     try {
-      this.recording = await toWav(blob);
+      const { file, seconds } = await toWav(blob);
+      this.recording = file;
+      this.showSound(file, seconds);
     } catch (error) {
       this.tell(error.message);
-      return;
     }
+  }
+
+  showSound(file, seconds = null) {
     const player = element("add-audio");
     URL.revokeObjectURL(player.src);
-    player.src = URL.createObjectURL(this.recording);
-    player.hidden = false;
+    if (file) player.src = URL.createObjectURL(file);
+    else player.removeAttribute("src");
+    player.hidden = !file;
+    const known = seconds === null ? "This browser cannot read the file; the server will try." : `${seconds.toFixed(1)} s.`;
+    element("record-note").textContent = file ? known : "";
   }
 
   async record() {
@@ -78,7 +86,7 @@ export class Adding extends EventTarget {
     element("record").querySelector("span").textContent = runs ? "Stop recording" : "Use the microphone";
     element("level").hidden = element("record-clock").hidden = !runs;
     element("record-clock").textContent = "0 s";
-    element("record-note").textContent = runs ? `Recording, at most ${MAX_RECORD_S} s…` : "";
+    element("record-note").textContent = runs ? `Recording, ${MIN_S} to ${MAX_S} s…` : "";
     element("add-send").disabled = runs;
   }
 
@@ -96,7 +104,8 @@ export class Adding extends EventTarget {
     button.disabled = true;
     button.textContent = "Adding…";
     try {
-      const voice = await addVoice(name.value.trim().toLowerCase().replace(/\s+/g, "-"), this.recording, text.value.trim());
+      const called = name.value.trim().toLowerCase().replace(/\s+/g, "-");
+      const voice = await addVoice(called, this.recording, text.value.trim(), element("add-replace").checked);
       this.dialog.close();
       this.dispatchEvent(new CustomEvent("added", { detail: voice.name }));
     } catch (error) {
@@ -122,10 +131,7 @@ export class Adding extends EventTarget {
     this.recording = null;
     element("add-form").reset();
     element("add-text-hint").hidden = true;
-    const player = element("add-audio");
-    URL.revokeObjectURL(player.src);
-    player.removeAttribute("src");
-    player.hidden = true;
+    this.showSound(null);
     this.tell("");
   }
 }

@@ -1,5 +1,7 @@
 // What the page asks of the server, and what went wrong in words. Addresses are relative: a path prefix is fine.
 
+import { keep, recall } from "./kept.js";
+
 const KEY = "s1_mini.key";
 
 export class ApiError extends Error {
@@ -10,7 +12,7 @@ export class ApiError extends Error {
 }
 
 export function keepKey(key) {
-  sessionStorage.setItem(KEY, key);
+  keep("sessionStorage", KEY, key);
 }
 
 /** Speech while it is made: a response whose body is s16le mono. */
@@ -23,14 +25,16 @@ export function speak(request, signal) {
   });
 }
 
+/** All voices, and whether added ones outlive the server: {voices, keeps_added}. */
 export async function listVoices() {
-  return (await (await send("v1/voices")).json()).voices;
+  return (await send("v1/voices")).json();
 }
 
-export async function addVoice(name, audio, text) {
+export async function addVoice(name, audio, text, replace) {
   const body = new FormData();
   body.append("name", name);
   body.append("text", text);
+  body.append("replace", replace);
   body.append("audio", audio, audio.name || `${name}.wav`);
   return (await send("v1/voices", { method: "POST", body })).json();
 }
@@ -41,7 +45,7 @@ export function deleteVoice(name) {
 
 async function send(path, options = {}) {
   const headers = new Headers(options.headers);
-  const key = sessionStorage.getItem(KEY);
+  const key = recall("sessionStorage", KEY);
   if (key) headers.set("Authorization", `Bearer ${key}`);
   let response;
   try {
@@ -57,7 +61,7 @@ async function send(path, options = {}) {
 async function readError(response) {
   const { error = {} } = await response.json().catch(() => ({}));
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
-  const asks = sessionStorage.getItem(KEY) ? "The server does not accept this API key" : "This server asks for an API key";
+  const asks = recall("sessionStorage", KEY) ? "The server does not accept this API key" : "This server asks for an API key";
   let message = response.status === 401 ? asks : error.message || `The server answered ${response.status} ${response.statusText}`.trim();
   if (!/[.!?]$/.test(message)) message += ".";
   if (retryAfter && !/again/i.test(message)) message += ` Try again in ${retryAfter} s.`;

@@ -4,11 +4,13 @@ import { Adding } from "./adding.js";
 import { ApiError, keepKey, speak } from "./api.js";
 import { Clip } from "./clip.js";
 import { element, setIcon, swap } from "./dom.js";
+import { keep, recall } from "./kept.js";
 import { Player, audioContext } from "./player.js";
 import { Voices } from "./voices.js";
 import { Wave } from "./wave.js";
 
 const CHARACTERS_PER_S = 15; // of English speech; only for the width of the wave while its length is unknown
+const TEXT = "s1_mini.text"; // what was written last, in this browser
 const FIELDS = { text: "text", seed: "seed", temperature: "temperature", top_p: "top-p" };
 
 const page = element("page");
@@ -231,5 +233,10 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") stop();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start();
 });
+element("text").addEventListener("input", ({ target }) => keep("localStorage", TEXT, target.value));
+element("advanced").addEventListener("toggle", ({ target }) => {
+  if (target.open) target.scrollIntoView({ block: "nearest" }); // else it may open behind the dock
+});
+element("text").value = recall("localStorage", TEXT) ?? element("text").value;
 wave.draw();
 voices.load();

@@ -4,10 +4,11 @@ import { encodeWav } from "./clip.js";
 
 const RATE = 44100;
 const MAX_FILE_BYTES = 50 * 2 ** 20;
-const MAX_S = 180; // what the codec takes and a body may hold; the server may take less, and says so
-export const MAX_RECORD_S = 30;
+export const MIN_S = 5;
+export const MAX_S = 30;
+const SPARE_S = 1; // the microphone is stopped a little after its time
 
-/** Decode any sound the browser knows to 16-bit mono wav; what it does not know goes as it is. */
+/** Decode any sound the browser knows to 16-bit mono wav; what it does not know goes as it is, `seconds` null. */
 export async function toWav(blob) {
   if (blob.size > MAX_FILE_BYTES) throw new Error("The file is larger than 50 MB. Choose a shorter recording.");
   const bytes = await blob.arrayBuffer();
@@ -15,9 +16,11 @@ export async function toWav(blob) {
   try {
     sound = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(bytes);
   } catch {
-    return blob;
+    return { file: blob, seconds: null };
   }
-  if (sound.duration > MAX_S) throw new Error(`The recording is ${sound.duration.toFixed(0)} s long. Choose a shorter one.`);
+  if (sound.duration < MIN_S || sound.duration > MAX_S + SPARE_S) {
+    throw new Error(`The recording is ${sound.duration.toFixed(1)} s long. It should be ${MIN_S} to ${MAX_S} s.`);
+  }
   const channels = Array.from({ length: sound.numberOfChannels }, (_, i) => sound.getChannelData(i));
   const samples = new Int16Array(sound.length);
   for (let i = 0; i < samples.length; i++) {
@@ -25,7 +28,7 @@ export async function toWav(blob) {
     for (const channel of channels) sum += channel[i];
     samples[i] = Math.round(Math.min(1, Math.max(-1, sum / channels.length)) * 32767);
   }
-  return encodeWav(samples, sound.sampleRate);
+  return { file: encodeWav(samples, sound.sampleRate), seconds: sound.duration };
 }
 
 /** One recording with the microphone. `onlevel` gets seconds and loudness (0 to 1) while it runs. */
@@ -69,7 +72,7 @@ export class Recorder {
       const seconds = (performance.now() - began) / 1000;
       ear.getFloatTimeDomainData(samples);
       onlevel(seconds, Math.min(1, samples.reduce((loud, sample) => Math.max(loud, Math.abs(sample)), 0)));
-      if (seconds >= MAX_RECORD_S) this.stop();
+      if (seconds >= MAX_S) this.stop();
     }, 100);
   }
 }

@@ -28,7 +28,9 @@ export class Voices extends EventTarget {
   async load(choose = this.chosen) {
     clearTimeout(this.retry);
     try {
-      this.fill(await listVoices(), choose);
+      const { voices, keeps_added: keepsAdded } = await listVoices();
+      element("add-kept").hidden = keepsAdded;
+      this.fill(voices, choose, keepsAdded);
     } catch (error) {
       const again = error.status === 503 || error.status === 0;
       this.note(error.status === 503 ? "The engine is starting…" : again ? error.message : "");
@@ -37,19 +39,19 @@ export class Voices extends EventTarget {
     }
   }
 
-  fill(voices, choose) {
+  fill(voices, choose, keepsAdded) {
     const picked = voices.find(({ name }) => name === choose) ?? voices.find((voice) => voice.is_default) ?? voices[0];
-    this.rows = new Map(voices.map((voice) => [voice.name, this.row(voice, voice === picked)]));
+    this.rows = new Map(voices.map((voice) => [voice.name, this.row(voice, voice === picked, keepsAdded)]));
     element("voice-list").replaceChildren(...this.rows.values());
     element("voices").setAttribute("aria-busy", "false");
     this.note(voices.length ? "" : "This checkpoint has no named voices; it speaks with one of its own. Add one to choose.");
   }
 
-  row(voice, checked) {
+  row(voice, checked, keepsAdded) {
     const row = element("voice-row").content.firstElementChild.cloneNode(true);
     Object.assign(row.querySelector("input"), { value: voice.name, checked });
     row.querySelector(".name").textContent = voice.name;
-    row.querySelector(".about").textContent = about(voice);
+    row.querySelector(".about").textContent = about(voice, keepsAdded);
     const listen = row.querySelector(".listen");
     listen.setAttribute("aria-label", `Listen to ${voice.name}`);
     listen.addEventListener("click", () => this.listen(voice.name));
@@ -149,7 +151,9 @@ export class Voices extends EventTarget {
   }
 }
 
-function about({ description, is_default: isDefault, source, seconds }) {
-  const parts = [description, isDefault && "default", source === "added" && `added, ${seconds.toFixed(1)} s`];
+function about({ description, is_default: isDefault, source, seconds }, keepsAdded) {
+  const isAdded = source === "added";
+  const parts = [description, isDefault && "default", isAdded && `added, ${seconds.toFixed(1)} s`];
+  parts.push(isAdded && !keepsAdded && "until the server ends");
   return parts.filter(Boolean).join(" · ");
 }
