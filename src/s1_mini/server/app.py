@@ -50,6 +50,7 @@ def create_app(engine: ProductionTTSEngine, settings: ServerSettings | None = No
         version=__version__,
         summary="Text to speech with codec language models.",
         lifespan=_live,
+        docs_url=None,  # `page` has our own: FastAPI's come from elsewhere
         redoc_url=None,
         redirect_slashes=False,  # it would send on to whatever name the request calls us by
     )

@@ -1,4 +1,7 @@
-"""`GET /` and `/static/…`: the page to listen on. Files of the package as they lie there; knows no engine."""
+"""`GET /`, `/docs` and `/static/…`: the page to listen on and that of the API.
+
+Files of the package as they lie there; knows no engine.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,12 @@ files = StaticFiles(directory=DIRECTORY, check_dir=False)
 async def page(request: Request) -> Response:
     """Give the page."""
     return await _file("index.html", request)
+
+
+@router.api_route("/docs", methods=["GET", "HEAD"])
+async def docs(request: Request) -> Response:
+    """Give the page of the API, which needs no file from elsewhere."""
+    return await _file("docs.html", request)
 
 
 @router.api_route("/static/{name}", methods=["GET", "HEAD"])
