@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from s1_mini.aws.place import S3Place
 from s1_mini.cli.checkpoints import CodecPrecision, ModelPrecision
 from s1_mini.exceptions import ConfigurationError, PackageError
-from s1_mini.sagemaker.upload import UploadError
+
+if TYPE_CHECKING:
+    from s1_mini.aws.place import S3Place
 
 
 class Layout(StrEnum):
@@ -64,6 +65,8 @@ def package(
 
     Example: s1-mini package --checkpoint openaudio-s1-mini --output model.tar.gz
     """
+    from s1_mini.aws.place import S3Place
+
     if output is None and artifact is None and check is None:
         raise ConfigurationError("name a new file or folder with --output, or what is there with --artifact or --check")
     if output is not None and artifact is not None:
@@ -119,7 +122,7 @@ def _send(source: Path, place: S3Place, kms_key: str | None) -> None:
     from s1_mini.aws.clients import Clients
     from s1_mini.aws.failures import explained
     from s1_mini.packaging.verify import verify_archive
-    from s1_mini.sagemaker.upload import Uploader, about_sending
+    from s1_mini.sagemaker.upload import Uploader, UploadError, about_sending
 
     with explained(about_sending(source, place), UploadError):
         clients = Clients()
