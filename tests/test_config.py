@@ -156,3 +156,18 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 def test_an_unknown_narrow_format_is_refused_by_name_and_told_what_is_allowed(field: str, allowed: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{field}='int4': .*{allowed}"):
         EngineConfig(**{field: "int4"})
+
+
+def test_a_copy_is_checked_as_the_first_was_and_reads_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(max_batch_size=2)
+    monkeypatch.setenv("S1_MINI_BATCH_SIZE", "7")
+    monkeypatch.setenv("S1_MINI_COMPLIE", "false")
+
+    copy = config.model_copy(update={"checkpoint_path": "voice", "voices_path": "mine"})
+
+    assert (copy.checkpoint_path, copy.voices_path, copy.max_batch_size) == (Path("voice"), Path("mine"), 2)
+    assert config.model_copy() == config
+    with pytest.raises(ConfigurationError, match="checkpoint_path=5: "):
+        config.model_copy(update={"checkpoint_path": 5})
+    with pytest.raises(ConfigurationError, match="max_batchsize is no setting; did you mean max_batch_size"):
+        config.model_copy(update={"max_batchsize": 4})

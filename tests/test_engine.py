@@ -15,6 +15,8 @@ import torch
 
 from s1_mini import EngineConfig, GenerationResponse, ProductionTTSEngine
 from s1_mini.exceptions import (
+    CheckpointNotFoundError,
+    ConfigurationError,
     EngineNotReadyError,
     GenerationError,
     ParameterError,
@@ -322,3 +324,22 @@ def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing
     asyncio.run(asyncio.wait_for(leave(), timeout=10))
 
     assert begun[0].has_ended
+
+
+def test_every_path_may_be_text(tiny: Path, tone: np.ndarray, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "me.wav", tone, 44_100)
+    (tmp_path / "voices").mkdir()
+    caches = {name: str(tmp_path / name) for name in ("reference_cache_path", "voices_path")}
+    config = EngineConfig(checkpoint_path=str(tiny), device="cpu", **caches)
+
+    with ProductionTTSEngine(config) as engine:
+        engine.add_voice("me", str(tmp_path / "me.wav"), "Ah.")
+        engine.reload(str(tiny))
+
+        assert engine.config.checkpoint_path == tiny
+        assert engine.generate("Hi.", voice="me", max_new_tokens=4).success
+        with pytest.raises(ConfigurationError, match="checkpoint_path=5: "):
+            engine.reload(5)
+        with pytest.raises(CheckpointNotFoundError, match="nowhere is no directory"):
+            engine.reload("nowhere")
+        assert engine.generate("Hi.", voice="me", max_new_tokens=4).success

@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import AliasChoices, Field, ValidationError, field_validator
+from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from s1_mini.exceptions import ConfigurationError
@@ -125,6 +125,15 @@ class EngineConfig(BaseSettings):
             raise ConfigurationError(_sentence(error)) from None
         for warning in unknown_variables(os.environ):
             warnings.warn(warning, stacklevel=2)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
+        """Give the same settings but for `update`, checked as by keyword; no variable is read anew."""
+        copy = self.__new__(type(self))
+        try:
+            BaseModel.__init__(copy, **{**dict(self), **(update or {})})
+        except ValidationError as error:
+            raise ConfigurationError(_sentence(error)) from None
+        return copy
 
     @field_validator("checkpoint_path", "compile_cache_path", "reference_cache_path", "voices_path", mode="before")
     @classmethod

@@ -122,7 +122,7 @@ class ProductionTTSEngine:
                 self._running = self._load(self.config)
                 self._running.desk.start()
 
-    def reload(self, checkpoint_path: Path | None = None, *, timeout_s: float | None = None) -> None:
+    def reload(self, checkpoint_path: str | Path | None = None, *, timeout_s: float | None = None) -> None:
         """Change to another checkpoint, or the same read anew, while requests go on coming.
 
         What was taken in is finished by the old one, what comes from now on is spoken by the new; both are in memory
