@@ -45,7 +45,7 @@ def test_streamed_sound_is_the_whole_sound(engine: ProductionTTSEngine) -> None:
     chunks = list(engine.stream(text, seed=4, max_new_tokens=15))
     whole = engine.generate(text, seed=4, max_new_tokens=15)
 
-    assert np.array_equal(np.concatenate([chunk.wave for chunk in chunks]), whole.audio)
+    assert np.array_equal(np.concatenate([chunk.audio for chunk in chunks]), whole.audio)
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert sum(chunk.frames for chunk in chunks) == whole.frames
 
@@ -81,6 +81,38 @@ def test_bytes_are_a_file_that_others_can_read(engine: ProductionTTSEngine, audi
 
     wave, rate = soundfile.read(io.BytesIO(response.audio_bytes))
     assert abs(len(wave) / rate - response.audio_seconds) < 0.1
+
+
+def test_a_sound_is_saved_in_the_format_that_the_suffix_names(engine: ProductionTTSEngine, tmp_path: Path) -> None:
+    response = engine.generate("Hello.", seed=1, max_new_tokens=12)
+
+    response.save(tmp_path / "a.flac")
+    response.save(str(tmp_path / "b.ogg"))
+
+    assert soundfile.info(tmp_path / "a.flac").format == "FLAC"
+    assert soundfile.info(tmp_path / "b.ogg").subtype == "OPUS"
+    with pytest.raises(ParameterError, match="format: 'doc' is not known"):
+        response.save(tmp_path / "c.doc")
+    with pytest.raises(ParameterError, match="output: cannot write"):
+        response.save(tmp_path / "nowhere" / "d.wav")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.flac", "b.ogg"]
+
+
+def test_bytes_are_the_same_whether_they_are_asked_for_before_or_after(engine: ProductionTTSEngine) -> None:
+    asked = {"seed": 1, "max_new_tokens": 6, "audio_format": "flac"}
+    responses = [
+        *(engine.generate("Hello.", **asked, return_bytes=early) for early in (True, False)),
+        *(engine.generate_batch(["Hello."], **asked, return_bytes=early).results[0] for early in (True, False)),
+    ]
+
+    assert ["audio_bytes" in vars(response) for response in responses] == [True, False, True, False]
+    assert len({response.audio_bytes for response in responses}) == 1
+
+
+def test_a_chunk_has_its_sound_under_the_responses_name_and_under_the_older_one(engine: ProductionTTSEngine) -> None:
+    chunk = next(engine.stream("Hello.", max_new_tokens=6))
+
+    assert chunk.wave is chunk.audio
 
 
 def test_a_batch_gives_one_result_per_text_and_a_bad_item_fails_alone(engine: ProductionTTSEngine) -> None:
@@ -166,7 +198,7 @@ def test_a_stream_left_half_way_holds_up_nobody(engine: ProductionTTSEngine) -> 
     next(half)
 
     assert np.array_equal(engine.generate("World.", seed=2, max_new_tokens=8).audio, expected)
-    assert len(next(half).wave) > 0
+    assert len(next(half).audio) > 0
 
 
 def test_streams_under_way_together_sound_as_alone(engine: ProductionTTSEngine) -> None:
@@ -177,7 +209,7 @@ def test_streams_under_way_together_sound_as_alone(engine: ProductionTTSEngine) 
     turns = list(zip_longest(*streams))
 
     for index, expected in enumerate(alone):
-        waves = [turn[index].wave for turn in turns if turn[index] is not None]
+        waves = [turn[index].audio for turn in turns if turn[index] is not None]
         assert np.array_equal(np.concatenate(waves), expected)
 
 
@@ -289,7 +321,7 @@ def test_a_reference_that_was_heard_before_is_not_encoded_again(
 
 def test_an_event_loop_streams_what_a_thread_streams(engine: ProductionTTSEngine) -> None:
     async def listen() -> list[np.ndarray]:
-        return [chunk.wave async for chunk in engine.stream_async("Hello.", seed=3, max_new_tokens=12)]
+        return [chunk.audio async for chunk in engine.stream_async("Hello.", seed=3, max_new_tokens=12)]
 
     whole = engine.generate("Hello.", seed=3, max_new_tokens=12).audio
 
@@ -343,3 +375,48 @@ def test_every_path_may_be_text(tiny: Path, tone: np.ndarray, tmp_path: Path) ->
         with pytest.raises(CheckpointNotFoundError, match="nowhere is no directory"):
             engine.reload("nowhere")
         assert engine.generate("Hi.", voice="me", max_new_tokens=4).success
+
+
+def test_an_event_loop_starts_the_engine_and_gets_what_a_thread_gets(engine: ProductionTTSEngine) -> None:
+    async def speak() -> tuple[GenerationResponse, ProductionTTSEngine]:
+        async with ProductionTTSEngine(engine.config) as own:
+            return await own.generate_async("Hello.", seed=3, max_new_tokens=12, return_bytes=True), own
+
+    response, own = asyncio.run(speak())
+
+    assert response.audio_bytes == engine.generate("Hello.", seed=3, max_new_tokens=12).audio_bytes
+    assert own.health_check()["status"] == "stopped"
+
+
+def test_an_event_loop_that_gives_up_gets_back_the_engines_time(engine: ProductionTTSEngine) -> None:
+    async def leave() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await engine.generate_async("A sentence that goes on. " * 200, max_new_tokens=400)
+        while engine.health_check()["requests"]:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(leave(), 60))
+
+
+def test_a_start_that_is_cancelled_leaves_nothing_loaded(
+    engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, reached = ProductionTTSEngine(engine.config), threading.Event()
+    plain = own._load
+
+    def loudly(*given: object) -> object:
+        reached.set()
+        return plain(*given)
+
+    async def leave() -> None:
+        starting = asyncio.ensure_future(own.__aenter__())
+        await asyncio.to_thread(reached.wait)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    monkeypatch.setattr(own, "_load", loudly)
+    asyncio.run(leave())
+
+    assert own.health_check()["status"] == "stopped"

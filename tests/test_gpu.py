@@ -132,7 +132,7 @@ def test_streamed_sound_is_the_whole_sound(gpu: ProductionTTSEngine) -> None:
     chunks = list(gpu.stream("Hello there.", seed=2, max_new_tokens=40, chunk_profile="ttfa"))
     whole = gpu.generate("Hello there.", seed=2, max_new_tokens=40).audio
 
-    assert np.abs(np.concatenate([chunk.wave for chunk in chunks]) - whole).max() < 1e-3
+    assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - whole).max() < 1e-3
 
 
 @pytest.mark.parametrize("laid_out", [False, True])

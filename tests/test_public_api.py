@@ -9,22 +9,32 @@ import sys
 import pytest
 
 import s1_mini
-from s1_mini import ProductionTTSEngine
+from s1_mini import ProductionTTSEngine, exceptions
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(s1_mini.__all__) == [
+    errors = [name for name, value in vars(exceptions).items() if isinstance(value, type)]
+
+    assert sorted({*s1_mini.__all__} - {*errors}) == [
         "AudioChunk",
+        "AudioFormat",
         "BatchGenerationResponse",
+        "ChunkProfile",
         "EngineConfig",
+        "FinishReason",
+        "GenerationFailure",
         "GenerationResponse",
+        "GenerationResult",
         "ProductionTTSEngine",
         "Reference",
-        "S1MiniError",
         "SamplingParams",
         "TTSRequest",
+        "Timing",
+        "VoiceInfo",
+        "VoiceSource",
         "__version__",
     ]
+    assert {*errors} <= {*s1_mini.__all__}
     assert all(hasattr(s1_mini, name) for name in s1_mini.__all__)
 
 
@@ -42,6 +52,17 @@ def test_a_batch_takes_the_seeds_keywords() -> None:
     parameters = inspect.signature(ProductionTTSEngine.generate_batch).parameters
 
     assert {"texts", "reference_audios", "reference_texts", "return_bytes"} <= set(parameters)
+
+
+def test_what_one_text_and_a_batch_both_take_has_the_same_default_everywhere() -> None:
+    methods = ("stream", "stream_async", "generate", "generate_async", "generate_batch", "generate_batch_async")
+    signatures = {name: inspect.signature(getattr(ProductionTTSEngine, name)).parameters for name in methods}
+
+    for parameters in signatures.values():
+        for name in parameters.keys() & signatures["generate"].keys() - {"self", "text"}:
+            assert parameters[name] == signatures["generate"][name]
+    assert [*signatures["generate_async"]] == [*signatures["generate"]]
+    assert [*signatures["generate_batch_async"]] == [*signatures["generate_batch"]]
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
 import numpy as np
 import torch
 
-from s1_mini.audio.container import AudioFormat, check_format, encode
+from s1_mini.audio.container import AudioFormat, check_format
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import (
     CapacityError,
@@ -31,6 +31,7 @@ from s1_mini.exceptions import (
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, verify_directory
+from s1_mini.responses import BatchGenerationResponse, GenerationFailure, GenerationResponse, GenerationResult
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker, find_checkpoint, load
 from s1_mini.runtime.outbox import Outbox
@@ -40,9 +41,7 @@ from s1_mini.text.normalize import is_speakable, normalize
 from s1_mini.text.split import split
 from s1_mini.types import (
     AudioChunk,
-    BatchGenerationResponse,
     ChunkProfile,
-    GenerationResponse,
     Reference,
     SamplingParams,
     TTSRequest,
@@ -107,7 +106,7 @@ class Prepared:
 
 
 class ProductionTTSEngine:
-    """One loaded checkpoint that speaks. `start` it, or use it in a `with` block."""
+    """One loaded checkpoint that speaks. `start` it, or use it in a `with` or an `async with` block."""
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
@@ -189,6 +188,19 @@ class ProductionTTSEngine:
     ) -> None:
         self.stop(drain=kind is None)
 
+    async def __aenter__(self) -> ProductionTTSEngine:
+        try:
+            await asyncio.to_thread(self.start)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(self.stop)  # as soon as it has started: nobody else would
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.stop, drain=kind is None)
+
     @property
     def sample_rate(self) -> int:
         """Samples per second of all sound that this engine gives."""
@@ -263,14 +275,39 @@ class ProductionTTSEngine:
         return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> GenerationResponse:
-        """Speak `text` and give the whole sound: `audio`, and with `return_bytes` a file's `audio_bytes` too.
+        """Speak `text` and give the whole sound.
 
+        Its `audio_bytes` are a file of `audio_format`: made when they are first read, or at once with `return_bytes`.
         Raises as `stream` does, and `ParameterError` for a format that is none.
         """
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
         request = make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile)
-        chosen, started = check_format(audio_format) if return_bytes else None, time.perf_counter()
-        return self._whole(self._speak(request, streams=False), started, chosen)
+        chosen, started = check_format(audio_format), time.perf_counter()
+        return _whole(self._speak(request, streams=False), started, chosen, return_bytes=return_bytes)
+
+    async def generate_async(
+        self,
+        text: str,
+        *,
+        voice: str | None = None,
+        reference_audio: Audio | None = None,
+        reference_text: str | None = None,
+        max_new_tokens: int = 1024,
+        temperature: float = 0.8,
+        top_p: float = 0.8,
+        repetition_penalty: float = 1.1,
+        seed: int | None = None,
+        chunk_profile: ChunkProfile = "balanced",
+        return_bytes: bool = False,
+        audio_format: AudioFormat = "wav",
+    ) -> GenerationResponse:
+        """Do as `generate` for an event loop, which is not blocked; cancelling it ends the work."""
+        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+        request = make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile)
+        chosen, started = check_format(audio_format), time.perf_counter()
+        async with aclosing(self._speak_async(request)) as chunks:  # type: ignore[type-var]
+            heard = [chunk async for chunk in chunks]
+        return await asyncio.to_thread(_whole, heard, started, chosen, return_bytes=return_bytes)
 
     def generate_batch(
         self,
@@ -285,17 +322,18 @@ class ProductionTTSEngine:
         repetition_penalty: float = 1.1,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
-        return_bytes: bool = True,
+        return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> BatchGenerationResponse:
         """Speak several texts, each with its own reference or none; an item that fails, fails alone.
 
+        `return_bytes` and `audio_format` are those of `generate`.
         Raises `ParameterError` if what holds for all items is wrong, or the lists differ in length.
         """
         self._ready()
         started = time.perf_counter()
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
-        chosen = check_format(audio_format) if return_bytes else None
+        chosen = check_format(audio_format)
         texts = _listed("texts", texts)
         audios = _matched("reference_audios", reference_audios, len(texts))
         transcripts = _matched("reference_texts", reference_texts, len(texts))
@@ -313,7 +351,7 @@ class ProductionTTSEngine:
             )
             for text, audio, said in zip(texts, audios, transcripts, strict=True)
         ]
-        results = [self._collect(outbox, started, chosen) for outbox in begun]
+        results = [_collect(outbox, started, chosen, return_bytes=return_bytes) for outbox in begun]
         success = all(result.success for result in results)
         return BatchGenerationResponse(success, results, time.perf_counter() - started)
 
@@ -330,7 +368,7 @@ class ProductionTTSEngine:
         repetition_penalty: float = 1.1,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
-        return_bytes: bool = True,
+        return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> BatchGenerationResponse:
         """Do as `generate_batch` without blocking the event loop."""
@@ -461,33 +499,6 @@ class ProductionTTSEngine:
         except S1MiniError as error:
             return error
 
-    def _collect(
-        self, begun: Outbox | S1MiniError, started: float, audio_format: AudioFormat | None
-    ) -> GenerationResponse:
-        """Wait for one item of a batch; an item that fails, fails alone."""
-        try:
-            if isinstance(begun, S1MiniError):
-                raise begun
-            return self._whole(begun, started, audio_format)
-        except S1MiniError as error:
-            elapsed = time.perf_counter() - started
-            return GenerationResponse(success=False, error=str(error), error_code=error.code, generation_time=elapsed)
-
-    def _whole(
-        self, chunks: Iterable[AudioChunk], started: float, audio_format: AudioFormat | None
-    ) -> GenerationResponse:
-        heard = list(chunks)
-        wave, rate = np.concatenate([chunk.wave for chunk in heard]), heard[-1].sample_rate
-        return GenerationResponse(
-            success=True,
-            audio=wave,
-            audio_bytes=encode(wave, rate, audio_format) if audio_format else None,
-            sample_rate=rate,
-            frames=sum(chunk.frames for chunk in heard),
-            finish_reason=heard[-1].finish_reason,
-            generation_time=time.perf_counter() - started,
-        )
-
     def _speak(self, request: TTSRequest, *, streams: bool) -> Outbox:
         deadline = self._deadline()
         while True:
@@ -614,6 +625,35 @@ async def _wait_async(listening: Future[Voice], deadline: float) -> Voice:
 
 def _late() -> RequestTimeoutError:
     return RequestTimeoutError("the reference was not encoded in time")
+
+
+def _collect(
+    begun: Outbox | S1MiniError, started: float, audio_format: AudioFormat, *, return_bytes: bool
+) -> GenerationResult:
+    """Wait for one item of a batch; an item that fails, fails alone."""
+    try:
+        if isinstance(begun, S1MiniError):
+            raise begun
+        return _whole(begun, started, audio_format, return_bytes=return_bytes)
+    except S1MiniError as error:
+        return GenerationFailure(str(error), error.code, time.perf_counter() - started)
+
+
+def _whole(
+    chunks: Iterable[AudioChunk], started: float, audio_format: AudioFormat, *, return_bytes: bool
+) -> GenerationResponse:
+    heard = list(chunks)
+    response = GenerationResponse(
+        audio=np.concatenate([chunk.audio for chunk in heard]),
+        sample_rate=heard[-1].sample_rate,
+        frames=sum(chunk.frames for chunk in heard),
+        finish_reason=heard[-1].finish_reason,
+        generation_time=time.perf_counter() - started,
+        audio_format=audio_format,
+    )
+    if return_bytes:
+        _ = response.audio_bytes
+    return response
 
 
 def make_request(

@@ -1,4 +1,4 @@
-"""What travels through the house: requests on the way in, responses on the way out.
+"""What travels through the house: requests on the way in, chunks of sound on the way out (whole ones: `responses.py`).
 
 Plain frozen data with the checks a caller's mistake deserves. Knows no torch, no files and no engine.
 Tensors that travel between models and codecs are described in `models/base.py` and `codecs/base.py`.
@@ -114,47 +114,18 @@ class Timing:
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """A piece of finished sound of one request, in order; float wave [samples] in [-1, 1]."""
+    """A piece of finished sound of one request, in order: float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
 
-    wave: np.ndarray
+    audio: np.ndarray
     sample_rate: int
     frames: int
     finish_reason: FinishReason | None = None  # set on the last chunk only
     timing: Timing | None = None  # set on the last chunk only
 
-
-@dataclass(frozen=True)
-class GenerationResponse:
-    """What became of one request. `success` false leaves only `error`, `error_code` and `generation_time`."""
-
-    success: bool
-    audio: np.ndarray | None = None
-    audio_bytes: bytes | None = None
-    sample_rate: int = 0
-    frames: int = 0
-    finish_reason: FinishReason | None = None
-    generation_time: float = 0.0
-    error: str | None = None
-    error_code: str | None = None
-
     @property
-    def audio_seconds(self) -> float:
-        """Length of the sound in seconds."""
-        return 0.0 if self.audio is None else len(self.audio) / self.sample_rate
-
-    @property
-    def real_time_factor(self) -> float:
-        """Seconds of work per second of sound; below 1 is faster than it plays."""
-        return self.generation_time / self.audio_seconds if self.audio_seconds else float("inf")
-
-
-@dataclass(frozen=True)
-class BatchGenerationResponse:
-    """One response per text, in order. `success` means that all succeeded."""
-
-    success: bool
-    results: list[GenerationResponse]
-    total_time: float
+    def wave(self) -> np.ndarray:
+        """The same as `audio`, by its older name."""
+        return self.audio
 
 
 def check_range(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:

@@ -50,7 +50,7 @@ def some_voice(speaker: Speaker, seed: int, frames: int = 20) -> Voice:
 
 
 def sound(outbox: Outbox) -> np.ndarray:
-    return np.concatenate([chunk.wave for chunk in outbox])
+    return np.concatenate([chunk.audio for chunk in outbox])
 
 
 def ask(generator: Generator, text: str = "Hello.", seed: int = 1, frames: int = 12, **options: Any) -> Outbox:
@@ -293,7 +293,7 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(s
         waves = []
         try:
             for number, chunk in enumerate(outbox):
-                waves.append(chunk.wave)
+                waves.append(chunk.audio)
                 if i in leaves and number == i % 3:
                     outcomes[i] = None
                     return

@@ -34,7 +34,7 @@ def ask(generator: Generator, seed: int = 1, frames: int = 12, **options: Any) -
 
 
 def sound(outbox: Outbox) -> np.ndarray:
-    return np.concatenate([chunk.wave for chunk in outbox])
+    return np.concatenate([chunk.audio for chunk in outbox])
 
 
 def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:

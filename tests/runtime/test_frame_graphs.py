@@ -40,7 +40,7 @@ def test_an_engine_with_graphs_says_what_one_without_says(both: tuple[Generator,
             )
             for number in range(10)
         ]
-        heard.append([np.concatenate([chunk.wave for chunk in outbox]) for outbox in outboxes])
+        heard.append([np.concatenate([chunk.audio for chunk in outbox]) for outbox in outboxes])
 
     for ours, theirs in zip(*heard, strict=True):
         assert ours.shape == theirs.shape
@@ -62,7 +62,7 @@ def test_a_slot_may_be_filled_to_its_last_column(both: tuple[Generator, Generato
 
 def test_who_breaks_off_takes_nothing_from_the_others(both: tuple[Generator, Generator]) -> None:
     asked = SamplingParams(seed=4, max_new_tokens=30, temperature=0.0)
-    alone = np.concatenate([chunk.wave for chunk in both[1].speak(["Stay."], (), asked, deadline=float("inf"))])
+    alone = np.concatenate([chunk.audio for chunk in both[1].speak(["Stay."], (), asked, deadline=float("inf"))])
 
     outboxes = [both[0].speak(["Stay."], (), asked, deadline=float("inf")) for _ in range(12)]
     for outbox in outboxes[::2]:
@@ -70,7 +70,7 @@ def test_who_breaks_off_takes_nothing_from_the_others(both: tuple[Generator, Gen
         outbox.close()
 
     for outbox in outboxes[1::2]:
-        heard = np.concatenate([chunk.wave for chunk in outbox])
+        heard = np.concatenate([chunk.audio for chunk in outbox])
         assert heard.shape == alone.shape
         assert np.abs(heard - alone).max() < 1e-4
     wait_for(lambda: not both[0].worker.num_jobs)
@@ -91,7 +91,7 @@ def test_a_frame_that_could_not_be_launched_ahead_is_launched_again(
 
     monkeypatch.setattr(FrameGraphs, "launch", fail_once)
     heard, expected = (
-        np.concatenate([chunk.wave for chunk in each.speak(["Again."], (), asked, deadline=float("inf"))])
+        np.concatenate([chunk.audio for chunk in each.speak(["Again."], (), asked, deadline=float("inf"))])
         for each in (ours, theirs)
     )
 

@@ -41,14 +41,14 @@ def deliver(outbox: Outbox, error: Exception | None = None) -> threading.Thread:
 def test_chunks_come_in_order_and_end(outbox: Outbox, closings: list[int]) -> None:
     thread = deliver(outbox)
 
-    assert [float(each.wave[0]) for each in outbox] == pytest.approx([0.1, 0.2, 0.3])
+    assert [float(each.audio[0]) for each in outbox] == pytest.approx([0.1, 0.2, 0.3])
     thread.join()
     assert closings == []
 
 
 def test_an_event_loop_hears_the_same(outbox: Outbox) -> None:
     async def listen() -> list[float]:
-        return [float(each.wave[0]) async for each in outbox]
+        return [float(each.audio[0]) async for each in outbox]
 
     thread = deliver(outbox)
 
@@ -62,7 +62,7 @@ def test_an_error_comes_after_what_was_said_before_it(outbox: Outbox) -> None:
 
     def listen() -> None:
         for each in outbox:
-            heard.append(float(each.wave[0]))
+            heard.append(float(each.audio[0]))
 
     with pytest.raises(GenerationError, match="broken"):
         listen()

@@ -40,7 +40,7 @@ def ask(generator: Generator, seed: int, frames: int, **options: Any) -> Outbox:
 
 
 def sound(outbox: Outbox) -> np.ndarray:
-    return np.concatenate([chunk.wave for chunk in outbox])
+    return np.concatenate([chunk.audio for chunk in outbox])
 
 
 @pytest.mark.parametrize("profile", sorted(CHUNK_FRAMES))

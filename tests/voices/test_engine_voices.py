@@ -172,10 +172,10 @@ def test_deleting_a_voice_harms_nobody_who_speaks_with_it(tiny: Path, folder: Pa
         engine.add_voice("mia", tone, "Ah.")
         whole = engine.generate(text, voice="mia", seed=1, max_new_tokens=12).audio
         stream = engine.stream(text, voice="mia", seed=1, max_new_tokens=12)
-        heard = [next(stream).wave]
+        heard = [next(stream).audio]
 
         engine.delete_voice("mia")
-        heard += [chunk.wave for chunk in stream]
+        heard += [chunk.audio for chunk in stream]
 
         assert np.array_equal(np.concatenate(heard), whole)
         assert list(folder.iterdir()) == []

@@ -84,7 +84,7 @@ def _speak(generator: Generator, text: str, voice: Voice, sampling: SamplingPara
     first_s, num_samples, rate = float("nan"), 0, 1
     started = time.perf_counter()
     for chunk in generator.speak([text], [voice], sampling, deadline=time.monotonic() + TIMEOUT_S):
-        if num_samples == 0 and len(chunk.wave):
+        if num_samples == 0 and len(chunk.audio):
             first_s = time.perf_counter() - started
-        num_samples, rate = num_samples + len(chunk.wave), chunk.sample_rate
+        num_samples, rate = num_samples + len(chunk.audio), chunk.sample_rate
     return first_s, time.perf_counter() - started, num_samples / rate

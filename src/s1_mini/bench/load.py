@@ -166,7 +166,7 @@ class Clients:
         options = {**voice, "seed": ask.seed, "max_new_tokens": ask.max_new_tokens, "chunk_profile": self._profile}
         try:
             for chunk in self._engine.stream(ask.text, **options):  # type: ignore[arg-type]
-                listener.hear(time.perf_counter() - planned, chunk.wave, chunk.sample_rate)
+                listener.hear(time.perf_counter() - planned, chunk.audio, chunk.sample_rate)
                 reason = chunk.finish_reason
         except Exception as error:
             failure = str(getattr(error, "code", type(error).__name__))

@@ -135,7 +135,7 @@ def _collect(chunks: Iterator[AudioChunk]) -> tuple[np.ndarray, str | None]:
     import numpy as np
 
     received = list(chunks)
-    return np.concatenate([chunk.wave for chunk in received]), received[-1].finish_reason
+    return np.concatenate([chunk.audio for chunk in received]), received[-1].finish_reason
 
 
 def _send(chunks: Iterator[AudioChunk], rate: int, format_: AudioFormat) -> tuple[np.ndarray, str | None]:
@@ -147,9 +147,9 @@ def _send(chunks: Iterator[AudioChunk], rate: int, format_: AudioFormat) -> tupl
 
     sent, reason, header = [], None, wav_stream_header(rate) if format_ == "wav" else b""
     for chunk in chunks:
-        _write_stdout(header + to_int16(chunk.wave).tobytes())
+        _write_stdout(header + to_int16(chunk.audio).tobytes())
         header = b""
-        sent.append(chunk.wave)
+        sent.append(chunk.audio)
         reason = chunk.finish_reason
     return np.concatenate(sent), reason
 
@@ -192,6 +192,6 @@ def _with_progress(chunks: Iterator[AudioChunk], rate: int) -> Iterator[AudioChu
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
         task, said = progress.add_task("speaking", total=None, said=0.0), 0.0
         for chunk in chunks:
-            said += len(chunk.wave) / rate
+            said += len(chunk.audio) / rate
             progress.update(task, said=said)
             yield chunk

@@ -21,11 +21,11 @@ from s1_mini.audio.container import encode
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import CapacityError, ConfigurationError, S1MiniError
+from s1_mini.responses import GenerationResponse
 from s1_mini.sagemaker.accept import JSON, JSON_LINES, Answer, choose_answer
 from s1_mini.sagemaker.attributes import HEADER, write_attributes
 from s1_mini.sagemaker.payload import Asked, Payload, read_payload
 from s1_mini.server.errors import code_of, describe, row_of
-from s1_mini.types import GenerationResponse
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +205,6 @@ def audio_object(response: GenerationResponse, answer: Answer) -> dict[str, Any]
 
 
 def _audio(response: GenerationResponse, answer: Answer) -> bytes:
-    assert response.audio is not None
     return encode(response.audio, response.sample_rate, answer.audio_format)
 
 

@@ -1,0 +1,76 @@
+"""What the engine gives back: the sound of a text, or why there is none. Knows sound files, and no engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from s1_mini.audio.container import AudioFormat, encode, format_of, write
+from s1_mini.types import FinishReason
+
+
+@dataclass(frozen=True)
+class GenerationResponse:
+    """The sound of one text: `audio` is a float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
+
+    audio: np.ndarray
+    sample_rate: int
+    frames: int
+    finish_reason: FinishReason | None
+    generation_time: float  # seconds
+    audio_format: AudioFormat = "wav"  # of `audio_bytes`
+
+    success: ClassVar[Literal[True]] = True
+    error: ClassVar[None] = None
+    error_code: ClassVar[None] = None
+
+    @cached_property
+    def audio_bytes(self) -> bytes:
+        """The sound as a file of `audio_format`, made when it is first asked for. Raises `GenerationError`."""
+        return encode(self.audio, self.sample_rate, self.audio_format)
+
+    def save(self, path: str | Path) -> None:
+        """Write the sound to a file, whole or not at all, in the format that its suffix names.
+
+        Raises `ParameterError` for a suffix that is no format or a file that cannot be written, and `GenerationError`.
+        """
+        write(path, self.audio, self.sample_rate, format_of(path))
+
+    @property
+    def audio_seconds(self) -> float:
+        """Length of the sound in seconds."""
+        return len(self.audio) / self.sample_rate
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of work per second of sound; below 1 is faster than it plays."""
+        return self.generation_time / self.audio_seconds if self.audio_seconds else float("inf")
+
+
+@dataclass(frozen=True)
+class GenerationFailure:
+    """Why a text of a batch was not spoken: a sentence, and its `code` for machines as in `exceptions`."""
+
+    error: str
+    error_code: str
+    generation_time: float  # seconds
+
+    success: ClassVar[Literal[False]] = False
+    audio: ClassVar[None] = None
+    audio_bytes: ClassVar[None] = None
+
+
+GenerationResult = GenerationResponse | GenerationFailure
+
+
+@dataclass(frozen=True)
+class BatchGenerationResponse:
+    """One result per text, in order. `success` means that all succeeded."""
+
+    success: bool
+    results: list[GenerationResult]
+    total_time: float  # seconds
