@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +66,46 @@ def test_what_one_text_and_a_batch_both_take_has_the_same_default_everywhere() -
             assert parameters[name] == signatures["generate"][name]
     assert [*signatures["generate_async"]] == [*signatures["generate"]]
     assert [*signatures["generate_batch_async"]] == [*signatures["generate_batch"]]
+
+
+CONSUMER = """
+import asyncio
+from s1_mini import AudioChunk, EngineConfig, GenerationResponse, ProductionTTSEngine, S1MiniError, VoiceInfo
+
+async def main() -> None:
+    async with ProductionTTSEngine(EngineConfig(checkpoint_path="voice")) as engine:
+        response: GenerationResponse = await engine.generate_async("Hello.", return_bytes=True)
+        response.save("hello.mp3")
+        print(len(response.audio), len(response.audio_bytes), response.audio.mean() + 1)
+        chunks: list[AudioChunk] = [chunk async for chunk in engine.stream_async("Hello.")]
+        voices: list[VoiceInfo] = engine.voices()
+        print(sum(len(chunk.audio) for chunk in chunks), [voice.name.upper() for voice in voices])
+        for result in engine.generate_batch(["One.", " "]).results:
+            print(result.error.upper() if not result.success else result.audio.max())
+
+try:
+    asyncio.run(main())
+except S1MiniError as error:
+    print(error.code.upper())
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_uses_the_package_passes_mypy_strict(tmp_path: Path) -> None:
+    """And not because all is Any: a name that is not there and a text where a number belongs are found."""
+    wrong = 'ProductionTTSEngine().generate("Hello.", seed="1").loudness\n'
+    (tmp_path / "good.py").write_text(CONSUMER, encoding="utf-8")
+    (tmp_path / "bad.py").write_text(CONSUMER + wrong, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary", "good.py", "bad.py"]
+    found = os.environ | {"PYTHONPATH": str(Path(s1_mini.__file__).parents[1])}
+
+    said = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=found, check=False).stdout
+
+    assert sorted(re.findall(r"^(\w+)\.py:.*\[([a-z-]+)\]$", said, re.MULTILINE)) == [
+        ("bad", "arg-type"),
+        ("bad", "attr-defined"),
+    ], said
+    assert len(said.splitlines()) == 2
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
