@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +55,47 @@ def test_neither_the_version_nor_a_call_without_a_verb_loads_anything_heavy(aske
     code = f"import sys; sys.argv = ['s1-mini', *{asked}]; from s1_mini.cli.app import run; run(); print(*sys.modules)"
 
     assert not HEAVY & set(python("-c", code).split("\n")[-2].split())
+
+
+ASKED = {
+    "bash": {"COMP_WORDS": "s1-mini endpoint au", "COMP_CWORD": "2"},
+    "zsh": {"_TYPER_COMPLETE_ARGS": "s1-mini endpoint au"},
+    "fish": {"_TYPER_COMPLETE_ARGS": "s1-mini endpoint au", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    "powershell": {"_TYPER_COMPLETE_ARGS": "s1-mini endpoint au", "_TYPER_COMPLETE_WORD_TO_COMPLETE": "au"},
+}
+
+
+@pytest.mark.parametrize("shell", ASKED)
+def test_every_shell_gets_completions_without_anything_heavy_being_loaded(shell: str) -> None:
+    code = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, sep="\\n", file=sys.stderr))
+sys.argv = ["s1-mini"]
+from s1_mini.cli.app import run
+run()
+"""
+    given = ENVIRONMENT | ASKED[shell] | {"_S1_MINI_COMPLETE": f"complete_{shell}"}
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=given, check=True)
+
+    assert "autoscale" in result.stdout
+    assert "describe" not in result.stdout
+    assert not (HEAVY - {"rich"}) & set(result.stderr.split())  # typer writes help for zsh and fish with rich
+
+
+@pytest.mark.skipif(not shutil.which("bash") or os.name == "nt", reason="a bash of Linux or macOS")
+def test_bash_completes_after_the_script_that_it_is_shown(tmp_path: Path) -> None:
+    command = tmp_path / "s1-mini"
+    command.write_text(f"#!{sys.executable}\nfrom s1_mini.__main__ import main\nmain()\n")
+    command.chmod(0o755)
+    typed = """
+eval "$(s1-mini --show-completion)"
+COMP_WORDS=(s1-mini pa) COMP_CWORD=1
+_s1_mini_completion s1-mini
+echo "${COMPREPLY[@]}"
+"""
+    found = ENVIRONMENT | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+
+    result = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, env=found, check=False)
+
+    assert (result.stdout, result.stderr) == ("package\n", "")

@@ -14,17 +14,16 @@ from s1_mini.cli import bench, checkpoints, load, package, plan, profile, say, s
 from s1_mini.cli.endpoint import endpoint
 from s1_mini.exceptions import S1MiniError
 
-# typer loads pydantic, a tenth of a second, to find that nobody said --help to a group; a bool it takes as it is.
-NO_HELP: dict[str, object] = {"help": False}
+# typer loads pydantic, a tenth of a second, to find that nobody gave a group these; a bool it takes as it is.
+UNASKED: dict[str, object] = {"help": False, "install_completion": False, "show_completion": False}
 
 app = typer.Typer(
     name="s1-mini",
     help="Text to speech with codec language models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"default_map": {**NO_HELP, "voices": NO_HELP, "endpoint": NO_HELP}},
+    context_settings={"default_map": {**UNASKED, "voices": UNASKED, "endpoint": UNASKED}},
 )
 app.command("say")(say.say)
 app.command("serve")(serve.serve)
