@@ -1,4 +1,4 @@
-"""`s1-mini say`: one text to one sound, to a file or down a pipe."""
+"""`s1-mini say`: one text to one sound, to a file, down a pipe or to the loudspeaker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ BATCH_VARIABLES = {"S1_MINI_MAX_BATCH_SIZE", "S1_MINI_BATCH_SIZE"}
 
 def say(
     text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.", show_default=False)],
-    output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")] = "out.wav",
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="File to write; - is stdout. [out.wav; none with --play]"),
+    ] = None,
     audio_format: Annotated[
         str | None, typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm; else by the file's suffix.")
     ] = None,
@@ -44,8 +47,9 @@ def say(
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 avoids repeating.")] = 1.1,
     max_new_tokens: Annotated[int, typer.Option(help="Longest sentence piece, in frames (S1-mini: 46 ms).")] = 1024,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Send sound down stdout while it is made (wav or pcm).")
+        bool, typer.Option("--stream", help="With -o -: send sound while it is made (wav or pcm).")
     ] = False,
+    play: Annotated[bool, typer.Option("--play", help="Play it while it is made; needs s1-mini[play].")] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", show_default=False)] = None,
     precision: Annotated[str | None, typer.Option(help="auto, float32, float16, bfloat16.", show_default=False)] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say how long it took.")] = False,
@@ -54,9 +58,14 @@ def say(
 
     Example: s1-mini say "Good morning." -o morning.wav --reference me.wav --reference-text "What I say there."
     """
+    from s1_mini.cli.play import find_loudspeaker, played
+
+    output = output or (None if play else "out.wav")
+    format_ = _format(output, audio_format, stream)
+    loudspeaker = find_loudspeaker() if play else None
+
     from s1_mini.engine import ProductionTTSEngine
 
-    format_ = _format(output, audio_format, stream)
     words = _read_stdin() if text == PIPE else text
     started = time.perf_counter()
     settings = _settings(words, checkpoint_path=checkpoint, device=device, precision=precision)
@@ -76,22 +85,27 @@ def say(
         )
         rate = engine.sample_rate
         chunks = _with_progress(chunks, rate)
-        if stream and output == PIPE:
+        if loudspeaker is not None:
+            chunks = played(chunks, rate, loudspeaker)
+        if stream:
             wave, reason = _send(chunks, rate, format_)
         else:
             wave, reason = _collect(chunks)
-            _save(wave, rate, output, format_)
+            if output is not None:
+                _save(wave, rate, output, format_)
         took_s = time.perf_counter() - started
     if reason == "length":
         typer.echo("s1-mini: warning: a sentence reached --max-new-tokens and was cut there", err=True)
     if verbose or sys.stderr.isatty():
-        _report(output, len(wave) / rate, took_s, loaded_s)
+        _report(output, len(wave) / rate, None if play else took_s, loaded_s)
+    elif output not in (None, PIPE):
+        typer.echo(f"wrote {output}", err=True)
 
 
-def _report(output: str, said_s: float, took_s: float, loaded_s: float) -> None:
-    where = "stdout" if output == PIPE else output
-    speed = f"{said_s:.2f} s of sound in {took_s:.2f} s (real-time factor {took_s / said_s:.2f})"
-    typer.echo(f"{where}: {speed}, loaded in {loaded_s:.2f} s", err=True)
+def _report(output: str | None, said_s: float, took_s: float | None, loaded_s: float) -> None:
+    where = {None: "loudspeaker", PIPE: "stdout"}.get(output, output)
+    speed = "" if took_s is None else f" in {took_s:.2f} s (real-time factor {took_s / said_s:.2f})"
+    typer.echo(f"{where}: {said_s:.2f} s of sound{speed}, loaded in {loaded_s:.2f} s", err=True)
 
 
 def _settings(words: str, **named: object) -> EngineConfig:
@@ -116,17 +130,20 @@ def _read_stdin() -> str:
         raise TextError("text", f"stdin does not give UTF-8 text: {error}") from None
 
 
-def _format(output: str, named: str | None, stream: bool) -> AudioFormat:
+def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
     from s1_mini.audio.container import check_format, check_writable, format_of
     from s1_mini.exceptions import ParameterError
 
-    if output != PIPE:
-        check_writable(output)  # before an hour of speech, not after
+    if stream and output != PIPE:
+        raise ParameterError("stream", "goes down stdout; add `-o -`, or take --play to hear it while it is made")
+    file = None if output == PIPE else output
+    if file is not None:
+        check_writable(file)  # before an hour of speech, not after
     if named is None:
-        chosen: AudioFormat = "wav" if output == PIPE else format_of(output)
+        chosen: AudioFormat = "wav" if file is None else format_of(file)
     else:
         chosen = check_format(named)
-    if stream and output == PIPE and chosen not in ("wav", "pcm"):
+    if stream and chosen not in ("wav", "pcm"):
         raise ParameterError("format", f"{chosen} cannot be streamed down a pipe; use wav or pcm")
     return chosen
 
