@@ -20,7 +20,23 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from s1_mini.exceptions import ConfigurationError
 
 ENV_PREFIX = "S1_MINI_"
-OTHERS = ("S1_MINI_SERVER_", "S1_MINI_AWS_")  # begin the variables of settings that stand elsewhere
+SERVER_PREFIX = "S1_MINI_SERVER_"
+
+# The variables of settings that stand elsewhere, by what they begin with: for whoever leaves out a part of a name.
+ELSEWHERE = {
+    SERVER_PREFIX: (
+        *("HOST", "PORT", "API_KEY", "CORS_ORIGINS", "MAX_BODY_BYTES", "HEAD_TIMEOUT_S", "BODY_TIMEOUT_S"),
+        *("MAX_BATCH_ITEMS", "MAX_WEBSOCKET_S", "WEBSOCKET_IDLE_S", "REQUEST_TIMEOUT_S", "STREAM_TIMEOUT_S"),
+        *("DRAIN_TIMEOUT_S", "CLOUDWATCH_NAMESPACE", "MAX_REQUESTS", "MAX_REQUESTS_PER_CLIENT", "THREADS"),
+    ),
+    "S1_MINI_SERVER_SAGEMAKER_": (
+        *("MAX_SESSIONS", "MAX_SESSION_MB", "SESSION_S", "MODELS_ROOT", "MODELS_MEMORY_MB", "MODELS_KV_MB"),
+        *("MAX_ASYNC", "MAX_ASYNC_BYTES"),
+    ),
+    "S1_MINI_AWS_": (
+        *("REGION", "IMAGE", "ROLE", "ARTIFACT", "INSTANCE_TYPE", "SUBNETS", "SECURITY_GROUPS", "KMS_KEY", "OUTPUT"),
+    ),
+}
 
 Precision = Literal["auto", "float32", "float16", "bfloat16"]
 CompileSwitch = Literal["auto", "true", "false"]
@@ -174,15 +190,34 @@ def known_variables() -> list[str]:
     return names
 
 
-def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """One sentence for each `S1_MINI_*` variable that no field reads, with the nearest known name."""
-    known = known_variables()
+def elsewhere_variables() -> list[str]:
+    """Every variable that no field here reads but one of the server, the container or the command line."""
+    return [prefix + word for prefix, words in ELSEWHERE.items() for word in words]
+
+
+def unknown_variables(environment: Mapping[str, str], prefix: str = ENV_PREFIX) -> list[str]:
+    """One sentence for each variable of `prefix` that nothing reads, with the nearest name that something does.
+
+    With the prefix of the server's those of it and its container, else all but those.
+    """
+    known = known_variables() + elsewhere_variables()
+    words: dict[str, str] = {}  # the distinguishing end of a name to the whole of it
+    for name in known:
+        words.setdefault(_word(name), name)
     sentences = []
     for name in sorted(environment):
-        if name.startswith(ENV_PREFIX) and not name.startswith(OTHERS) and name.upper() not in known:
-            near = get_close_matches(name, known, n=1)
-            sentences.append(f"{name} is no setting of s1_mini" + (f"; did you mean {near[0]}?" if near else "."))
+        section = SERVER_PREFIX if name.startswith(SERVER_PREFIX) else ENV_PREFIX
+        if name.startswith(prefix) and section == prefix and name.upper() not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.9)
+            near = near or [words[word] for word in get_close_matches(_word(name), words, n=1)]
+            sentences.append(f"{name} is no setting of s1_mini" + (f"; did you mean {near[0]}?" if near else ""))
     return sentences
+
+
+def _word(name: str) -> str:
+    """Give a variable's name without what its section's names begin with."""
+    prefixes = (prefix for prefix in (*ELSEWHERE, ENV_PREFIX) if name.startswith(prefix))
+    return name.removeprefix(max(prefixes, key=len))
 
 
 def _as_given(name: str) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from s1_mini.cli.app import app
+from s1_mini.cli.endpoint_options import Region, Wanted
 from s1_mini.cli.settings import groups
+from s1_mini.config import elsewhere_variables
 from s1_mini.exceptions import ConfigurationError
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -49,3 +52,53 @@ def test_a_value_that_is_not_allowed_is_told_by_its_name(monkeypatch: pytest.Mon
 
     with pytest.raises(ConfigurationError, match="chunk_length"):
         list(groups())
+
+
+def test_the_engine_knows_what_the_others_settings_are_called() -> None:
+    """Whoever adds one to the server or the container adds its name to `config.ELSEWHERE`."""
+    _, *others = groups()
+    names = {variable for _, group in others for line in group for variable in line.variables}
+
+    assert {name for name in elsewhere_variables() if not name.startswith("S1_MINI_AWS_")} == names
+
+
+def test_the_engine_knows_the_variables_of_the_endpoints_verbs() -> None:
+    hints = get_type_hints(Wanted, include_extras=True).values()
+    options = [each.__metadata__[0] for each in (*hints, Region) if hasattr(each, "__metadata__")]
+    names = {option.envvar for option in options if option.envvar}
+
+    assert {name for name in elsewhere_variables() if name.startswith("S1_MINI_AWS_")} == names
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("S1_MINI_PORT", "S1_MINI_SERVER_PORT"),
+        ("S1_MINI_HOST", "S1_MINI_SERVER_HOST"),
+        ("S1_MINI_API_KEY", "S1_MINI_SERVER_API_KEY"),
+        ("S1_MINI_MAX_SESSIONS", "S1_MINI_SERVER_SAGEMAKER_MAX_SESSIONS"),
+        ("S1_MINI_REGION", "S1_MINI_AWS_REGION"),
+        ("S1_MINI_SERVER_PROT", "S1_MINI_SERVER_PORT"),
+        ("S1_MINI_SERVER_DEVICE", "S1_MINI_DEVICE"),
+        ("S1_MINI_SERVER_SAGEMAKER_MAX_ASINC", "S1_MINI_SERVER_SAGEMAKER_MAX_ASYNC"),
+        ("S1_MINI_AWS_ROLL", "S1_MINI_AWS_ROLE"),
+        ("S1_MINI_COLOUR", None),
+    ],
+)
+def test_a_variable_that_means_nothing_is_told_once_with_the_nearest_of_all(
+    wrong: str, meant: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(wrong, "1")
+
+    with pytest.warns(UserWarning, match="is no setting of s1_mini") as told:
+        list(groups())
+
+    suggestion = f"; did you mean {meant}?" if meant else ""
+    assert [str(one.message) for one in told] == [f"{wrong} is no setting of s1_mini{suggestion}"]
+
+
+def test_a_variable_that_means_something_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_SERVER_SAGEMAKER_MAX_ASYNC", "3")  # filterwarnings: a warning would be an error
+    monkeypatch.setenv("S1_MINI_AWS_REGION", "eu-west-1")
+
+    list(groups())

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from s1_mini.config import SERVER_PREFIX as ENV_PREFIX
+from s1_mini.config import unknown_variables
 from s1_mini.exceptions import ConfigurationError
-
-ENV_PREFIX = "S1_MINI_SERVER_"
 
 
 class ServerSettings(BaseSettings):
@@ -68,9 +68,8 @@ class ServerSettings(BaseSettings):
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigurationError("; ".join(_sentence(dict(item)) for item in error.errors())) from None
-        for name in sorted(os.environ):
-            if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in type(self).model_fields:
-                warnings.warn(f"{name} is no setting of the server", stacklevel=2)
+        for warning in unknown_variables(os.environ, ENV_PREFIX):
+            warnings.warn(warning, stacklevel=2)
 
     @field_validator("cors_origins", "allowed_hosts", mode="before")
     @classmethod
