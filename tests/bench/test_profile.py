@@ -34,9 +34,15 @@ def profile(*options: str | Path) -> None:
 def test_the_command_prints_a_table_and_a_line_of_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile("--checkpoint", tiny, "--device", "cpu", "--rows", "2", "--repeats", "2", "--max-frames", "4")
 
-    *table, line = capsys.readouterr().out.splitlines()
+    captured = capsys.readouterr()
+    *table, line = captured.out.splitlines()
     facts = json.loads(line)
     assert [section["name"] for section in facts["sections"]] == [*SECTIONS, "encode to wav", WHOLE_STEP]
+    assert captured.err.splitlines() == [  # whether a person looks or a file is written
+        "measuring: warm-up",
+        "measuring: repetition 1 of 2",
+        "measuring: repetition 2 of 2",
+    ]
     assert facts["rows"] == 2
     assert all(any(row.startswith(section["name"]) for row in table) for section in facts["sections"])
 
@@ -94,7 +100,10 @@ def test_costs_are_those_of_the_checkpoint(speaker: Speaker) -> None:
 
 
 def test_a_sweep_tells_what_was_measured_beside_what_was_predicted(speaker: Speaker) -> None:
-    axes = {axis.name: axis for axis in Sweep(speaker, repeats=1, largest=256).run()}
+    told: list[str] = []
+    axes = {axis.name: axis for axis in Sweep(speaker, repeats=1, largest=256).run(told.append)}
+
+    assert told[:2] + told[-1:] == ["growth: text", "growth: prefix", "growth: memory"]
 
     for exact in ("prefix in the cache", "stream of the codec"):  # bytes are no matter of the machine's mood
         assert axes[exact].exponent == pytest.approx(axes[exact].predicted[0], abs=1e-6)

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 _STATM = Path("/proc/self/statm")
 
 Result = TypeVar("Result")
+Tell = Callable[[str], None]  # hears what is measured next
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.audio.container import AudioFormat, encode
-from s1_mini.bench.meter import Meter, Section
+from s1_mini.bench.meter import Meter, Section, Tell
 from s1_mini.capacity.cost import Costs
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.kernels.draw import draw, probabilities
@@ -121,12 +121,17 @@ class Rehearsal:
         return draw(chances, self._sampling.uniforms[:, 0, codebook])
 
 
-def measure_sections(rehearsal: Rehearsal, repeats: int) -> list[Section]:
-    """Speak `repeats` times after one time to warm up; the sections in their order, then the whole step."""
+def measure_sections(rehearsal: Rehearsal, repeats: int, tell: Tell = lambda _: None) -> list[Section]:
+    """Speak `repeats` times after one time to warm up; the sections in their order, then the whole step.
+
+    `tell` hears what comes next.
+    """
     meter = Meter(rehearsal.model.device)
+    tell("warm-up")
     rehearsal.speak(meter)
     meter.forget_times()
-    for _ in range(repeats):
+    for number in range(repeats):
+        tell(f"repetition {number + 1} of {repeats}")
         rehearsal.speak(meter)
     meter.trace(lambda: rehearsal.speak(meter))
     sections = meter.sections(repeats)

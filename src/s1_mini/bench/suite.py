@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from s1_mini.bench.agreement import measure_agreement
 from s1_mini.bench.frames import measure_frames
 from s1_mini.bench.goals import Figure, judge
 from s1_mini.bench.load import Clients, Load
+from s1_mini.bench.meter import Tell
 from s1_mini.bench.report import describe_machine
 from s1_mini.bench.workload import Ask, make_workload, planned_arrivals
 from s1_mini.capacity.cards import card_in
@@ -47,8 +47,6 @@ engine.start()
 print("ready", flush=True)
 engine.stop()
 """
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)

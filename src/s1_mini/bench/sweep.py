@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.bench.axis import Axis, between, floats, powers
-from s1_mini.bench.meter import Meter
+from s1_mini.bench.meter import Meter, Tell
 from s1_mini.bench.profile import find_reference, make_sampling, read
 from s1_mini.capacity.cost import Cost, Costs, total
 from s1_mini.codecs.dac.model import DacStream
@@ -59,12 +59,15 @@ class Sweep:
         self._chunk_length = EngineConfig.model_fields["chunk_length"].default
 
     @torch.inference_mode()
-    def run(self) -> list[Axis]:
-        """Measure all axes."""
-        return [
-            *self.text(), *self.prefix(), *self.span(), *self.rows(), *self.audio(), *self.chunks(),
-            *self.reference(), *self.memory(),
-        ]  # fmt: skip
+    def run(self, tell: Tell = lambda _: None) -> list[Axis]:
+        """Measure all axes; `tell` hears which comes next."""
+        axes: list[Axis] = []
+        for part in (
+            self.text, self.prefix, self.span, self.rows, self.audio, self.chunks, self.reference, self.memory
+        ):  # fmt: skip
+            tell(f"growth: {part.__name__}")
+            axes += part()
+        return axes
 
     def text(self) -> list[Axis]:
         """Characters: to columns, to prompts, and to keys and values in three ways."""

@@ -46,10 +46,10 @@ def profile(
     facts = describe_machine(speaker.device.value)
     with engine_threads(speaker):
         rehearsal = Rehearsal(speaker, text, rows=rows, max_frames=max_frames, audio_format=chosen)
-        sections = measure_sections(rehearsal, repeats)
+        sections = measure_sections(rehearsal, repeats, _tell)
         frames = rehearsal.frames
         measured = Sweep(speaker, repeats=repeats) if sweep else None
-        axes = [] if measured is None else measured.run()
+        axes = [] if measured is None else measured.run(_tell)
 
     title = f"{facts['machine']}, torch {facts['torch']}, {rows} rows, {frames} frames, {repeats} repetitions"
     typer.echo(f"{title}, commit {facts['commit']}, {speaker.precision.value}")
@@ -62,3 +62,7 @@ def profile(
         typer.echo(f"wrote {chart}", err=True)
     more = {"rows": rows, "frames": frames, "repeats": repeats, "precision": speaker.precision.value, "text": text}
     typer.echo(json.dumps({**facts, **more, "sections": section_data(sections), "axes": axis_data(axes)}))
+
+
+def _tell(part: str) -> None:
+    typer.echo(f"measuring: {part}", err=True)
