@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from moto import mock_aws
 from typer.main import get_command
 
-from deployments import ARCHIVE, BUCKET, IMAGE, PREFIX, ROLE
+from deployments import ARCHIVE, BUCKET, IMAGE, PREFIX, REGION, ROLE
 from s1_mini.cli.app import app, run
 from s1_mini.cli.endpoint import endpoint as commands
 
@@ -139,6 +141,7 @@ def test_what_is_missing_is_named_with_its_variable(
     [
         ["create", "hello"],
         ["update", "hello"],
+        ["list"],
         ["describe", "hello"],
         ["delete", "hello"],
         ["autoscale", "hello"],
@@ -175,3 +178,25 @@ def test_the_deploy_page_names_options_and_variables_that_exist() -> None:
 
     assert set(re.findall(r"--[a-z][a-z-]+", ours)) <= options
     assert set(re.findall(r"S1_MINI_AWS_[A-Z_]+", page)) == variables
+
+
+@pytest.mark.usefixtures("account")
+def test_list_shows_a_table_or_says_that_there_is_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    with mock_aws():
+        assert endpoint(monkeypatch, "list") == 0
+        nothing = capsys.readouterr()
+        sagemaker = boto3.client("sagemaker")
+        sagemaker.create_model(ModelName="m", PrimaryContainer={"Image": IMAGE}, ExecutionRoleArn=ROLE)
+        variant = {"VariantName": "main", "ModelName": "m", "InstanceType": "ml.c5.xlarge", "InitialInstanceCount": 2}
+        sagemaker.create_endpoint_config(EndpointConfigName="hello-0123456789ab", ProductionVariants=[variant])
+        sagemaker.create_endpoint(EndpointName="hello", EndpointConfigName="hello-0123456789ab")
+        assert endpoint(monkeypatch, "list") == 0
+        table = capsys.readouterr()
+
+    assert (nothing.out, nothing.err) == ("", f"no endpoint of s1-mini stands in {REGION}\n")
+    row = next(line for line in table.out.splitlines() if "hello" in line)
+    assert "InService" in row
+    assert "│ 2 " in row

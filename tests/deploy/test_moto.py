@@ -86,3 +86,22 @@ def test_a_batch_runs_to_its_end_and_its_model_is_removed(verbs: Callable[..., V
     assert job["TransformInput"]["SplitType"] == job["TransformOutput"]["AssembleWith"] == "Line"
     here.delete("hello")
     assert boto3.client("sagemaker").list_models()["Models"] == []
+
+
+def test_all_endpoints_of_ours_are_listed_over_many_pages_and_no_others(verbs: Callable[..., Verbs]) -> None:
+    here, sagemaker = verbs(), boto3.client("sagemaker")
+    assert here.list_all() == []
+    here.create(deployment("async"))
+    model = sagemaker.list_models()["Models"][0]["ModelName"]
+    variant = {"VariantName": "main", "ModelName": model, "InstanceType": "ml.c5.xlarge", "InitialInstanceCount": 2}
+    made = {f"far-{number}": f"far-{number}-{number:012x}" for number in range(101)} | {"foreign": "of-somebody-else"}
+    for name, config in made.items():
+        sagemaker.create_endpoint_config(EndpointConfigName=config, ProductionVariants=[variant])
+        sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=config)
+
+    listed = here.list_all()
+
+    assert [it["name"] for it in listed] == sorted({*made, "hello"} - {"foreign"})
+    assert (listed[-1]["status"], listed[-1]["instances"]) == ("InService", 1)
+    assert (listed[0]["status"], listed[0]["instances"]) == ("InService", 2)
+    assert listed[0]["changed"].tzinfo is not None

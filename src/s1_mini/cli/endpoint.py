@@ -1,4 +1,4 @@
-"""`s1-mini endpoint`: make, change, see, ask, scale and remove endpoints of SageMaker; `plan` shows the calls alone."""
+"""`s1-mini endpoint`: make, change, list, ask, scale and remove SageMaker endpoints; `plan` shows the calls alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 endpoint = typer.Typer(
     name="endpoint",
-    help="Endpoints on AWS SageMaker: plan, create, update, describe, invoke, autoscale, delete.",
+    help="Endpoints on AWS SageMaker: plan, create, update, list, describe, invoke, autoscale, delete.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -87,6 +87,26 @@ def update(
     deployment = wanted.deployment(name)
     if not _verbs(region, profile, limit_s).update(deployment, wait=not no_wait):
         typer.echo(f"{name} is that already", err=True)
+
+
+@endpoint.command("list")
+def list_endpoints(region: Region = None, profile: Profile = None) -> None:
+    """List the endpoints that were made here: what they are called, their state, their machines.
+
+    Example: s1-mini endpoint list --region eu-west-1
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    verbs = _verbs(region, profile)
+    listed = verbs.list_all()
+    if not listed:
+        typer.echo(f"no endpoint of s1-mini stands in {verbs.clients.region}", err=True)
+        return
+    table = Table("name", "status", "machines", "changed")
+    for it in listed:
+        table.add_row(it["name"], it["status"], str(it["instances"]), f"{it['changed']:%Y-%m-%d %H:%M %Z}")
+    Console().print(table)
 
 
 @endpoint.command("describe")

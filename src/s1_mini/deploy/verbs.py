@@ -13,7 +13,7 @@ from s1_mini.deploy.call import Call
 from s1_mini.deploy.calls import create_calls, delete_calls, update_calls
 from s1_mini.deploy.check import check_all
 from s1_mini.deploy.display import Display
-from s1_mini.deploy.find import Found, find, find_endpoint
+from s1_mini.deploy.find import Found, find, find_all, find_endpoint
 from s1_mini.deploy.run import Runner
 from s1_mini.deploy.scaling import autoscale_calls
 from s1_mini.deploy.spec import Batch, Deployment, Scaling
@@ -96,6 +96,20 @@ class Verbs:
             "scales": scales,
             "stands": found.standing.lines(),
         }
+
+    def list_all(self) -> list[dict[str, Any]]:
+        """Give name, status, machines and the moment of the last change of each endpoint made here, by name."""
+        with explained(About(region=self.clients.region, doing="list the endpoints")):
+            found = list(find_all(self.clients))
+        return [
+            {
+                "name": it.standing.name,
+                "status": it.status,
+                "instances": sum(at.get("CurrentInstanceCount", 0) for at in it.details.get("ProductionVariants", [])),
+                "changed": it.details["LastModifiedTime"],
+            }
+            for it in sorted(found, key=lambda it: it.standing.name)
+        ]
 
     def delete(self, name: str) -> list[str]:
         """Remove all that stands under `name`; give what that was."""
