@@ -32,7 +32,7 @@ def serve(
 ) -> None:
     """Serve over HTTP; settings are S1_MINI_* and S1_MINI_SERVER_* variables too.
 
-    Example: s1-mini serve --port 8080, then open http://127.0.0.1:8080/docs
+    Example: s1-mini serve --port 8080, then open http://localhost:8080/
     """
     from s1_mini.server.run import check_port, run
     from s1_mini.server.settings import ServerSettings

@@ -1,4 +1,4 @@
-"""Log lines as JSON objects, one a line, on stderr: what a log collector reads without being taught."""
+"""Log lines on stderr: for a person on a terminal, elsewhere JSON objects, which a log collector reads untaught."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import logging
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
+
+LogFormat = Literal["auto", "json", "text"]
 
 
 class JsonFormatter(logging.Formatter):
@@ -27,14 +29,53 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def set_up_logging(level: str = "INFO") -> None:
-    """Send all log lines to stderr as JSON; called once, by the program and never by the library."""
+class TextFormatter(logging.Formatter):
+    """A record as a person reads it: the time of day, what happened, and a traceback below it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Give the line, or several with a traceback."""
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        moment = time.strftime("%H:%M:%S", time.localtime(record.created))
+        lines = [f"{moment} {level}{_sentence(record.getMessage(), getattr(record, 'fields', {}))}"]
+        lines += self.formatException(record.exc_info).splitlines() if record.exc_info else []
+        return "\n".join(_printable(line) for line in lines)
+
+
+def set_up_logging(log_format: LogFormat = "auto", level: str = "INFO") -> None:
+    """Send all log lines to stderr; called once, by the program and never by the library."""
+    is_text = sys.stderr.isatty() if log_format == "auto" else log_format == "text"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(TextFormatter() if is_text else JsonFormatter())
     handler.addFilter(_is_news)
+    if is_text:
+        handler.addFilter(_is_ours)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def _sentence(message: str, fields: dict[str, Any]) -> str:
+    if message == "request":
+        told = [f"{fields['method']} {fields['route']} {fields['status']} in {fields['total_ms'] / 1000:.2f} s"]
+        told += [f"{fields['audio_s']:.1f} s of sound"] if fields.get("audio_s") else []
+        told += [fields["code"]] if "code" in fields else []
+        return ", ".join(told)
+    if message == "listening":
+        return (
+            f"s1-mini serves at {fields['url']}, a page to speak from; the API: {fields['url']}docs. Ctrl+C stops it."
+        )
+    told = [f"{name}={value}" for name, value in fields.items() if name != "event"]
+    return f"{message} ({', '.join(told)})" if told else message
+
+
+def _printable(line: str) -> str:
+    """Write what would steer a terminal as an escape: paths and names are what clients make them."""
+    return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in line)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Leave out what our own line of the same request tells better: uvicorn sees a stream that was broken off."""
     return "without completing response" not in record.getMessage()
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Leave out uvicorn's own steps, which are no news to a person."""
+    return record.levelno > logging.INFO or not record.name.startswith("uvicorn")

@@ -54,7 +54,7 @@ def check_port(host: str, port: int) -> None:
 
 def run(app: FastAPI) -> int:
     """Serve until a signal or the engine's death; give the exit code."""
-    set_up_logging()
+    set_up_logging(app.state.settings.log_format)
     open_more_files()
     server = DrainingServer(app)
     server.run()
@@ -96,6 +96,13 @@ class DrainingServer(uvicorn.Server):
         self.last_resort = threading.Timer(app.state.settings.drain_timeout_s, self._leave)
         self.last_resort.daemon = True
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and tell where."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            url = _url(self.config.host, self.servers[0].sockets[0].getsockname()[1])
+            logger.info("listening", extra={"fields": {"event": "listening", "url": url}})
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to drain; at the second signal, stop at once."""
         if self._state.gate.is_draining:
@@ -127,3 +134,9 @@ class DrainingServer(uvicorn.Server):
         logger.error("not everything ended in time", extra={"fields": {"event": "killed"}})
         logging.shutdown()
         os._exit(int(self._state.gate.failure is not None))
+
+
+def _url(host: str, port: int) -> str:
+    """Give the address that a person on this machine opens."""
+    name = "localhost" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
+    return f"http://{name}:{port}/"

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from s1_mini.config import SERVER_PREFIX as ENV_PREFIX
 from s1_mini.config import unknown_variables
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.server.logs import LogFormat
 
 
 class ServerSettings(BaseSettings):
@@ -53,6 +54,7 @@ class ServerSettings(BaseSettings):
     stream_timeout_s: float = Field(300.0, gt=0, description="to a stream's end, and for a whole answer to be taken")
     drain_timeout_s: float = Field(25.0, gt=0, description="from SIGTERM to the exit; the platform kills after 30 s")
 
+    log_format: LogFormat = Field("auto", description="of log lines; auto: text on a terminal, else json")
     cloudwatch_namespace: str = Field(
         "", max_length=255, pattern=r"^[A-Za-z0-9._/#:-]*$", description="of metrics in log lines; none without it"
     )
