@@ -420,3 +420,13 @@ def test_a_start_that_is_cancelled_leaves_nothing_loaded(
     asyncio.run(leave())
 
     assert own.health_check()["status"] == "stopped"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_the_size_of_the_kv_cache_is_a_number_of_voices(count: int, tiny: Path, tone: np.ndarray) -> None:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", kv_cache_size=count)) as engine:
+        for shift in range(3):
+            voice = {"reference_audio": np.roll(tone, 100 * shift), "reference_text": "Ah."}
+            engine.generate("Hi.", max_new_tokens=2, **voice)
+
+        assert engine.health_check()["prefix_cache"]["entries"] == count

@@ -115,8 +115,10 @@ class EngineConfig(BaseSettings):
         None, gt=0, description="without it what a GPU has free less what all else needs (s1-mini plan); 1 GB on a CPU"
     )
     max_columns: int | None = Field(None, ge=64, description="text, reference and frames of one piece")
-    prefix_cache_mb: float = Field(256.0, ge=0, description="keys and values of voices used before")
-    kv_cache_size: int = Field(100, ge=0, description="… and at most so many of them")
+    prefix_cache_mb: float = Field(256.0, ge=0, description="keys and values that voices used before have left")
+    kv_cache_size: int = Field(
+        100, ge=0, description="voices whose keys and values are kept so (prefixes), not a size in memory; 0: none"
+    )
     reference_cache_size: int = Field(1000, ge=0, description="recordings whose codes are kept in memory")
     reference_cache_path: Path | None = Field(None, description="where codes are kept for the next start")
 
