@@ -25,16 +25,10 @@ SERVER_PREFIX = "S1_MINI_SERVER_"
 # The variables of settings that stand elsewhere, by what they begin with: for whoever leaves out a part of a name.
 ELSEWHERE = {
     SERVER_PREFIX: (
-        *("HOST", "PORT", "API_KEY", "CORS_ORIGINS", "MAX_BODY_BYTES", "HEAD_TIMEOUT_S", "BODY_TIMEOUT_S"),
-        *("MAX_BATCH_ITEMS", "MAX_WEBSOCKET_S", "WEBSOCKET_IDLE_S", "REQUEST_TIMEOUT_S", "STREAM_TIMEOUT_S"),
-        *(
-            "DRAIN_TIMEOUT_S",
-            "LOG_FORMAT",
-            "CLOUDWATCH_NAMESPACE",
-            "MAX_REQUESTS",
-            "MAX_REQUESTS_PER_CLIENT",
-            "THREADS",
-        ),
+        *("HOST", "PORT", "API_KEY", "CORS_ORIGINS", "ALLOWED_HOSTS", "LOG_FORMAT", "CLOUDWATCH_NAMESPACE"),
+        *("MAX_BODY_BYTES", "MAX_BODIES_BYTES", "MAX_BATCH_ITEMS", "MAX_CONNECTIONS", "MAX_REQUESTS"),
+        *("MAX_REQUESTS_PER_CLIENT", "HEAD_TIMEOUT_S", "BODY_TIMEOUT_S", "SEND_TIMEOUT_S", "REQUEST_TIMEOUT_S"),
+        *("STREAM_TIMEOUT_S", "MAX_WEBSOCKET_S", "WEBSOCKET_IDLE_S", "DRAIN_TIMEOUT_S", "THREADS"),
     ),
     "S1_MINI_SERVER_SAGEMAKER_": (
         *("MAX_SESSIONS", "MAX_SESSION_MB", "SESSION_S", "MODELS_ROOT", "MODELS_MEMORY_MB", "MODELS_KV_MB"),
