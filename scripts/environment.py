@@ -38,6 +38,7 @@ STATE_NAME = "s1_mini-setup.json"
 LOG_NAME = "install.log"
 
 CHECKOUT = "s1_mini"  # the part that is this checkout itself; every other part is a file of pins
+METADATA = ("setup.cfg", *(f"requirements{part}.txt" for part in ("", "-server", "-aws", "-chart", "-play")))
 PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
 PIP_HAS_BEGUN = "Installing collected packages"  # until pip says this it has changed nothing
 
@@ -207,7 +208,7 @@ class Environment:
         """Return for each part that is wanted a hash of the Python and the files that decide what it installs."""
         files = {part: self._files(part) for part in (next(iter(self.recipe.parts)), *extras)}
         if self.recipe.with_checkout:
-            files[CHECKOUT] = [self.root / "setup.cfg", self.root / "requirements.txt"]
+            files[CHECKOUT] = [self.root / name for name in METADATA]
         missing = [path.name for paths in files.values() for path in paths if not path.is_file()]
         if missing:
             raise SetupError(f"{self.root} lacks {', '.join(missing)}: get the whole checkout again.")

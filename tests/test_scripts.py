@@ -43,7 +43,14 @@ def root(tmp_path):
     """Return a checkout in small."""
     (tmp_path / "requirements.lock.txt").write_text("one==1  # why; really\ntwo==2  # why\n")
     (tmp_path / "requirements-test.lock.txt").write_text("three==3  # why\n")
-    (tmp_path / "requirements.txt").write_text("one\n")
+    for name in (
+        "requirements.txt",
+        "requirements-server.txt",
+        "requirements-aws.txt",
+        "requirements-chart.txt",
+        "requirements-play.txt",
+    ):
+        (tmp_path / name).write_text("one\n")
     (tmp_path / "setup.cfg").write_text("[metadata]\n")
     (tmp_path / "infra").mkdir()
     (tmp_path / "infra" / "requirements.lock.txt").write_text("four==4  # why\n")
@@ -133,6 +140,7 @@ def test_the_second_run_starts_one_python_and_says_nothing(machine, capsys):
         ("requirements-test.lock.txt", ["pins"]),
         ("setup.cfg", ["checkout"]),
         ("requirements.txt", ["checkout"]),
+        ("requirements-aws.txt", ["checkout"]),
         ("README.md", []),
     ],
 )
@@ -521,6 +529,10 @@ def test_the_only_marker_is_windows_as_the_count_of_packages_takes_it(name):
     ("ranges", "locks"),
     [
         ("requirements.txt", ALL_LOCKS[:1]),
+        ("requirements-server.txt", ALL_LOCKS[:1]),
+        ("requirements-aws.txt", ALL_LOCKS[:1]),
+        ("requirements-chart.txt", ALL_LOCKS[1:]),
+        ("requirements-play.txt", ALL_LOCKS[1:]),
         ("requirements-test.txt", ALL_LOCKS[1:]),
         ("infra/requirements.txt", (*ALL_LOCKS, INFRA_LOCK)),
     ],

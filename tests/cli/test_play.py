@@ -116,7 +116,7 @@ def test_a_package_that_is_missing_is_told_with_the_command_that_brings_it(
     code = say(monkeypatch, tmp_path / "nowhere", None)  # told before anything is loaded
 
     assert code == 1
-    assert "pip install 's1-mini[play]'" in capsys.readouterr().err
+    assert 'pip install "s1-mini[play]"' in capsys.readouterr().err
 
 
 def test_a_library_that_is_missing_is_told_with_the_command_that_brings_it(

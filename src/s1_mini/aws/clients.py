@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from s1_mini.extras import require
 from s1_mini.version import __version__
 
 
@@ -11,6 +12,7 @@ class Clients:
     """Clients of one account and region. boto3 finds credentials, region and endpoints where it always does."""
 
     def __init__(self, region: str | None = None, profile: str | None = None) -> None:
+        require("aws", "what asks AWS")
         import boto3
         from botocore.config import Config
 

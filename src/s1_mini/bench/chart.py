@@ -1,27 +1,16 @@
-"""A picture of a profile. Knows figures only; matplotlib, which is an extra, is loaded when one is drawn."""
+"""A picture of a profile. Knows figures only; matplotlib, which is the extra `chart`, is loaded when one is drawn."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from s1_mini.bench.meter import Section
 from s1_mini.bench.profile import shares
-from s1_mini.exceptions import ConfigurationError
 
 _DPI = 110
 _ROW_INCHES = 0.42
-
-
-def check_chart() -> None:
-    """Raise `ConfigurationError` where nothing can be drawn, before anything is measured."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigurationError(
-            "--chart needs the package matplotlib, which is not installed: pip install matplotlib "
-            "(it stands in requirements-evaluate.txt)"
-        )
 
 
 def draw_sections(path: Path, sections: Sequence[Section], title: str) -> None:

@@ -62,7 +62,9 @@ def _measure(
 def _served(checkpoint: Path | None, max_batch_size: int) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
     """Serve until the block ends: where, and by which process."""
     from s1_mini.bench.server_load import Place
+    from s1_mini.extras import require
 
+    require("server", "a server of our own (or name one with --url)")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -12,6 +12,7 @@ import typer
 
 from s1_mini.cli.checkpoints import CodecPrecision, ModelPrecision
 from s1_mini.exceptions import ConfigurationError, PackageError
+from s1_mini.extras import require
 
 if TYPE_CHECKING:
     from s1_mini.aws.place import S3Place
@@ -74,6 +75,10 @@ def package(
     if artifact is not None and upload is None:
         raise ConfigurationError("--artifact is for --upload; name s3://bucket/prefix with it")
     place = None if upload is None else S3Place.parse(upload)
+    if place is not None:
+        require("aws", "--upload")
+    if check is not None:
+        require("server", "--check")
     if output is not None:
         _write(
             output,

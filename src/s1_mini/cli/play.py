@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.extras import require
 
 if TYPE_CHECKING:
     from s1_mini.types import AudioChunk
@@ -16,7 +17,8 @@ def find_loudspeaker() -> Any:
     try:
         import sounddevice
     except ImportError:
-        raise ConfigurationError("play: needs the package sounddevice; pip install 's1-mini[play]'") from None
+        require("play", "--play")
+        raise
     except OSError as error:
         raise ConfigurationError(f"play: {error}; on Debian and Ubuntu: apt install libportaudio2") from None
     try:

@@ -19,9 +19,7 @@ def profile(
     max_frames: Annotated[int, typer.Option(min=1, help="Where speech that does not end is cut.")] = 150,
     audio_format: Annotated[str, typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm.")] = "wav",
     sweep: Annotated[bool, typer.Option("--sweep", help="Measure growth along each axis, too: minutes.")] = False,
-    chart: Annotated[
-        Path | None, typer.Option(help="PNG to draw; needs the package matplotlib.", show_default=False)
-    ] = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG to draw; needs s1-mini[chart].", show_default=False)] = None,
 ) -> None:
     """Measure the sections of an utterance on this machine: a table, then one line of JSON.
 
@@ -30,17 +28,18 @@ def profile(
     import json
 
     from s1_mini.audio.container import check_format, check_writable
-    from s1_mini.bench.chart import check_chart, draw_sections
+    from s1_mini.bench.chart import draw_sections
     from s1_mini.bench.profile import Rehearsal, engine_threads, measure_sections
     from s1_mini.bench.report import describe_machine
     from s1_mini.bench.sweep import Sweep
     from s1_mini.bench.tables import axis_data, axis_table, section_data, section_table
     from s1_mini.config import EngineConfig
+    from s1_mini.extras import require
     from s1_mini.runtime.loader import load
 
     chosen = check_format(audio_format)
     if chart is not None:
-        check_chart()
+        require("chart", "--chart")
         check_writable(chart)
     speaker = load(EngineConfig(checkpoint_path=checkpoint, device=device))
     facts = describe_machine(speaker.device.value)

@@ -34,6 +34,10 @@ def serve(
 
     Example: s1-mini serve --port 8080, then open http://localhost:8080/
     """
+    from s1_mini.extras import require
+
+    require("server", "`s1-mini serve`")
+
     from s1_mini.server.run import check_port, run
     from s1_mini.server.settings import ServerSettings
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from s1_mini.deploy.call import Call
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.extras import require
 
 _SCALARS: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -35,7 +36,8 @@ def check(call: Call) -> None:
 
 
 def check_all(calls: Iterable[Call]) -> None:
-    """Check every call before any is made."""
+    """Check every call before any is made. Raises `ConfigurationError`, also where boto3 is not installed."""
+    require("aws", "`s1-mini endpoint`")
     for call in calls:
         check(call)
 

@@ -202,21 +202,30 @@ def _compile_cache(folder: Path, key: str) -> list[Member]:
 
 
 def _requirements() -> str:
-    """Write the engine's direct requirements in the versions that are installed here."""
+    """Write what the toolkits' handler needs, in the versions that are installed here; else in any that will do."""
     lines = [
         "# What the engine in the image runs on, in the versions that this artifact was packaged with. Our own image",
         "# has all of it and installs nothing when it starts; the engine itself (s1_mini) is always the image's.",
     ]
-    pins = (f"{name}=={metadata.version(name).partition('+')[0]}" for name in sorted(_direct_requirements()))
-    return "\n".join([*lines, *pins, ""])
+    return "\n".join([*lines, *sorted(map(_pinned, _direct_requirements())), ""])
+
+
+def _pinned(requirement: str) -> str:
+    name = re.split(r"[^\w.-]", requirement)[0]
+    try:
+        return f"{name}=={metadata.version(name).partition('+')[0]}"
+    except metadata.PackageNotFoundError:  # of the extra `server`, which packaging does without
+        return requirement
 
 
 def _direct_requirements() -> list[str]:
+    """Give the lines of a plain install and of the extra `server`, without markers and comments."""
     try:
-        wanted = [line for line in metadata.requires("s1_mini") or [] if "extra ==" not in line]
+        told = metadata.requires("s1-mini") or []
+        wanted = [line for line in told if re.search("extra == .(?!server)", line) is None]
     except metadata.PackageNotFoundError:
-        beside = Path(__file__).parents[3] / "requirements.txt"
-        if not beside.is_file():
+        beside = [Path(__file__).parents[3] / f"requirements{part}.txt" for part in ("", "-server")]
+        if not all(file.is_file() for file in beside):
             raise PackageError("s1_mini is not installed: run `pip install -e .` in its checkout") from None
-        wanted = beside.read_text(encoding="utf-8").splitlines()
-    return [found[0] for line in wanted if (found := re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line))]
+        wanted = [line for file in beside for line in file.read_text(encoding="utf-8").splitlines()]
+    return [found for line in wanted if (found := re.split(r"[;#]", line)[0].strip())]

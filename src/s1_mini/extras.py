@@ -1,0 +1,33 @@
+"""What a plain install leaves out, and the command that brings it.
+
+The Python engine and `s1-mini say` need none of it. Whoever does asks here first, so that a person reads one sentence.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Literal
+
+from s1_mini.exceptions import ConfigurationError
+
+Extra = Literal["server", "aws", "chart", "play"]
+
+MODULES: dict[Extra, tuple[str, ...]] = {  # as they are imported; requirements-EXTRA.txt has their versions
+    "server": ("fastapi", "h11", "prometheus_client", "python_multipart", "uvicorn", "websockets"),
+    "aws": ("boto3", "regex"),
+    "chart": ("matplotlib",),
+    "play": ("sounddevice",),
+}
+
+
+def require(extra: Extra, what: str) -> None:
+    """Return if all packages of an extra are installed.
+
+    Raises `ConfigurationError`, which says what lacks them (`what`) and the command that installs them.
+    """
+    missing = [name.replace("_", "-") for name in MODULES[extra] if find_spec(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise ConfigurationError(
+            f'{what} needs {", ".join(missing)}, which {verb} not installed: pip install "s1-mini[{extra}]"'
+        )

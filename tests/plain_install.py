@@ -1,0 +1,33 @@
+"""Processes that see what a plain install brings, and none of the extras' packages."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from s1_mini.extras import MODULES
+
+# Python runs a `sitecustomize` before all else: this one takes the extras' packages out of sight.
+BLIND = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {names} else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+"""
+LACKING = {*(name for names in MODULES.values() for name in names), "botocore", "starlette"}
+
+
+def plain_environment(folder: Path, *, with_path: bool = True) -> dict[str, str]:
+    """Give the variables of such a process; what hides the packages is written into `folder`.
+
+    `with_path` keeps `PYTHONPATH`, by which a checkout may be found.
+    """
+    (folder / "sitecustomize.py").write_text(BLIND.format(names=LACKING), encoding="utf-8")
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
+    paths = [str(folder), *filter(None, [ours.get("PYTHONPATH") if with_path else None])]
+    return ours | {"PYTHONPATH": os.pathsep.join(paths)}
