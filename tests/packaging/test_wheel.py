@@ -1,0 +1,143 @@
+"""What is published is built without a warning, whole, has no dead link, and runs where it is installed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+from plain_install import plain_environment
+from s1_mini.extras import MODULES
+from s1_mini.version import __version__
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "src")
+BUILD = """
+import sys, warnings
+from setuptools import build_meta
+
+warnings.simplefilter("error")
+target = sys.argv[1]  # setuptools changes the arguments
+build_meta.build_wheel(target)
+build_meta.build_sdist(target)
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source archive; any warning of setuptools would have failed the build."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for path in [*(ROOT / name for name in SOURCES), *ROOT.glob("requirements*.txt")]:
+        if path.is_dir():
+            shutil.copytree(path, source / path.name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(path, source)
+    subprocess.run([sys.executable, "-c", BUILD, target], cwd=source, check=True, capture_output=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> zipfile.ZipFile:
+    (path,) = built.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return message_from_bytes(wheel.read(name))
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    source = ROOT / "src"
+    files = {path.relative_to(source).as_posix() for path in (source / "s1_mini").rglob("*") if path.is_file()}
+
+    wanted = {name for name in files if "__pycache__" not in name}
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == wanted
+
+
+def test_the_source_archive_builds_the_same_and_brings_no_tests(built: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {"setup.py", "README.md", "LICENSE", "requirements.txt"} <= names
+    assert {f"requirements-{extra}.txt" for extra in MODULES} <= names
+    assert not {name for name in names if name.startswith(("tests", "scripts", "infra", "sagemaker"))}
+
+
+def test_the_index_is_told_who_what_and_under_which_licence(metadata: Message) -> None:
+    urls = dict(text.split(", ") for text in metadata.get_all("Project-URL", []))
+
+    assert metadata["Name"] == "s1-mini"
+    assert metadata["Version"] == __version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert not [text for text in metadata.get_all("Classifier", []) if text.startswith("License")]
+    assert metadata["Author"]
+    assert metadata["Keywords"]
+    assert {"Changelog", "Documentation", "Issues"} <= set(urls)
+    assert all(url.startswith(f"{metadata['Home-page']}/") for url in urls.values())
+
+
+def test_a_plain_install_needs_no_server_and_no_aws_and_all_is_every_extra(metadata: Message) -> None:
+    needs = metadata.get_all("Requires-Dist", [])
+    plain = {re.split(r"[^\w-]", need)[0] for need in needs if "extra ==" not in need}
+
+    assert {"torch", "typer"} <= plain
+    assert not {"fastapi", "boto3", "matplotlib"} & plain
+    assert set(metadata.get_all("Provides-Extra", [])) == {*MODULES, "all"}
+    (everything,) = [need for need in needs if 'extra == "all"' in need]
+    assert set(re.findall(r"\w+", everything.partition("[")[2].partition("]")[0])) == set(MODULES)
+
+
+def test_links_of_the_page_on_the_index_lead_to_files_of_this_release(metadata: Message) -> None:
+    ours = f"{metadata['Home-page']}/blob/v{__version__}/"
+    targets = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
+
+    files = [target.removeprefix(ours).partition("#")[0] for target in targets if target.startswith(ours)]
+    assert len(files) > 20
+    assert [name for name in files if not (ROOT / name).exists()] == []
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+
+
+def test_this_release_has_its_entry_in_the_changelog_with_a_date() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+    assert re.search(rf"(?m)^## {re.escape(__version__)} - \d{{4}}-\d\d-\d\d$", changelog)
+
+
+def test_installed_in_an_environment_of_its_own_it_speaks_without_the_extras(built: Path, tmp_path: Path) -> None:
+    """What a plain install would fetch is lent by this environment: a .pth file adds its packages."""
+    (path,) = built.glob("*.whl")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", venv, "install", "--quiet", "--no-deps", "--no-index", path]
+    subprocess.run(pip, check=True)
+    scripts = venv / ("Scripts" if sys.platform == "win32" else "bin")
+    (site,) = [path for path in venv.rglob("site-packages") if not path.parent.is_symlink()]
+    (site / "lent.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+    environment = plain_environment(tmp_path, with_path=False)
+
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    where = run(scripts / "python", "-c", "import s1_mini; print(s1_mini.__file__)").stdout
+    helped, said = run(scripts / "s1-mini", "--help"), run(scripts / "s1-mini", "say", "Hi.", "-o", "hi.wav")
+    served = run(scripts / "s1-mini", "serve")
+
+    assert Path(where.strip()).is_relative_to(venv)
+    assert helped.returncode == 0
+    assert "say" in helped.stdout
+    assert said.returncode == 0, said.stderr
+    assert (tmp_path / "hi.wav").read_bytes().startswith(b"RIFF")
+    assert served.returncode == 1
+    assert 'pip install "s1-mini[server]"' in served.stderr
