@@ -37,7 +37,7 @@ LOCK_NAME = "s1_mini-setup.lock"
 STATE_NAME = "s1_mini-setup.json"
 LOG_NAME = "install.log"
 
-CHECKOUT = "s1_mini"  # the part that is this checkout itself; every other part is a file of pins
+CHECKOUT = "s1_mini"  # the part that is this checkout itself; every other part is a lock file
 METADATA = ("setup.cfg", *(f"requirements{part}.txt" for part in ("", "-server", "-aws", "-chart", "-play")))
 PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
 PIP_HAS_BEGUN = "Installing collected packages"  # until pip says this it has changed nothing
@@ -72,6 +72,11 @@ CAUSES = (
         "or copy the checkout to a folder of yours, then run this again",
     ),
     (
+        r"DO NOT MATCH THE HASHES",
+        "The package index gave another file than the one that was tested: set PIP_INDEX_URL to PyPI or a faithful "
+        "mirror of it, empty pip's cache (`pip cache purge`), then run this again",
+    ),
+    (
         r"No matching distribution found for (\S+)",
         r"The package index has no \1 for this machine: use 64-bit Python 3.11, 3.12 or 3.13 on Linux, Windows or "
         "macOS 14 or newer with Apple silicon, or set PIP_INDEX_URL or PIP_FIND_LINKS to where it is",
@@ -84,23 +89,23 @@ class Recipe(NamedTuple):
 
     folder: str
     needed_bytes: int
-    parts: "Mapping[str, Sequence[str]]"  # part → files that say what to install; the first part is always wanted
-    constraints: "Sequence[str]"  # files that only say in which version
+    parts: "Mapping[str, str]"  # part → its lock file, with hashes; the first part is always wanted
+    unhashed: str  # the lock file, of the first part too, that is installed after the others; none if empty
     with_checkout: bool
 
 
 ENGINE = Recipe(
     folder=".venv",
     needed_bytes=3 * 10**9,  # 1.1 GB installed with torch for CPU, as much again while pip unpacks it, and some room
-    parts={"base": ["requirements.lock.txt"], "test": ["requirements-test.lock.txt"]},
-    constraints=[],
+    parts={"base": "requirements.lock.txt", "test": "requirements-test.lock.txt"},
+    unhashed="requirements-torch.lock.txt",
     with_checkout=True,
 )
 INFRA = Recipe(
     folder=".venv-infra",
     needed_bytes=15 * 10**8,  # 650 MB installed
-    parts={"infra": ["infra/requirements.lock.txt", "infra/requirements.txt"]},
-    constraints=["requirements.lock.txt", "requirements-test.lock.txt"],
+    parts={"infra": "infra/requirements.lock.txt"},
+    unhashed="",
     with_checkout=False,
 )
 
@@ -278,25 +283,26 @@ class Environment:
         stale_pins = [part for part in stale if part != CHECKOUT]
         if stale_pins:
             say(self._announcement(stale_pins))
-            files = [f"--requirement={file}" for part in wanted if part != CHECKOUT for file in self._files(part)]
-            files += [f"--constraint={self.root / name}" for name in self.recipe.constraints]
-            state = self._pip_install(files, state, {part: wanted[part] for part in stale_pins})
+            locks = [f"--requirement={self.root / self.recipe.parts[part]}" for part in wanted if part != CHECKOUT]
+            gained = {part: wanted[part] for part in stale_pins}
+            unhashed = self.recipe.unhashed if next(iter(self.recipe.parts)) in stale_pins else ""
+            state = self._pip_install(["--require-hashes", *locks], state, {} if unhashed else gained)
+            if unhashed:  # only now: nothing that it needs is left to be found without a hash
+                state = self._pip_install([f"--requirement={self.root / unhashed}"], state, gained)
         if CHECKOUT in stale:
             say("Installing s1_mini from this checkout …")
             editable = ["--no-deps", "--no-build-isolation", f"--editable={self.root}"]
             self._pip_install(editable, state, {CHECKOUT: wanted[CHECKOUT]})
 
     def _announcement(self, parts: "Sequence[str]") -> str:
-        texts = [file.read_text(encoding="utf-8") for part in parts for file in self._files(part)]
-        # The only marker in the files of pins says Windows (tests/test_scripts.py).
-        lines = [line.partition("#")[0] for text in texts for line in text.splitlines()]
-        here = [line for line in lines if "==" in line and (sys.platform == "win32" or ";" not in line)]
+        lines = [line for part in parts for file in self._files(part) for line in file.read_text("utf-8").splitlines()]
+        count = sum("==" in line for line in lines if not line.startswith("#"))
         size = f"about {sum(DOWNLOAD_MB.get(part, 0) for part in parts)} MB"
         if "base" in parts and sys.platform == "linux":
             size += ", several GB where torch comes with CUDA"
         if "base" in parts:
             size += "; a few minutes the first time"
-        return f"Installing {len(here)} packages ({size}) …"
+        return f"Installing {count} packages ({size}) …"
 
     def _pip_install(self, arguments: "Sequence[str]", state: State, gained: "Mapping[str, str]") -> State:
         """Run one `pip install` and return the state that it leaves."""
@@ -337,7 +343,9 @@ class Environment:
         draft.replace(self.venv / STATE_NAME)
 
     def _files(self, part: str) -> "list[Path]":
-        return [self.root / name for name in self.recipe.parts[part]]
+        is_first = part == next(iter(self.recipe.parts))
+        names = [self.recipe.parts[part], self.recipe.unhashed if is_first else ""]
+        return [self.root / name for name in names if name]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -41,20 +42,14 @@ def check(monkeypatch):
 @pytest.fixture
 def root(tmp_path):
     """Return a checkout in small."""
-    (tmp_path / "requirements.lock.txt").write_text("one==1  # why; really\ntwo==2  # why\n")
-    (tmp_path / "requirements-test.lock.txt").write_text("three==3  # why\n")
-    for name in (
-        "requirements.txt",
-        "requirements-server.txt",
-        "requirements-aws.txt",
-        "requirements-chart.txt",
-        "requirements-play.txt",
-    ):
-        (tmp_path / name).write_text("one\n")
+    (tmp_path / "requirements.lock.txt").write_text("# a==b\none==1 \\\n    --hash=sha256:0\n    # via two\ntwo==2\n")
+    (tmp_path / "requirements-torch.lock.txt").write_text("torch==2\n")
+    (tmp_path / "requirements-test.lock.txt").write_text("three==3\n")
+    for part in ("", "-server", "-aws", "-chart", "-play"):
+        (tmp_path / f"requirements{part}.txt").write_text("one\n")
     (tmp_path / "setup.cfg").write_text("[metadata]\n")
     (tmp_path / "infra").mkdir()
-    (tmp_path / "infra" / "requirements.lock.txt").write_text("four==4  # why\n")
-    (tmp_path / "infra" / "requirements.txt").write_text("four>=4  # why\n")
+    (tmp_path / "infra" / "requirements.lock.txt").write_text("four==4\n")
     return tmp_path
 
 
@@ -64,7 +59,7 @@ class Machine:
     def __init__(self, root, recipe=environment.ENGINE):
         self.root = root
         self.recipe = recipe
-        self.steps = []  # "probe", "venv", "pins" or "checkout"
+        self.steps = []  # "probe", "venv", "pins", "torch" or "checkout"
         self.commands = []
         self.output = {}  # step → what it says
         self.failure = {}  # step → exit code, or what it raises, until a venv is made anew
@@ -89,7 +84,9 @@ class Machine:
             return "probe"
         if "venv" in command:
             return "venv"
-        return "checkout" if any(word.startswith("--editable=") for word in command) else "pins"
+        if any(word.startswith("--editable=") for word in command):
+            return "checkout"
+        return "pins" if "--require-hashes" in command else "torch"
 
     def make_venv(self):
         (self.root / self.recipe.folder).mkdir(exist_ok=True)
@@ -107,7 +104,7 @@ def machine(root):
     return Machine(root)
 
 
-EVERYTHING = ["venv", "pins", "checkout"]
+EVERYTHING = ["venv", "pins", "torch", "checkout"]
 
 
 # Setting up
@@ -119,7 +116,7 @@ def test_the_first_run_makes_the_venv_and_installs_the_pins_and_the_checkout(mac
     assert "--no-build-isolation" in machine.commands[-1]
     said = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in said] == ["Creating", "Installing", "Installing"]
-    assert said[1].startswith("Installing 2 packages (about 250 MB")
+    assert said[1].startswith("Installing 3 packages (about 250 MB")
 
 
 def test_the_second_run_starts_one_python_and_says_nothing(machine, capsys):
@@ -136,7 +133,8 @@ def test_the_second_run_starts_one_python_and_says_nothing(machine, capsys):
 @pytest.mark.parametrize(
     ("changed", "steps"),
     [
-        ("requirements.lock.txt", ["pins"]),
+        ("requirements.lock.txt", ["pins", "torch"]),
+        ("requirements-torch.lock.txt", ["pins", "torch"]),
         ("requirements-test.lock.txt", ["pins"]),
         ("setup.cfg", ["checkout"]),
         ("requirements.txt", ["checkout"]),
@@ -181,7 +179,7 @@ def test_a_venv_made_by_hand_is_completed_and_not_removed(machine, root):
     machine.make_venv()
     (root / ".venv" / "mine").touch()
 
-    assert machine.ensure() == ["pins", "checkout"]
+    assert machine.ensure() == ["pins", "torch", "checkout"]
     assert (root / ".venv" / "mine").exists()
 
 
@@ -197,7 +195,9 @@ def test_a_moved_checkout_gets_a_new_venv(machine, root):
     ("step", "output", "steps"),
     [
         ("venv", "", EVERYTHING),
-        ("pins", "Collecting one==1\n", ["pins", "checkout"]),
+        ("pins", "Collecting one==1\n", ["pins", "torch", "checkout"]),
+        ("torch", "Collecting torch==2\n", ["pins", "torch", "checkout"]),
+        ("torch", "Installing collected packages: torch\n", EVERYTHING),
         ("pins", "Collecting one==1\nInstalling collected packages: one\n", EVERYTHING),
         ("checkout", "Obtaining file:///checkout\n", ["checkout"]),
         ("checkout", "Installing collected packages: s1_mini\n", EVERYTHING),
@@ -225,7 +225,7 @@ def test_pins_that_could_not_be_downloaded_leave_the_venv_as_it_was(machine, roo
         machine.ensure()
 
     machine.failure.clear()
-    assert machine.ensure() == ["pins"]
+    assert machine.ensure() == ["pins", "torch"]
 
 
 def test_a_failure_of_unknown_cause_shows_the_end_of_the_output_and_where_the_rest_is(machine, root):
@@ -263,9 +263,6 @@ def test_the_environment_of_infra_holds_the_cdk_by_its_pins_and_no_engine(root, 
     assert machine.ensure() == ["venv", "pins"]
     assert [word for word in machine.commands[-1] if word.startswith("--") and "=" in word] == [
         f"--requirement={root / 'infra/requirements.lock.txt'}",
-        f"--requirement={root / 'infra/requirements.txt'}",
-        f"--constraint={root / 'requirements.lock.txt'}",
-        f"--constraint={root / 'requirements-test.lock.txt'}",
     ]
     assert "Creating .venv-infra with Python" in capsys.readouterr().err
     assert machine.ensure() == []
@@ -338,6 +335,7 @@ def test_the_lock_of_a_dead_process_is_free(tmp_path):
         ("[Errno 13] Permission denied: '.venv'", "writable"),
         ("[Errno 30] Read-only file system: '.venv'", "writable"),
         ("[WinError 32] The process cannot access the file", "close programs"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "pip cache purge"),
         ("ERROR: No matching distribution found for torch==2.13.0", "no torch==2.13.0 for this machine"),
     ],
 )
@@ -492,49 +490,75 @@ def test_the_summary_names_what_failed(check):
     )
 
 
-# Files of pins
+# Lock files
 
 
 def lines_of(name):
-    """Return requirement and reason of each line that is not all comment."""
+    """Return requirement and reason of each line of a list with ranges that is not all comment."""
     lines = [line.partition(" # ") for line in (ROOT / name).read_text(encoding="utf-8").splitlines()]
     return [(Requirement(spec), reason.strip()) for spec, _, reason in lines if not spec.startswith("#")]
+
+
+@pytest.fixture
+def lock(monkeypatch):
+    monkeypatch.setitem(sys.modules, "environment", environment)
+    return load("lock")
+
+
+def locked(name):
+    """Return requirement, hashes and reason of each pin of a lock file."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for block in re.findall(r"(?m)^[A-Za-z0-9].*\n(?:[ ]+.*\n)*", text):
+        pin, *hashes = (
+            line.strip().removesuffix("\\").strip() for line in block.partition("# ")[0].strip().splitlines()
+        )
+        yield Requirement(pin), hashes, block.partition("# ")[2].strip()
 
 
 def pins_of(*names):
     """Return package → version."""
     return {
-        canonicalize_name(pin.name): next(iter(pin.specifier)).version for name in names for pin, _ in lines_of(name)
+        canonicalize_name(pin.name): next(iter(pin.specifier)).version for name in names for pin, _, _ in locked(name)
     }
 
 
+TORCH_LOCK = "requirements-torch.lock.txt"
 ALL_LOCKS = ("requirements.lock.txt", "requirements-test.lock.txt")
 INFRA_LOCK = "infra/requirements.lock.txt"
 
 
 @pytest.mark.parametrize("name", [*ALL_LOCKS, INFRA_LOCK])
-def test_each_pin_is_exact_and_says_why_it_is_there(name):
-    for pin, reason in lines_of(name):
+def test_each_pin_is_exact_and_has_its_hashes_and_says_why_it_is_there(name):
+    for pin, hashes, reason in locked(name):
         assert [spec.operator for spec in pin.specifier] == ["=="], pin
         assert "*" not in str(pin.specifier)
-        assert reason, pin
+        assert hashes, pin
+        assert all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", each) for each in hashes), pin
+        assert reason.startswith("via "), pin
 
 
-@pytest.mark.parametrize("name", ALL_LOCKS)
-def test_the_only_marker_is_windows_as_the_count_of_packages_takes_it(name):
-    assert {str(pin.marker) for pin, _ in lines_of(name) if pin.marker} <= {'platform_system == "Windows"'}
+def test_torch_alone_has_no_hashes_and_its_lock_says_why():
+    assert [pin.name for pin, hashes, _ in locked(TORCH_LOCK) if not hashes] == ["torch"]
+    assert "without hashes: a version has other files on each index" in (ROOT / TORCH_LOCK).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [*ALL_LOCKS, TORCH_LOCK, INFRA_LOCK])
+def test_a_lock_names_no_index_and_no_path(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+
+    assert re.findall(r"(?m)://|^-|(?<=\s)/\w.*", text) == []
 
 
 @pytest.mark.parametrize(
     ("ranges", "locks"),
     [
-        ("requirements.txt", ALL_LOCKS[:1]),
+        ("requirements.txt", (*ALL_LOCKS[:1], TORCH_LOCK)),
         ("requirements-server.txt", ALL_LOCKS[:1]),
         ("requirements-aws.txt", ALL_LOCKS[:1]),
         ("requirements-chart.txt", ALL_LOCKS[1:]),
         ("requirements-play.txt", ALL_LOCKS[1:]),
         ("requirements-test.txt", ALL_LOCKS[1:]),
-        ("infra/requirements.txt", (*ALL_LOCKS, INFRA_LOCK)),
+        ("infra/requirements.txt", (INFRA_LOCK,)),
     ],
 )
 def test_every_requirement_is_pinned_within_its_range(ranges, locks):
@@ -545,36 +569,52 @@ def test_every_requirement_is_pinned_within_its_range(ranges, locks):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 
-def test_no_package_is_pinned_twice():
-    names = [canonicalize_name(pin.name) for name in (*ALL_LOCKS, INFRA_LOCK) for pin, _ in lines_of(name)]
+def test_no_package_is_locked_in_two_versions():
+    pins = pins_of(*ALL_LOCKS, TORCH_LOCK)
 
-    assert sorted(names) == sorted(set(names))
+    names = [canonicalize_name(pin.name) for name in (*ALL_LOCKS, TORCH_LOCK) for pin, _, _ in locked(name)]
+    assert sorted(names) == sorted(pins)
+    assert {name: version for name, version in pins_of(INFRA_LOCK).items() if pins.get(name, version) != version} == {}
 
 
+SYSTEMS = [("linux", "Linux", "posix"), ("win32", "Windows", "nt"), ("darwin", "Darwin", "posix")]
+MACHINES = [
+    {"sys_platform": sys_platform, "platform_system": system, "os_name": os_name}
+    | {"python_version": python, "python_full_version": f"{python}.0"}
+    for sys_platform, system, os_name in SYSTEMS
+    for python in ("3.11", "3.12", "3.13")
+]
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda it: f"{it['sys_platform']}-{it['python_version']}")
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_pins_bring_all_that_they_need_at_versions_that_suit_each_other(count):
-    pins = pins_of(*ALL_LOCKS[:count])
+def test_the_pins_bring_all_that_they_need_on_every_system_at_versions_that_suit_each_other(count, machine):
+    """With hashes pip takes nothing that is not pinned."""
+    pins = pins_of(*ALL_LOCKS[:count], TORCH_LOCK)
     cuda = ("cuda-", "nvidia-", "triton")  # torch pins these itself, where it comes with CUDA
 
     for name in pins:
-        for need in needs_of(name):
+        for need in needs_of(name, machine):
             if not need.name.startswith(cuda):
-                assert need.specifier.contains(pins.get(canonicalize_name(need.name), "0")), f"{name} needs {need}"
                 assert canonicalize_name(need.name) in pins, f"{name} needs {need}"
+                assert need.specifier.contains(pins[canonicalize_name(need.name)]), f"{name} needs {need}"
 
 
-def test_via_names_the_packages_that_need_it():
-    for name in ALL_LOCKS:
-        for pin, reason in lines_of(name):
-            for parent in reason.removeprefix("via ").split(", ") if reason.startswith("via ") else []:
-                needs = {canonicalize_name(need.name) for need in needs_of(parent)}
-                assert canonicalize_name(pin.name) in needs or pin.marker or not needs, f"{pin.name} via {parent}"
+def test_writing_the_locks_leaves_out_what_comes_with_torch_and_what_another_lock_has(lock):
+    text = (
+        "# head\n# more\nnumpy==1 \\\n    --hash=sha256:0\n    # via torch\ntorch==2 \\\n    --hash=sha256:1\n"
+        "nvidia-nccl-cu13==2 ; sys_platform == 'linux'\nrich==3\njs==1 ; sys_platform == 'emscripten'\n"
+    )
+
+    assert lock.head(text) == "# head\n# more\n"
+    assert lock.pins(text) == ["numpy", "torch", "nvidia-nccl-cu13", "rich", "js"]
+    assert lock.kept(text, {"rich"}) == "numpy==1 \\\n    --hash=sha256:0\n    # via torch\n"
 
 
-def needs_of(name):
-    """Return the requirements of an installed package that count on this machine; of one not installed, none."""
+def needs_of(name, machine):
+    """Return the requirements of an installed package that count on a machine; of one not installed, none."""
     try:
         needs = [Requirement(text) for text in metadata.requires(name) or []]
     except metadata.PackageNotFoundError:
         return []
-    return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": "", **machine})]

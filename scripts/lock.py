@@ -1,0 +1,118 @@
+"""Write the lock files anew with the hashes of all that is pinned, on every system and Python that is supported.
+
+Example: python scripts/lock.py --upgrade fastapi
+
+Run it after a change to a requirements file. Versions stay as they are unless they must change or --upgrade names them;
+torch's is written by hand (requirements-torch.lock.txt says why). Needs uv (`pip install uv`) and a package index.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = "requirements-torch.lock.txt"
+COMMAND = (
+    "uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --annotation-style line --quiet"
+)
+# What torch brings where it is built for CUDA: it names the versions itself, and other builds have no such packages.
+WITH_TORCH = re.compile(r"torch|triton|(cuda|nvidia)-.*")
+BROWSER = "sys_platform == 'emscripten'"  # a Python in which no torch runs
+
+
+class Lock(NamedTuple):
+    """A lock file: what it is made from, and the locks whose versions it keeps; `above` also leaves out their pins."""
+
+    name: str
+    inputs: "Sequence[str]"
+    constraints: "Sequence[str]" = ()
+    above: bool = False
+
+
+ENGINE = ("requirements.txt", "requirements-server.txt", "requirements-aws.txt")
+LOCKS = (
+    Lock("requirements.lock.txt", ENGINE),
+    Lock(
+        "requirements-test.lock.txt",
+        (*ENGINE, "requirements-chart.txt", "requirements-play.txt", "requirements-test.txt"),
+        ("requirements.lock.txt",),
+        above=True,
+    ),
+    Lock(
+        "infra/requirements.lock.txt",
+        ("infra/requirements.txt",),
+        ("requirements.lock.txt", "requirements-test.lock.txt"),
+    ),
+)
+
+
+def main(arguments: "list[str]") -> int:
+    """Write every lock file; return 0."""
+    parser = argparse.ArgumentParser(description="Write the lock files anew, with hashes.", allow_abbrev=False)
+    parser.add_argument("--upgrade", metavar="PACKAGE", action="append", default=[], help="take its newest version")
+    options = parser.parse_args(arguments)
+    if shutil.which("uv") is None:
+        raise environment.SetupError("uv is not on the path: `pip install uv`, then run this again.")
+    for lock in LOCKS:
+        path = ROOT / lock.name
+        text = path.read_text(encoding="utf-8")
+        without = {name for other in lock.constraints for name in pins(read(other))} if lock.above else set()
+        path.write_text(head(text) + kept(compiled(lock, text, options.upgrade), without), encoding="utf-8")
+        environment.say(f"{lock.name}: {len(pins(read(lock.name)))} packages")
+    return 0
+
+
+def compiled(lock: Lock, text: str, upgrades: "Sequence[str]") -> str:
+    """Return what uv makes of the inputs; what `text` pins stays where it can."""
+    command = [*COMMAND.split(), *lock.inputs, f"--constraint={TORCH}"]
+    command += [f"--constraint={name}" for name in lock.constraints]
+    command += [f"--upgrade-package={name}" for name in upgrades]
+    draft = ROOT / (lock.name + ".new")
+    draft.write_text(text, encoding="utf-8")
+    try:
+        subprocess.check_call([*command, f"--output-file={draft}"], cwd=str(ROOT), stdout=subprocess.DEVNULL)
+        return draft.read_text(encoding="utf-8")
+    finally:
+        draft.unlink()
+
+
+def read(name: str) -> str:
+    """Return a file of the checkout."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def head(text: str) -> str:
+    """Return the comment that a lock file begins with."""
+    lines = text.splitlines(keepends=True)
+    first = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return "".join(lines[:first])
+
+
+def blocks(text: str) -> "list[str]":
+    """Return each pin with its hashes and its reason."""
+    return re.findall(r"^[A-Za-z0-9].*\n(?:[ ]+.*\n)*", text, re.MULTILINE)
+
+
+def pins(text: str) -> "list[str]":
+    """Return the names that a lock file pins."""
+    return [block.partition("==")[0] for block in blocks(text)]
+
+
+def kept(text: str, without: "set[str]") -> str:
+    """Return the pins but those of `without`, those that come with torch and those for a browser."""
+    return "".join(
+        block
+        for name, block in zip(pins(text), blocks(text), strict=True)
+        if name not in without and not WITH_TORCH.fullmatch(name) and BROWSER not in block
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(environment.run_main(main))
