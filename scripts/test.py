@@ -21,7 +21,8 @@ from typing import NamedTuple
 import environment
 
 ROOT = Path(__file__).resolve().parent.parent
-EVERYWHERE = "not gpu and not java and not image and not schema and not sdk"  # what needs nothing special and not long
+# What needs nothing special and not long.
+EVERYWHERE = "not gpu and not java and not docker and not image and not schema and not sdk"
 MIN_NODE = 20
 
 

@@ -440,7 +440,7 @@ def test_a_demo_whose_server_does_not_start_says_why(demo, monkeypatch, tmp_path
 
 
 def test_pytest_runs_last_and_on_gpu_tests_only_if_asked(check):
-    for arguments, marker in ([], "not gpu and not java and not image and not schema and not sdk"), (["--gpu"], "gpu"):
+    for arguments, marker in ([], check.EVERYWHERE), (["--gpu"], "gpu"):
         checks = check.checks(Path("python"), *check.parse([*arguments, "-k", "scheduler"]))
 
         names = ["ruff check", "ruff format", "mypy", "mypy win32", "lint-imports", "pytest"]

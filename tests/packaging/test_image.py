@@ -8,14 +8,20 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
+import threading
 from fnmatch import fnmatch
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from s1_mini.packaging.compile_cache import VARIABLES
+
 ROOT = Path(__file__).parents[2]
-KNOWN = {"ARG", "FROM", "ENV", "WORKDIR", "COPY", "RUN", "LABEL", "EXPOSE", "CMD"}
+KNOWN = {"ARG", "FROM", "ENV", "WORKDIR", "COPY", "RUN", "LABEL", "VOLUME", "EXPOSE", "USER", "HEALTHCHECK", "CMD"}
+TRITON = "triton==3.7.1"  # what the locked torch brings where it comes with CUDA
 
 
 class Instruction(NamedTuple):
@@ -37,14 +43,95 @@ def texts(word: str) -> list[str]:
     return [one.text for one in RECIPE if one.word == word]
 
 
+# What stands below the second FROM is in the image; what stands above only makes it.
+IN_IMAGE = RECIPE[[number for number, one in enumerate(RECIPE) if one.word == "FROM"][1] :]
+
+
 def test_only_plain_instructions_stand_in_it() -> None:
-    """No ADD, which unpacks and fetches; no ENTRYPOINT, which SageMaker does not replace; root, as it expects."""
+    """No ADD, which unpacks and fetches; no ENTRYPOINT, which SageMaker does not replace."""
     assert {one.word for one in RECIPE} <= KNOWN
 
 
-def test_every_base_is_named_by_a_version() -> None:
-    assert all(":" in text and "latest" not in text for text in texts("FROM"))
-    assert texts("ARG")[0] == "PYTHON=3.12"
+def test_both_stages_stand_on_one_base_that_a_build_can_name_by_its_digest() -> None:
+    assert texts("FROM") == ["${BASE} AS build", "${BASE}"]
+    assert re.fullmatch(r"BASE=python:3\.\d+-slim-\w+", texts("ARG")[0])
+
+
+def test_it_runs_as_somebody_who_is_not_root() -> None:
+    words = [one.word for one in IN_IMAGE]
+    (user,) = texts("USER")
+    (name,) = [text.partition("=")[2] for text in texts("ARG") if user == f"${{{text.partition('=')[0]}}}"]
+
+    assert int(name.partition(":")[0]) > 0
+    assert "RUN" not in words[words.index("USER") :]
+
+
+def test_nothing_that_makes_the_image_is_in_it() -> None:
+    text = " ".join(one.text for one in IN_IMAGE)
+
+    assert not re.findall(r"apt-get|gcc|pip install|libc6-dev", text)
+    assert "pip uninstall" in text
+
+
+def test_all_that_is_written_goes_to_a_volume() -> None:
+    environment = dict(re.findall(r"(\w+)=(\S+)", " ".join(one.text for one in IN_IMAGE if one.word == "ENV")))
+
+    assert texts("VOLUME") == ['["/tmp"]']
+    assert environment["HOME"] == "/tmp"
+    assert environment["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert not set(VARIABLES) & set(environment), "an artifact's own compiled kernels would not be used"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
+@pytest.mark.parametrize("variable", ["S1_MINI_SERVER_PORT", "SAGEMAKER_BIND_TO_PORT"])
+def test_its_health_is_what_ping_answers(variable: str) -> None:
+    """The check as it stands, against a server that is well and then not."""
+    (text,) = texts("HEALTHCHECK")
+    command = text.partition("CMD ")[2]
+    statuses = iter([200, 503])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(next(statuses) if self.path == "/ping" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        environment[variable] = str(server.server_port)
+        codes = [subprocess.run(["sh", "-c", command], env=environment, check=False).returncode for _ in range(2)]
+        server.shutdown()
+        thread.join()
+
+    assert codes == [0, 1]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
+def test_in_place_of_a_compiler_stands_one_compiled_driver(tmp_path: Path) -> None:
+    """Triton asks for it as it asks gcc; whatever else it asks for is refused with a sentence."""
+    made = tmp_path / "triton_driver"
+    made.with_suffix(".c").write_text("int driver;")
+    made.with_suffix(".so").write_bytes(b"compiled")
+    script = (ROOT / "sagemaker" / "cc").read_text().replace("/opt/s1_mini/libexec/triton_driver", str(made))
+    (tmp_path / "main.c").write_text("int driver;")
+    (tmp_path / "other.c").write_text("int other;")
+
+    def cc(name: str) -> subprocess.CompletedProcess[str]:
+        words = [name, "-O3", "-shared", "-fPIC", "-Wno-psabi", "-o", "out.so", "-l:libcuda.so.1", "-L/usr/lib"]
+        return subprocess.run(
+            ["sh", "-c", script, "cc", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    refused, given = cc("other.c"), cc("main.c")
+
+    assert refused.returncode == 1
+    assert "no compiler, and other.c is not the driver" in refused.stderr
+    assert given.returncode == 0, given.stderr
+    assert (tmp_path / "out.so").read_bytes() == b"compiled"
 
 
 def test_there_is_a_variant_with_cuda_and_one_without() -> None:
@@ -56,17 +143,18 @@ def test_there_is_a_variant_with_cuda_and_one_without() -> None:
 
 
 def test_all_that_is_installed_is_locked_and_nothing_is_installed_at_the_start() -> None:
-    installs = [text for text in texts("RUN") if "pip install" in text]
+    installs = [text for text in texts("RUN") if "-m pip" in text and " install " in text]
 
     assert len(installs) == 2
-    assert "--requirement requirements.lock.txt" in installs[0]
+    assert "--require-hashes --requirement requirements.lock.txt" in installs[0]
+    assert "--requirement requirements-torch.lock.txt" in installs[0]
     assert "--no-deps --no-build-isolation" in installs[1]
     assert "pip" not in (ROOT / "sagemaker" / "serve").read_text().replace("s1_mini", "")
 
 
 def test_layers_are_quiet_and_keep_no_caches() -> None:
     for text in texts("RUN"):
-        assert "pip install" not in text or "--quiet" in text
+        assert "install --quiet" in text or "install --" not in text
         assert "apt-get install" not in text or ("-qq" in text and "--no-install-recommends" in text)
         assert "apt-get update" not in text or "rm -rf /var/lib/apt/lists/*" in text
         assert ";" not in text or text.startswith("set -eu;"), "a step that fails must fail the layer"
@@ -76,7 +164,7 @@ def test_layers_are_quiet_and_keep_no_caches() -> None:
 def test_dependencies_are_a_layer_below_the_code() -> None:
     order = [one.text for one in RECIPE if one.word in {"COPY", "RUN"}]
 
-    assert order.index("requirements.lock.txt ./") < order.index("src src")
+    assert order.index("requirements.lock.txt requirements-torch.lock.txt ./") < order.index("src src")
 
 
 def test_the_bidirectional_stream_is_announced_and_the_command_is_a_list() -> None:
@@ -87,6 +175,11 @@ def test_the_bidirectional_stream_is_announced_and_the_command_is_a_list() -> No
 
 def test_no_secret_and_no_setting_of_a_person_is_in_it() -> None:
     assert re.findall(r"(?i)secret|password|token|api_key|aws_", (ROOT / "sagemaker" / "Dockerfile").read_text()) == []
+
+
+def made_by() -> list[str]:
+    """The steps that make what the image gets."""
+    return [one.text for one in RECIPE[: RECIPE.index(IN_IMAGE[0])] if one.word == "RUN"]
 
 
 def copied() -> list[str]:
@@ -104,8 +197,9 @@ def test_what_is_copied_is_there_and_passes_the_ignore_file_and_nothing_else_doe
     assert any(fnmatch("src/x/__pycache__", line) for line in lines[1:])
 
 
-def test_serve_is_a_program_that_becomes_the_server() -> None:
-    path = ROOT / "sagemaker" / "serve"
+@pytest.mark.parametrize("name", ["serve", "cc"])
+def test_serve_is_a_program_that_becomes_the_server_and_so_is_what_stands_for_a_compiler(name: str) -> None:
+    path = ROOT / "sagemaker" / name
 
     assert path.read_bytes().startswith(b"#!/bin/sh\n")
     assert b"\r" not in path.read_bytes()
@@ -113,6 +207,14 @@ def test_serve_is_a_program_that_becomes_the_server() -> None:
     if os.name != "nt":
         assert path.stat().st_mode & stat.S_IXUSR
         assert subprocess.run(["sh", "-n", path], check=False).returncode == 0
+
+
+def test_serve_gives_root_away_to_the_user_of_the_image() -> None:
+    text = (ROOT / "sagemaker" / "serve").read_text()
+    (name,) = re.findall(r"setpriv --reuid=(\w+) ", text)
+
+    assert f'if [ "$(id -u)" = 0 ] && id {name} >/dev/null' in text
+    assert re.search(rf"useradd --uid 1000 .*{name}$", " ".join(texts("RUN")))
 
 
 def test_no_python_package_hides_the_sdk_of_that_name() -> None:
@@ -130,15 +232,53 @@ def test_the_install_steps_make_an_environment_that_speaks(tmp_path: Path) -> No
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, target)
     environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
-    for text in (text for text in texts("RUN") if "apt-get" not in text):
+    # This machine's own index, and torch for the CPU where it knows one.
+    environment |= {"VARIANT": "cpu", "CPU_INDEX": os.environ.get("PIP_EXTRA_INDEX_URL", "")}
+    for text in (text for text in made_by() if "apt-get" not in text):
         step = text.replace("/opt/s1_mini", str(venv))
-        subprocess.run(["sh", "-c", step], cwd=build, env=environment | {"VARIANT": "cuda"}, check=True)
+        subprocess.run(["sh", "-c", step], cwd=build, env=environment, check=True)
 
     say = [venv / "bin" / "s1-mini", "say", "Hello.", "-o", tmp_path / "hello.wav"]
     subprocess.run(say, cwd=tmp_path, env=environment | {"PYTHONSAFEPATH": "1"}, check=True)
 
     assert (tmp_path / "hello.wav").read_bytes()[:4] == b"RIFF"
-    freeze = subprocess.check_output([venv / "bin" / "pip", "freeze"], cwd=tmp_path, text=True)
-    locked = re.findall(r"(?m)^([A-Za-z0-9_.-]+==[^\s;]+)\s+#", (ROOT / "requirements.lock.txt").read_text())
-    have = {line.lower().replace("_", "-").partition("+")[0] for line in freeze.splitlines()}
-    assert {pin.lower() for pin in locked if "wheel" not in pin and "setuptools" not in pin} <= have
+    pip = [sys.executable, "-m", "pip", "--python", venv, "freeze", "--all"]
+    have = {
+        line.lower().partition("+")[0] for line in subprocess.check_output(pip, cwd=tmp_path, text=True).splitlines()
+    }
+    locked = re.findall(r"(?m)^(\S+==\S+) \\", (ROOT / "requirements.lock.txt").read_text())
+    assert set(locked) <= {name.replace("_", "-") for name in have}
+    assert not {name for name in have if name.startswith("pip==")}
+
+
+@pytest.mark.image
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
+def test_triton_takes_the_driver_that_the_recipe_compiles_for_its_own(tmp_path: Path) -> None:
+    """Of the image with CUDA: its step, as it stands, and then Triton itself, with a libcuda that is only a name."""
+    opt = tmp_path / "opt"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", opt], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", opt, "install", "--quiet", "--no-deps", TRITON]
+    subprocess.run(pip, check=True)
+    (opt / "libexec").mkdir()
+    script = (ROOT / "sagemaker" / "cc").read_text().replace("/opt/s1_mini", str(opt))
+    (opt / "libexec" / "cc").write_text(script)
+    (opt / "libexec" / "cc").chmod(0o755)
+    (step,) = [text for text in made_by() if "libcuda.so.1" in text]
+    subprocess.run(["sh", "-c", step.replace("/opt/s1_mini", str(opt))], cwd=tmp_path, check=True)
+    code = """
+import os, sys
+sys.setdlopenflags(os.RTLD_LAZY)  # the functions of CUDA are missing here; nothing calls them
+from triton.backends.nvidia.driver import CudaUtils
+print(sorted(name for name in vars(CudaUtils()) if "device" in name))
+"""
+    environment = {"PATH": "/usr/bin:/bin:/sbin", "HOME": str(tmp_path), "CC": str(opt / "libexec" / "cc")}
+    environment |= {"TRITON_LIBCUDA_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+
+    told = subprocess.run(
+        [opt / "bin" / "python", "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert told.stdout == "['get_device_properties']\n", told.stderr
+    (cached,) = (tmp_path / ".triton").rglob("cuda_utils*.so")
+    assert cached.read_bytes() == (opt / "libexec" / "triton_driver.so").read_bytes()
