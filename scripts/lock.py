@@ -50,6 +50,7 @@ LOCKS = (
         ("infra/requirements.txt",),
         ("requirements.lock.txt", "requirements-test.lock.txt"),
     ),
+    Lock("requirements-release.lock.txt", ("requirements-release.txt",)),
 )
 
 

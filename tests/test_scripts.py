@@ -525,9 +525,10 @@ def pins_of(*names):
 TORCH_LOCK = "requirements-torch.lock.txt"
 ALL_LOCKS = ("requirements.lock.txt", "requirements-test.lock.txt")
 INFRA_LOCK = "infra/requirements.lock.txt"
+RELEASE_LOCK = "requirements-release.lock.txt"
 
 
-@pytest.mark.parametrize("name", [*ALL_LOCKS, INFRA_LOCK])
+@pytest.mark.parametrize("name", [*ALL_LOCKS, INFRA_LOCK, RELEASE_LOCK])
 def test_each_pin_is_exact_and_has_its_hashes_and_says_why_it_is_there(name):
     for pin, hashes, reason in locked(name):
         assert [spec.operator for spec in pin.specifier] == ["=="], pin
@@ -542,7 +543,7 @@ def test_torch_alone_has_no_hashes_and_its_lock_says_why():
     assert "without hashes: a version has other files on each index" in (ROOT / TORCH_LOCK).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", [*ALL_LOCKS, TORCH_LOCK, INFRA_LOCK])
+@pytest.mark.parametrize("name", [*ALL_LOCKS, TORCH_LOCK, INFRA_LOCK, RELEASE_LOCK])
 def test_a_lock_names_no_index_and_no_path(name):
     text = (ROOT / name).read_text(encoding="utf-8")
 
@@ -559,6 +560,7 @@ def test_a_lock_names_no_index_and_no_path(name):
         ("requirements-play.txt", ALL_LOCKS[1:]),
         ("requirements-test.txt", ALL_LOCKS[1:]),
         ("infra/requirements.txt", (INFRA_LOCK,)),
+        ("requirements-release.txt", (RELEASE_LOCK,)),
     ],
 )
 def test_every_requirement_is_pinned_within_its_range(ranges, locks):
