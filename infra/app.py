@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
 from speech.compose import compose_speech
-from speech.stages import read_stage
-from speech.toolchain import new_app
+from speech.toolchain import synthesise
 
-app = new_app()
-compose_speech(app, read_stage(os.environ.get("S1_MINI_STAGE", "dev")))
-app.synth()
+synthesise(compose_speech, default="dev")

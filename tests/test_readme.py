@@ -122,9 +122,8 @@ def test_iam_takes_the_policies_of_the_deploy_page(account: None) -> None:
     assert {"s3:GetObject", "ecr:GetAuthorizationToken"} <= {str(it["Action"]) for it in held["Statement"]}
 
 
-PAGES = [
-    path.relative_to(ROOT).as_posix() for pages in ("*.md", "docs/*.md", "training/*.md") for path in ROOT.glob(pages)
-]
+FOLDERS = ("", "docs/", "infra/", "training/")
+PAGES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in ROOT.glob(f"{folder}*.md")]
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))

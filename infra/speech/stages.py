@@ -18,6 +18,7 @@ LOG_DAYS = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365)  # what CloudWatch k
 CRON = re.compile(r"cron\(\S+ \S+ \S+ \S+ \S+ \S+\)")
 PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*/")
 INSTANCE = re.compile(r"ml\.([a-z0-9-]+)\.[a-z0-9]+")
+VPC, SUBNET = re.compile(r"vpc-[0-9a-f]{8,17}"), re.compile(r"subnet-[0-9a-f]{8,17}")
 WORD = re.compile(r"[a-z][a-z0-9-]{0,23}")
 VOICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # SageMaker takes neither a volume size nor a volume key for instances that bring their own encrypted disks.
@@ -37,6 +38,14 @@ class Hours:
     closes: str
     min_instances: int
     max_instances: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vpc:
+    """A network that is there already: its id, and the subnets that speech is to live in, with a way to S3."""
+
+    id: str
+    subnets: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +79,15 @@ class Stage:
     `capacity`: `fixed` (min_instances, no scaling), `tracked` (target tracking on concurrent requests), `scheduled`
     (that, with other limits within `hours`), `zero` (an inference component that goes down to no instance at all).
     `rollout`: `all` at once, `canary` or `rolling`; all of them roll back on alarms.
+    `interface_endpoints`: whether callers inside the network reach AWS's services; what speaks needs none.
+    `vpc`: a network that is there already, instead of one of the stage's own at `cidr`.
     """
 
     name: str
     region: str
     account: str
     cidr: str
+    interface_endpoints: bool
     image_tag: str
     model_prefix: str
     instance_type: str
@@ -96,6 +108,7 @@ class Stage:
     environment: Mapping[str, str] = field(default_factory=dict)  # more variables for the container
     hours: Hours | None = None
     components: Components | None = None
+    vpc: Vpc | None = None
 
     @property
     def endpoint_name(self) -> str:
@@ -142,14 +155,22 @@ def read_stage(name: str, file: Path = STAGES_FILE) -> Stage:
     """
     if name not in STAGES:
         raise StageError(f"stage={name!r} is not one of {', '.join(STAGES)}")
-    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise StageError(f"{file.name} is not TOML: {error}") from error
     values = {**tables.get("defaults", {}), **tables.get(name, {}), "name": name}
     if "hours" in values:
         values["hours"] = _build(Hours, values["hours"], f"{name}.hours")
+    if "vpc" in values:
+        values["vpc"] = _build(Vpc, values["vpc"], f"{name}.vpc")
     if "components" in values:
         values["components"] = _components(values["components"], f"{name}.components")
     stage: Stage = _build(Stage, values, name)
-    _check(stage)
+    try:
+        _check(stage)
+    except TypeError as error:
+        raise StageError(f"[{name}] a value is of the wrong kind, as a text instead of a number: {error}") from error
     return stage
 
 
@@ -211,8 +232,26 @@ def _check(stage: Stage) -> None:
             raise StageError(f"[{stage.name}] {name}={getattr(stage, name)!r} {rule}")
     if stage.hours is not None:
         _check_hours(stage, stage.hours)
+    if stage.vpc is not None:
+        _check_vpc(stage, stage.vpc)
     if stage.components is not None:
         _check_components(stage, stage.components)
+
+
+def _check_vpc(stage: Stage, vpc: Vpc) -> None:
+    where = f"[{stage.name}.vpc]"
+    if VPC.fullmatch(vpc.id) is None:
+        raise StageError(f"{where} id={vpc.id!r} must look like vpc-0123456789abcdef0")
+    if len(vpc.subnets) < 2:
+        raise StageError(f"{where} subnets={list(vpc.subnets)} must be two or more, in different zones")
+    for subnet in vpc.subnets:
+        if SUBNET.fullmatch(subnet) is None:
+            raise StageError(f"{where} subnet {subnet!r} must look like subnet-0123456789abcdef0")
+    if stage.interface_endpoints:
+        raise StageError(
+            f"[{stage.name}] interface_endpoints=True is for a network of the stage's own; with {where} it must be "
+            "false, and that network has what its owner gave it"
+        )
 
 
 def _check_hours(stage: Stage, hours: Hours) -> None:

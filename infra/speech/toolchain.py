@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cdk_nag
 from aws_cdk import Acknowledgment, App, Environment, Stack, Tags, Validations
 from constructs import IConstruct
 
-from speech.stages import Stage
+from speech.stages import Stage, StageError, read_stage
 
 FLAGS = {
     "@aws-cdk/aws-s3:serverAccessLogsUseBucketPolicy": True,  # without it access logs need the old ACLs
@@ -23,6 +25,16 @@ def new_app(*, outdir: str | None = None, check: bool = True) -> App:
     if check:
         Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app, verbose=True))
     return app
+
+
+def synthesise(compose: Callable[[App, Stage], None], *, default: str) -> None:
+    """Write the templates of the stage that `S1_MINI_STAGE` names; a mistake in a stage ends in a sentence, with 1."""
+    app = new_app()
+    try:
+        compose(app, read_stage(os.environ.get("S1_MINI_STAGE") or default))
+    except StageError as error:
+        sys.exit(f"infra: {error}")
+    app.synth()
 
 
 def environment_of(stage: Stage) -> Environment:

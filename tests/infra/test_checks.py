@@ -123,12 +123,13 @@ def _unplugged() -> list[str]:
     return prefix
 
 
-def test_a_mistaken_stage_ends_with_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["app.py", "components_app.py"])
+def test_a_mistaken_stage_ends_in_one_sentence_with_its_name(script: str, tmp_path: Path) -> None:
     environment = {**os.environ, "S1_MINI_STAGE": "live", "CDK_OUTDIR": str(tmp_path)}
 
     done = subprocess.run(
-        [sys.executable, str(INFRA / "app.py")], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(INFRA / script)], env=environment, capture_output=True, text=True, check=False
     )
 
-    assert done.returncode != 0
-    assert "stage='live' is not one of dev, staging, prod" in done.stderr
+    assert done.returncode == 1
+    assert done.stderr == "infra: stage='live' is not one of dev, staging, prod\n"

@@ -69,6 +69,15 @@ def test_the_target_is_a_share_of_the_engines_slots(stages: Any, write: Any) -> 
             "needs at least one",
         ),
         ("[prod.hours]\nopens = 'x'", "missing"),
+        ("slots = '8'", "a value is of the wrong kind"),
+        ("slots = 8 9", "stages.toml is not TOML"),
+        ("[prod.vpc]\nid = 'mine'\nsubnets = []", "id='mine' must look like vpc-"),
+        ("[prod.vpc]\nid = 'vpc-01234567'\nsubnets = ['subnet-01234567']", "must be two or more"),
+        ("[prod.vpc]\nid = 'vpc-01234567'\nsubnets = ['subnet-01234567', 'b']", "subnet 'b' must look like subnet-"),
+        (
+            "[prod.vpc]\nid = 'vpc-01234567'\nsubnets = ['subnet-01234567', 'subnet-12345678']",
+            "interface_endpoints=True is for a network of the stage's own",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(write: Any, stages: Any, table: str, named: str) -> None:

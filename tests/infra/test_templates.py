@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.infra
+ROOT = Path(__file__).parents[2]
 Find = Callable[[str], Any]
 ENDPOINT = "AWS::SageMaker::Endpoint"
 CONFIG = "AWS::SageMaker::EndpointConfig"
@@ -60,6 +62,57 @@ def test_what_is_needed_is_reached_by_endpoints_inside(template: Find) -> None:
 
     for wanted in ("s3", "sagemaker.runtime", "sagemaker.api", "ecr.api", "ecr.dkr", "logs", "kms"):
         assert any(wanted in service for service in services), wanted
+
+
+@pytest.mark.parametrize(("stage", "interfaces"), [("dev", 0), ("staging", 6), ("prod", 6)])
+def test_interface_endpoints_are_where_the_stage_wants_them_and_cost_what_is_said(
+    template: Find, stage: str, interfaces: int
+) -> None:
+    foundation = template(f"{stage}-foundation")
+    found = [each["Properties"] for each in foundation.find_resources("AWS::EC2::VPCEndpoint").values()]
+    dear = [each for each in found if each["VpcEndpointType"] == "Interface"]
+    zones = sum(len(each["SubnetIds"]) for each in dear)
+    pages = [ROOT / "infra" / "README.md", ROOT / "infra" / "stages.toml"]
+
+    assert len(dear) == interfaces
+    assert [each for each in found if each["VpcEndpointType"] == "Gateway"], "models come from S3"
+    if dear:
+        told = f"{zones * 730 * 0.01:.0f} USD a month"  # an hour of one in one zone: 0.01 USD
+        assert all(told in page.read_text(encoding="utf-8") for page in pages)
+
+
+def test_what_a_stage_that_sleeps_costs_is_what_the_readme_sums_up(template: Find) -> None:
+    """Counted in the templates; a stage whose templates grow must say its new sum."""
+    readme = (ROOT / "infra" / "README.md").read_text(encoding="utf-8")
+    counted = {
+        kind: sum(len(template(stack).find_resources(kind)) for stack in ("dev-foundation", "dev-realtime"))
+        for kind in ("AWS::KMS::Key", ALARM, "AWS::CloudWatch::Dashboard")
+    }
+
+    assert f"| {counted['AWS::KMS::Key']} key |" in readme
+    assert f"| {counted[ALARM]} alarms |" in readme
+    assert f"| {counted['AWS::CloudWatch::Dashboard']} dashboard |" in readme
+
+
+def test_a_network_that_is_there_already_gets_a_security_group_and_nothing_else(tmp_path: Path) -> None:
+    from aws_cdk.assertions import Template
+    from speech.compose import compose_speech
+    from speech.stages import Vpc, read_stage
+    from speech.toolchain import new_app
+
+    vpc = Vpc(id="vpc-0123456789abcdef0", subnets=("subnet-01234567", "subnet-12345678"))
+    app = new_app(outdir=str(tmp_path))
+    compose_speech(app, replace(read_stage("prod"), vpc=vpc, interface_endpoints=False))
+    app.synth()  # with AWS Solutions' rules: a finding fails it
+
+    read = {
+        name: Template.from_string((tmp_path / f"s1-mini-prod-{name}.template.json").read_text(encoding="utf-8"))
+        for name in ("foundation", "realtime")
+    }
+    made = {each["Type"] for each in read["foundation"].to_json()["Resources"].values() if "EC2" in each["Type"]}
+    assert made == {"AWS::EC2::SecurityGroup"}
+    assert only(read["foundation"], "AWS::EC2::SecurityGroup")["VpcId"] == vpc.id
+    assert only(read["realtime"], MODEL)["VpcConfig"]["Subnets"] == list(vpc.subnets)
 
 
 def test_only_the_network_itself_may_knock(template: Find) -> None:

@@ -92,7 +92,7 @@ class Access(Construct):
         )
 
     def _let_enter(self, role: iam.Role, network: Network) -> None:
-        """Let SageMaker put the containers' network interfaces into the isolated subnets."""
+        """Let SageMaker put the containers' network interfaces into the subnets."""
         interfaces = _arn("ec2", "network-interface/*")
         _allow(
             role,
@@ -105,7 +105,7 @@ class Access(Construct):
             on=["*"],
             why="EC2's Describe actions know no resources",
         )
-        subnets = [_arn("ec2", f"subnet/{subnet}") for subnet in network.isolated_subnet_ids()]
+        subnets = [_arn("ec2", f"subnet/{subnet}") for subnet in network.subnet_ids]
         group = _arn("ec2", f"security-group/{network.containers.security_group_id}")
         _allow(
             role,

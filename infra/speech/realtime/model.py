@@ -14,7 +14,7 @@ from speech.naming import hashed_name
 def vpc_config(foundation: FoundationStack) -> dict[str, list[str]]:
     """Give where containers live, in the shape of both a model's and an endpoint configuration's VpcConfig."""
     network = foundation.network
-    return {"subnets": network.isolated_subnet_ids(), "security_group_ids": [network.containers.security_group_id]}
+    return {"subnets": network.subnet_ids, "security_group_ids": [network.containers.security_group_id]}
 
 
 class SpeechModel(Construct):
