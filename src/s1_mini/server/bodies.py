@@ -6,11 +6,12 @@ Sizes and pace are limited before (`limits`); here it is about what the bytes sa
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from s1_mini.server.errors import BodyError, ContentTypeError, InvalidError, from_validation
@@ -56,23 +57,33 @@ def parse_json(body: bytes, model: type[Model], max_values: int = MAX_VALUES) ->
         raise from_validation(error.errors(include_url=False)) from None
 
 
+class _InMemory(MultiPartParser):
+    """Starlette's, which writes nothing to the disk: how large bodies may be is limited before."""
+
+    spool_max_size = sys.maxsize
+
+
 async def read_form(request: Request, model: type[Model], file_field: str) -> tuple[Model, bytes | None]:
     """Read a form whose field `file_field` is a file. Raises `BodyError` or `InvalidError`."""
     fields: dict[str, str] = {}
     recording: bytes | None = None
+    parser = _InMemory(
+        request.headers, request.stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES
+    )
     try:
-        async with request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES) as form:
-            for name, value in form.multi_items():
-                if name in fields or (name == file_field and recording is not None):
-                    raise InvalidError(name, "was given more than once")
-                if not isinstance(value, UploadFile):
-                    fields[name] = value
-                elif name == file_field:
-                    recording = await value.read()
-                else:
-                    raise InvalidError(name, f"is a file; only {file_field} may be one")
-    except HTTPException as error:
-        raise BodyError(f"the form cannot be read: {error.detail}") from None
+        form = await parser.parse()
+    except (MultiPartException, KeyError) as error:  # KeyError: there is no boundary
+        reason = error.message if isinstance(error, MultiPartException) else "its type names no boundary"
+        raise BodyError(f"the form cannot be read: {reason}") from None
+    for name, value in form.multi_items():
+        if name in fields or (name == file_field and recording is not None):
+            raise InvalidError(name, "was given more than once")
+        if not isinstance(value, UploadFile):
+            fields[name] = value
+        elif name == file_field:
+            recording = await value.read()
+        else:
+            raise InvalidError(name, f"is a file; only {file_field} may be one")
     try:
         return model.model_validate(fields), recording
     except ValidationError as error:

@@ -11,6 +11,10 @@ from typing import Any, Literal
 LogFormat = Literal["auto", "json", "text"]
 
 
+# What uvicorn says of a stream that was broken off, of a WebSocket that was refused, and of what is no HTTP.
+TOLD_BETTER = ("without completing", "connection rejected", "Invalid HTTP request")
+
+
 class JsonFormatter(logging.Formatter):
     """A record as one line of JSON; `extra={"fields": {...}}` becomes its fields."""
 
@@ -72,8 +76,9 @@ def _printable(line: str) -> str:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Leave out what our own line of the same request tells better: uvicorn sees a stream that was broken off."""
-    return "without completing response" not in record.getMessage()
+    """Leave out what our own line of the same request, or connection, tells better."""
+    said = record.getMessage()
+    return not any(words in said for words in TOLD_BETTER)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 
 from s1_mini.server import voices
+from s1_mini.server.answers import while_listened
 from s1_mini.server.bodies import FORM, content_type, read_form
 from s1_mini.server.errors import ContentTypeError, InvalidError
 from s1_mini.server.openapi import body_of, failures
@@ -45,7 +46,7 @@ async def add_voice(request: Request) -> VoiceAnswer:
     form, recording = await read_form(request, VoiceForm, "audio")
     if recording is None:
         raise InvalidError("audio", "is missing; send the recording as a file")
-    return await asyncio.to_thread(voices.add, _engine(request), form, recording)
+    return await while_listened(request.receive, voices.add(_engine(request), form, recording))
 
 
 @router.delete(

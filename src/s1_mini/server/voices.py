@@ -33,10 +33,12 @@ def describe(engine: ProductionTTSEngine, name: str) -> VoiceAnswer:
     return _told(engine.describe_voice(name))
 
 
-def add(engine: ProductionTTSEngine, form: VoiceForm, audio: bytes) -> VoiceAnswer:
+async def add(engine: ProductionTTSEngine, form: VoiceForm, audio: bytes) -> VoiceAnswer:
     """Keep a recording as a named voice. Raises `RequestError`, by the fields of the form, or `EngineError`."""
     try:
-        info = engine.add_voice(form.name, audio, form.text, description=form.description, replace=form.replace)
+        info = await engine.add_voice_async(
+            form.name, audio, form.text, description=form.description, replace=form.replace
+        )
         return _told(info)
     except RequestError as error:
         raise renamed(error, FORM_FIELDS) from None

@@ -11,6 +11,7 @@ import unicodedata
 
 from s1_mini.exceptions import TextError
 
+MAX_MARKS = 30  # on one letter, as in Unicode's stream-safe text (UAX #15); sorting more of them takes seconds
 PARAGRAPH_BREAK = "\n\n"
 
 _REFUSED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls but \t \n \v \f \r; surrogates
@@ -28,7 +29,7 @@ def normalize(text: str, max_length: int) -> str:
 
     `max_length` counts characters as they were sent. Positions in messages count from 0. Raises `TextError` if
     the text is not a str, is empty, says nothing ("..."), is too long, or holds a control character other than
-    \t \n \v \f \r, or half a surrogate pair.
+    \t \n \v \f \r, half a surrogate pair, or more than `MAX_MARKS` combining marks in a row.
     """
     if not isinstance(text, str):
         raise TextError("text", f"{type(text).__name__} is not text; send a str")
@@ -36,6 +37,7 @@ def normalize(text: str, max_length: int) -> str:
         allowed = f"at most {max_length} are allowed; send it in parts or raise S1_MINI_MAX_TEXT_LENGTH"
         raise TextError("text", f"{len(text)} characters are too many; {allowed}")
     _check_characters(text)
+    _check_marks(text)
 
     composed = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
     tidy = _WHITE_SPACE.sub(_one_space, composed).strip()
@@ -62,6 +64,14 @@ def _check_characters(text: str) -> None:
     if found.group() >= "\ud800":
         raise TextError("text", f"lone surrogate {name} is half a character; decode the text before sending it")
     raise TextError("text", f"control character {name} cannot be spoken; only tabs and line breaks are allowed")
+
+
+def _check_marks(text: str) -> None:
+    run = 0
+    for position, character in enumerate(text):
+        run = run + 1 if unicodedata.combining(character) else 0
+        if run > MAX_MARKS:
+            raise TextError("text", f"more than {MAX_MARKS} combining marks in a row at position {position}")
 
 
 def _check_speakable(text: str) -> None:
