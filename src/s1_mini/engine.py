@@ -611,16 +611,20 @@ def _close(begun: asyncio.Future[Held]) -> None:
 
 def _wait(listening: Future[Voice], deadline: float) -> Voice:
     try:
-        return listening.result(max(0.0, deadline - time.monotonic()))
+        return listening.result(_left_s(deadline))
     except TimeoutError:
         raise _late() from None
 
 
 async def _wait_async(listening: Future[Voice], deadline: float) -> Voice:
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(listening), max(0.0, deadline - time.monotonic()))
+        return await asyncio.wait_for(asyncio.wrap_future(listening), _left_s(deadline))
     except TimeoutError:
         raise _late() from None
+
+
+def _left_s(deadline: float) -> float | None:
+    return None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
 
 
 def _late() -> RequestTimeoutError:

@@ -14,6 +14,7 @@ import numpy as np
 import soundfile
 import soxr
 
+from s1_mini.audio.native_noise import kept_out
 from s1_mini.exceptions import ReferenceAudioError
 
 MIN_REFERENCE_S = 0.5
@@ -103,7 +104,7 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
 def _decode(data: bytes, sample_rate: int, max_s: float, check: Callable[[], None]) -> np.ndarray:
     """Decode, average and resample block by block, so that no more than the result is in memory at any time."""
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as sound:
+        with kept_out(), soundfile.SoundFile(io.BytesIO(data)) as sound:
             _check_header(sound, max_s)
             level = _Level(sound.samplerate, max_s)
             resampler = soxr.ResampleStream(sound.samplerate, sample_rate, 1, dtype="float32")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [0.0.0.0]", show_default=False)] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [127.0.0.1]", show_default=False)] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65_535, help="[8080]", show_default=False)] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="[the voice that ships]", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", show_default=False)] = None,

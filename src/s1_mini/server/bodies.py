@@ -75,15 +75,18 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
     except (MultiPartException, KeyError) as error:  # KeyError: there is no boundary
         reason = error.message if isinstance(error, MultiPartException) else "its type names no boundary"
         raise BodyError(f"the form cannot be read: {reason}") from None
-    for name, value in form.multi_items():
-        if name in fields or (name == file_field and recording is not None):
-            raise InvalidError(name, "was given more than once")
-        if not isinstance(value, UploadFile):
-            fields[name] = value
-        elif name == file_field:
-            recording = await value.read()
-        else:
-            raise InvalidError(name, f"is a file; only {file_field} may be one")
+    try:
+        for name, value in form.multi_items():
+            if name in fields or (name == file_field and recording is not None):
+                raise InvalidError(name, "was given more than once")
+            if not isinstance(value, UploadFile):
+                fields[name] = value
+            elif name == file_field:
+                recording = await value.read()
+            else:
+                raise InvalidError(name, f"is a file; only {file_field} may be one")
+    finally:
+        await form.close()
     try:
         return model.model_validate(fields), recording
     except ValidationError as error:

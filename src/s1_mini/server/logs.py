@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 LogFormat = Literal["auto", "json", "text"]
 
@@ -45,10 +45,10 @@ class TextFormatter(logging.Formatter):
         return "\n".join(_printable(line) for line in lines)
 
 
-def set_up_logging(log_format: LogFormat = "auto", level: str = "INFO") -> None:
-    """Send all log lines to stderr; called once, by the program and never by the library."""
+def set_up_logging(log_format: LogFormat = "auto", level: str = "INFO", stream: TextIO | None = None) -> None:
+    """Send all log lines to `stream`, or stderr; called once, by the program and never by the library."""
     is_text = sys.stderr.isatty() if log_format == "auto" else log_format == "text"
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(TextFormatter() if is_text else JsonFormatter())
     handler.addFilter(_is_news)
     if is_text:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from s1_mini.audio.native_noise import keep_out
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.server.app import end_all
 from s1_mini.server.connections import open_more_files
@@ -54,7 +55,7 @@ def check_port(host: str, port: int) -> None:
 
 def run(app: FastAPI) -> int:
     """Serve until a signal or the engine's death; give the exit code."""
-    set_up_logging(app.state.settings.log_format)
+    set_up_logging(app.state.settings.log_format, stream=os.fdopen(keep_out(), "w", buffering=1, encoding="utf-8"))
     open_more_files()
     server = DrainingServer(app)
     server.run()
