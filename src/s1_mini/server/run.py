@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from types import FrameType
@@ -25,12 +26,15 @@ from s1_mini.server.app import end_all
 from s1_mini.server.connections import open_more_files
 from s1_mini.server.gate import EngineDied
 from s1_mini.server.logs import set_up_logging
+from s1_mini.server.memory import give_back_large_blocks
 from s1_mini.server.wire import Wire
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 logger = logging.getLogger(__name__)
+
+SWITCH_S = 0.001  # after which a thread that computes lets another have the interpreter; the loop has many beside it
 
 # Shares of the drain's time that are left when:
 TELL = 0.2  # what is not finished is ended, so that its client is told
@@ -57,6 +61,8 @@ def run(app: FastAPI) -> int:
     """Serve until a signal or the engine's death; give the exit code."""
     set_up_logging(app.state.settings.log_format, stream=os.fdopen(keep_out(), "w", buffering=1, encoding="utf-8"))
     open_more_files()
+    give_back_large_blocks()
+    sys.setswitchinterval(SWITCH_S)
     server = DrainingServer(app)
     server.run()
     server.last_resort.cancel()

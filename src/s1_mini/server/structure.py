@@ -25,8 +25,11 @@ def check_structure(data: bytes, max_values: int = MAX_VALUES) -> None:
 
     Whether it is JSON at all, the parser tells.
     """
-    if data.count(b"\\") > MAX_ESCAPES:
-        raise BodyError(f"the body has more than {MAX_ESCAPES} backslashes")
+    num_escapes = 0
+    for start in range(0, len(data), _WINDOW):
+        num_escapes += data.count(b"\\", start, start + _WINDOW)
+        if num_escapes > MAX_ESCAPES:
+            raise BodyError(f"the body has more than {MAX_ESCAPES} backslashes")
     position, count = 0, 0
     while (found := _MARK.search(data, position, position + MAX_GAP)) is not None:
         position = found.end()
