@@ -618,7 +618,8 @@ def _wait(listening: Future[Voice], deadline: float) -> Voice:
 
 async def _wait_async(listening: Future[Voice], deadline: float) -> Voice:
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(listening), _left_s(deadline))
+        async with asyncio.timeout(_left_s(deadline)):  # `wait_for` may lose a cancellation on Python 3.11
+            return await asyncio.wrap_future(listening)
     except TimeoutError:
         raise _late() from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import logging
@@ -9,12 +10,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx2
 import numpy as np
 import pytest
 import soundfile
+from websockets.sync.client import connect
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from tests.server.conftest import Door, serving, wait_until
@@ -67,9 +69,10 @@ def pinging(door: Door) -> Iterator[list[float]]:
         ("/v1/tts", b'{"text":"Hi.",' + b",".join(b'"k%07d":1' % n for n in range(1_000_000)) + b"}"),
         ("/v1/tts", b'{"text":"Hi.","seed":' + b"9" * 14_000_000 + b"}"),
         ("/v1/tts", b'{"text":' + b"[" * 14_000_000),
+        ("/v1/tts", b'""' * 8_000_000),
         ("/v1/audio/speech", b'{"input":"Hi.","voice":{' + b'"a":"",' * 1_900_000 + b'"a":""}}'),
     ],
-    ids=["numbers", "items", "keys", "digits", "depth", "voice"],
+    ids=["numbers", "items", "keys", "digits", "depth", "quotes", "voice"],
 )
 def test_megabytes_of_json_are_refused_while_others_are_answered(door: Door, path: str, content: bytes) -> None:
     with pinging(door) as took, door.client() as client:
@@ -100,6 +103,7 @@ def test_a_body_in_chunks_of_one_byte_is_refused(door: Door) -> None:
             pass
 
     assert not received or received.startswith(b"HTTP/1.1 400")
+    wait_until(lambda: door.app.state.gate.num_inside == 0)
     assert max(took) < PING_S
 
 
@@ -241,3 +245,106 @@ def test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by(orac
         refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503")]
         assert len(refused) >= 3
         assert all(b"recordings are waiting" in answer for answer in refused)
+
+
+def test_a_head_of_hundreds_of_headers_is_refused(door: Door) -> None:
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as plug:
+        plug.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 200 + b"\r\n")
+        told = plug.makefile("rb").read()
+
+    assert told.startswith(b"HTTP/1.1 400")
+    assert b"at most 100 are allowed" in told
+
+
+def test_an_upload_in_many_small_pieces_is_read(door: Door) -> None:
+    lines = [json.dumps({"text": "Hi.", "number": number}).encode() + b"\n" for number in range(900)]
+    with door.client() as client:
+        answer = client.post("/v1/tts", content=iter(lines), headers=JSON)
+
+    assert answer.status_code == 400  # it is no JSON object; but it was read to its end
+    assert answer.json()["error"]["code"] == "body_invalid"
+
+
+def test_a_late_body_of_a_refused_request_leaves_the_connection_to_the_next(door: Door) -> None:
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as plug:
+        plug.sendall(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n")
+        assert plug.recv(65_536).startswith(b"HTTP/1.1 404")
+        plug.sendall(b"abc")
+        time.sleep(2.5)
+        plug.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        received = b""
+        while b"HTTP/1.1 200" not in received:
+            received += (part := plug.recv(65_536))
+            assert part
+
+
+def test_a_listener_who_takes_slowly_gets_all_of_it(open_door: Door) -> None:
+    """Twenty kilobytes a tenth of a second, from a server that gives up on who takes nothing for a second."""
+    body = json.dumps(LONG | {"stream": False, "format": "wav", "max_new_tokens": 40}).encode()
+    with socket.socket() as plug:
+        plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plug.settimeout(60)
+        plug.connect(("127.0.0.1", open_door.port))
+        plug.sendall(head(len(body)).replace(b"Host", b"Connection: close\r\nHost") + body)
+        taken = b""
+        while part := plug.recv(20_000):
+            taken += part
+            time.sleep(0.1)
+
+    told, _, sound = taken.partition(b"\r\n\r\n")
+    length = int(told.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    assert length > 600_000
+    assert len(sound) == length
+
+
+def websocket(door: Door) -> socket.socket:
+    """A WebSocket on which frames are written by hand."""
+    plug = socket.create_connection(("127.0.0.1", door.port), timeout=20)
+    lines = ["GET /v1/audio/speech/stream HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket"]
+    lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg=="]
+    plug.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
+    assert plug.recv(65_536).startswith(b"HTTP/1.1 101")
+    return plug
+
+
+def is_closed(plug: socket.socket) -> bool:
+    """Whether the other side ends the connection, whatever it still sends."""
+    try:
+        while plug.recv(65_536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("frame", [b"\x89\x80\0\0\0\0", b"\x00\x80\0\0\0\0"], ids=["pings", "continuations"])
+def test_a_flood_of_empty_frames_ends_the_websocket(door: Door, frame: bytes) -> None:
+    with pinging(door) as took, websocket(door) as plug:
+        plug.sendall(b"\x01\x80\0\0\0\0")
+        try:
+            for _ in range(20):
+                plug.sendall(frame * 10_000)
+        except OSError:
+            pass
+        assert is_closed(plug)
+
+    assert max(took) < PING_S
+
+
+def test_recordings_of_sessions_and_messages_without_an_end_count_among_the_bodies_of_all(
+    small_engine: ProductionTTSEngine,
+) -> None:
+    with serving(small_engine, max_bodies_bytes=1_000_000) as door:
+        config = {"type": "session.config", "reference_audio": base64.b64encode(flac(10)).decode()}
+        url = f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream"
+        with ExitStack() as held:
+            for _ in range(3):
+                held.enter_context(connect(url, proxy=None)).send(json.dumps(config))
+            other = held.enter_context(connect(url, proxy=None))
+            other.send(json.dumps(config))
+            wait_until(lambda: door.app.state.gate.body_bytes > 700_000)
+            last = held.enter_context(websocket(door))
+            with suppress(OSError):
+                last.sendall(b"\x01\xff" + (2_000_000).to_bytes(8) + b"\0\0\0\0" + b"a" * 1_900_000)
+            assert is_closed(last)
+        wait_until(lambda: door.app.state.gate.body_bytes == 0)

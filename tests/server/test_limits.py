@@ -328,6 +328,7 @@ LOCAL = {"Content-Type": "application/json"}
         ("GET", "/v1/voices", {"Host": "evil.example:8080"}),
         ("DELETE", "/v1/voices/anna", {"Host": "evil.example"}),
         ("GET", "/", {"Host": "evil.example"}),
+        ("POST", "/v1/tts", {"Origin": "http://["}),
     ],
     ids=str,
 )
@@ -366,3 +367,18 @@ def test_a_path_with_a_slash_too_many_is_told_and_not_redirected(http: httpx2.Cl
 
     assert answer.status_code == 404
     assert "location" not in answer.headers
+
+
+def test_a_load_balancer_may_look_under_any_name(http: httpx2.Client) -> None:
+    assert http.get("/ping", headers={"Host": "10.0.0.7:8080"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [("https://x.example", "x.example:443"), ("https://x.example", "x.example"), (None, "LOCALHOST.")],
+)
+def test_names_are_compared_as_names(small_engine: ProductionTTSEngine, origin: str | None, host: str) -> None:
+    with serving(small_engine, allowed_hosts="x.example,localhost") as door, door.client() as client:
+        headers = {"Host": host} | ({"Origin": origin} if origin else {})
+
+        assert client.post("/v1/tts", json=BODY, headers=headers).status_code == 200

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from s1_mini.server.errors import BodyError
-from s1_mini.server.structure import MAX_ESCAPES, MAX_GAP, MAX_VALUES, check_structure
+from s1_mini.server.structure import MAX_ESCAPES, MAX_GAP, MAX_MARKS, check_structure
 
 
 @pytest.mark.parametrize(
@@ -29,14 +29,15 @@ def test_large_texts_with_whatever_in_them_pass(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"[" + b"1," * MAX_VALUES + b"1]", f"more than {MAX_VALUES} keys and values"),
-        (b"[" * (MAX_VALUES + 1), f"more than {MAX_VALUES} keys and values"),
-        (b"{" + b'"k":1,' * MAX_VALUES + b"}", f"more than {MAX_VALUES} keys and values"),
+        (b"[" + b"1," * MAX_MARKS + b"1]", f"more than {MAX_MARKS} marks of JSON"),
+        (b"[" * (MAX_MARKS + 1), f"more than {MAX_MARKS} marks of JSON"),
+        (b"{" + b'"k":1,' * MAX_MARKS + b"}", f"more than {MAX_MARKS} marks of JSON"),
+        (b'""' * (MAX_MARKS + 1), f"more than {MAX_MARKS} marks of JSON"),
         (b'{"seed":' + b"1" * (MAX_GAP + 1) + b"}", "without a mark of JSON"),
         (b" " * (MAX_GAP + 1) + b"{}", "without a mark of JSON"),
         (b'{"text":"' + b"\\n" * (MAX_ESCAPES + 1) + b'"}', "backslashes"),
     ],
-    ids=["list", "depth", "keys", "number", "spaces", "escapes"],
+    ids=["list", "depth", "keys", "strings", "number", "spaces", "escapes"],
 )
 def test_what_would_be_slow_to_read_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(BodyError, match=reason):
@@ -44,6 +45,6 @@ def test_what_would_be_slow_to_read_is_refused(data: bytes, reason: str) -> None
 
 
 def test_marks_inside_of_strings_count_for_nothing_and_those_behind_them_do() -> None:
-    with pytest.raises(BodyError, match="more than 2 keys"):
-        check_structure(b'["a\\"[[[[", "]", 1, 2]', 2)
-    check_structure(b'["a\\"[[[[", "]"]', 2)
+    with pytest.raises(BodyError, match="more than 4 marks"):
+        check_structure(b'["a\\"[[[[", "]", 1, 2]', 4)
+    check_structure(b'["a\\"[[[[", "]"]', 4)

@@ -28,25 +28,32 @@ def keep_out() -> int:
 @contextmanager
 def kept_out() -> Iterator[None]:
     """Send to nowhere what is written to stderr until the block ends, in whatever thread."""
-    if not _is_on:
-        yield
-        return
-    _enter()
+    is_inside = _is_on and _enter()
     try:
         yield
     finally:
-        _leave()
+        if is_inside:
+            _leave()
 
 
-def _enter() -> None:
+def _enter() -> bool:
+    """Tell whether it could be done; a process that has no file left must do with the noise."""
     global _num_inside, _saved  # noqa: PLW0603
     with _lock:
+        if _num_inside == 0:
+            try:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+            except OSError:
+                return False
+            try:
+                _saved = os.dup(STDERR)
+                os.dup2(nowhere, STDERR)
+            except OSError:
+                return False
+            finally:
+                os.close(nowhere)
         _num_inside += 1
-        if _num_inside == 1:
-            _saved = os.dup(STDERR)
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, STDERR)
-            os.close(nowhere)
+        return True
 
 
 def _leave() -> None:

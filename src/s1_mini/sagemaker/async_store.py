@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -18,6 +20,7 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.files import files
 from s1_mini.server.errors import BodyError, BodyTooLargeError
 
+MAX_ASYNC_S = 3600
 RESERVED_BYTES = 4096  # a failure in our shape has a thousand at most
 
 _S3 = re.compile(rf"s3://({BUCKET})/(.*)", re.DOTALL)
@@ -61,6 +64,10 @@ class FolderStore:
         except OSError as error:
             raise ConfigurationError(f"async store {str(directory)!r} cannot be made: {error.strerror}") from None
         self._directory = directory.resolve()
+        for left in self._directory.glob(".*.reserved"):  # by a process that was killed; no invocation lasts so long
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > 2 * MAX_ASYNC_S:
+                    left.unlink()
 
     def read(self, location: str, max_bytes: int) -> bytes:
         """Read a `file://` location, or a path relative to the folder."""

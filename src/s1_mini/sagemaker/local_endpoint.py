@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from s1_mini.exceptions import ConfigurationError, RequestTimeoutError, S1MiniError
 from s1_mini.sagemaker import attributes, sessions
-from s1_mini.sagemaker.async_store import AsyncStore
+from s1_mini.sagemaker.async_store import MAX_ASYNC_S, AsyncStore
 from s1_mini.sagemaker.event_stream import MEDIA_TYPE, model_stream_error, payload_parts
 from s1_mini.sagemaker.inner_call import Answer, InnerCall, of_bytes
 from s1_mini.sagemaker.settings import ContainerSettings
@@ -39,8 +39,9 @@ NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 INFERENCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 VARIANT = "AllTraffic"
 MAX_INLINE_BYTES = 128_000
-MAX_ASYNC_S, DEFAULT_ASYNC_S = 3600, 900
+DEFAULT_ASYNC_S = 900
 GATE_NAME = "asynchronous"
+FULL = "too many invocations are waiting; try again"
 
 _HEADER = "x-amzn-sagemaker-"
 _BACK = {
@@ -149,7 +150,7 @@ async def invoke_endpoint_async(name: str, request: Request) -> Response:
     if name != endpoint.name:
         return _unknown(name)
     if endpoint.is_full:
-        return _aws_error(429, "ThrottlingException", {"Message": "too many invocations are waiting; try again"})
+        return _aws_error(429, "ThrottlingException", {"Message": FULL})
     call = await _read_async(request, endpoint.store)
     if isinstance(call, str):
         return _aws_error(400, "ValidationError", {"Message": call})
@@ -159,6 +160,9 @@ async def invoke_endpoint_async(name: str, request: Request) -> Response:
         await asyncio.to_thread(endpoint.store.reserve, call.name)
     except OSError as error:
         return _aws_error(503, "ServiceUnavailable", {"Message": f"the store cannot be written: {error.strerror}"})
+    if endpoint.is_full:  # others have come meanwhile
+        await asyncio.to_thread(endpoint.store.release, call.name)
+        return _aws_error(429, "ThrottlingException", {"Message": FULL})
     endpoint.accept(later, call)
     headers = {
         "X-Amzn-SageMaker-OutputLocation": endpoint.store.locate(output_name(call.name)),

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from s1_mini.server.errors import BodyError, ContentTypeError, InvalidError, from_validation
 from s1_mini.server.schemas import SpeechBody, SpeechRequest
-from s1_mini.server.structure import MAX_VALUES, VALUES_PER_ITEM, check_structure
+from s1_mini.server.structure import MARKS_PER_ITEM, MAX_MARKS, check_structure
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -42,15 +42,15 @@ async def read_json(request: Request, model: type[Model]) -> Model:
     if not is_json(content_type(request)):
         raise ContentTypeError(f"{_said(request)} is not read here; send {JSON}")
     body = await request.body()
-    max_values = MAX_VALUES + VALUES_PER_ITEM * request.app.state.settings.max_batch_items
+    max_marks = MAX_MARKS + MARKS_PER_ITEM * request.app.state.settings.max_batch_items
     if len(body) <= SMALL_BYTES:
-        return parse_json(body, model, max_values)
-    return await asyncio.to_thread(parse_json, body, model, max_values)
+        return parse_json(body, model, max_marks)
+    return await asyncio.to_thread(parse_json, body, model, max_marks)
 
 
-def parse_json(body: bytes, model: type[Model], max_values: int = MAX_VALUES) -> Model:
+def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> Model:
     """Check JSON against a model. Raises `BodyError` or `InvalidError`."""
-    check_structure(body, max_values)
+    check_structure(body, max_marks)
     try:
         return model.model_validate_json(body, strict=True)
     except ValidationError as error:
@@ -72,8 +72,8 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
     )
     try:
         form = await parser.parse()
-    except (MultiPartException, KeyError) as error:  # KeyError: there is no boundary
-        reason = error.message if isinstance(error, MultiPartException) else "its type names no boundary"
+    except (MultiPartException, KeyError, UnicodeError) as error:  # of a charset that decodes nothing
+        reason = error.message if isinstance(error, MultiPartException) else "its type or a name cannot be read"
         raise BodyError(f"the form cannot be read: {reason}") from None
     try:
         for name, value in form.multi_items():

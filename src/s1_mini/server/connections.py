@@ -12,17 +12,23 @@ import socket
 import sys
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 from s1_mini.server.settings import ServerSettings
 
 if sys.platform != "win32":  # which has no such limit
+    import fcntl
     import resource
+    import termios
 
 logger = logging.getLogger(__name__)
 
+ENOUGH_FILES = 65_536
 RESERVED_FILES = 128  # of the process, for all that is no connection; at most half of what it may open
-SEND_BUFFER_BYTES = 256 * 1024  # of the system, for each connection: three seconds of 16-bit sound
+SEND_BUFFER_BYTES = 64 * 1024  # of the system, for each connection, which Linux doubles: a second and a half of sound
+MAX_WAITING_BYTES = 2**20  # beyond that, at any look, nobody can be said to take what he is sent
+MAX_CLOSING_LOOKS = 40
 LOOKS = 4  # at a listener, in the time that he may take nothing
 TELL_EVERY_S = 10.0  # a log line about the same thing
 
@@ -93,9 +99,10 @@ class Connections:
             loop.default_exception_handler(context)
 
     def _make_room(self) -> bool:
-        if not self._idle:
+        oldest = next((each for each in self._idle if not each.get_write_buffer_size()), None)
+        if oldest is None:
             return False
-        oldest, _ = self._idle.popitem(last=False)
+        del self._idle[oldest]
         self._told.tell("idle connections closed to make room", connections=len(self) + 1)
         oldest.abort()
         return True
@@ -108,21 +115,22 @@ class Outflow:
         self._transport, self._connections = transport, connections
         self._every_s = stall_s / LOOKS
         self._waiting = 0  # bytes that were there at the last look
-        self._num_same = 0
+        self._num_same = self._num_closing = 0  # looks since then, and since the connection is being closed
         self._again()
 
     def _again(self) -> None:
         asyncio.get_running_loop().call_later(self._every_s, self._look)
 
     def _look(self) -> None:
-        waiting, is_closing = self._transport.get_write_buffer_size(), self._transport.is_closing()
-        if is_closing and not waiting:
+        buffered, is_closing = self._transport.get_write_buffer_size(), self._transport.is_closing()
+        if is_closing and not buffered:
             self._connections.leave(self._transport)
             return
-        # A connection that is closing is given the same time to take the rest, however busily it takes it.
-        self._num_same = self._num_same + 1 if waiting and (is_closing or waiting == self._waiting) else 0
+        waiting = buffered + _unsent(self._transport) if buffered else 0
+        self._num_same = self._num_same + 1 if waiting and waiting == self._waiting else 0
+        self._num_closing += is_closing
         self._waiting = waiting
-        if self._num_same == LOOKS:
+        if self._num_same == LOOKS or buffered > MAX_WAITING_BYTES or self._num_closing > MAX_CLOSING_LOOKS:
             self._connections.stalled(self._transport)
             self._connections.leave(self._transport)
             return
@@ -147,11 +155,24 @@ class Told:
         logger.warning(message, extra={"fields": fields})
 
 
+def _unsent(transport: asyncio.Transport) -> int:
+    """Give the bytes that the system holds for the other side; 0 where it does not tell."""
+    if sys.platform == "linux":
+        told = bytearray(4)
+        with suppress(OSError, ValueError):  # it is being closed
+            fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, told)
+            return int.from_bytes(told, sys.byteorder)
+    return 0
+
+
 def open_more_files() -> None:
     """Let this process open as many files as the system allows it; shells begin with fewer."""
     if sys.platform != "win32":
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = ENOUGH_FILES if most == resource.RLIM_INFINITY else min(most, ENOUGH_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            with suppress(ValueError, OSError):  # macOS says that there is no limit, and has one
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _openable() -> int:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 FRESH_S = 0.02  # so long a look at the engine is good for all who ask
 RETRY_AFTER_S = 1.0
-RECORDING_BYTES = 256 * 1024
 
 
 class EngineDied(Exception):  # noqa: N818 - an end, not an error of anybody's
@@ -61,19 +60,13 @@ class Gate:
             return EngineNotReadyError(f"the engine is {'starting' if state == 'stopped' else state}; try again later")
         return None
 
-    def admission(self, client: str, num_bytes: int = 0) -> S1MiniError | None:
-        """Why a request to speak, with a body of so many bytes, is refused before that is read; None if it may come in.
-
-        What is too large for text brings a recording, and those have a line of their own.
-        """
+    def admission(self, client: str) -> S1MiniError | None:
+        """Why a request to speak is refused before its body is read; None if it may come in."""
         if (refused := self.refusal()) is not None:
             return refused
         queue = self.health().get("queue", {})
         if queue.get("waiting", 0) >= queue.get("max_size", float("inf")):
             return QueueFullError(queue["waiting"], queue["max_size"], RETRY_AFTER_S)
-        line = self.health().get("recordings", {})
-        if num_bytes > RECORDING_BYTES and line.get("waiting", 0) >= line.get("max_waiting", float("inf")):
-            return QueueFullError(line["waiting"], line["max_waiting"], RETRY_AFTER_S, "recordings")
         if self.num_inside >= self._settings.max_requests:
             return BusyError(f"{self.num_inside} requests are being answered and no more may; try again in a second")
         allowed = self._settings.max_requests_per_client

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 GUARDED = ("/v1/", "/invocations", "/models", "/endpoints/")  # behind the key
 SPEAKING = ("/v1/tts", "/v1/audio/", "/v1/voices", "/invocations", "/models/", "/endpoints/")  # need room in the queue
+OPEN = ("/ping", "/ready", "/health", "/metrics")  # by whatever name a load balancer calls us
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 LINGER_S = 1.0  # the body of a refused request is read on so long, that its sender hears the answer
 PIECE_BYTES = 64 * 1024  # of an answer, handed to the connection when it has taken those before
@@ -69,7 +70,7 @@ class Limits:
 
     def _refusal(self, scope: Scope, client: str) -> S1MiniError | None:
         headers = Headers(scope=scope)
-        if (refused := self._misdirected(headers)) is not None:
+        if scope["path"] not in OPEN and (refused := self._misdirected(headers)) is not None:
             return refused
         if scope["path"].startswith(GUARDED):
             if not self._has_key(headers):
@@ -81,7 +82,7 @@ class Limits:
         if not _speaks(scope):
             return None
         record_of(HTTPConnection(scope)).waiting = self.gate.waiting
-        return self.gate.admission(client, int(headers.get("content-length", 0)))
+        return self.gate.admission(client)
 
     async def _refuse(self, error: S1MiniError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer without the route; what the client still sends is read for a moment, else the connection ends."""
@@ -101,17 +102,19 @@ class Limits:
             if self.settings.api_key is not None or self.settings.host not in OWN_HOSTS:
                 return None
             allowed = OWN_HOSTS
-        given = _host(f"//{headers.get('host', '')}")
+        given, _ = _address(f"//{headers.get('host', '')}")
         if given in allowed:
             return None
-        return OriginError(f"Host {given!r} is not a name of this server (S1_MINI_SERVER_ALLOWED_HOSTS)")
+        return OriginError(f"Host {str(given)[:100]!r} is not a name of this server (S1_MINI_SERVER_ALLOWED_HOSTS)")
 
     def _foreign(self, headers: Headers) -> S1MiniError | None:
         """Refuse a page of another site: browsers send some requests of any page without asking, and WebSockets."""
         origin = headers.get("origin")
         if origin is None or self.settings.api_key is not None or {origin, "*"} & set(self.settings.cors_origins):
             return None
-        if urlsplit(origin).netloc == headers.get("host"):
+        name, port = _address(origin)
+        own_name, own_port = _address(f"//{headers.get('host', '')}")
+        if name is not None and (name, port) == (own_name, own_port or port):
             return None
         return OriginError(f"a page of {origin[:100]!r} may not ask here (S1_MINI_SERVER_CORS_ORIGINS)")
 
@@ -157,7 +160,8 @@ class Body:
         if self._is_read:
             return await self._receive()
         try:
-            message = await asyncio.wait_for(self._receive(), max(0.0, self._ends - time.monotonic()))
+            async with asyncio.timeout(self._ends - time.monotonic()):
+                message = await self._receive()
         except TimeoutError:
             raise BodyTooSlowError(f"the body took longer than {self._settings.body_timeout_s:g} s") from None
         if message["type"] == "http.disconnect":
@@ -198,11 +202,14 @@ def _declared(headers: Headers, allowed: int) -> S1MiniError | None:
     return BodyTooLargeError(allowed) if int(declared) > allowed else None
 
 
-def _host(url: str) -> str | None:
+def _address(url: str) -> tuple[str | None, int | None]:
+    """Give the name and the port of a URL, or of what follows `//`; a scheme's own port where it says none."""
     try:
-        return urlsplit(url).hostname
+        parts = urlsplit(url)
+        name, port = parts.hostname, parts.port
     except ValueError:
-        return None
+        return None, None
+    return name and name.removesuffix("."), port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 async def _discard(receive: Receive) -> bool:

@@ -16,6 +16,7 @@ from s1_mini.server.schemas import ErrorAnswer
 _REASONS = {
     400: "The body cannot be read",
     401: "The bearer key is missing or wrong",
+    403: "A page of another site asks, or by a name that is not this server's",
     404: "There is no such thing",
     405: "The path does not take this method",
     406: "Nothing that the client accepts can be made",
@@ -29,7 +30,7 @@ _REASONS = {
     503: "Not ready, too busy or going down; Retry-After says when to come again",
     504: "It took longer than it may",
 }
-ALWAYS = (400, 401, 408, 413, 415, 422, 429, 503)  # of every route with a body
+ALWAYS = (400, 401, 403, 408, 413, 415, 422, 429, 503)  # of every route with a body
 TEXTS = ("text", "input", "reference_text")  # fields that are as long as the engine's settings allow
 _FOREIGN = ("HTTPValidationError", "ValidationError")  # FastAPI's own refusal of parameters: ours cannot be wrong
 

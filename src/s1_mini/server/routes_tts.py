@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from s1_mini.exceptions import S1MiniError
-from s1_mini.server.answers import answer, while_listened
-from s1_mini.server.bodies import read_json, read_speech
+from s1_mini.server.answers import StreamedAnswer, answer, while_listened
+from s1_mini.server.bodies import JSON, read_json, read_speech
 from s1_mini.server.errors import InvalidError, code_of, from_validation, message_of
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
 from s1_mini.server.record import record_of
@@ -49,10 +50,11 @@ async def speak_text(request: Request) -> Response:
 @router.post(
     "/v1/tts/batch",
     summary="Speak several texts",
+    response_model=BatchAnswer,
     responses=failures(500, 504),
     openapi_extra=body_of(BatchBody),
 )
-async def speak_batch(request: Request) -> BatchAnswer:
+async def speak_batch(request: Request) -> Response:
     """Speak several texts together; one that fails, fails alone, and `success` tells whether all succeeded."""
     body = await read_json(request, BatchBody)
     allowed = request.app.state.settings.max_batch_items
@@ -61,7 +63,18 @@ async def speak_batch(request: Request) -> BatchAnswer:
     started = time.perf_counter()
     results = await while_listened(request.receive, _speak_all(request, body))
     success = all(result.success for result in results)
-    return BatchAnswer(success=success, results=results, total_time=round(time.perf_counter() - started, 3))
+    told = BatchAnswer(success=success, results=[], total_time=round(time.perf_counter() - started, 3))
+    return StreamedAnswer(_in_parts(told, results), JSON, {})
+
+
+async def _in_parts(told: BatchAnswer, results: list[BatchResult]) -> AsyncIterator[bytes]:
+    """Give the answer of a batch result by result: as one text it may have a hundred megabytes."""
+    before, _, after = told.model_dump_json().partition("[]")
+    yield f"{before}[".encode()
+    for number, result in enumerate(results):
+        content = await asyncio.to_thread(lambda told: told.model_dump_json().encode(), result)
+        yield b"," + content if number else content
+    yield f"]{after}".encode()
 
 
 async def _speak_all(request: Request, body: BatchBody) -> list[BatchResult]:

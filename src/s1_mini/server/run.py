@@ -27,6 +27,7 @@ from s1_mini.server.connections import open_more_files
 from s1_mini.server.gate import EngineDied
 from s1_mini.server.logs import set_up_logging
 from s1_mini.server.memory import give_back_large_blocks
+from s1_mini.server.socket_wire import SocketWire
 from s1_mini.server.wire import Wire
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ def make_config(app: FastAPI) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,  # longer than a load balancer's idle 60 s, which would meet a closed connection
+        ws=SocketWire,
+        ws_per_message_deflate=False,  # sound does not shrink, and a little that is sent could become a lot
         ws_max_size=settings.max_body_bytes,
         ws_ping_interval=20,
         ws_ping_timeout=20,

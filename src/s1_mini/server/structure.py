@@ -10,8 +10,8 @@ import re
 
 from s1_mini.server.errors import BodyError
 
-MAX_VALUES = 1024  # of a body that is no batch: many times what any request of ours has
-VALUES_PER_ITEM = 16  # of each text of a batch, beyond that
+MAX_MARKS = 2048  # strings, colons, commas and brackets of a body that is no batch: many times what a request has
+MARKS_PER_ITEM = 32  # of each text of a batch, beyond that
 MAX_ESCAPES = 2**20  # backslashes: 32 texts of the greatest length, every letter of them written as \u0000
 MAX_GAP = 4096  # bytes between two marks outside of strings; a longer run is a number made to be slow, or no JSON
 
@@ -20,8 +20,8 @@ _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _WINDOW = 2**16  # bytes looked at in one call, which holds the interpreter
 
 
-def check_structure(data: bytes, max_values: int = MAX_VALUES) -> None:
-    """Raise `BodyError` if `data` has more than `max_values` values and keys, or a number of thousands of digits.
+def check_structure(data: bytes, max_marks: int = MAX_MARKS) -> None:
+    """Raise `BodyError` if `data` has more than `max_marks` marks, or a number of thousands of digits.
 
     Whether it is JSON at all, the parser tells.
     """
@@ -33,12 +33,11 @@ def check_structure(data: bytes, max_values: int = MAX_VALUES) -> None:
     position, count = 0, 0
     while (found := _MARK.search(data, position, position + MAX_GAP)) is not None:
         position = found.end()
+        count += 1
+        if count > max_marks:
+            raise BodyError(f"the body has more than {max_marks} marks of JSON; send fewer items at once")
         if found.group() == b'"':
             position = _after_string(data, position)
-            continue
-        count += 1
-        if count > max_values:
-            raise BodyError(f"the body has more than {max_values} keys and values; send fewer items at once")
     if len(data) - position > MAX_GAP:
         raise BodyError(f"the body has {MAX_GAP} bytes without a mark of JSON after byte {position}")
 

@@ -17,9 +17,12 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketState
 
+from s1_mini.audio.reference import read_recording
 from s1_mini.exceptions import S1MiniError, TextError
+from s1_mini.server.bodies import SMALL_BYTES
 from s1_mini.server.errors import (
     BodyError,
+    BusyError,
     ClientGoneError,
     DrainingError,
     IdleError,
@@ -81,6 +84,7 @@ class Session:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._keep(None)
 
     async def _fail(self, error: S1MiniError) -> None:
         self._record.code = code_of(error)
@@ -112,19 +116,22 @@ class Session:
                         break
                 elif now - self._last_moved > settings.websocket_idle_s:
                     raise IdleError(f"nothing came for {settings.websocket_idle_s:g} s")
-            await self._watch()
+            await self._watch(ends)
         finally:
             if receiving is not None:
                 receiving.cancel()
 
-    async def _watch(self) -> None:
+    async def _watch(self, ends: float) -> None:
         """Read on after the text is done, so that a client that goes away is noticed."""
         watching = asyncio.ensure_future(self._until_gone())
         spoken = asyncio.ensure_future(self._stretches.join())
+        left_s = max(0.0, ends - time.monotonic())
         try:
-            await asyncio.wait({watching, spoken}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({watching, spoken}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 watching.result()
+            if not spoken.done():
+                raise IdleError(f"a session may last {self._state.settings.max_websocket_s:g} s")
         finally:
             watching.cancel()
             spoken.cancel()
@@ -140,7 +147,8 @@ class Session:
             raise ClientGoneError
         if message.get("text") is None:
             raise BodyError("a binary message means nothing here; send JSON as text")
-        match _parse(message["text"]):
+        text = message["text"]
+        match await asyncio.to_thread(_parse, text) if len(text) > SMALL_BYTES else _parse(text):
             case SessionConfig() as config:
                 await self._configure(config)
                 return False
@@ -155,9 +163,19 @@ class Session:
     async def _configure(self, config: SessionConfig) -> None:
         if config.voice is not None:
             await asyncio.to_thread(self._state.engine.describe_voice, config.voice)  # an unknown one is told now
-        coded = config.reference_audio
-        self._recording = None if coded is None else await asyncio.to_thread(decode_base64, "reference_audio", coded)
+        coded, config.reference_audio = config.reference_audio, None
+        self._keep(None if coded is None else await asyncio.to_thread(decode_base64, "reference_audio", coded))
         self._config = config
+
+    def _keep(self, recording: bytes | None) -> None:
+        """Hold a recording for the session; it counts among the bodies of all. Raises `RequestError` or `BusyError`."""
+        num_bytes, gate = len(recording or b""), self._state.gate
+        if recording is not None:
+            read_recording(recording, self._state.engine.config.max_reference_bytes)
+        gate.body_bytes += num_bytes - len(self._recording or b"")
+        self._recording = recording
+        if num_bytes and gate.body_bytes > self._state.settings.max_bodies_bytes:
+            raise BusyError("the bodies of all requests are too many bytes at this moment; try again in a second")
 
     def _add(self, text: str) -> None:
         # Not read further instead, the client would not be heard when it goes away or answers a ping.

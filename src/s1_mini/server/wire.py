@@ -20,10 +20,11 @@ from s1_mini.server.errors import HeadTooSlowError, HttpError, ServerError, desc
 
 logger = logging.getLogger(__name__)
 
-MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 16 * 1024
 LINGER_S = 2.0  # for the rest of a body that nobody reads
-FREE_PIECES = 256  # of a body, of whatever size
-PIECE_BYTES = 128  # that further pieces have in the mean: each costs as much as a kilobyte
+MAX_HEADERS = 100
+FREE_PIECES = 4096  # of a body, of whatever size
+PIECE_BYTES = 512  # that further pieces have in the mean: each costs as much as a kilobyte
 
 
 class Wire(H11Protocol):
@@ -36,6 +37,7 @@ class Wire(H11Protocol):
         self._connections: Connections = state.connections
         self._allowed_s: float = state.settings.head_timeout_s
         self._waiting: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first head, if there is room for one more connection."""
@@ -53,6 +55,8 @@ class Wire(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
         super().connection_lost(exc)
+        if self._lingering is not None:
+            self._lingering.cancel()
         self._connections.leave(self.transport)
         self._rest()
 
@@ -61,9 +65,8 @@ class Wire(H11Protocol):
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        if self.conn.their_state is h11.SEND_BODY:
-            self._rest()
-            self._waiting = self.loop.call_later(LINGER_S, self.transport.close)
+        if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
+            self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
         elif self.conn.their_state is h11.IDLE:
             self._connections.rest(self.transport)
 
@@ -80,6 +83,9 @@ class Wire(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     def _look(self) -> None:
+        if self._lingering is not None and self.conn.their_state is not h11.SEND_BODY:
+            self._lingering.cancel()
+            self._lingering = None
         if self.transport.is_closing():
             self._rest()
         elif self.conn.their_state is not h11.IDLE:
@@ -132,6 +138,9 @@ class Parser(h11.Connection):
             raise
         if isinstance(event, h11.Request):
             self._pieces = self._bytes = 0
+            if len(event.headers) > MAX_HEADERS:
+                self.complaint = f"it has {len(event.headers)} headers; at most {MAX_HEADERS} are allowed"
+                raise h11.RemoteProtocolError(self.complaint)
         elif isinstance(event, h11.Data):
             self._pieces += 1
             self._bytes += len(event.data)

@@ -1,0 +1,91 @@
+"""The WebSocket protocol on a connection: uvicorn's, with bounds on frames and on messages that are not whole yet."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+
+from s1_mini.server.gate import Gate
+
+logger = logging.getLogger(__name__)
+
+SLICE_BYTES = 4096  # read in one go: some hundred of the smallest frames
+FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # of a client: many times what tokens of a language model come to
+FLOODED, TOO_BUSY = 1008, 1013  # close codes
+
+
+class SocketWire(WebSocketsSansIOProtocol):
+    """One WebSocket. A client that floods it with frames, or holds too many bytes in unfinished messages, is closed."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        state = self.config.app.state  # type: ignore[union-attr]
+        self._gate: Gate = state.gate
+        self._max_bodies_bytes: int = state.settings.max_bodies_bytes
+        self._began = self.loop.time()
+        self._num_frames = self._held = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, in slices, as long as the client keeps within its bounds."""
+        for start in range(0, len(data), SLICE_BYTES):
+            if self.transport.is_closing():
+                return
+            super().data_received(data[start : start + SLICE_BYTES])
+            allowed = FREE_FRAMES + FRAMES_A_SECOND * (self.loop.time() - self._began)
+            if self._num_frames > allowed:
+                self._end(FLOODED, "too many frames")
+        self._hold(len(self.conn.reader.buffer) + sum(len(frame) for frame in self.frames))
+        if self._held and self._gate.body_bytes > self._max_bodies_bytes:
+            self._end(TOO_BUSY, "too many bytes wait at this moment")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count its bytes no more."""
+        self._hold(0)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Read nothing from a client that takes nothing: each ping would be one more answer that waits."""
+        super().pause_writing()
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read on, unless a message waits to be taken."""
+        super().resume_writing()
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Count a frame."""
+        self._num_frames += 1
+        super().handle_cont(event)
+
+    def handle_text(self, event: Frame) -> None:
+        """Count a frame."""
+        self._num_frames += 1
+        super().handle_text(event)
+
+    def handle_ping(self) -> None:
+        """Count a frame."""
+        self._num_frames += 1
+        super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        """Count a frame."""
+        self._num_frames += 1
+        super().handle_pong(event)
+
+    def _hold(self, num_bytes: int) -> None:
+        self._gate.body_bytes += num_bytes - self._held
+        self._held = num_bytes
+
+    def _end(self, code: int, reason: str) -> None:
+        if self.transport.is_closing():
+            return
+        logger.info("websocket ended", extra={"fields": {"code": code, "reason": reason}})
+        if self.handshake_complete and not self.close_sent:
+            self.conn.send_close(code, reason)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.close()
