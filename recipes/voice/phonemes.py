@@ -1,0 +1,58 @@
+"""Write what is said as phonemes, American and British, for the teacher.
+
+python -m recipes.voice.phonemes --texts FILE --output FILE --count 100000 [--start 0] [--british 20000]
+python -m recipes.voice.phonemes --held-out --output FILE
+
+`--texts` is what `training.texts prepare` wrote. The output is JSON, compressed: [written text, American, British].
+Needs hibari-tts. A core writes some 2,000 sentences a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import lzma
+from collections.abc import Iterable
+from pathlib import Path
+
+from training.texts import held_out_sentences, load, spoken, utterances
+
+
+def write(texts: Iterable[str], output: Path, *, num_british: int | None = None) -> int:
+    """Write all texts; those after the first `num_british` have American phonemes in both places."""
+    from hibari import Hibari
+    from hibari.g2p import G2P
+
+    american, british = Hibari(threads=1), Hibari(threads=1, g2p=G2P(british=True))
+    lines = []
+    for index, text in enumerate(texts):
+        read = spoken(text)
+        first = " ".join(american.phonemize(read)).strip()
+        is_british = num_british is None or index < num_british
+        lines.append((text, first, " ".join(british.phonemize(read)).strip() if is_british else first))
+    output.write_bytes(lzma.compress(json.dumps(lines, ensure_ascii=False).encode()))
+    return len(lines)
+
+
+def main() -> None:
+    """Write phonemes from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=Path)
+    parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--british", type=int, help="how many have British phonemes, too; all if not given")
+    options = parser.parse_args()
+    if options.held_out:
+        texts: Iterable[str] = [text for room in held_out_sentences().values() for text in room]
+    else:
+        corpora = load(options.texts) if options.texts else None
+        texts = itertools.islice(utterances(options.seed, corpora, options.start), options.count)
+    print(write(texts, options.output, num_british=options.british))
+
+
+if __name__ == "__main__":
+    main()

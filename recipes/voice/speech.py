@@ -1,0 +1,223 @@
+"""Make speech on a GPU: shards of utterances at 24 kHz, all at one loudness, by as many speakers as there are.
+
+python -m recipes.voice.speech --teacher DIR --phonemes FILE --output DIR --seconds 60
+
+`--teacher` is what `packages.py` wrote, `--phonemes` what `phonemes.py` wrote. A shard is an uncompressed .npz:
+`samples` int16, `lengths` of its utterances, their `text` (an index into the phonemes' file) and `speaker`.
+Several processes may write to one folder, each with its own `--part`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recipes.voice.generator import RATE
+from recipes.voice.level import levelled
+from recipes.voice.speakers import Speaker, Styles, speaker
+from recipes.voice.teacher import SAMPLES_PER_FRAME, SHELF, Spoken, Teacher
+
+CHUNK = 512  # texts whose durations are predicted at once
+GROUP = 16 * CHUNK  # texts that are sorted by length
+MAX_PHONEMES = 240
+MAX_S = 16.0
+KEPT_LEAD_S = 0.15  # of the third to half a second of silence that the teacher begins with
+FADE_S = 0.01
+
+
+class Text(NamedTuple):
+    """What is said, as American and as British phonemes."""
+
+    number: int  # its place in the phonemes' file
+    american: str
+    british: str
+
+
+class Utterance(NamedTuple):
+    """A text by a speaker, with its sound int16 [T]."""
+
+    text: int
+    speaker: int
+    samples: Tensor
+
+
+@dataclass
+class _Waiting:
+    text: Text
+    speaker_index: int
+    speaker: Speaker
+    spoken: Spoken
+
+
+class Studio:
+    """The teacher, its styles, and what waits for enough rows of its length."""
+
+    def __init__(self, teacher: Teacher, styles: Styles, batch_s: float) -> None:
+        self._teacher, self._styles, self._batch_s = teacher, styles, batch_s
+        self._shelves: dict[int, list[_Waiting]] = defaultdict(list)
+
+    def record(self, items: Sequence[tuple[Text, int, Speaker]]) -> Iterator[Utterance]:
+        """Take texts with their speakers' indexes and speakers; give what is ready, in no order."""
+        device, numbers, rows = self._teacher.device, [], []
+        for text, _, who in items:
+            numbers.append(self._teacher.numbers(text.british if who.is_british else text.american))
+            rows.append(self._styles.row(who, len(numbers[-1]) - 2))
+        speeds = torch.tensor([who.rate / who.pitch for _, _, who in items], device=device)  # resampling quickens, too
+        prepared = self._teacher.prepare(numbers, torch.stack(rows).to(device), speeds)
+        for (text, index, who), spoken in zip(items, prepared, strict=True):
+            num_frames = spoken.num_frames + -spoken.num_frames % SHELF
+            if num_frames * SAMPLES_PER_FRAME > MAX_S * RATE:
+                continue
+            shelf = self._shelves[num_frames]
+            shelf.append(_Waiting(text, index, who, spoken))
+            if len(shelf) * num_frames * SAMPLES_PER_FRAME >= self._batch_s * RATE:
+                yield from self._speak(num_frames)
+
+    def finish(self) -> Iterator[Utterance]:
+        """Speak what still waits."""
+        for num_frames in sorted(self._shelves):
+            yield from self._speak(num_frames)
+
+    def _speak(self, num_frames: int) -> Iterator[Utterance]:
+        waiting = self._shelves.pop(num_frames)
+        waves = self._teacher.speak([one.spoken for one in waiting], num_frames)
+        for pitch in sorted({one.speaker.pitch for one in waiting}):
+            rows = [row for row, one in enumerate(waiting) if one.speaker.pitch == pitch]
+            higher = resampled(waves[rows], pitch)
+            samples = (levelled(higher, RATE) * 32767).round().to(torch.int16)
+            for row, wave in zip(rows, samples, strict=True):
+                one = waiting[row]
+                length = round(one.spoken.num_frames * SAMPLES_PER_FRAME / pitch)
+                yield Utterance(one.text.number, one.speaker_index, wave[:length])
+
+
+def resampled(waves: Tensor, factor: float) -> Tensor:
+    """Waves [B, T] sped up by `factor`, pitch and formants with them; band-limited."""
+    length = waves.shape[-1]
+    if factor == 1:
+        return waves
+    wanted = round(length / factor)
+    spectrum = torch.fft.rfft(waves.float())
+    bins = wanted // 2 + 1
+    kept = torch.nn.functional.pad(spectrum[:, :bins], (0, max(0, bins - spectrum.shape[1])))
+    return torch.fft.irfft(kept, n=wanted) * (wanted / length)
+
+
+def trimmed(samples: np.ndarray) -> np.ndarray:
+    """Cut the silence before the first sound down to `KEPT_LEAD_S`."""
+    loud = np.flatnonzero(np.abs(samples) > 300)
+    start = max(0, int(loud[0]) - round(KEPT_LEAD_S * RATE)) if len(loud) else 0
+    return samples[start:]
+
+
+def read_phonemes(path: Path) -> list[Text]:
+    """Read what `phonemes.py` wrote; texts too long for a batch are left out."""
+    lines = json.loads(lzma.decompress(path.read_bytes()))
+    texts = [Text(number, american, british) for number, (_, american, british) in enumerate(lines)]
+    return [text for text in texts if 3 <= len(text.american) <= MAX_PHONEMES and len(text.british) <= MAX_PHONEMES]
+
+
+def write_shard(path: Path, utterances: Sequence[tuple[int, int, np.ndarray]]) -> None:
+    """Write utterances (text, speaker, samples) at once, so that no reader sees half of it."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        np.savez(
+            file,
+            samples=np.concatenate([samples for _, _, samples in utterances]),
+            lengths=np.array([len(samples) for _, _, samples in utterances], np.int32),
+            text=np.array([text for text, _, _ in utterances], np.int32),
+            speaker=np.array([who for _, who, _ in utterances], np.int32),
+        )
+    temporary.replace(path)
+
+
+def make(
+    studio: Studio,
+    texts: Sequence[Text],
+    names: list[str],
+    output: Path,
+    *,
+    part: int,
+    parts: int,
+    seconds: float,
+    per_speaker: int,
+) -> float:
+    """Write shards until the time is over; give the hours made."""
+    began, told, total, shard = time.monotonic(), time.monotonic(), 0, 0
+    order = np.random.default_rng(part).permutation(len(texts))
+    for start in range(0, len(order), GROUP):
+        items = []
+        for place in range(start, min(start + GROUP, len(order))):
+            who = place // per_speaker * parts + part
+            items.append((texts[order[place]], who, speaker(who, names)))
+        items.sort(key=lambda item: len(item[0].american))  # for less padding
+        for at in range(0, len(items), CHUNK):
+            if time.monotonic() - began > seconds:
+                break
+            total += _store(list(studio.record(items[at : at + CHUNK])), output / f"shard_{part:02d}_{shard:05d}.npz")
+            shard += 1
+            if time.monotonic() - told > 10:
+                told = time.monotonic()
+                print(
+                    f"speech {part}: {total / RATE / 3600:.2f} h, {total / RATE / (told - began):.0f} s/s", flush=True
+                )
+    total += _store(list(studio.finish()), output / f"shard_{part:02d}_{shard:05d}.npz")
+    return total / RATE / 3600
+
+
+def _store(utterances: Sequence[Utterance], path: Path) -> int:
+    if not utterances:
+        return 0
+    lengths = [len(one.samples) for one in utterances]
+    whole = torch.cat([one.samples for one in utterances]).cpu().numpy()  # one copy off the device
+    waves = np.split(whole, np.cumsum(lengths)[:-1])
+    kept = [(one.text, one.speaker, trimmed(wave)) for one, wave in zip(utterances, waves, strict=True)]
+    write_shard(path, kept)
+    return sum(len(wave) for _, _, wave in kept)
+
+
+def open_studio(directory: Path, device: torch.device, batch_s: float) -> tuple[Studio, list[str]]:
+    """Load teacher and styles of what `packages.py` wrote; give the voices' names, too."""
+    styles = Styles.read(directory / "voices")
+    teacher = Teacher(directory / "model.onnx", directory / "vocab.json", device)
+    return Studio(teacher, styles, batch_s), list(styles.tables)
+
+
+def main() -> None:
+    """Make speech for some seconds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", type=Path, required=True)
+    parser.add_argument("--phonemes", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--part", type=int, default=0)
+    parser.add_argument("--parts", type=int, default=1)
+    parser.add_argument("--batch-s", type=float, default=640.0)
+    parser.add_argument("--per-speaker", type=int, default=1, help="texts of one speaker in a row")
+    options = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.manual_seed(options.part)
+    options.output.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    studio, names = open_studio(options.teacher, device, options.batch_s)
+    texts = read_phonemes(options.phonemes)
+    hours = make(
+        studio, texts, names, options.output,
+        part=options.part, parts=options.parts, seconds=options.seconds, per_speaker=options.per_speaker,
+    )  # fmt: skip
+    print(f"speech {options.part}: {hours:.2f} h in all", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The speech that the 24 kHz voice learns from: one loudness, many speakers, none of them held out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from recipes.voice import packages
+from recipes.voice.kernels import norm_snake
+from recipes.voice.level import PEAK, levelled, loudness
+from recipes.voice.packages import Package
+from recipes.voice.speakers import HELD_OUT, POOR, Half, Speaker, Styles, held_out_speakers, speaker
+from recipes.voice.speech import KEPT_LEAD_S, resampled, trimmed
+from recipes.voice.weights import _module_path, _reordered
+
+RATE = 24_000
+VOICES = [f"{kind}_{number}" for kind in ("af", "am", "bf", "bm", "jf") for number in range(3)] + [*HELD_OUT, *POOR]
+
+
+def tone(frequency: float, seconds: float = 3.0, amplitude: float = 1.0) -> torch.Tensor:
+    return amplitude * torch.sin(2 * torch.pi * frequency * torch.arange(round(seconds * RATE)) / RATE).unsqueeze(0)
+
+
+# ---- level -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_tone_of_one_kilohertz_has_the_loudness_that_the_standard_gives_it() -> None:
+    assert loudness(tone(997.0), RATE).item() == pytest.approx(-3.01, abs=0.05)
+    assert loudness(tone(60.0), RATE).item() < loudness(tone(3000.0), RATE).item() - 4
+
+
+def test_silence_around_speech_does_not_change_its_loudness() -> None:
+    alone = tone(500.0, amplitude=0.1)
+    among = F.pad(alone, (RATE * 4, RATE * 4))
+    # 0.4: the blocks at both ends are partly silent, and are counted by the standard
+    assert loudness(among, RATE).item() == pytest.approx(loudness(alone, RATE).item(), abs=0.5)
+
+
+def test_levelled_waves_are_equally_loud_and_within_bounds() -> None:
+    rows = torch.cat((tone(300.0, amplitude=0.02), tone(700.0, amplitude=0.9), torch.zeros(1, 3 * RATE)))
+    made = levelled(rows, RATE, target=-20.0)
+    assert loudness(made, RATE)[:2].tolist() == pytest.approx([-20.0, -20.0], abs=0.05)
+    assert not made[2].any()
+    assert levelled(rows[:2], RATE, target=0.0).abs().max() <= PEAK
+
+
+# ---- speakers --------------------------------------------------------------------------------------------------------
+
+
+def test_no_training_speaker_has_anything_of_a_held_out_voice() -> None:
+    for index in range(500):
+        who = speaker(index, VOICES)
+        assert not {*who.sound.voices, *who.talk.voices} & {*HELD_OUT, *POOR}
+        assert all(voice[0] in "ab" for voice in who.talk.voices)
+    assert {v for who in held_out_speakers() for v in (*who.sound.voices, *who.talk.voices)} == set(HELD_OUT)
+    assert len(set(held_out_speakers())) == 16
+
+
+def test_a_speaker_is_the_same_for_ever_and_another_than_the_next() -> None:
+    assert speaker(7, VOICES) == speaker(7, VOICES[::-1])
+    assert len({speaker(index, VOICES) for index in range(50)}) == 50
+
+
+def test_a_style_takes_its_halves_from_two_mixes_and_its_row_from_the_length_of_the_text() -> None:
+    tables = {name: torch.randn(510, 256) for name in ("af_a", "bm_b", "jf_c")}
+    styles = Styles(tables)
+    plain = styles.row(Speaker(Half(("af_a",), (1.0,)), Half(("bm_b",), (1.0,))), 40)
+    assert torch.allclose(plain[:128], tables["af_a"][39, :128], atol=1e-6)
+    assert torch.allclose(plain[128:], tables["bm_b"][39, 128:], atol=1e-6)
+    mean = (tables["af_a"] + tables["bm_b"])[39, :128] / 2
+    spread = styles.row(Speaker(Half(("af_a",), (1.0,), 1.5), Half(("bm_b",), (1.0,))), 40)
+    assert torch.allclose(spread[:128] - mean, 1.5 * (tables["af_a"][39, :128] - mean), atol=1e-5)
+
+
+# ---- speech ----------------------------------------------------------------------------------------------------------
+
+
+def test_resampling_moves_the_pitch_and_shortens_by_the_same_factor() -> None:
+    higher = resampled(tone(440.0, 2.0), 1.25)
+    assert higher.shape[-1] == round(2 * RATE / 1.25)
+    spectrum = torch.fft.rfft(higher).abs()[0]
+    assert spectrum.argmax().item() * RATE / higher.shape[-1] == pytest.approx(550.0, abs=1.0)
+    assert higher.abs().max().item() == pytest.approx(1.0, abs=0.05)
+
+
+def test_speech_begins_soon_after_the_beginning() -> None:
+    wave = np.zeros(2 * RATE, np.int16)
+    wave[RATE:] = 5000
+    assert len(trimmed(wave)) == RATE + round(KEPT_LEAD_S * RATE)
+
+
+def test_a_module_of_the_graph_is_found_by_its_node() -> None:
+    assert _module_path("/encoder/F0.0/norm1/fc/Gemm_MatMul_quant") == "predictor.F0.0.norm1.fc"
+    assert _module_path("/decoder/decoder/encode/conv1/Conv_quant") == "decoder.encode.conv1"
+    assert _module_path("/encoder/text_encoder/cnn.0/cnn.0.0/Conv_quant") == "text_encoder.cnn.0.0"
+    assert _reordered(np.array([0, 1, 2, 3], np.float32)).tolist() == [0, 2, 3, 1]  # i o f c becomes i f c o
+
+
+def test_the_norm_of_the_generator_is_instance_norm_then_snake() -> None:
+    x, style, alpha = torch.randn(2, 6, 1, 50), torch.randn(2, 12), torch.rand(6) + 0.5
+    scale, shift = style[:, :, None].chunk(2, dim=1)
+    normed = (1 + scale) * F.instance_norm(x.squeeze(2) + 1) + shift
+    wanted = normed + torch.sin(alpha[:, None] * normed).square() / alpha[:, None]
+    assert torch.allclose(norm_snake(x.clone(), style, alpha, torch.ones_like(x)).squeeze(2), wanted, atol=1e-5)
+
+
+def test_a_package_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "_fetch", lambda _, folder: (folder / "some.whl").write_bytes(b"other"))
+    with pytest.raises(SystemExit, match=r"thing 1\.0 has another hash than abc"):
+        packages.download(Package("thing", "1.0", "abc"), tmp_path)
