@@ -29,6 +29,7 @@ def capture(step: Step, device: torch.device, *, warm_up: int = 3) -> Step:
         step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+    # Only this thread is watched: NCCL's own may ask for its events meanwhile.
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
         step()
     return graph.replay

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from training.graph import capture
+from training.group import Group
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class TimedTraining(ABC):
         self.parameters: list[Tensor] = list(network.parameters())
         self.mean = [parameter.detach().clone() for parameter in self.parameters]
         self.rate = torch.tensor(0.0, device=device)
+        self.group = Group()  # one process, unless another is set
         self.spent, self.steps = 0.0, 0
 
     def adam(self, groups: Sequence[Mapping[str, Any]], betas: tuple[float, float]) -> torch.optim.AdamW:
@@ -72,6 +74,7 @@ class TimedTraining(ABC):
         """Follow the gradient of one loss, and let the mean weights follow the weights."""
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
+        self.group.average(self.parameters)
         nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
         self.optimiser.step()
         with torch.no_grad():
@@ -86,24 +89,28 @@ class TimedTraining(ABC):
         if self.spent >= self.schedule.total_s:
             print(f"{self.name}: finished before", flush=True)
             return
-        began, before = time.monotonic(), self.spent
+        clock = self.group.clock()
+        began, before = clock(), self.spent
         seconds = min(seconds, self.schedule.total_s - before)
         self._set_rate()
         replay = capture(self.step, self.device)
-        print(f"{self.name}: captured in {time.monotonic() - began:.1f} s", flush=True)
+        captured = clock() - began
+        if self.group.leads:
+            print(f"{self.name}: captured in {captured:.1f} s", flush=True)
         marked, first = time.monotonic(), self.steps
-        while time.monotonic() - began < seconds:
-            self.spent = before + time.monotonic() - began
+        while (passed := clock() - began) < seconds:
+            self.spent = before + passed
             self._set_rate()
             replay()
             self.steps += 1
             self.between()
-            if self.steps % self.report_every == 0:
+            if self.steps % self.report_every == 0 and self.group.leads:
                 self.tell((self.steps - first) / (time.monotonic() - marked))
                 marked, first = time.monotonic(), self.steps
-        self.tell((self.steps - first) / (time.monotonic() - marked))
-        self.spent = before + time.monotonic() - began
-        self.save()
+        self.spent = before + passed
+        if self.group.leads:
+            self.tell((self.steps - first) / max(1e-9, time.monotonic() - marked))
+            self.save()
 
     def _set_rate(self) -> None:
         done = min(1.0, self.spent / self.schedule.total_s)

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 # Window length in samples, mel bands and weight of every scale; hops are a quarter window. Windows as long as a
 # recogniser's weigh more; the shortest see little but glottal pulses and noise.
-SCALES = ((64, 10, 0.4), (128, 20, 0.4), (256, 40, 0.7), (400, 25, 1.5), (512, 80, 1.0), (1024, 80, 1.0))
+Scale = tuple[int, int, float]
+SCALES: tuple[Scale, ...] = (
+    (64, 10, 0.4),
+    (128, 20, 0.4),
+    (256, 40, 0.7),
+    (400, 25, 1.5),
+    (512, 80, 1.0),
+    (1024, 80, 1.0),
+)
 FLOOR = 1e-5  # amplitude below which nothing is heard
 
 
 class MelLoss(nn.Module):
-    """Mean absolute difference of log10 mel amplitudes, weighted and summed over `SCALES`; waves are [B, 1, T]."""
+    """Mean absolute difference of log10 mel amplitudes, weighted and summed over `scales`; waves are [B, 1, T].
 
-    def __init__(self, sample_rate: int) -> None:
+    Amplitudes below `floor` count as `floor`.
+    """
+
+    def __init__(self, sample_rate: int, scales: Sequence[Scale] = SCALES, floor: float = FLOOR) -> None:
         super().__init__()
-        for window, bands, _ in SCALES:
+        self._scales, self._floor = tuple(scales), floor
+        for window, bands, _ in scales:
             self.register_buffer(f"window_{window}", torch.hann_window(window), persistent=False)
             self.register_buffer(f"bank_{window}", mel_bank(sample_rate, window, bands), persistent=False)
 
     def forward(self, expected: Tensor, decoded: Tensor) -> Tensor:
         total = expected.new_zeros(())
         both = torch.cat((expected, decoded)).squeeze(1).float()
-        for size, _, weight in SCALES:
+        for size, _, weight in self._scales:
             window, bank = getattr(self, f"window_{size}"), getattr(self, f"bank_{size}")
             spectrum = torch.stft(both, size, size // 4, window=window, return_complex=True)
             amplitude = (spectrum.real.square() + spectrum.imag.square() + 1e-10).sqrt()
-            mel, other = (bank @ amplitude).clamp_min(FLOOR).log10().chunk(2)
+            mel, other = (bank @ amplitude).clamp_min(self._floor).log10().chunk(2)
             total = total + weight * (mel - other).abs().mean()
         return total
 

@@ -1,0 +1,285 @@
+"""Train the codec in three stages, each resumable by seconds (`training/loop.py`).
+
+python -m recipes.voice.codec spectral|adversarial|decoder --work DIR --size slow --seconds 300
+
+1. spectral: encoder, codebooks and decoder learn by how far the decoded spectrum is from the original's.
+2. adversarial: the same against discriminators, at a fresh rate.
+3. decoder: against them too, while encoder and codebooks stay; what was encoded before stays valid.
+
+With `python -m torch.distributed.run --nproc-per-node N -m recipes.voice.codec …` N GPUs share every step.
+
+`DIR/speech` holds shards (more may appear meanwhile), `DIR/codec.safetensors` and `DIR/codec_config.json` the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from recipes.voice.adversary import Adversary
+from recipes.voice.sizes import CODECS
+from recipes.voice.stages import STAGES, Stage
+from s1_mini.codecs.carry import NoCarry
+from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.dac.quantizer import VectorQuantizer
+from training.codec import initialise, use_fast_kernels
+from training.graph import use_capture_stream
+from training.group import Group
+from training.loop import TimedTraining
+from training.losses import MelLoss
+from training.pool import SpeechPool
+
+SCALES = ((64, 10, 0.5), (128, 20, 0.5), (256, 40, 1.0), (512, 80, 1.0), (1024, 100, 1.0), (2048, 160, 1.0))
+FLOOR = 2e-3  # some -70 dB: a fifth of the teacher's frames is softer than that, and nobody hears them
+MEL, VERDICT, FEATURES = 15.0, 1.0, 0.5  # weights of the losses
+REVIVE_EVERY, REVIVE_UNTIL = 200, 0.6  # steps; share of a stage
+CROP_S = 0.64  # of every row: what the discriminators see
+LENIENT_UNTIL = 0.6  # share of a stage; after it every row is quantised by all books
+SAVE_EVERY_S = 120.0
+SOFTER_SHARE, SOFTEST = 0.5, 0.3  # of rows are made softer, down to this
+POOL_S = 110 * 3600  # of speech on the device at most
+MIN_POOL_S = 60
+DECODING = ("decoder.", "quantizer.post_module.", "quantizer.upsample.")
+
+
+class CodecTraining(TimedTraining):
+    """The codec, its discriminators if any, the speech it learns from, and its steps."""
+
+    report_every = 500
+
+    def __init__(
+        self, name: str, size: str, work: Path, stage: Stage, device: torch.device, *, compiles: bool = True
+    ) -> None:
+        self.name, self.stage, self.size = name, stage, size
+        config = DacConfig.from_json(CODECS[size])
+        self.codec = Dac(config)
+        initialise(self.codec)
+        self.codec.to(device).prepare()
+        super().__init__(work, stage.schedule, device, self.codec)
+        if stage.keeps_codes:
+            for parameter_name, parameter in self.codec.named_parameters():
+                parameter.requires_grad_(parameter_name.startswith(DECODING))
+        self._optimiser = self.adam([{"params": self.parameters, "weight_decay": 1e-3}], betas=(0.8, 0.99))
+        self.adversary = Adversary().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._judges = [parameter for parameter in self.adversary.parameters() if parameter.requires_grad]
+        self._judges_optimiser = self.adam([{"params": self._judges, "weight_decay": 1e-3}], betas=(0.8, 0.99))
+        self.samples_per_row = config.q_window * self.codec.samples_per_frame
+        self.mel = MelLoss(config.sample_rate, SCALES, FLOOR).to(device)
+        self.pool = SpeechPool(work / "speech", max_samples=POOL_S * config.sample_rate, device=device)
+        quantizer = self.codec.quantizer
+        self._books: list[VectorQuantizer] = [*quantizer.semantic_quantizer.books, *quantizer.quantizer.books]
+        self._report = torch.zeros(5, device=device)  # running means: mel, commitment, verdict, features, judges'
+        self._used = torch.zeros(config.num_codebooks, config.codebook_size, device=device)
+        self._projected: list[Tensor] = []  # what the books saw last
+        self._lenient = torch.ones((), device=device)  # 0 once every row is to be quantised by all books
+        self._saved = 0.0  # seconds of the schedule
+        self._latents, self._synthesise = self.codec.latents, self.codec.synthesise
+        if compiles and device.type == "cuda":
+            torch._dynamo.config.recompile_limit = 64
+            self._latents = torch.compile(self.codec.latents, dynamic=False, fullgraph=True)
+            self._synthesise = torch.compile(self.codec.synthesise, dynamic=False, fullgraph=True)
+
+    @property
+    def optimiser(self) -> torch.optim.Optimizer:
+        return self._optimiser
+
+    def step(self) -> None:
+        """Encode, quantise and decode random speech, and bring it nearer to the original."""
+        wave = self._softened(self.pool.batch(self.stage.rows, self.samples_per_row))
+        vectors, commitment = self._coded(wave)
+        with self.half():
+            decoded = self._synthesise(vectors, NoCarry()).float()
+        mel = self.mel(wave, decoded)
+        loss = MEL * mel + commitment
+        zero = mel.new_zeros(())
+        told = [mel, commitment, zero, zero, zero]
+        if self.stage.is_adversarial:
+            real, false = self._cropped(torch.cat((wave, decoded), dim=1)).split(1, dim=1)
+            with self.half():
+                judged, features = self.adversary.loss(real.detach(), false)
+            self._judges_optimiser.zero_grad(set_to_none=True)
+            judged.backward()
+            self.group.average(self._judges)
+            nn.utils.clip_grad_norm_(self._judges, 10.0, foreach=True)
+            with self.half():
+                verdict, distance = self._deceive(false, features)
+            loss = loss + VERDICT * verdict + FEATURES * distance
+            told = [mel, commitment, verdict, distance, judged]
+        self.descend(loss)
+        if self.stage.is_adversarial:
+            self._judges_optimiser.step()
+        self._report.lerp_(torch.stack([one.detach().float() for one in told]), 0.02)
+
+    def _deceive(self, false: Tensor, features: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+        """The decoder's loss. The judges' gradients, which are there already, stay as they are."""
+        for judge in self._judges:
+            judge.requires_grad_(False)
+        verdict, distance = self.adversary.deceive(false, features)
+        for judge in self._judges:
+            judge.requires_grad_(True)
+        return verdict, distance
+
+    def _softened(self, wave: Tensor) -> Tensor:
+        random = torch.rand(2, len(wave), 1, 1, device=self.device)
+        return wave * torch.where(random[0] < SOFTER_SHARE, SOFTEST + (1 - SOFTEST) * random[1], 1.0)
+
+    def _cropped(self, waves: Tensor) -> Tensor:
+        """A random piece of every row [B, C, T]."""
+        length = min(round(CROP_S * self.codec.sample_rate), waves.shape[-1])
+        start = (torch.rand(len(waves), 1, 1, device=self.device) * (waves.shape[-1] - length + 1)).long()
+        index = start + torch.arange(length, device=self.device)
+        return waves.gather(2, index.expand(-1, waves.shape[1], -1))
+
+    def _coded(self, wave: Tensor) -> tuple[Tensor, Tensor]:
+        """Quantised vectors of waves, and what is lost by quantising them."""
+        with self.half():
+            exact = self._latents(wave, NoCarry())
+        exact = exact.float()
+        if self.stage.keeps_codes:
+            with torch.no_grad():
+                vectors = self.codec.quantizer.decode(self.codec.quantizer.encode(exact))
+            return vectors, vectors.new_zeros(())
+        return self._quantise(exact)
+
+    def _quantise(self, exact: Tensor) -> tuple[Tensor, Tensor]:
+        """Residual quantisation with straight-through gradients (van den Oord et al. 2017); vectors and commitment."""
+        rows, rest = len(exact), exact
+        shortened = torch.rand(rows, device=self.device) < self.stage.dropout * self._lenient
+        some = torch.randint(1, len(self._books) + 1, (rows,), device=self.device)
+        kept = torch.where(shortened, some, len(self._books))
+        total, commitment = torch.zeros_like(exact), exact.new_zeros(())
+        self._projected = []
+        for index, book in enumerate(self._books):
+            projected = book.in_proj(rest)
+            codes = book.nearest(projected)
+            entry = book.codebook(codes).transpose(1, 2)
+            inside = (index < kept).float()
+            pull = (entry - projected.detach()).square().mean((1, 2))
+            push = (entry.detach() - projected).square().mean((1, 2))
+            commitment = commitment + ((pull + 0.25 * push) * inside).mean()
+            vector = book.out_proj(projected + (entry - projected).detach())
+            total = total + vector * inside.view(-1, 1, 1)
+            rest = rest - vector
+            self._used[index].scatter_add_(0, codes.flatten(), torch.ones_like(codes.flatten(), dtype=torch.float32))
+            self._projected.append(projected.detach())
+        skips = torch.rand(rows, 1, 1, device=self.device) < self.stage.bypass * self._lenient
+        return torch.where(skips, exact, total), commitment
+
+    def between(self) -> None:
+        if self.steps % 100 == 0:
+            self.pool.refill()
+            if self.spent > LENIENT_UNTIL * self.schedule.total_s:
+                self._lenient.zero_()
+            if self.spent - self._saved > SAVE_EVERY_S:
+                self._saved = self.spent
+                if self.group.leads:
+                    self.save()
+        revives = not self.stage.keeps_codes and self.spent < REVIVE_UNTIL * self.schedule.total_s
+        if revives and self.steps % REVIVE_EVERY == 0:
+            self.revive()
+
+    def revive(self) -> None:
+        """Move codebook entries that nothing used to random vectors of the last batch."""
+        self.group.add(self._used)
+        for used, book, projected in zip(self._used, self._books, self._projected, strict=True):
+            dead = (used < 1).nonzero()[:, 0]
+            vectors = projected.transpose(1, 2).flatten(0, 1)
+            chosen = torch.randint(len(vectors), (len(dead),), device=self.device)
+            with torch.no_grad():
+                book.codebook.weight[dead] = vectors[chosen]
+        self.group.share([book.codebook.weight for book in self._books])
+        self._used.zero_()
+
+    def tell(self, steps_per_s: float) -> None:
+        names = ("mel", "commitment", "verdict", "features", "judges")
+        told = ", ".join(f"{name} {value:.3f}" for name, value in zip(names, self._report.tolist(), strict=True))
+        hours = self.pool.num_samples / self.codec.sample_rate / 3600
+        at = f"{self.spent:.0f} of {self.schedule.total_s:.0f} s"
+        used = (self._used > 0).sum(1).tolist()
+        print(
+            f"{self.size} {self.name} {self.steps}: {told}; {steps_per_s:.1f} it/s, {at}, {hours:.1f} h, {used}",
+            flush=True,
+        )
+
+    def state(self) -> dict[str, Any]:
+        judges = {"adversary": self.adversary.state_dict(), "judges": self._judges_optimiser.state_dict()}
+        return {**super().state(), **judges}
+
+    def save(self) -> None:
+        """Write what the next call goes on from, and the codec of the mean weights."""
+        super().save()
+        torch.save(self.adversary.state_dict(), self.work / "adversary.pt")
+        self.export(torch.float32)
+        (self.work / f"{self.name}.safetensors").replace(self.work / "codec.safetensors")
+        config = json.dumps(CODECS[self.size], indent=2) + "\n"
+        (self.work / "codec_config.json").write_text(config, encoding="utf-8")
+
+    def resume(self) -> None:
+        """Go on from the stage's own state, or else from the codec and the discriminators of the stage before."""
+        path = self.work / f"{self.name}.pt"
+        if path.exists():
+            state = torch.load(path, map_location=self.device, weights_only=True)
+            self.restore(state)
+            self.adversary.load_state_dict(state["adversary"])
+            self._judges_optimiser.load_state_dict(state["judges"])
+            for group in self._judges_optimiser.param_groups:
+                group["lr"] = self.rate
+            return
+        if (self.work / "codec.safetensors").exists():
+            tensors = load_file(self.work / "codec.safetensors")
+            values = [tensors[name] for name in self.names]
+            self.fill(values, values)
+        if self.stage.is_adversarial and (self.work / "adversary.pt").exists():
+            self.adversary.load_state_dict(torch.load(self.work / "adversary.pt", weights_only=True))
+
+    def wait_for_speech(self, seconds: float) -> None:
+        """Wait for the first minute of speech; raises `SystemExit` if it does not come."""
+        began = time.monotonic()
+        while self.pool.num_samples < MIN_POOL_S * self.codec.sample_rate:
+            if time.monotonic() - began > seconds:
+                raise SystemExit(f"no minute of speech came into {self.work / 'speech'} within {seconds:.0f} s")
+            time.sleep(0.2)
+            self.pool.refill()
+
+
+def main() -> None:
+    """Train one stage for some seconds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--size", choices=CODECS, default="fast")
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--total", type=float, help="seconds of all calls of this stage together")
+    parser.add_argument("--rate", type=float, help="the peak of the stage")
+    parser.add_argument("--rows", type=int, help="of a batch, in every process")
+    parser.add_argument("--no-compile", action="store_true")
+    options = parser.parse_args()
+    group, device = Group.join(use_fast_kernels())
+    use_capture_stream(device)
+    stage = STAGES[options.stage]
+    given = {"total_s": options.total, "rate": options.rate}
+    schedule = replace(stage.schedule, **{name: value for name, value in given.items() if value})
+    stage = replace(stage, schedule=schedule, rows=options.rows or stage.rows)
+    training = CodecTraining(options.stage, options.size, options.work, stage, device, compiles=not options.no_compile)
+    training.group = group
+    training.resume()
+    group.share([*training.parameters, *training.mean, *training.adversary.parameters()])
+    training.wait_for_speech(120.0)
+    sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in training.codec.named_children()}
+    if group.leads:
+        print("parameters", sizes, sum(sizes.values()), flush=True)
+    training.run(options.seconds)
+    group.leave()
+
+
+if __name__ == "__main__":
+    main()

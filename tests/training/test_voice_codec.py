@@ -1,0 +1,191 @@
+"""The 24 kHz codec: each stage of its training leaves one that the engine opens, and the last stage moves no code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from recipes.voice import codec as codec_stage
+from recipes.voice.codec import CodecTraining
+from recipes.voice.run import share
+from recipes.voice.sizes import CODECS
+from recipes.voice.speech import write_shard
+from recipes.voice.stages import STAGES
+from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.codecs.dac.weights import open_dac
+
+CPU = torch.device("cpu")
+RATE = 24_000
+TINY = {
+    **CODECS["fast"],
+    "encoder_dim": 4,
+    "encoder_rates": [4, 5],
+    "encoder_transformer_layers": [0, 0],
+    "decoder_dim": 16,
+    "decoder_rates": [5, 4],
+    "downsample_factor": [2],
+    "input_dim": 16,
+    "q_dim": 16,
+    "q_n_head": 2,
+    "q_n_layer": 1,
+    "q_inter": 16,
+    "q_window": 64,
+    "n_codebooks": 2,
+    "codebook_size": 16,
+    "semantic_codebook_size": 16,
+}
+
+
+def tone(frequency: float, seconds: float, amplitude: float) -> torch.Tensor:
+    return amplitude * torch.sin(2 * torch.pi * frequency * torch.arange(round(seconds * RATE)) / RATE)
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(CODECS, "tiny", TINY)
+    monkeypatch.setattr(codec_stage, "POOL_S", 90)
+    monkeypatch.setattr(codec_stage, "SCALES", ((64, 10, 1.0), (256, 20, 1.0)))
+    monkeypatch.setattr(codec_stage, "CROP_S", 0.05)
+    (tmp_path / "speech").mkdir()
+    wave = (tone(200.0, 61.0, 0.3) * torch.linspace(0, 40, 61 * RATE).sin() * 32767).to(torch.int16).numpy()
+    write_shard(tmp_path / "speech" / "shard_00.npz", [(0, 0, wave)])
+    return tmp_path
+
+
+def training(work: Path, name: str) -> CodecTraining:
+    torch.manual_seed(0)
+    stage = replace(STAGES[name], rows=2)
+    made = CodecTraining(name, "tiny", work, stage, CPU, compiles=False)
+    made.resume()
+    made.wait_for_speech(1.0)
+    made.rate.fill_(1e-3)
+    return made
+
+
+def test_every_stage_leaves_a_codec_that_the_engine_opens(work: Path) -> None:
+    for name in STAGES:
+        stage = training(work, name)
+        stage.step()
+        stage.tell(1.0)
+        stage.save()
+        opened = open_dac(work, encodes=True)
+        assert json.loads((work / "codec_config.json").read_text())["decoder_dim"] == 16
+        with torch.inference_mode():
+            codes = opened.encode(torch.randn(900).clamp(-1, 1))
+            stage.fill(stage.mean, stage.mean)
+            assert torch.allclose(opened.decode(codes[None]), stage.codec.decode(codes[None]), atol=1e-6)
+
+
+def test_the_first_stage_brings_the_spectrum_nearer(work: Path) -> None:
+    stage = training(work, "spectral")
+    stage.rate.fill_(5e-3)
+    told = []
+    for _ in range(12):
+        stage._report.zero_()
+        stage.step()
+        told.append(stage._report[0].item())
+    assert np.mean(told[-3:]) < 0.8 * np.mean(told[:3])
+
+
+def test_training_quantises_as_the_engine_does(work: Path) -> None:
+    stage = training(work, "adversarial")
+    stage._lenient.zero_()
+    exact = torch.randn(3, 16, 5)
+    vectors, _ = stage._quantise(exact)
+    quantizer = stage.codec.quantizer
+    assert torch.allclose(vectors, quantizer.decode(quantizer.encode(exact)), atol=1e-5)
+
+
+def test_discriminators_learn_only_from_their_own_loss(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = training(work, "adversarial")
+    gradients = []
+    deceive = stage._deceive
+
+    def spied(*arguments: object) -> object:
+        gradients.append([judge.grad.clone() for judge in stage._judges])
+        return deceive(*arguments)
+
+    monkeypatch.setattr(stage, "_deceive", spied)
+    stage.step()
+    assert all(before.any() for before in gradients[0])
+    for judge, before in zip(stage._judges, gradients[0], strict=True):
+        assert torch.equal(judge.grad, before)
+
+
+def test_the_last_stage_moves_the_decoder_and_no_code(work: Path) -> None:
+    first = training(work, "adversarial")
+    first.step()
+    first.save()
+    stage = training(work, "decoder")
+    wave, codec = tone(300.0, 0.2, 0.3), stage.codec
+    with torch.inference_mode():
+        codes, sound = codec.encode(wave), codec.decode(codec.encode(wave)[None])
+    for _ in range(3):
+        stage.step()
+    with torch.inference_mode():
+        assert torch.equal(codec.encode(wave), codes)
+        assert not torch.allclose(codec.decode(codes[None]), sound, atol=1e-4)
+
+
+TOGETHER = """
+import json, os, sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from recipes.voice import codec as stage
+from training.group import Group
+stage.CODECS["tiny"] = json.loads(sys.argv[2])
+stage.POOL_S, stage.CROP_S, stage.REVIVE_EVERY = 90, 0.05, 2
+group, device = Group.join(torch.device("cpu"))
+made = stage.CodecTraining(
+    "spectral", "tiny", Path(sys.argv[1]), replace(stage.STAGES["spectral"], rows=1), device, compiles=False
+)
+made.group = group
+group.share([*made.parameters, *made.mean])
+made.wait_for_speech(1.0)
+drawn = made.pool.batch(1, 100).abs().sum().item()
+made.run(4.0)
+weights = [float(p.detach().double().sum()) for p in made.parameters]
+Path(sys.argv[1], f"rank_{group.rank}.json").write_text(json.dumps([drawn, made.steps, made.spent, weights]))
+group.leave()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="torch.distributed.run wants libuv, which torch lacks there")
+def test_processes_that_train_together_have_one_codec_of_all_their_speech(work: Path) -> None:
+    root = Path(__file__).parents[2]
+    (work / "together.py").write_text(TOGETHER)
+    started = "import torch.distributed.run as run; run.main()"
+    command = [sys.executable, "-c", started, "--standalone", "--nproc-per-node", "2", str(work / "together.py")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(root / "src"), str(root))), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(work), json.dumps(TINY)], check=True, timeout=240, env=environment)
+    (drawn, *first), (other, *second) = (json.loads((work / f"rank_{rank}.json").read_text()) for rank in range(2))
+    assert drawn != other
+    assert first == second
+    assert first[0] > 2
+    assert (work / "codec.safetensors").exists()
+
+
+def test_the_time_is_divided_as_the_schedules_are() -> None:
+    shares = share(100.0, ["spectral", "adversarial"])
+    assert sum(shares.values()) == pytest.approx(100.0)
+    assert shares["adversarial"] > 3 * shares["spectral"]
+
+
+def test_all_sizes_that_were_tried_are_codecs_of_24_kilohertz() -> None:
+    for size in CODECS.values():
+        config = DacConfig.from_json(size)
+        assert config.sample_rate == RATE
+        assert config.q_window * config.samples_per_frame / RATE == pytest.approx(1.25, abs=0.1)
