@@ -30,4 +30,4 @@ def plain_environment(folder: Path, *, with_path: bool = True) -> dict[str, str]
     (folder / "sitecustomize.py").write_text(BLIND.format(names=LACKING), encoding="utf-8")
     ours = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
     paths = [str(folder), *filter(None, [ours.get("PYTHONPATH") if with_path else None])]
-    return ours | {"PYTHONPATH": os.pathsep.join(paths)}
+    return ours | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
