@@ -24,7 +24,7 @@ from s1_mini.sagemaker.attributes import HEADER, read_attributes, read_route, wr
 from s1_mini.sagemaker.lines import audio_object, speak_lines
 from s1_mini.sagemaker.payload import JSON_LINES_TYPES, kind_of, split_lines
 from s1_mini.server.answers import StreamedAnswer, respond, while_listened
-from s1_mini.server.bodies import FORM, content_type, read_form, read_json
+from s1_mini.server.bodies import FORM, content_type, in_turn, read_form, read_json
 from s1_mini.server.errors import BodyError, InvalidError
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
 from s1_mini.server.record import record_of
@@ -150,7 +150,7 @@ async def _read(request: Request) -> tuple[InvocationBody, bytes | None]:
     else:
         body, recording = await read_json(request, InvocationBody), None
     if body.reference_audio is not None:
-        recording = await asyncio.to_thread(decode_base64, "reference_audio", body.reference_audio)
+        recording = await in_turn(request.app.state, decode_base64, "reference_audio", body.reference_audio)
     return body, recording
 
 

@@ -57,6 +57,7 @@ def create_app(engine: ProductionTTSEngine, settings: ServerSettings | None = No
     gate = Gate(engine, settings)
     app.state.lifecycle = ThreadPoolExecutor(1, thread_name_prefix="s1-mini-lifecycle")  # never behind requests
     app.state.engine, app.state.settings, app.state.gate = engine, settings, gate
+    app.state.large_bodies = asyncio.Semaphore(1)
     app.state.meter = Meter(engine, gate)
     app.state.connections = Connections(settings)
     for room in (routes_tts, routes_openai, routes_voices, routes_health, websocket, page):

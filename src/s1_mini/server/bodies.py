@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import UploadFile
+from starlette.datastructures import State, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -19,6 +20,7 @@ from s1_mini.server.schemas import SpeechBody, SpeechRequest
 from s1_mini.server.structure import MARKS_PER_ITEM, MAX_MARKS, check_structure
 
 Model = TypeVar("Model", bound=BaseModel)
+Result = TypeVar("Result")
 
 JSON, FORM = "application/json", "multipart/form-data"
 JSON_TYPES = frozenset({JSON, "text/json"})
@@ -45,7 +47,13 @@ async def read_json(request: Request, model: type[Model]) -> Model:
     max_marks = MAX_MARKS + MARKS_PER_ITEM * request.app.state.settings.max_batch_items
     if len(body) <= SMALL_BYTES:
         return parse_json(body, model, max_marks)
-    return await asyncio.to_thread(parse_json, body, model, max_marks)
+    return await in_turn(request.app.state, parse_json, body, model, max_marks)
+
+
+async def in_turn(state: State, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Do work on a large body in a thread, one body after the other: it holds the interpreter for tens of ms."""
+    async with state.large_bodies:
+        return await asyncio.to_thread(work, *arguments)
 
 
 def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> Model:
@@ -105,7 +113,7 @@ async def read_speech(request: Request) -> SpeechRequest:
     else:
         raise ContentTypeError(f"{_said(request)} is not read here; send {JSON} or {FORM}")
     if body.reference_audio is not None and len(body.reference_audio) > SMALL_BYTES:
-        return await asyncio.to_thread(body.to_request, recording)
+        return await in_turn(request.app.state, body.to_request, recording)
     return body.to_request(recording)
 
 

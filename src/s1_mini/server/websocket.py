@@ -19,7 +19,7 @@ from starlette.websockets import WebSocketState
 
 from s1_mini.audio.reference import read_recording
 from s1_mini.exceptions import S1MiniError, TextError
-from s1_mini.server.bodies import SMALL_BYTES
+from s1_mini.server.bodies import SMALL_BYTES, in_turn
 from s1_mini.server.errors import (
     BodyError,
     BusyError,
@@ -148,7 +148,7 @@ class Session:
         if message.get("text") is None:
             raise BodyError("a binary message means nothing here; send JSON as text")
         text = message["text"]
-        match await asyncio.to_thread(_parse, text) if len(text) > SMALL_BYTES else _parse(text):
+        match await in_turn(self._state, _parse, text) if len(text) > SMALL_BYTES else _parse(text):
             case SessionConfig() as config:
                 await self._configure(config)
                 return False
@@ -164,7 +164,7 @@ class Session:
         if config.voice is not None:
             await asyncio.to_thread(self._state.engine.describe_voice, config.voice)  # an unknown one is told now
         coded, config.reference_audio = config.reference_audio, None
-        self._keep(None if coded is None else await asyncio.to_thread(decode_base64, "reference_audio", coded))
+        self._keep(None if coded is None else await in_turn(self._state, decode_base64, "reference_audio", coded))
         self._config = config
 
     def _keep(self, recording: bytes | None) -> None:
