@@ -12,18 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from s1_mini.codecs.carry import NoCarry
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
-from s1_mini.codecs.dac.quantizer import VectorQuantizer
+from training.books import Books
 from training.graph import use_capture_stream
 from training.loop import Schedule, TimedTraining
 from training.losses import MelLoss
@@ -96,11 +95,8 @@ class CodecTraining(TimedTraining):
         self.samples_per_row = FRAMES * self.codec.samples_per_frame
         self.mel = MelLoss(config.sample_rate).to(device)
         self.pool = SpeechPool(work / "speech", max_samples=POOL_HOURS * 3600 * config.sample_rate, device=device)
-        quantizer = self.codec.quantizer
-        self.books: list[VectorQuantizer] = [*quantizer.semantic_quantizer.books, *quantizer.quantizer.books]
+        self.books = Books(self.codec.quantizer, device)
         self.report = torch.zeros(2, device=device)  # running means: mel, commitment
-        self.used = torch.zeros(config.num_codebooks, config.codebook_size, device=device)
-        self.projected: list[Tensor] = []  # what the books saw last
         self.latents, self.synthesise = self.codec.latents, self.codec.synthesise
         if compiles and device.type == "cuda":
             torch._dynamo.config.recompile_limit = 64
@@ -117,36 +113,12 @@ class CodecTraining(TimedTraining):
         wave = self.pool.batch(ROWS, self.samples_per_row)
         with self.half():
             vectors = self.latents(wave, carry)
-        vectors, commitment = self.quantise(vectors.float())
+        vectors, commitment = self.books.quantise(vectors.float(), DROPOUT, BYPASS)
         with self.half():
             decoded = self.synthesise(vectors, carry)
         mel = self.mel(wave, decoded.float())
         self.descend(MEL_WEIGHT * mel + commitment)
         self.report.lerp_(torch.stack((mel.detach(), commitment.detach())), 0.02)
-
-    def quantise(self, exact: Tensor) -> tuple[Tensor, Tensor]:
-        """Residual quantisation with straight-through gradients (van den Oord et al. 2017); vectors and commitment."""
-        rows, rest = len(exact), exact
-        shortened = torch.rand(rows, device=self.device) < DROPOUT
-        some = torch.randint(1, len(self.books) + 1, (rows,), device=self.device)
-        kept = torch.where(shortened, some, len(self.books))
-        total, commitment = torch.zeros_like(exact), exact.new_zeros(())
-        self.projected = []
-        for index, book in enumerate(self.books):
-            projected = book.in_proj(rest)
-            codes = book.nearest(projected)
-            entry = book.codebook(codes).transpose(1, 2)
-            inside = (index < kept).float()
-            pull = (entry - projected.detach()).square().mean((1, 2))
-            push = (entry.detach() - projected).square().mean((1, 2))
-            commitment = commitment + ((pull + 0.25 * push) * inside).mean()
-            vector = book.out_proj(projected + (entry - projected).detach())
-            total = total + vector * inside.view(-1, 1, 1)
-            rest = rest - vector
-            self.used[index].scatter_add_(0, codes.flatten(), torch.ones_like(codes.flatten(), dtype=torch.float32))
-            self.projected.append(projected.detach())
-        skips = torch.rand(rows, 1, 1, device=self.device) < BYPASS
-        return torch.where(skips, exact, total), commitment
 
     def between(self) -> None:
         if self.steps % 100 == 0:
@@ -155,14 +127,8 @@ class CodecTraining(TimedTraining):
             self.revive()
 
     def revive(self) -> None:
-        """Move codebook entries that nothing used to random vectors of the last batch."""
-        for used, book, projected in zip(self.used, self.books, self.projected, strict=True):
-            dead = (used < 1).nonzero()[:, 0]
-            vectors = projected.transpose(1, 2).flatten(0, 1)
-            chosen = torch.randint(len(vectors), (len(dead),), device=self.device)
-            with torch.no_grad():
-                book.codebook.weight[dead] = vectors[chosen]
-        self.used.zero_()
+        """Give codebook entries that nothing used a new place."""
+        self.books.revive(self.group)
 
     def tell(self, steps_per_s: float) -> None:
         mel, commitment = self.report.tolist()
@@ -175,15 +141,6 @@ class CodecTraining(TimedTraining):
         super().save()
         self.export(torch.float32)
         (self.work / "codec_config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
-
-    def wait_for_speech(self) -> None:
-        """Wait until there is enough to begin with; raises `SystemExit` if nothing comes."""
-        began = time.monotonic()
-        while self.pool.num_samples < MIN_POOL_S * self.codec.sample_rate:
-            if time.monotonic() - began > MAX_WAIT_S:
-                raise SystemExit(f"no minute of speech came into {self.work / 'speech'} within {MAX_WAIT_S} s")
-            self.pool.refill()
-            time.sleep(0.2)
 
 
 def arguments(usage: str | None, schedule: Schedule) -> argparse.Namespace:
@@ -212,7 +169,7 @@ def main() -> None:
     schedule = replace(SCHEDULE, total_s=options.total, rate=options.rate)
     training = CodecTraining(options.work, schedule, device, compiles=not options.no_compile)
     training.resume()
-    training.wait_for_speech()
+    training.pool.wait(MIN_POOL_S * training.codec.sample_rate, MAX_WAIT_S)
     sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in training.codec.named_children()}
     print("parameters", sizes, flush=True)
     training.run(options.seconds)

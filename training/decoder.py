@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from s1_mini.codecs.carry import NoCarry
-from training.codec import CodecTraining, arguments, use_fast_kernels
+from training.codec import MAX_WAIT_S, MIN_POOL_S, CodecTraining, arguments, use_fast_kernels
 from training.graph import use_capture_stream
 from training.loop import Schedule
 
@@ -67,7 +67,7 @@ def main() -> None:
     schedule = replace(SCHEDULE, total_s=options.total, rate=options.rate)
     training = DecoderTraining(options.work, schedule, device, compiles=not options.no_compile)
     training.resume()
-    training.wait_for_speech()
+    training.pool.wait(MIN_POOL_S * training.codec.sample_rate, MAX_WAIT_S)
     training.run(options.seconds)
 
 

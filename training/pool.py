@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,15 @@ class SpeechPool:
             self._wave[self._filled : self._filled + len(samples)] = samples.to(self._wave.device)
             self._filled += len(samples)
             self._end.fill_(self._filled)
+
+    def wait(self, min_samples: int, max_wait_s: float) -> None:
+        """Wait until there are so many samples to begin with; raises `SystemExit` if they do not come in time."""
+        began = time.monotonic()
+        while self.num_samples < min_samples:
+            if time.monotonic() - began > max_wait_s:
+                raise SystemExit(f"too little speech came into {self._directory} within {max_wait_s:.0f} s")
+            self.refill()
+            time.sleep(0.2)
 
     def batch(self, rows: int, length: int) -> Tensor:
         """Give `rows` random slices [rows, 1, length], float in [-1, 1]; safe inside a captured step."""

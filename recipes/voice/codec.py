@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from recipes.voice.stages import STAGES, Stage
 from s1_mini.codecs.carry import NoCarry
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
-from s1_mini.codecs.dac.quantizer import VectorQuantizer
+from training.books import Books
 from training.codec import initialise, use_fast_kernels
 from training.graph import use_capture_stream
 from training.group import Group
@@ -47,7 +46,7 @@ LENIENT_UNTIL = 0.6  # share of a stage; after it every row is quantised by all 
 SAVE_EVERY_S = 120.0
 SOFTER_SHARE, SOFTEST = 0.5, 0.3  # of rows are made softer, down to this
 POOL_S = 110 * 3600  # of speech on the device at most
-MIN_POOL_S = 60
+MIN_POOL_S, MAX_WAIT_S = 60, 120
 DECODING = ("decoder.", "quantizer.post_module.", "quantizer.upsample.")
 
 
@@ -75,11 +74,8 @@ class CodecTraining(TimedTraining):
         self.samples_per_row = config.q_window * self.codec.samples_per_frame
         self.mel = MelLoss(config.sample_rate, SCALES, FLOOR).to(device)
         self.pool = SpeechPool(work / "speech", max_samples=POOL_S * config.sample_rate, device=device)
-        quantizer = self.codec.quantizer
-        self._books: list[VectorQuantizer] = [*quantizer.semantic_quantizer.books, *quantizer.quantizer.books]
+        self._books = Books(self.codec.quantizer, device)
         self._report = torch.zeros(5, device=device)  # running means: mel, commitment, verdict, features, judges'
-        self._used = torch.zeros(config.num_codebooks, config.codebook_size, device=device)
-        self._projected: list[Tensor] = []  # what the books saw last
         self._lenient = torch.ones((), device=device)  # 0 once every row is to be quantised by all books
         self._saved = 0.0  # seconds of the schedule
         self._latents, self._synthesise = self.codec.latents, self.codec.synthesise
@@ -151,28 +147,7 @@ class CodecTraining(TimedTraining):
         return self._quantise(exact)
 
     def _quantise(self, exact: Tensor) -> tuple[Tensor, Tensor]:
-        """Residual quantisation with straight-through gradients (van den Oord et al. 2017); vectors and commitment."""
-        rows, rest = len(exact), exact
-        shortened = torch.rand(rows, device=self.device) < self.stage.dropout * self._lenient
-        some = torch.randint(1, len(self._books) + 1, (rows,), device=self.device)
-        kept = torch.where(shortened, some, len(self._books))
-        total, commitment = torch.zeros_like(exact), exact.new_zeros(())
-        self._projected = []
-        for index, book in enumerate(self._books):
-            projected = book.in_proj(rest)
-            codes = book.nearest(projected)
-            entry = book.codebook(codes).transpose(1, 2)
-            inside = (index < kept).float()
-            pull = (entry - projected.detach()).square().mean((1, 2))
-            push = (entry.detach() - projected).square().mean((1, 2))
-            commitment = commitment + ((pull + 0.25 * push) * inside).mean()
-            vector = book.out_proj(projected + (entry - projected).detach())
-            total = total + vector * inside.view(-1, 1, 1)
-            rest = rest - vector
-            self._used[index].scatter_add_(0, codes.flatten(), torch.ones_like(codes.flatten(), dtype=torch.float32))
-            self._projected.append(projected.detach())
-        skips = torch.rand(rows, 1, 1, device=self.device) < self.stage.bypass * self._lenient
-        return torch.where(skips, exact, total), commitment
+        return self._books.quantise(exact, self.stage.dropout * self._lenient, self.stage.bypass * self._lenient)
 
     def between(self) -> None:
         if self.steps % 100 == 0:
@@ -185,26 +160,14 @@ class CodecTraining(TimedTraining):
                     self.save()
         revives = not self.stage.keeps_codes and self.spent < REVIVE_UNTIL * self.schedule.total_s
         if revives and self.steps % REVIVE_EVERY == 0:
-            self.revive()
-
-    def revive(self) -> None:
-        """Move codebook entries that nothing used to random vectors of the last batch."""
-        self.group.add(self._used)
-        for used, book, projected in zip(self._used, self._books, self._projected, strict=True):
-            dead = (used < 1).nonzero()[:, 0]
-            vectors = projected.transpose(1, 2).flatten(0, 1)
-            chosen = torch.randint(len(vectors), (len(dead),), device=self.device)
-            with torch.no_grad():
-                book.codebook.weight[dead] = vectors[chosen]
-        self.group.share([book.codebook.weight for book in self._books])
-        self._used.zero_()
+            self._books.revive(self.group)
 
     def tell(self, steps_per_s: float) -> None:
         names = ("mel", "commitment", "verdict", "features", "judges")
         told = ", ".join(f"{name} {value:.3f}" for name, value in zip(names, self._report.tolist(), strict=True))
         hours = self.pool.num_samples / self.codec.sample_rate / 3600
+        used = self._books.num_used
         at = f"{self.spent:.0f} of {self.schedule.total_s:.0f} s"
-        used = (self._used > 0).sum(1).tolist()
         print(
             f"{self.size} {self.name} {self.steps}: {told}; {steps_per_s:.1f} it/s, {at}, {hours:.1f} h, {used}",
             flush=True,
@@ -241,15 +204,6 @@ class CodecTraining(TimedTraining):
         if self.stage.is_adversarial and (self.work / "adversary.pt").exists():
             self.adversary.load_state_dict(torch.load(self.work / "adversary.pt", weights_only=True))
 
-    def wait_for_speech(self, seconds: float) -> None:
-        """Wait for the first minute of speech; raises `SystemExit` if it does not come."""
-        began = time.monotonic()
-        while self.pool.num_samples < MIN_POOL_S * self.codec.sample_rate:
-            if time.monotonic() - began > seconds:
-                raise SystemExit(f"no minute of speech came into {self.work / 'speech'} within {seconds:.0f} s")
-            time.sleep(0.2)
-            self.pool.refill()
-
 
 def main() -> None:
     """Train one stage for some seconds."""
@@ -273,7 +227,7 @@ def main() -> None:
     training.group = group
     training.resume()
     group.share([*training.parameters, *training.mean, *training.adversary.parameters()])
-    training.wait_for_speech(120.0)
+    training.pool.wait(MIN_POOL_S * training.codec.sample_rate, MAX_WAIT_S)
     sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in training.codec.named_children()}
     if group.leads:
         print("parameters", sizes, sum(sizes.values()), flush=True)

@@ -17,7 +17,7 @@ if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.voice import codec as codec_stage
-from recipes.voice.codec import CodecTraining
+from recipes.voice.codec import MIN_POOL_S, CodecTraining
 from recipes.voice.run import share
 from recipes.voice.sizes import CODECS
 from recipes.voice.speech import write_shard
@@ -68,7 +68,7 @@ def training(work: Path, name: str) -> CodecTraining:
     stage = replace(STAGES[name], rows=2)
     made = CodecTraining(name, "tiny", work, stage, CPU, compiles=False)
     made.resume()
-    made.wait_for_speech(1.0)
+    made.pool.wait(MIN_POOL_S * made.codec.sample_rate, 1.0)
     made.rate.fill_(1e-3)
     return made
 
@@ -153,7 +153,7 @@ made = stage.CodecTraining(
 )
 made.group = group
 group.share([*made.parameters, *made.mean])
-made.wait_for_speech(1.0)
+made.pool.wait(stage.MIN_POOL_S * made.codec.sample_rate, 1.0)
 drawn = made.pool.batch(1, 100).abs().sum().item()
 made.run(4.0)
 weights = [float(p.detach().double().sum()) for p in made.parameters]
