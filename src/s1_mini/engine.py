@@ -75,10 +75,6 @@ class Running:
         self.generator.close(drains=drains, timeout_s=left_s)
         self.desk.join()
 
-    def encode(self, reference: Reference, check: Check) -> Voice:
-        """Give the voice of a reference; takes seconds if it is new."""
-        return _encode(self.references, self.generator, reference, check)
-
     def listen(self, reference: Reference) -> Future[Voice]:
         """Give the voice of a reference: at once if it is known, else when its turn has come. Raises at once, too.
 
@@ -86,7 +82,7 @@ class Running:
         """
         known = self.references.find(reference)
         if known is None:
-            return self.recordings.submit(partial(self.encode, reference))
+            return self.recordings.submit(partial(self.references.encode, reference))
         done: Future[Voice] = Future()
         done.set_result(known)
         return done
@@ -153,6 +149,7 @@ class ProductionTTSEngine:
         roster = open_roster(speaker.directory, speaker.voices, config)
         generator = Generator(speaker, config, self.metrics)
         references = ReferenceEncoder(
+            encode_wave=generator.encode,
             cache=generator.references,
             sample_rate=speaker.codec.sample_rate,
             max_s=config.max_reference_s,
@@ -160,7 +157,7 @@ class ProductionTTSEngine:
             max_text_length=config.max_text_length,
         )
         try:
-            desk = VoiceDesk(roster, generator, partial(_encode, references, generator), config)
+            desk = VoiceDesk(roster, generator, references.encode, config)
             if before is not None:
                 desk.take_over(before)
         except BaseException:
@@ -578,10 +575,6 @@ class ProductionTTSEngine:
         if running is None:
             raise EngineNotReadyError("the engine is not started; call start() or use it in a with block")
         return running
-
-
-def _encode(encoder: ReferenceEncoder, generator: Generator, reference: Reference, check: Check) -> Voice:
-    return encoder.encode(reference, generator.encode, check)
 
 
 class _Closable(Protocol):

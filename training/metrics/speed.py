@@ -54,6 +54,7 @@ def _measure(checkpoint: Path, texts: Sequence[str], reference: Reference, sampl
     speaker = load(config)
     codec = speaker.encoding_codec()
     encoder = ReferenceEncoder(
+        encode_wave=lambda wave, _: codec.encode(wave),
         cache=ReferenceCache("measured", max_bytes=0),
         sample_rate=codec.sample_rate,
         max_s=config.max_reference_s,
@@ -63,7 +64,7 @@ def _measure(checkpoint: Path, texts: Sequence[str], reference: Reference, sampl
 
     def encode() -> Voice:
         with torch.inference_mode():
-            return encoder.encode(reference, lambda wave, _: codec.encode(wave))
+            return encoder.encode(reference)
 
     encode()
     started = time.perf_counter()

@@ -26,6 +26,7 @@ Encode = Callable[[Tensor, Check], Tensor]  # wave [samples] to codes [codebooks
 class ReferenceEncoder:
     """Makes voices of references for one codec: `find` is quick, `encode` takes seconds."""
 
+    encode_wave: Encode
     cache: ReferenceCache
     sample_rate: int
     max_s: float
@@ -37,8 +38,8 @@ class ReferenceEncoder:
         codes = self.cache.find(self.cache.key(self._read(reference)))
         return None if codes is None else Voice(codes, self._text(reference))
 
-    def encode(self, reference: Reference, encode: Encode, check: Check = lambda: None) -> Voice:
-        """Give the voice of a reference, with `encode` if it is new; what `check` raises ends the work.
+    def encode(self, reference: Reference, check: Check = lambda: None) -> Voice:
+        """Give the voice of a reference, with `encode_wave` if it is new; what `check` raises ends the work.
 
         Raises `ReferenceAudioError` for the recording and `TextError` for its transcript, which may be empty.
         """
@@ -48,7 +49,7 @@ class ReferenceEncoder:
             wave = load_reference(
                 recording, sample_rate=self.sample_rate, max_s=self.max_s, max_bytes=self.max_bytes, check=check
             )
-            return encode(torch.from_numpy(wave), check)
+            return self.encode_wave(torch.from_numpy(wave), check)
 
         return Voice(self.cache.get(self.cache.key(recording), encode_recording), text)
 
