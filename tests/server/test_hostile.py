@@ -143,6 +143,7 @@ def test_listeners_who_take_nothing_are_ended_and_others_are_served(open_door: D
 
         with open_door.client() as client:
             assert client.post("/v1/tts", json={"text": "Hi.", "max_new_tokens": 8}).status_code == 200
+    assert any("it took nothing" in record.message for record in caplog.records)
 
 
 def test_a_whole_answer_that_nobody_takes_is_ended_too(open_door: Door) -> None:
@@ -152,7 +153,10 @@ def test_a_whole_answer_that_nobody_takes_is_ended_too(open_door: Door) -> None:
         plug.connect(("127.0.0.1", open_door.port))
         plug.sendall(head(len(body)) + body)
         wait_until(lambda: open_door.app.state.gate.num_inside == 1)
-        wait_until(lambda: open_door.app.state.gate.num_inside == 0 and not open_door.app.state.connections._busy)
+        wait_until(lambda: open_door.app.state.gate.num_inside == 0)
+        wait_until(lambda: not open_door.app.state.connections._busy)
+
+        assert b"HTTP/1.1 200" in plug.recv(4096)  # it had begun, and was cut
 
 
 def test_idle_connections_make_room_for_new_ones_and_say_so_once(open_door: Door, caplog) -> None:

@@ -13,53 +13,36 @@ from contextlib import contextmanager
 STDERR = 2
 
 _lock = threading.Lock()
-_is_on = False
+_real: int | None = None  # a descriptor of the real stderr, once a program has asked for quiet
+_nowhere = -1
 _num_inside = 0
-_saved = -1  # the real stderr, while somebody is inside
 
 
 def keep_out() -> int:
     """Turn it on; give a file descriptor of the real stderr, for the program's own log."""
-    global _is_on  # noqa: PLW0603 - stderr is the process's, too
-    _is_on = True
-    return os.dup(STDERR)
+    global _real, _nowhere
+    if _real is None:
+        _real, _nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    return os.dup(_real)
 
 
 @contextmanager
 def kept_out() -> Iterator[None]:
     """Send to nowhere what is written to stderr until the block ends, in whatever thread."""
-    is_inside = _is_on and _enter()
+    if _real is None:
+        yield
+        return
+    _count(1)
     try:
         yield
     finally:
-        if is_inside:
-            _leave()
+        _count(-1)
 
 
-def _enter() -> bool:
-    """Tell whether it could be done; a process that has no file left must do with the noise."""
-    global _num_inside, _saved  # noqa: PLW0603
-    with _lock:
-        if _num_inside == 0:
-            try:
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-            except OSError:
-                return False
-            try:
-                _saved = os.dup(STDERR)
-                os.dup2(nowhere, STDERR)
-            except OSError:
-                return False
-            finally:
-                os.close(nowhere)
-        _num_inside += 1
-        return True
-
-
-def _leave() -> None:
+def _count(change: int) -> None:
+    """Count who is inside; the first closes stderr, the last opens it."""
     global _num_inside  # noqa: PLW0603
+    assert _real is not None
     with _lock:
-        _num_inside -= 1
-        if _num_inside == 0:
-            os.dup2(_saved, STDERR)
-            os.close(_saved)
+        _num_inside += change
+        os.dup2(_nowhere if _num_inside else _real, STDERR)

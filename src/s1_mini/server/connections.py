@@ -28,7 +28,7 @@ ENOUGH_FILES = 65_536
 RESERVED_FILES = 128  # of the process, for all that is no connection; at most half of what it may open
 SEND_BUFFER_BYTES = 64 * 1024  # of the system, for each connection, which Linux doubles: a second and a half of sound
 MAX_WAITING_BYTES = 2**20  # beyond that, at any look, nobody can be said to take what he is sent
-MAX_CLOSING_LOOKS = 40
+MAX_CLOSING_LOOKS = 40  # ten times as long may a connection take what is left when it is closed
 LOOKS = 4  # at a listener, in the time that he may take nothing
 TELL_EVERY_S = 10.0  # a log line about the same thing
 

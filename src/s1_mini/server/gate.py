@@ -24,6 +24,21 @@ class EngineDied(Exception):  # noqa: N818 - an end, not an error of anybody's
     """The engine was started, and does not speak any more."""
 
 
+class HeldBytes:
+    """The bytes that one request or connection holds of its client's, counted among those of all."""
+
+    def __init__(self, gate: Gate, max_bytes: int) -> None:
+        self._gate, self._max_bytes = gate, max_bytes
+        self.num_bytes = 0
+
+    def set(self, num_bytes: int) -> None:
+        """Say how many there are now. Raises `BusyError` if there are any, and with those of all too many."""
+        self._gate.body_bytes += num_bytes - self.num_bytes
+        self.num_bytes = num_bytes
+        if num_bytes and self._gate.body_bytes > self._max_bytes:
+            raise BusyError("the bodies of all requests are too many bytes at this moment; try again in a second")
+
+
 class Gate:
     """Tells whether a request may come in, and counts those that are in."""
 
@@ -73,6 +88,10 @@ class Gate:
         if allowed and self._clients[client] >= allowed:
             return TooManyRequestsError(f"{allowed} requests of yours are being answered; wait for one of them")
         return None
+
+    def hold(self) -> HeldBytes:
+        """Begin to count the bytes of a request or connection; none so far."""
+        return HeldBytes(self, self._settings.max_bodies_bytes)
 
     def enter(self, client: str) -> None:
         """Count a request in."""

@@ -21,7 +21,6 @@ from s1_mini.server.errors import (
     BodyError,
     BodyTooLargeError,
     BodyTooSlowError,
-    BusyError,
     ClientGoneError,
     OriginError,
     UnauthorizedError,
@@ -133,13 +132,13 @@ class Limits:
         ends = asyncio.get_running_loop().time() + allowed_s
 
         async def give(message: Message) -> None:
+            content = memoryview(message.get("body", b""))
             try:
                 async with asyncio.timeout_at(ends):
-                    content = memoryview(message.get("body", b""))
                     while len(content) > PIECE_BYTES:
                         await send({**message, "body": bytes(content[:PIECE_BYTES]), "more_body": True})
                         content = content[PIECE_BYTES:]
-                    await send({**message, "body": bytes(content)} if "body" in message else message)
+                    await send({**message, "body": bytes(content)} if message.get("body") else message)
             except TimeoutError:
                 raise ClientGoneError from None  # it is there, but takes what it asked for too slowly
 
@@ -150,9 +149,8 @@ class Body:
     """The body of one request on its way to a route: its bytes and seconds counted, and those of all together."""
 
     def __init__(self, scope: Scope, receive: Receive, gate: Gate, settings: ServerSettings) -> None:
-        self._receive, self._gate, self._settings = receive, gate, settings
+        self._receive, self._settings, self._held = receive, settings, gate.hold()
         self._ends = time.monotonic() + settings.body_timeout_s
-        self._num_bytes = 0
         self._is_read = scope["type"] != "http"
 
     async def read(self) -> Message:
@@ -167,25 +165,20 @@ class Body:
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         self._is_read = not message.get("more_body", False)
-        self._hold(len(message.get("body", b"")))
-        refused: S1MiniError | None = None
-        if self._num_bytes > self._settings.max_body_bytes:
-            refused = BodyTooLargeError(self._settings.max_body_bytes)
-        elif self._gate.body_bytes > self._settings.max_bodies_bytes:
-            refused = BusyError("the bodies of all requests are too many bytes at this moment; try again in a second")
-        if refused is not None:
+        num_bytes = self._held.num_bytes + len(message.get("body", b""))
+        try:
+            if num_bytes > self._settings.max_body_bytes:
+                raise BodyTooLargeError(self._settings.max_body_bytes)
+            self._held.set(num_bytes)
+        except S1MiniError:
             self.let_go()
             self._is_read = self._is_read or await _discard(self._receive)
-            raise refused
+            raise
         return message
 
     def let_go(self) -> None:
         """Count its bytes no more."""
-        self._hold(-self._num_bytes)
-
-    def _hold(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        self._gate.body_bytes += num_bytes
+        self._held.set(0)
 
 
 def _speaks(scope: Scope) -> bool:

@@ -81,7 +81,7 @@ def make_config(app: FastAPI) -> uvicorn.Config:
         app,
         host=settings.host,
         port=settings.port,
-        http=Wire,  # h11's: strict, and limits the size of headers to 64 KiB
+        http=Wire,  # h11's: strict, with bounds on heads and pieces
         log_config=None,
         access_log=False,
         server_header=False,

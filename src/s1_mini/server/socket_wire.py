@@ -8,7 +8,8 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from s1_mini.server.gate import Gate
+from s1_mini.server.errors import BusyError
+from s1_mini.server.gate import HeldBytes
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +23,9 @@ class SocketWire(WebSocketsSansIOProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        state = self.config.app.state  # type: ignore[union-attr]
-        self._gate: Gate = state.gate
-        self._max_bodies_bytes: int = state.settings.max_bodies_bytes
+        self._held: HeldBytes = self.config.app.state.gate.hold()  # type: ignore[union-attr]
         self._began = self.loop.time()
-        self._num_frames = self._held = 0
+        self._num_frames = 0
 
     def data_received(self, data: bytes) -> None:
         """Read on, in slices, as long as the client keeps within its bounds."""
@@ -37,13 +36,14 @@ class SocketWire(WebSocketsSansIOProtocol):
             allowed = FREE_FRAMES + FRAMES_A_SECOND * (self.loop.time() - self._began)
             if self._num_frames > allowed:
                 self._end(FLOODED, "too many frames")
-        self._hold(len(self.conn.reader.buffer) + sum(len(frame) for frame in self.frames))
-        if self._held and self._gate.body_bytes > self._max_bodies_bytes:
+        try:
+            self._held.set(len(self.conn.reader.buffer) + sum(len(frame) for frame in self.frames))
+        except BusyError:
             self._end(TOO_BUSY, "too many bytes wait at this moment")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count its bytes no more."""
-        self._hold(0)
+        self._held.set(0)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -76,10 +76,6 @@ class SocketWire(WebSocketsSansIOProtocol):
         """Count a frame."""
         self._num_frames += 1
         super().handle_pong(event)
-
-    def _hold(self, num_bytes: int) -> None:
-        self._gate.body_bytes += num_bytes - self._held
-        self._held = num_bytes
 
     def _end(self, code: int, reason: str) -> None:
         if self.transport.is_closing():

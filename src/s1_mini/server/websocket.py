@@ -22,7 +22,6 @@ from s1_mini.exceptions import S1MiniError, TextError
 from s1_mini.server.bodies import SMALL_BYTES, in_turn
 from s1_mini.server.errors import (
     BodyError,
-    BusyError,
     ClientGoneError,
     DrainingError,
     IdleError,
@@ -63,6 +62,7 @@ class Session:
         self._record = record_of(socket)
         self._config = SessionConfig(type="session.config")
         self._recording: bytes | None = None
+        self._held = self._state.gate.hold()  # the recording's bytes
         self._rest = ""
         self._stretches: asyncio.Queue[SpeechRequest | None] = asyncio.Queue()
         self._num_waiting = 0  # characters in there
@@ -84,7 +84,7 @@ class Session:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._keep(None)
+            self._held.set(0)
 
     async def _fail(self, error: S1MiniError) -> None:
         self._record.code = code_of(error)
@@ -106,7 +106,7 @@ class Session:
                 await asyncio.wait({receiving}, timeout=LOOK_S)
                 now = time.monotonic()
                 if now > ends:
-                    raise IdleError(f"a session may last {settings.max_websocket_s:g} s")
+                    raise self._too_long()
                 if self._state.gate.is_draining:
                     raise DrainingError("the server is going down; connect anew")
                 if receiving.done():
@@ -131,10 +131,13 @@ class Session:
             if watching.done():
                 watching.result()
             if not spoken.done():
-                raise IdleError(f"a session may last {self._state.settings.max_websocket_s:g} s")
+                raise self._too_long()
         finally:
             watching.cancel()
             spoken.cancel()
+
+    def _too_long(self) -> IdleError:
+        return IdleError(f"a session may last {self._state.settings.max_websocket_s:g} s")
 
     async def _until_gone(self) -> None:
         while (await self._socket.receive())["type"] != "websocket.disconnect":
@@ -164,18 +167,11 @@ class Session:
         if config.voice is not None:
             await asyncio.to_thread(self._state.engine.describe_voice, config.voice)  # an unknown one is told now
         coded, config.reference_audio = config.reference_audio, None
-        self._keep(None if coded is None else await in_turn(self._state, decode_base64, "reference_audio", coded))
-        self._config = config
-
-    def _keep(self, recording: bytes | None) -> None:
-        """Hold a recording for the session; it counts among the bodies of all. Raises `RequestError` or `BusyError`."""
-        num_bytes, gate = len(recording or b""), self._state.gate
+        recording = None if coded is None else await in_turn(self._state, decode_base64, "reference_audio", coded)
         if recording is not None:
             read_recording(recording, self._state.engine.config.max_reference_bytes)
-        gate.body_bytes += num_bytes - len(self._recording or b"")
-        self._recording = recording
-        if num_bytes and gate.body_bytes > self._state.settings.max_bodies_bytes:
-            raise BusyError("the bodies of all requests are too many bytes at this moment; try again in a second")
+        self._held.set(len(recording or b""))
+        self._recording, self._config = recording, config
 
     def _add(self, text: str) -> None:
         # Not read further instead, the client would not be heard when it goes away or answers a ping.
