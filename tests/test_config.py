@@ -130,6 +130,17 @@ def test_a_wrong_variable_is_refused_by_its_own_name(monkeypatch: pytest.MonkeyP
         EngineConfig()
 
 
+def test_what_was_set_is_named_keyword_or_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_DEVICE", "gpu")
+
+    with pytest.raises(ConfigurationError, match=r"^S1_MINI_DEVICE='gpu': is no device; allowed are auto"):
+        EngineConfig()
+    with pytest.raises(ConfigurationError, match=r"^device='tpu': is no device"):
+        EngineConfig(device="tpu")
+    with pytest.raises(ConfigurationError, match=r"^device='tpu': is no device"):
+        EngineConfig(device="cpu").model_copy(update={"device": "tpu"})
+
+
 def test_an_unknown_variable_is_warned_about_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S1_MINI_COMPLIE", "false")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -60,8 +60,8 @@ def _variables(*names: str) -> AliasChoices:
 class EngineConfig(BaseSettings):
     """Settings of `ProductionTTSEngine`, by keyword or by `S1_MINI_*` variable.
 
-    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the field.
-    Warns, by name, of `S1_MINI_*` variables that mean nothing.
+    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the keyword or the variable that
+    was set. Warns, by name, of `S1_MINI_*` variables that mean nothing.
     """
 
     model_config = SettingsConfigDict(
@@ -141,7 +141,7 @@ class EngineConfig(BaseSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigurationError(_sentence(error)) from None
+            raise ConfigurationError(_sentence(error, values)) from None
         for warning in unknown_variables(os.environ):
             warnings.warn(warning, stacklevel=2)
 
@@ -151,7 +151,7 @@ class EngineConfig(BaseSettings):
         try:
             BaseModel.__init__(copy, **{**dict(self), **(update or {})})
         except ValidationError as error:
-            raise ConfigurationError(_sentence(error)) from None
+            raise ConfigurationError(_sentence(error, type(self).model_fields)) from None
         return copy
 
     @field_validator("checkpoint_path", "compile_cache_path", "reference_cache_path", "voices_path", mode="before")
@@ -186,11 +186,19 @@ class EngineConfig(BaseSettings):
 
 def known_variables() -> list[str]:
     """Every `S1_MINI_*` variable that a field reads."""
-    names = []
-    for name, field in EngineConfig.model_fields.items():
-        alias = field.validation_alias
-        names += [str(n) for n in alias.choices] if isinstance(alias, AliasChoices) else [ENV_PREFIX + name.upper()]
-    return names
+    return [variable for name in EngineConfig.model_fields for variable in variables_of(name)]
+
+
+def variables_of(name: str) -> list[str]:
+    """Every variable that a field reads, the one that counts first."""
+    alias = EngineConfig.model_fields[name].validation_alias
+    return [str(n) for n in alias.choices] if isinstance(alias, AliasChoices) else [ENV_PREFIX + name.upper()]
+
+
+def set_variable(name: str) -> str | None:
+    """Tell which variable gives a field its value where no keyword does; None if none is set."""
+    given = {variable.upper() for variable, value in os.environ.items() if value}
+    return next((variable for variable in variables_of(name) if variable in given), None)
 
 
 def elsewhere_variables() -> list[str]:
@@ -223,21 +231,22 @@ def _word(name: str) -> str:
     return name.removeprefix(max(prefixes, key=len))
 
 
-def _as_given(name: str) -> str:
-    """Of a field's several variables, name the one that was set (pydantic names the first)."""
-    for field in EngineConfig.model_fields.values():
-        if isinstance(field.validation_alias, AliasChoices) and name in field.validation_alias.choices:
-            return next((str(n) for n in field.validation_alias.choices if str(n) in os.environ), name)
-    return name
+def _as_given(name: str, keywords: Container[str]) -> str:
+    """Name what was set: the keyword, or the variable (pydantic names the field, or its first variable)."""
+    field = next((field for field in EngineConfig.model_fields if name in (field, *variables_of(field))), None)
+    if field is None:
+        return name
+    return field if field in keywords else set_variable(field) or field
 
 
-def _sentence(error: ValidationError) -> str:
+def _sentence(error: ValidationError, keywords: Container[str]) -> str:
     parts = []
     for item in error.errors():
-        name = _as_given(".".join(str(part) for part in item["loc"]))
+        name = _as_given(".".join(str(part) for part in item["loc"]), keywords)
         if item["type"] == "extra_forbidden":
             near = get_close_matches(name, EngineConfig.model_fields, n=1)
             parts.append(f"{name} is no setting" + (f"; did you mean {near[0]}?" if near else ""))
         else:
-            parts.append(f"{name}={item['input']!r}: {item['msg']}")
+            reason = item["msg"].removeprefix("Value error, ")
+            parts.append(f"{name}={item['input']!r}: {reason[:1].lower()}{reason[1:]}")
     return "; ".join(parts)

@@ -47,10 +47,14 @@ def test_what_a_variable_changes_is_shown_and_a_secret_is_not(
     assert "S1_MINI_DEVICE" not in text
 
 
+def test_where_nothing_is_changed_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "--changed") == "no variable changes a setting: each has its default\n"
+
+
 def test_a_value_that_is_not_allowed_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S1_MINI_CHUNK_LENGTH", "7")
 
-    with pytest.raises(ConfigurationError, match="chunk_length"):
+    with pytest.raises(ConfigurationError, match=r"^S1_MINI_CHUNK_LENGTH='7': "):
         list(groups())
 
 

@@ -40,9 +40,11 @@ def settings(
     from rich.console import Console
     from rich.table import Column, Table
 
-    for title, group in groups():
-        lines = [line for line in group if line.is_set or not changed]
-        if markdown:
+    shown = [(title, [line for line in group if line.is_set or not changed]) for title, group in groups()]
+    if not any(lines for _, lines in shown):
+        typer.echo("no variable changes a setting: each has its default")
+    for title, lines in shown:
+        if lines and markdown:
             typer.echo(f"## {title}\n\n{as_markdown(lines)}\n")
         elif lines:
             # A name is never cut: it is what one looks for.
