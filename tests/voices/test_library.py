@@ -24,6 +24,14 @@ def test_a_voice_comes_back_as_it_was_written(voiced: Path) -> None:
     assert library.default is anna.voice
 
 
+def test_a_list_tells_the_same_and_reads_codes_when_a_voice_is_asked_for(voiced: Path) -> None:
+    library, listed = VoiceLibrary.open(voiced), VoiceLibrary.listed(voiced)
+
+    assert [listed.summary(name) for name in listed.names] == [library.summary(name) for name in library.names]
+    assert torch.equal(listed.describe("anna").voice.codes, library.describe("anna").voice.codes)
+    assert listed.default is listed.describe("anna").voice
+
+
 def test_the_default_voice_speaks_when_none_is_asked_for(voiced: Path) -> None:
     with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
         default, anna, bert = (

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
+from s1_mini.weights.directory import check_files
 from s1_mini.weights.files import find_tensors, read_tensors
 from s1_mini.weights.fit import fit
 
@@ -94,6 +95,16 @@ def test_a_file_without_a_dictionary_of_tensors_is_refused(content: object, tmp_
 
     with pytest.raises(CheckpointFileError, match="holds"):
         read_tensors(tmp_path / "w.pth")
+
+
+def test_a_directory_that_is_no_checkpoint_is_told_with_all_that_it_lacks(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.pth").touch()
+    (tmp_path / "config.json").touch()
+
+    lacking = r"tokenizer\.tiktoken, special_tokens\.json, codec\.safetensors \(or codec\.pth\)$"
+    with pytest.raises(CheckpointFileError, match=f"is no checkpoint: it lacks {lacking}"):
+        check_files(tmp_path)
+    assert check_files(tiny) == tiny
 
 
 def test_missing_weights_are_named_with_what_would_do(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 A file holds the tensor `codes` [codebooks, frames] and, as metadata, `text` (what is said), `description`, for a voice
 added later `codec` (who encoded it) and, in one of a checkpoint's, `default`. No name is ever guessed.
+
+Only reading and writing codes loads torch: a list of voices needs none.
 """
 
 from __future__ import annotations
@@ -13,9 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from s1_mini.exceptions import CheckpointFileError, VoiceError, VoiceNotFoundError
 from s1_mini.files import files
@@ -27,8 +27,6 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 RESERVED = re.compile(r"con|prn|aux|nul|(com|lpt)\d")  # devices to Windows, whatever their suffix
 MAX_FILE_BYTES = 2 * 2**20  # the longest reference makes 0.3 MB
 MAX_LISTED = 20  # names in an error
-
-_INTEGERS = {torch.uint8, torch.int16, torch.int32, torch.int64}
 
 
 @dataclass(frozen=True)
@@ -65,31 +63,52 @@ class VoiceLibrary:
 
     def __init__(self, voices: Mapping[str, NamedVoice]) -> None:
         self._voices = dict(voices)
+        self._summaries = {name: named.summary for name, named in voices.items()}
+        self._files: dict[str, Path] = {}
+
+    @classmethod
+    def listed(cls, checkpoint: Path) -> VoiceLibrary:
+        """Do as `open`, but read a voice's codes, and load torch for it, when it is asked for."""
+        library = cls({})
+        library._files = {file.stem: file for file in _files(checkpoint)}
+        library._summaries = {name: read_summary(file) for name, file in library._files.items()}
+        return library
 
     @classmethod
     def open(cls, checkpoint: Path) -> VoiceLibrary:
         """Read all voices of a checkpoint directory; none is fine. Raises `CheckpointFileError` for a broken one."""
-        found = sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))
-        return cls({file.stem: read_voice(file) for file in found})
+        return cls({file.stem: read_voice(file) for file in _files(checkpoint)})
 
     @property
     def names(self) -> list[str]:
         """All names, sorted."""
-        return sorted(self._voices)
+        return sorted(self._summaries)
 
     @property
     def default(self) -> Voice | None:
         """The voice that speaks when none is asked for."""
-        return next((voice.voice for voice in self._voices.values() if voice.is_default), None)
+        return next((self.describe(name).voice for name, told in self._summaries.items() if told.is_default), None)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._voices
+        return isinstance(name, str) and name in self._summaries
 
     def describe(self, name: str) -> NamedVoice:
         """Give one voice. Raises `VoiceNotFoundError` for a name that is not there."""
         if name not in self:
             raise not_found(name, self.names)
+        if name not in self._voices:
+            self._voices[name] = read_voice(self._files[name])
         return self._voices[name]
+
+    def summary(self, name: str) -> VoiceSummary:
+        """Tell of one voice. Raises `VoiceNotFoundError` for a name that is not there."""
+        if name not in self:
+            raise not_found(name, self.names)
+        return self._summaries[name]
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    return sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))
 
 
 def not_found(name: str, known: Sequence[str]) -> VoiceNotFoundError:
@@ -113,13 +132,19 @@ def is_name(name: object) -> bool:
 
 def read_voice(path: Path) -> NamedVoice:
     """Read one voice file. Raises `CheckpointFileError` if it is none."""
+    import torch
+
     try:
         _check_size(path)
         with safe_open(path, framework="pt") as file:
             codes, metadata = file.get_tensor("codes"), file.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointFileError(f"{path} is no voice file: {error}") from None
-    if codes.dim() != 2 or not codes.shape[1] or codes.dtype not in _INTEGERS:
+    if (
+        codes.dim() != 2
+        or not codes.shape[1]
+        or codes.dtype not in {torch.uint8, torch.int16, torch.int32, torch.int64}
+    ):
         raise CheckpointFileError(f"{path} is no voice file: its codes are {codes.dtype} {list(codes.shape)}")
     told = _summary(path.stem, int(codes.shape[1]), metadata)
     voice = Voice(codes.to(torch.int64, copy=True), told.text)  # a copy: the file may vanish under a mapping
@@ -130,7 +155,7 @@ def read_summary(path: Path) -> VoiceSummary:
     """Read what a voice file says of itself, not its codes. Raises `CheckpointFileError` if it is none."""
     try:
         _check_size(path)
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="numpy") as file:
             shape, metadata = file.get_slice("codes").get_shape(), file.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointFileError(f"{path} is no voice file: {error}") from None
@@ -153,6 +178,9 @@ def write_voice(
 
     Raises `VoiceError` for a name that cannot be a file's everywhere and, unless it may `replace`, `FileExistsError`.
     """
+    import torch
+    from safetensors.torch import save
+
     check_name(name)
     path = folder / f"{name}{SUFFIX}"
     metadata = {"text": voice.text, "description": description, "default": "true" if is_default else "false"}

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 
@@ -24,23 +24,9 @@ from torch import Tensor
 from s1_mini.byte_cache import ByteCache, CacheStats
 from s1_mini.exceptions import RequestTimeoutError
 from s1_mini.files import files
+from s1_mini.voices.fingerprint import fingerprint as fingerprint  # noqa: PLC0414 - asked for here, too
 
 logger = logging.getLogger(__name__)
-
-PROBE_BYTES = 2**20  # of each end of a codec's files that its fingerprint looks at
-
-
-def fingerprint(paths: Iterable[Path]) -> str:
-    """Name a codec by the sizes and ends of its files: reading a gigabyte whole would delay the start by seconds."""
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(paths):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size} ".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(PROBE_BYTES))
-            file.seek(max(0, size - PROBE_BYTES))
-            digest.update(file.read(PROBE_BYTES))
-    return digest.hexdigest()
 
 
 class ReferenceCache:

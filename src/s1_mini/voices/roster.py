@@ -52,7 +52,7 @@ class Roster:
     def info(self, name: str) -> VoiceInfo:
         """Tell of one voice. Raises as `find`."""
         if name in self.library:
-            return self._info(self.library.describe(name).summary)
+            return self._info(self.library.summary(name))
         told = self.added.summary(name)
         if told is None:
             raise not_found(name, self.names)
@@ -61,7 +61,7 @@ class Roster:
     def infos(self) -> list[VoiceInfo]:
         """Tell of all voices, sorted by name; files that are none are skipped with a warning, once each."""
         self.added.refresh()
-        told = [self.library.describe(name).summary for name in self.library.names]
+        told = [self.library.summary(name) for name in self.library.names]
         for name in sorted(self.added.names - set(self.library.names)):
             summary = self._usable(name)
             if summary is not None:

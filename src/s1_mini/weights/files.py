@@ -1,4 +1,4 @@
-"""Read tensors and JSON of a checkpoint directory, whatever published form they have.
+"""Read the tensors of a checkpoint directory, whatever published form they have.
 
 A `.pth` file is only ever read with `weights_only=True`, so it can hold tensors and nothing that runs. Both forms
 are memory-mapped: a tensor that nobody asks for is never read from disk. What a `.pth` says of itself is looked
@@ -7,7 +7,6 @@ through before torch reads it (`pth`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,50 +18,15 @@ from torch import Tensor
 
 from s1_mini.exceptions import CheckpointFileError
 from s1_mini.weights import pth
+from s1_mini.weights.directory import INDEX_SUFFIX
+from s1_mini.weights.directory import find_tensors as find_tensors  # noqa: PLC0414 - asked for here, too
+from s1_mini.weights.directory import read_json as read_json  # noqa: PLC0414 - asked for here, too
+from s1_mini.weights.directory import read_whole as read_whole  # noqa: PLC0414 - asked for here, too
 
 Tensors = Mapping[str, Tensor]
 
-INDEX_SUFFIX = ".safetensors.index.json"
 _WRAPPERS = ("state_dict", "model", "generator")
-_MAX_JSON_BYTES = 4 * 2**20  # S1-mini's largest has 0.15 MB
 _MAX_TOLD = 80  # characters of a name in an error
-
-
-def read_whole(path: Path, max_bytes: int) -> bytes:
-    """Read a small file. Raises `CheckpointFileError` if it is missing, no plain file, or larger than `max_bytes`."""
-    try:
-        if path.exists() and not path.is_file():  # a pipe would never end
-            raise CheckpointFileError(f"{path} is no file")
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
-    except FileNotFoundError:
-        raise CheckpointFileError(f"{path} is missing") from None
-    except OSError as error:
-        raise CheckpointFileError(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) > max_bytes:
-        raise CheckpointFileError(f"{path} has {path.stat().st_size:,} bytes; at most {max_bytes:,} are allowed")
-    return content
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of up to 4 MiB. Raises `CheckpointFileError` if it is missing or is something else."""
-    content = read_whole(path, _MAX_JSON_BYTES)
-    try:
-        value = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointFileError(f"{path} is not readable JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointFileError(f"{path} holds a JSON {type(value).__name__}, not an object")
-    return value
-
-
-def find_tensors(directory: Path, stem: str) -> Path:
-    """Give the file that holds `stem`'s tensors: safetensors first, then sharded safetensors, then `.pth`."""
-    names = (f"{stem}.safetensors", f"{stem}{INDEX_SUFFIX}", f"{stem}.pth")
-    for name in names:
-        if (directory / name).is_file():
-            return directory / name
-    raise CheckpointFileError(f"{directory} holds no {stem} weights: expected one of {', '.join(names)}")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -6,10 +6,14 @@ import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.layers.transformer import BlockConfig
+from s1_mini.weights.directory import read_json
+
+if TYPE_CHECKING:
+    from s1_mini.layers.transformer import BlockConfig
 
 NORM_EPS = 1e-5
 ROPE_BASE = 10_000
@@ -59,11 +63,15 @@ class DacConfig:
 
     def encoder_block(self, dim: int) -> BlockConfig:
         """Block of the encoder's transformers at `dim` channels."""
+        from s1_mini.layers.transformer import BlockConfig  # which loads torch, and who reads sizes needs none
+
         heads = max(1, dim // self.enc_head_dim)
         return BlockConfig(dim, heads, heads, self.enc_head_dim, 3 * dim, NORM_EPS, layer_scale=True)
 
     def quantizer_block(self) -> BlockConfig:
         """Block of the transformers before and after the codebooks."""
+        from s1_mini.layers.transformer import BlockConfig
+
         heads = self.q_n_head
         return BlockConfig(
             self.q_dim,
@@ -111,6 +119,12 @@ class DacConfig:
             raise CheckpointMismatchError(
                 "codec_config.json: encoder_transformer_layers and encoder_rates differ in length"
             )
+
+
+def read_dac_config(directory: Path) -> DacConfig:
+    """Read `codec_config.json`; a published directory has none and means the published sizes."""
+    path = directory / "codec_config.json"
+    return DacConfig.from_json(read_json(path)) if path.exists() else DacConfig()
 
 
 def _size(name: str, value: Any) -> int:

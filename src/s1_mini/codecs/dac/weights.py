@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.codecs.dac.config import read_dac_config as read_dac_config  # noqa: PLC0414 - asked for here, too
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.weights.files import find_tensors, read_json, read_tensors
+from s1_mini.weights.files import find_tensors, read_tensors
 from s1_mini.weights.fit import check_fit, fit, skeleton, strip_prefix
 
 _SPELLINGS = ((".weight_g", ".weight_v"), (".parametrizations.weight.original0", ".parametrizations.weight.original1"))
@@ -93,12 +94,6 @@ def check(config: DacConfig, named: Mapping[str, Tensor], *, encodes: bool, sour
     with skeleton():
         codec = Dac(config, encodes=encodes)
     check_fit(codec, named, source=source)
-
-
-def read_dac_config(directory: Path) -> DacConfig:
-    """Read `codec_config.json`; a published directory has none and means the published sizes."""
-    path = directory / "codec_config.json"
-    return DacConfig.from_json(read_json(path)) if path.exists() else DacConfig()
 
 
 def open_dac(

@@ -1,0 +1,86 @@
+"""The directory of a checkpoint: where it is, which files it has, and the small ones of them. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from s1_mini.exceptions import CheckpointFileError, CheckpointNotFoundError
+
+DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
+
+INDEX_SUFFIX = ".safetensors.index.json"
+SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")
+WEIGHTS = ("model", "codec")
+
+_MAX_JSON_BYTES = 4 * 2**20  # S1-mini's largest has 0.15 MB
+
+_NO_VOICE = "No voice to speak with: no checkpoint was named, and this installation lacks the one that ships with it."
+_WAY_OUT = """Name one's directory with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
+S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-BY-NC-SA-4.0, non-commercial)."""
+
+
+def find_checkpoint(path: Path | None) -> Path:
+    """Give the directory of a checkpoint: the named one, or the one that ships. Raises `CheckpointNotFoundError`."""
+    if path is None:
+        if not (DEFAULT_MODEL / "config.json").is_file():
+            raise CheckpointNotFoundError(f"{_NO_VOICE}\n{_WAY_OUT}")
+        return DEFAULT_MODEL
+    if not path.is_dir():
+        kind = "a file, not a directory" if path.exists() else "no directory"
+        raise CheckpointNotFoundError(f"checkpoint {path} is {kind}.\n{_WAY_OUT}")
+    return path
+
+
+def check_files(directory: Path) -> Path:
+    """Give a directory that has all files of a checkpoint. Raises `CheckpointFileError`, which names all that lack."""
+    lacking = [name for name in SMALL_FILES if not (directory / name).exists()]
+    for stem in WEIGHTS:
+        names = _names(stem)
+        if not any((directory / name).exists() for name in names):
+            lacking.append(f"{names[0]} (or {names[-1]})")
+    if lacking:
+        raise CheckpointFileError(f"{directory} is no checkpoint: it lacks {', '.join(lacking)}")
+    return directory
+
+
+def find_tensors(directory: Path, stem: str) -> Path:
+    """Give the file that holds `stem`'s tensors: safetensors first, then sharded safetensors, then `.pth`."""
+    names = _names(stem)
+    for name in names:
+        if (directory / name).is_file():
+            return directory / name
+    raise CheckpointFileError(f"{directory} holds no {stem} weights: expected one of {', '.join(names)}")
+
+
+def read_whole(path: Path, max_bytes: int) -> bytes:
+    """Read a small file. Raises `CheckpointFileError` if it is missing, no plain file, or larger than `max_bytes`."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would never end
+            raise CheckpointFileError(f"{path} is no file")
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except FileNotFoundError:
+        raise CheckpointFileError(f"{path} is missing") from None
+    except OSError as error:
+        raise CheckpointFileError(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > max_bytes:
+        raise CheckpointFileError(f"{path} has {path.stat().st_size:,} bytes; at most {max_bytes:,} are allowed")
+    return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of up to 4 MiB. Raises `CheckpointFileError` if it is missing or is something else."""
+    content = read_whole(path, _MAX_JSON_BYTES)
+    try:
+        value = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointFileError(f"{path} is not readable JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointFileError(f"{path} holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def _names(stem: str) -> tuple[str, str, str]:
+    return f"{stem}.safetensors", f"{stem}{INDEX_SUFFIX}", f"{stem}.pth"
