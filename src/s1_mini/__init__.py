@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from s1_mini.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from s1_mini.audio.container import AudioFormat as AudioFormat
     from s1_mini.config import EngineConfig as EngineConfig
     from s1_mini.engine import ProductionTTSEngine as ProductionTTSEngine
     from s1_mini.exceptions import CapacityError as CapacityError
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from s1_mini.responses import GenerationResponse as GenerationResponse
     from s1_mini.responses import GenerationResult as GenerationResult
     from s1_mini.types import AudioChunk as AudioChunk
+    from s1_mini.types import AudioFormat as AudioFormat
     from s1_mini.types import ChunkProfile as ChunkProfile
     from s1_mini.types import FinishReason as FinishReason
     from s1_mini.types import Reference as Reference
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AudioChunk": "s1_mini.types",
-    "AudioFormat": "s1_mini.audio.container",
+    "AudioFormat": "s1_mini.types",
     "BatchGenerationResponse": "s1_mini.responses",
     "CapacityError": "s1_mini.exceptions",
     "CheckpointError": "s1_mini.exceptions",

@@ -33,7 +33,7 @@ from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, verify_directory
 from s1_mini.responses import BatchGenerationResponse, GenerationFailure, GenerationResponse, GenerationResult
 from s1_mini.runtime.generator import Generator
-from s1_mini.runtime.loader import Speaker, find_checkpoint, load
+from s1_mini.runtime.loader import Speaker, load
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.runtime.recordings import Check, Recordings
 from s1_mini.runtime.voice_desk import VoiceDesk, open_roster
@@ -49,6 +49,7 @@ from s1_mini.types import (
     VoiceInfo,
 )
 from s1_mini.voices.reference import ReferenceEncoder
+from s1_mini.weights.directory import check_files, find_checkpoint
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -108,6 +109,7 @@ class ProductionTTSEngine:
         self.config = config or EngineConfig()
         self.metrics = EngineMetrics()
         self._running: Running | None = None
+        self._was_stopped = False
         self._lifecycle = threading.Lock()
 
     def start(self) -> None:
@@ -145,6 +147,8 @@ class ProductionTTSEngine:
         if is_packaged(directory):
             verify_directory(directory)  # before anything of it is used and before the device is touched
             use_cache(directory)
+        else:
+            check_files(directory)
         speaker = load(config)
         roster = open_roster(speaker.directory, speaker.voices, config)
         generator = Generator(speaker, config, self.metrics)
@@ -174,6 +178,7 @@ class ProductionTTSEngine:
         with self._lifecycle:
             running, self._running = self._running, None
             if running is not None:
+                self._was_stopped = True
                 running.close(drains=drain, timeout_s=timeout_s)
 
     def __enter__(self) -> ProductionTTSEngine:
@@ -573,6 +578,8 @@ class ProductionTTSEngine:
     def _ready(self) -> Running:
         running = self._running
         if running is None:
+            if self._was_stopped:
+                raise EngineNotReadyError("the engine was stopped; start() loads it again")
             raise EngineNotReadyError("the engine is not started; call start() or use it in a with block")
         return running
 

@@ -36,7 +36,8 @@ class GenerationResponse:
     def save(self, path: str | Path) -> None:
         """Write the sound to a file, whole or not at all, in the format that its suffix names.
 
-        Raises `ParameterError` for a suffix that is no format or a file that cannot be written, and `GenerationError`.
+        Raises `ParameterError` (its field is `path`) for a suffix that is no format or a file that cannot be written,
+        and `GenerationError`.
         """
         write(path, self.audio, self.sample_rate, format_of(path))
 

@@ -23,6 +23,9 @@ ChunkProfile = Literal["ttfa", "balanced", "throughput"]
 
 VoiceSource = Literal["checkpoint", "added"]
 
+# Of a file of sound (`audio/container.py`): ogg is Opus too, pcm has no header.
+AudioFormat = Literal["wav", "flac", "mp3", "opus", "ogg", "pcm"]
+
 # Upstream's defaults and bounds (ServeTTSRequest at d3df505); temperature 0 is ours and means greedy.
 MAX_TEMPERATURE = 2.0
 MAX_REPETITION_PENALTY = 2.0

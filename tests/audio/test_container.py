@@ -118,7 +118,7 @@ def test_a_suffix_names_the_format_in_any_case(name):
 
 @pytest.mark.parametrize("path", ["sound.aac", "sound.", "sound", ".wav"])
 def test_a_suffix_that_names_none_is_refused_with_what_is_allowed(path):
-    with pytest.raises(ParameterError, match=r"format: .*wav.*flac.*mp3.*opus.*ogg.*pcm"):
+    with pytest.raises(ParameterError, match=r"path: .*wav.*flac.*mp3.*opus.*ogg.*pcm"):
         format_of(path)
 
 
@@ -174,7 +174,7 @@ def test_a_place_that_cannot_be_written_is_refused_by_its_path(tmp_path, place):
         os.mkfifo(tmp_path / "pipe")
     before = sorted(os.listdir(tmp_path))
 
-    with pytest.raises(ParameterError, match="output: cannot write") as caught:
+    with pytest.raises(ParameterError, match="path: cannot write") as caught:
         write(tmp_path / place, tone(24_000), 24_000, "wav")
 
     assert repr(str(tmp_path / place)) in str(caught.value)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import struct
 
 import numpy as np
@@ -119,7 +120,17 @@ def test_a_path_that_holds_no_file_is_refused(tmp_path, place):
     if place == "pipe":
         os.mkfifo(tmp_path / "pipe")
 
-    assert_refused(str(tmp_path / place), "cannot read ")
+    assert_refused(str(tmp_path / place), "': cannot be read: ")
+
+
+def test_a_recording_given_by_its_path_is_named_and_one_given_by_its_bytes_is_not(tmp_path):
+    bad, empty = tmp_path / "bad.wav", tmp_path / "empty.wav"
+    bad.write_text("no sound")
+    empty.touch()
+
+    assert_refused(bad, f"^reference_audio: {re.escape(repr(str(bad)))}: the file is corrupt or not audio")
+    assert_refused(empty, f"^reference_audio: {re.escape(repr(str(empty)))}: the file is empty$")
+    assert_refused(b"no sound", "^reference_audio: the file is corrupt or not audio")
 
 
 @pytest.mark.parametrize("audio", [None, 5, ["a.wav"], memoryview(b"RIFF")])

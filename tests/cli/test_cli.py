@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -134,16 +135,28 @@ def test_the_checkpoint_may_be_named_by_its_variable(tiny: Path, tmp_path: Path)
 
 
 BAD_CALLS = {
-    "empty text": (["say", " "], "text: "),
-    "unknown suffix": (["say", "Hi.", "-o", "{tmp}/a.doc"], "format: 'doc' is not known"),
-    "no folder": (["say", "Hi.", "-o", "{tmp}/no/a.wav", "--max-new-tokens", "2"], "output: cannot write"),
-    "temperature": (["say", "Hi.", "--temperature", "9"], "temperature: 9.0 is not a number in [0, 2]"),
-    "reference that is no sound": (["say", "Hi.", "--reference", __file__], "reference_audio: "),
-    "reference that is not there": (["say", "Hi.", "--reference", "{tmp}/none.wav"], "reference_audio: "),
-    "stream into a file": (["say", "Hi.", "-o", "{tmp}/a.wav", "--stream"], "stream: goes down stdout; add `-o -`"),
-    "mp3 stream": (["say", "Hi.", "-o", "-", "--stream", "--format", "mp3"], "cannot be streamed"),
+    "empty text": (["say", " "], " TEXT: it is empty"),
+    "unknown suffix": (
+        ["say", "Hi.", "-o", "{tmp}/a.doc"],
+        " --output: '{tmp}/a.doc' ends in .doc, which is no format",
+    ),
+    "unknown format": (["say", "Hi.", "--format", "aac"], " --format: 'aac' is not known; allowed are wav"),
+    "no folder": (["say", "Hi.", "-o", "{tmp}/no/a.wav"], " --output: cannot write"),
+    "temperature": (["say", "Hi.", "--temperature", "9"], " --temperature: 9.0 is not a number in [0, 2]"),
+    "reference that is no sound": (["say", "Hi.", "--reference", __file__], f" --reference: {__file__!r}: the file is"),
+    "reference that is not there": (
+        ["say", "Hi.", "--reference", "{tmp}/none.wav"],
+        " --reference: '{tmp}/none.wav': ",
+    ),
+    "what is said in nothing": (["say", "Hi.", "--reference-text", "Ah."], " --reference-text: says what is said in a"),
+    "two voices": (["say", "Hi.", "--reference", "a.wav", "--voice", "me"], " --voice: was given beside --reference"),
+    "unknown voice": (["say", "Hi.", "--voice", "nobody"], " --voice: 'nobody' is not a voice here"),
+    "stream into a file": (["say", "Hi.", "-o", "{tmp}/a.wav", "--stream"], " --stream: goes down stdout; add `-o -`"),
+    "mp3 stream": (["say", "Hi.", "-o", "-", "--stream", "--format", "mp3"], " --format: mp3 cannot be streamed"),
     "output is a folder": (["say", "Hi.", "-o", "{tmp}"], "it is a folder"),
-    "no such device": (["say", "Hi.", "--device", "tpu"], "device='tpu'"),
+    "no device": (["say", "Hi.", "--device", "tpu"], " --device='tpu': is no device; allowed are auto"),
+    "device that is not here": (["say", "Hi.", "--device", "cuda:99"], " --device='cuda:99': this machine has"),
+    "no checkpoint": (["say", "Hi.", "--checkpoint", "{tmp}"], " {tmp} is no checkpoint: it lacks config.json, tok"),
 }
 
 
@@ -155,14 +168,46 @@ def test_a_bad_call_gets_one_sentence_and_leaves_nothing_behind(
     arguments = [argument.format(tmp=tmp_path) for argument in arguments]
     if "-o" not in arguments:
         arguments += ["-o", str(tmp_path / "a.wav")]
+    if "--checkpoint" not in arguments:
+        arguments += ["--checkpoint", str(tiny)]
 
-    code = run_here(monkeypatch, *arguments, "--checkpoint", tiny)
+    code = run_here(monkeypatch, *arguments)
 
     said = capsys.readouterr().err
     assert code == 1
-    assert complaint in said
+    assert complaint.format(tmp=tmp_path) in said
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+HINTS = {
+    "Good morning": 'put the text in quotes: s1-mini say "Good morning."',
+    "'-5 degrees'": 'a text that begins with a dash goes last, after --: s1-mini say -- "-5 degrees."',
+}
+
+
+@pytest.mark.parametrize("typed", HINTS)
+@pytest.mark.parametrize("verb", [("say",), ("endpoint", "invoke", "hello")])
+def test_a_text_that_was_taken_for_something_else_is_told_how_to_be_written(
+    typed: str, verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(monkeypatch, *verb, *shlex.split(typed)) == 2
+
+    assert HINTS[typed] in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="opens a terminal of Linux or macOS")
+@pytest.mark.parametrize("verb", [("say",), ("say", "--stream"), ("endpoint", "invoke", "hello")])
+def test_sound_is_not_sent_to_a_terminal(verb: tuple[str, ...]) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "s1_mini", *verb, "Hi.", "-o", "-"]
+
+    result = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, env=ENVIRONMENT, check=False, timeout=60)
+
+    os.close(ours)
+    os.close(theirs)
+    assert result.returncode == 1
+    assert b"--output: - sends sound to stdout, which is this terminal; add `> FILE` or `| PROGRAM`" in result.stderr
 
 
 def test_a_text_that_reaches_the_limit_is_reported(

@@ -8,8 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from s1_mini import AudioFormat
+from s1_mini.cli.verb import DEVICES, FORMATS, PRECISIONS
+from s1_mini.config import EngineConfig, Precision
 
 HEAVY = {"boto3", "botocore", "fastapi", "numpy", "pydantic", "rich", "safetensors", "soundfile", "torch", "uvicorn"}
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
@@ -30,7 +35,9 @@ for path in paths(get_command(app), []):
     sys.argv = ["s1-mini", *path, "--help"]
     with contextlib.redirect_stdout(io.StringIO()) as said:
         assert run() == 0
-    assert "Usage: " in said.getvalue()
+    assert "Usage: s1-mini" in said.getvalue()
+    assert "..." not in said.getvalue().replace("COMMAND [ARGS]...", ""), "a summary is cut"
+    assert "{" not in said.getvalue().partition("\\n")[0]
     loaded[" ".join(path)] = sorted(set(sys.modules))
 print(json.dumps(loaded))
 """
@@ -57,6 +64,48 @@ def test_neither_the_version_nor_a_call_without_a_verb_loads_anything_heavy(aske
     assert not HEAVY & set(python("-c", code).split("\n")[-2].split())
 
 
+# Each is wrong, and so quickly told that no torch was loaded for it.
+WRONG = """
+import contextlib, io, json, os, sys
+from s1_mini.cli.app import run
+
+def told(*words):
+    sys.argv = ["s1-mini", *words]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        assert run() == 1, words
+    assert "torch" not in sys.modules, words
+    return said.getvalue()
+
+os.environ["S1_MINI_CHUNK_LENGTH"] = "7"
+calls = (["say", "Hi."], ["serve"], ["voices", "list"], ["voices", "add", "me", "a.wav", "--text", "A."], ["bench"])
+calls += (["profile"], ["verify", "--checkpoint", "a", "--oracle", "b"])
+print(json.dumps([told(*call) for call in calls]))
+"""
+
+
+def test_a_wrong_setting_is_told_by_its_variable_before_torch_is_loaded() -> None:
+    expected = "s1-mini: S1_MINI_CHUNK_LENGTH='7': input should be greater than or equal to 50\n"
+
+    assert set(json.loads(python("-c", WRONG))) == {expected}
+
+
+def test_voices_are_listed_described_and_refused_without_torch(tmp_path: Path) -> None:
+    code = """
+import sys
+from s1_mini.cli.app import run
+for words in ("list", "describe clara", "delete nobody", "delete clara"):
+    sys.argv = ["s1-mini", "voices", *words.split(), "--voices-path", "here"]
+    run()
+assert "torch" not in sys.modules
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, cwd=tmp_path, env=ENVIRONMENT, check=False
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert b"clara" in result.stdout
+
+
 ASKED = {
     "bash": {"COMP_WORDS": "s1-mini endpoint au", "COMP_CWORD": "2"},
     "zsh": {"_TYPER_COMPLETE_ARGS": "s1-mini endpoint au"},
@@ -81,6 +130,32 @@ run()
     assert "autoscale" in result.stdout
     assert "describe" not in result.stdout
     assert not (HEAVY - {"rich"}) & set(result.stderr.split())  # typer writes help for zsh and fish with rich
+
+
+VALUES = {
+    "say Hi. --format f": ["flac"],
+    "say Hi. --device c": ["cpu", "cuda"],
+    "serve --precision float": ["float32", "float16"],
+    "endpoint invoke hello Hi. --format o": ["opus", "ogg"],
+    "bench --device m": ["mps"],
+}
+
+
+@pytest.mark.parametrize("typed", VALUES)
+def test_values_are_completed_where_there_are_few(typed: str) -> None:
+    words = f"s1-mini {typed}"
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_S1_MINI_COMPLETE": "complete_bash"}
+
+    assert (
+        python("-c", "import sys; sys.argv = ['s1-mini']; from s1_mini.cli.app import run; run()", **asked).split()
+        == (VALUES[typed])
+    )
+
+
+def test_all_values_that_are_completed_are_allowed() -> None:
+    assert get_args(Precision) == PRECISIONS
+    assert get_args(AudioFormat) == FORMATS
+    assert [EngineConfig(device=device).device for device in DEVICES] == [*DEVICES]
 
 
 @pytest.mark.skipif(not shutil.which("bash") or os.name == "nt", reason="a bash of Linux or macOS")

@@ -35,9 +35,9 @@ def test_a_voice_is_added_listed_described_spoken_with_and_deleted(
     listed = capsys.readouterr().out
     assert s1_mini(monkeypatch, "voices", "describe", "me", *where) == 0
     described = capsys.readouterr().out
+    speak = ("say", "Hi.", "--voice", "me", "-o", tmp_path / "a.wav", "--max-new-tokens", "4")
+    assert s1_mini(monkeypatch, *speak, *where) == 0
     monkeypatch.setenv("S1_MINI_VOICES_PATH", str(tmp_path / "voices"))
-    speak = ("say", "Hi.", "--voice", "me", "--checkpoint", tiny, "-o", tmp_path / "a.wav", "--max-new-tokens", "4")
-    assert s1_mini(monkeypatch, *speak) == 0
     assert s1_mini(monkeypatch, "voices", "delete", "me", "--checkpoint", tiny) == 0
 
     assert all(word in listed for word in ("me", "added", "1.0", "A tone.", "Ah [b]."))
@@ -47,8 +47,15 @@ def test_a_voice_is_added_listed_described_spoken_with_and_deleted(
 
 CALLS = {
     "no directory": (["add", "me", "me.wav", "--text", "Ah."], "--voices-path or S1_MINI_VOICES_PATH"),
-    "unknown": (["describe", "nobody"], "'nobody' is not a voice here; there are: "),
-    "checkpoint's": (["delete", "clara", "--voices-path", "{tmp}"], "'clara' is the checkpoint's"),
+    "no directory to delete from": (["delete", "me"], "--voices-path or S1_MINI_VOICES_PATH"),
+    "unknown": (["describe", "nobody"], " NAME: 'nobody' is not a voice here; there are: "),
+    "checkpoint's": (["delete", "clara", "--voices-path", "{tmp}"], " NAME: 'clara' is the checkpoint's"),
+    "checkpoint's, no directory": (["delete", "clara"], " NAME: 'clara' is the checkpoint's and cannot be deleted"),
+    "no sound": (
+        ["add", "me", __file__, "--text", "Ah.", "--voices-path", "{tmp}"],
+        f" RECORDING: {__file__!r}: the file",
+    ),
+    "no transcript": (["add", "me", "a.wav", "--text", "...", "--voices-path", "{tmp}"], " --text: '...' has nothing"),
     "not there": (["delete", "nobody", "--voices-path", "{tmp}"], "'nobody' is not a voice here"),
 }
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import struct
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import soundfile
@@ -20,8 +20,7 @@ import soxr
 from s1_mini.audio.pcm import to_int16
 from s1_mini.exceptions import GenerationError, ParameterError
 from s1_mini.files import files
-
-AudioFormat = Literal["wav", "flac", "mp3", "opus", "ogg", "pcm"]  # ogg is opus too; pcm has no header
+from s1_mini.types import AudioFormat as AudioFormat  # noqa: PLC0414 - asked for here, too
 
 FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
 
@@ -55,17 +54,19 @@ _UNKNOWN_LENGTH = 0xFFFFFFFF
 def check_format(name: str) -> AudioFormat:
     """Return `name` in lower case if it is an `AudioFormat`; raise `ParameterError` if not."""
     for known in FORMATS:
-        if name.lower() == known:
+        if isinstance(name, str) and name.lower() == known:
             return known
-    raise ParameterError("format", f"{name!r} is not known; allowed are {', '.join(FORMATS)}")
+    raise ParameterError("audio_format", f"{name!r} is not known; allowed are {', '.join(FORMATS)}")
 
 
 def format_of(path: str | Path) -> AudioFormat:
     """Read the format off the suffix of `path`; raise `ParameterError` if there is none or it is not known."""
     suffix = Path(path).suffix
-    if not suffix:
-        raise ParameterError("format", f"{str(path)!r} has no suffix; end it in .{', .'.join(FORMATS)}")
-    return check_format(suffix[1:])
+    for known in FORMATS:
+        if suffix[1:].lower() == known:
+            return known
+    end = f"ends in {suffix}, which is no format of sound" if suffix else "has no suffix"
+    raise ParameterError("path", f"{str(path)!r} {end}; allowed are .{', .'.join(FORMATS)}")
 
 
 def media_type(audio_format: AudioFormat) -> str:
@@ -111,7 +112,7 @@ def write(path: str | Path, wave: np.ndarray, sample_rate: int, audio_format: Au
         _replace(Path(os.path.realpath(path)), content)  # through a link, not instead of it
     except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
         reason = getattr(error, "strerror", None) or error
-        raise ParameterError("output", f"cannot write {str(path)!r}: {reason}") from error
+        raise ParameterError("path", f"cannot write {str(path)!r}: {reason}") from error
 
 
 def _encode(samples: np.ndarray, sample_rate: int, container: str, coding: str) -> bytes:
@@ -126,15 +127,15 @@ def check_writable(path: str | Path, *, is_windows: bool = os.name == "nt") -> N
     """Raise `ParameterError` where `write` could not create or replace `path`: no folder, no permission, no file."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
-        raise ParameterError("output", f"cannot write {str(path)!r}: it is a folder")
+        raise ParameterError("path", f"cannot write {str(path)!r}: it is a folder")
     if target.is_char_device():
         if not is_windows and not os.access(target, os.W_OK):
-            raise ParameterError("output", f"cannot write {str(path)!r}: no permission")
+            raise ParameterError("path", f"cannot write {str(path)!r}: no permission")
         return  # Windows tells nothing of its NUL, which has no folder either
     if not target.parent.is_dir():
-        raise ParameterError("output", f"cannot write {str(path)!r}: there is no folder {str(target.parent)!r}")
+        raise ParameterError("path", f"cannot write {str(path)!r}: there is no folder {str(target.parent)!r}")
     if not os.access(target.parent, os.W_OK):
-        raise ParameterError("output", f"cannot write {str(path)!r}: no permission")
+        raise ParameterError("path", f"cannot write {str(path)!r}: no permission")
 
 
 def _replace(path: Path, content: bytes) -> None:

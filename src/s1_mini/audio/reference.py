@@ -7,7 +7,8 @@ after it. Knows no codec and no cache. The voices call it, once per recording.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -44,12 +45,13 @@ def load_reference(
     `MIN_REFERENCE_S` seconds, silent, not finite, corrupt, or not audio.
     """
     recording = read_recording(audio, max_bytes)
-    if isinstance(recording, np.ndarray):
-        level = _Level(sample_rate, max_s)
-        level.add(recording)
-        level.check()
-        return recording.astype(np.float32)
-    return _decode(recording, sample_rate, max_s, check)
+    with naming(audio):
+        if isinstance(recording, np.ndarray):
+            level = _Level(sample_rate, max_s)
+            level.add(recording)
+            level.check()
+            return recording.astype(np.float32)
+        return _decode(recording, sample_rate, max_s, check)
 
 
 def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> bytes | np.ndarray:
@@ -57,7 +59,20 @@ def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> by
 
     Raises `ReferenceAudioError` if it is missing, empty, over `max_bytes` (files) or nothing that could be one.
     """
-    return _check_array(audio) if isinstance(audio, np.ndarray) else _read(audio, max_bytes)
+    with naming(audio):
+        return _check_array(audio) if isinstance(audio, np.ndarray) else _read(audio, max_bytes)
+
+
+@contextmanager
+def naming(audio: object) -> Iterator[None]:
+    """Let what is wrong with a recording that was given by its path say which one it is."""
+    try:
+        yield
+    except ReferenceAudioError as error:
+        if not isinstance(audio, str | Path):
+            raise
+        reason = str(error).removeprefix(f"{error.field}: ")
+        raise ReferenceAudioError(error.field, f"{str(audio)[:200]!r}: {reason}") from error
 
 
 def _error(message: str) -> ReferenceAudioError:
@@ -82,7 +97,7 @@ def _read(audio: bytes | str | Path, max_bytes: int) -> bytes:
         return _read_file(Path(audio), max_bytes)
     except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
         reason = getattr(error, "strerror", None) or error
-        raise _error(f"cannot read {str(audio)[:200]!r}: {reason}") from error
+        raise _error(f"cannot be read: {reason}") from error
 
 
 def _read_file(path: Path, max_bytes: int) -> bytes:

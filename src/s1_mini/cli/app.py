@@ -12,32 +12,39 @@ import typer
 from s1_mini import __version__
 from s1_mini.cli import bench, checkpoints, load, package, plan, profile, say, serve, settings, voices
 from s1_mini.cli.endpoint import endpoint
+from s1_mini.cli.verb import Group, Verb
 from s1_mini.exceptions import S1MiniError
 
 # typer loads pydantic, a tenth of a second, to find that nobody gave a group these; a bool it takes as it is.
 UNASKED: dict[str, object] = {"help": False, "install_completion": False, "show_completion": False}
 
+MAX_WIDTH = 120  # of help, on a terminal that is as wide
+
 app = typer.Typer(
     name="s1-mini",
+    cls=Group,
     help="Text to speech with codec language models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"default_map": {**UNASKED, "voices": UNASKED, "endpoint": UNASKED}},
+    context_settings={
+        "default_map": {**UNASKED, "voices": UNASKED, "endpoint": UNASKED},
+        "max_content_width": MAX_WIDTH,
+    },
 )
-app.command("say")(say.say)
-app.command("serve")(serve.serve)
-app.command("bench")(bench.bench)
-app.command("load")(load.load)
-app.command("profile")(profile.profile)
-app.command("plan")(plan.plan)
-app.command("settings")(settings.settings)
+app.command("say", cls=Verb)(say.say)
+app.command("serve", cls=Verb)(serve.serve)
+app.command("bench", cls=Verb)(bench.bench)
+app.command("load", cls=Verb)(load.load)
+app.command("profile", cls=Verb)(profile.profile)
+app.command("plan", cls=Verb)(plan.plan)
+app.command("settings", cls=Verb)(settings.settings)
 app.add_typer(voices.app)
-app.command("convert")(checkpoints.convert)
-app.command("verify")(checkpoints.verify)
-app.command("random-checkpoint")(checkpoints.random_checkpoint)
+app.command("convert", cls=Verb)(checkpoints.convert)
+app.command("verify", cls=Verb)(checkpoints.verify)
+app.command("random-checkpoint", cls=Verb)(checkpoints.random_checkpoint)
 app.add_typer(endpoint)
-app.command("package")(package.package)
+app.command("package", cls=Verb)(package.package)
 
 
 @app.callback(invoke_without_command=True)

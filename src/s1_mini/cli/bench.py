@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from s1_mini.cli.suite import run_gpu_suite
+from s1_mini.cli.verb import DEVICES, completing, engine_config
 from s1_mini.exceptions import ParameterError
 from s1_mini.types import ChunkProfile
 
@@ -42,23 +43,26 @@ def bench(
         int | None, typer.Option(min=1, max=MAX_CLIENTS, help="[the greatest concurrency, or 8]", show_default=False)
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Frames of a request at most.")] = 200,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES))
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Same seed, same sentences and arrivals.")] = 0,
     gpu_suite: Annotated[
         bool, typer.Option("--gpu-suite", help="All figures that the engine is held to; in small without a GPU.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File for the JSON.", show_default=False)
+    path: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the JSON.", show_default=False)
     ] = None,
 ) -> None:
     """Measure the engine on this machine: a table, then one line of JSON (docs/benchmark.md tells how to read it).
 
     Example: s1-mini bench --concurrency 1,4,8 --baseline sequential
     """
+    engine_config(device=device)  # what is wrong is told before torch is loaded
     if gpu_suite:
         if concurrency or rate or baseline != "none" or scheduler:
-            raise ParameterError("gpu-suite", "has loads of its own; leave out --concurrency, --rate and --baseline")
-        run_gpu_suite(checkpoint, device=device, seed=seed, slots=slots, output=output)
+            raise ParameterError("gpu_suite", "has loads of its own; leave out --concurrency, --rate and --baseline")
+        run_gpu_suite(checkpoint, device=device, seed=seed, slots=slots, output=path)
         return
 
     from s1_mini.audio.container import check_writable
@@ -66,8 +70,8 @@ def bench(
     from s1_mini.bench.report import failure_lines, json_line, table
     from s1_mini.bench.scheduler import measure_scheduler
 
-    if output is not None:
-        check_writable(output)
+    if path is not None:
+        check_writable(path)
     rates = _numbers("rate", rate or "")
     given = concurrency or ("" if rates else str(DEFAULT_CONCURRENCY))
     many = tuple(_whole("concurrency", number) for number in _numbers("concurrency", given))
@@ -107,8 +111,8 @@ def bench(
     for name, value in more.items():
         typer.echo(f"{name} {value:.3f}" if value is not None else f"{name} –")
     line = json_line(facts | work, result.all_loads, result.idle, **more)
-    if output is not None:
-        output.write_text(line + "\n", encoding="utf-8")
+    if path is not None:
+        path.write_text(line + "\n", encoding="utf-8")
     typer.echo(line)
 
 

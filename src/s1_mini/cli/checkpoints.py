@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from s1_mini.cli.verb import DEVICES, completing, engine_config
+
 Checkpoint = Annotated[Path, typer.Option("--checkpoint", help="Checkpoint directory.", show_default=False)]
 
 
@@ -55,10 +57,10 @@ def convert(
     Example: s1-mini convert --checkpoint openaudio-s1-mini -o s1-mini-compact
     """
     from s1_mini.checkpoint.convert import convert_checkpoint
-    from s1_mini.runtime.loader import find_checkpoint
+    from s1_mini.weights.directory import check_files, find_checkpoint
 
     sizes = convert_checkpoint(
-        find_checkpoint(checkpoint),
+        check_files(find_checkpoint(checkpoint)),
         output,
         precision=precision.value,
         codec_precision=codec_precision.value,
@@ -72,19 +74,25 @@ def verify(
     checkpoint: Checkpoint,
     oracle: Annotated[Path, typer.Option(help="Reference tensors of this checkpoint.", show_default=False)],
     tolerance: Annotated[float, typer.Option(help="Largest absolute difference allowed.")] = 1e-4,
-    device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES))
+    ] = "cpu",
 ) -> None:
     """Recompute an oracle's tensors and compare; exit code 0 only if all are within tolerance.
 
     Example: s1-mini verify --checkpoint s1_tiny --oracle s1_tiny/oracle.pt
     """
+    engine_config(device=device)  # what is wrong is told before torch is loaded
+
     from rich.console import Console
     from rich.table import Table
 
     from s1_mini.checkpoint.verify import Check, verify_checkpoint
     from s1_mini.exceptions import VerificationError
+    from s1_mini.weights.directory import check_files, find_checkpoint
 
-    checks: list[Check] = list(verify_checkpoint(checkpoint, oracle, tolerance=tolerance, device=device))
+    directory = check_files(find_checkpoint(checkpoint))
+    checks: list[Check] = list(verify_checkpoint(directory, oracle, tolerance=tolerance, device=device))
     table = Table("check", "largest difference", "tokens equal", "")
     for check in checks:
         difference = "" if check.difference is None else f"{check.difference:.1e}"
@@ -98,7 +106,7 @@ def verify(
 
 
 def random_checkpoint(
-    directory: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New directory to write.", show_default=False)],
     size: Annotated[Size, typer.Option(help="tiny: under a megabyte; full: S1-mini's own.")] = Size.tiny,
     form: Annotated[Form, typer.Option(help="As published (.pth) or compact (safetensors).")] = Form.compact,
     seed: Annotated[int, typer.Option(min=0, help="Which random weights.")] = 0,

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from s1_mini.cli.endpoint_options import Limit, Name, Profile, Range, Region, Wanted, takes
+from s1_mini.cli.verb import FORMATS, Group, Verb, check_pipe, completing
 
 if TYPE_CHECKING:
     from s1_mini.deploy.verbs import Verbs
 
 endpoint = typer.Typer(
     name="endpoint",
+    cls=Group,
     help="Endpoints on AWS SageMaker: plan, create, update, list, describe, invoke, autoscale, delete.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -23,10 +25,12 @@ endpoint = typer.Typer(
 No_wait = Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last call's work is done.")]
 
 
-@endpoint.command("plan")
+@endpoint.command("plan", cls=Verb)
 @takes(wanted=Wanted, scale=Range)
 def plan(
-    action: Annotated[Literal["create", "update", "autoscale", "delete"], typer.Argument(show_default=False)],
+    action: Annotated[
+        Literal["create", "update", "autoscale", "delete"], typer.Argument(metavar="ACTION", show_default=False)
+    ],
     name: Name,
     wanted: Wanted,
     scale: Range,
@@ -52,7 +56,7 @@ def plan(
     typer.echo(json.dumps([call.as_data() for call in calls], indent=2, ensure_ascii=False))
 
 
-@endpoint.command("create")
+@endpoint.command("create", cls=Verb)
 @takes(wanted=Wanted)
 def create(
     name: Name,
@@ -70,7 +74,7 @@ def create(
     _verbs(region, profile, limit_s).create(deployment, wait=not no_wait)
 
 
-@endpoint.command("update")
+@endpoint.command("update", cls=Verb)
 @takes(wanted=Wanted)
 def update(
     name: Name,
@@ -89,7 +93,7 @@ def update(
         typer.echo(f"{name} is that already", err=True)
 
 
-@endpoint.command("list")
+@endpoint.command("list", cls=Verb)
 def list_endpoints(region: Region = None, profile: Profile = None) -> None:
     """List the endpoints that were made here: what they are called, their state, their machines.
 
@@ -109,7 +113,7 @@ def list_endpoints(region: Region = None, profile: Profile = None) -> None:
     Console().print(table)
 
 
-@endpoint.command("describe")
+@endpoint.command("describe", cls=Verb)
 def describe(name: Name, region: Region = None, profile: Profile = None) -> None:
     """Print the state of an endpoint, its machines, what scales it and all that stands under its name, as JSON.
 
@@ -118,13 +122,19 @@ def describe(name: Name, region: Region = None, profile: Profile = None) -> None
     typer.echo(json.dumps(_verbs(region, profile).describe(name), indent=2, ensure_ascii=False))
 
 
-@endpoint.command("invoke")
+@endpoint.command("invoke", cls=Verb)
 def invoke(
     name: Name,
-    text: Annotated[str, typer.Argument(help="What to say.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="File for the sound; - for stdout.")] = Path("out.wav"),
-    voice: Annotated[str | None, typer.Option(help="One of the artifact's.", show_default=False)] = None,
-    audio_format: Annotated[str, typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm.")] = "wav",
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say, in quotes.", show_default=False)],
+    path: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="File for the sound; - for stdout.")
+    ] = Path("out.wav"),
+    voice: Annotated[
+        str | None, typer.Option(metavar="NAME", help="One of the artifact's.", show_default=False)
+    ] = None,
+    audio_format: Annotated[
+        str, typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm.", autocompletion=completing(*FORMATS))
+    ] = "wav",
     seed: Annotated[int | None, typer.Option(min=0, show_default=False)] = None,
     mode: Annotated[Literal["whole", "stream", "async"], typer.Option(help="async for async endpoints.")] = "whole",
     target_model: Annotated[str | None, typer.Option(help="multi-model: which .tar.gz.", show_default=False)] = None,
@@ -138,11 +148,14 @@ def invoke(
 
     Example: s1-mini endpoint invoke hello "Good morning." -o morning.wav
     """
+    if str(path) == "-":
+        check_pipe()
+
     from s1_mini.audio.container import check_format, check_writable
     from s1_mini.deploy.ask import Question, ask, ask_in_parts, ask_later
 
-    if str(output) != "-":
-        check_writable(output)
+    if str(path) != "-":
+        check_writable(path)
     fields = {"text": text, "voice": voice, "format": check_format(audio_format), "seed": seed}
     body: dict[str, Any] = {field: value for field, value in fields.items() if value is not None}
     if mode == "stream":
@@ -150,14 +163,14 @@ def invoke(
     question = Question(name, body, target_model, component, prefix_id)
     clients = _verbs(region, profile).clients
     if mode == "stream":
-        _write(output, ask_in_parts(clients, question))
+        _write(path, ask_in_parts(clients, question))
     elif mode == "async":
-        _write(output, iter([ask_later(clients, question, limit_s=limit_s)]))
+        _write(path, iter([ask_later(clients, question, limit_s=limit_s)]))
     else:
-        _write(output, iter([ask(clients, question)]))
+        _write(path, iter([ask(clients, question)]))
 
 
-@endpoint.command("autoscale")
+@endpoint.command("autoscale", cls=Verb)
 @takes(scale=Range)
 def autoscale(
     name: Name,
@@ -178,7 +191,7 @@ def autoscale(
         verbs.autoscale(name, wanted)
 
 
-@endpoint.command("delete")
+@endpoint.command("delete", cls=Verb)
 def delete(name: Name, region: Region = None, profile: Profile = None, limit_s: Limit = 1800) -> None:
     """Remove an endpoint and all that was made for it; what is in S3 stays.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from s1_mini.deploy.spec import Deployment, Form, Scaling
 
 PREFIX = "S1_MINI_AWS_"
-Name = Annotated[str, typer.Argument(help="Of the endpoint, or of the batch.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the endpoint, or of the batch.", show_default=False)]
 Region = Annotated[str | None, typer.Option(envvar=f"{PREFIX}REGION", help="[AWS_DEFAULT_REGION]", show_default=False)]
 Profile = Annotated[str | None, typer.Option(help="[AWS_PROFILE]", show_default=False)]
 Limit = Annotated[float, typer.Option("--wait-s", min=0, help="How long to wait for AWS.")]

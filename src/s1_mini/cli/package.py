@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from s1_mini.cli.checkpoints import CodecPrecision, ModelPrecision
+from s1_mini.cli.verb import DEVICES, completing, engine_config
 from s1_mini.exceptions import ConfigurationError, PackageError
 from s1_mini.extras import require
 
@@ -60,7 +61,10 @@ def package(
     check: Annotated[
         Path | None, typer.Option(metavar="ARTIFACT", help="Try this one as a container would.", show_default=False)
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where --check runs it. [auto]", show_default=False)] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where --check runs it. [auto]", autocompletion=completing(*DEVICES), show_default=False),
+    ] = None,
 ) -> None:
     """Package a checkpoint for an endpoint: the same inputs give the same bytes.
 
@@ -79,6 +83,7 @@ def package(
         require("aws", "--upload")
     if check is not None:
         require("server", "--check")
+        engine_config(device=device)
     if output is not None:
         _write(
             output,
@@ -101,9 +106,9 @@ def package(
 def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any) -> None:
     from s1_mini.packaging.layout import lay_out
     from s1_mini.packaging.write import write_archive, write_prefix
-    from s1_mini.runtime.loader import find_checkpoint
+    from s1_mini.weights.directory import check_files, find_checkpoint
 
-    members = lay_out(find_checkpoint(checkpoint), **choices)
+    members = lay_out(check_files(find_checkpoint(checkpoint)), **choices)
     write = {Layout.archive: write_archive, Layout.prefix: write_prefix}[layout]
     with shown_progress("packaging", sum(member.size for member in members)) as progress:
         manifest = write(members, output, progress=progress)

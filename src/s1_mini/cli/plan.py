@@ -60,7 +60,7 @@ def plan(
     from s1_mini.capacity.plan import Wish, make_plans
     from s1_mini.capacity.sizes import configs_from, read_configs
     from s1_mini.checkpoint.random import FULL_MODEL
-    from s1_mini.runtime.loader import find_checkpoint
+    from s1_mini.weights.directory import find_checkpoint
 
     shares = {
         "fixed_ms": fixed_ms,

@@ -20,11 +20,11 @@ def find_loudspeaker() -> Any:
         require("play", "--play")
         raise
     except OSError as error:
-        raise ConfigurationError(f"play: {error}; on Debian and Ubuntu: apt install libportaudio2") from None
+        raise ConfigurationError(f"--play: {error}; on Debian and Ubuntu: apt install libportaudio2") from None
     try:
         sounddevice.query_devices(kind="output")
     except (sounddevice.PortAudioError, ValueError) as error:
-        raise ConfigurationError(f"play: this machine has no loudspeaker that can be used ({error})") from None
+        raise ConfigurationError(f"--play: this machine has no loudspeaker that can be used ({error})") from None
     return sounddevice
 
 
@@ -36,4 +36,4 @@ def played(chunks: Iterator[AudioChunk], sample_rate: int, sounddevice: Any) -> 
                 stream.write(chunk.audio.astype("float32"))
                 yield chunk
     except sounddevice.PortAudioError as error:
-        raise ConfigurationError(f"play: the loudspeaker cannot be used ({error})") from None
+        raise ConfigurationError(f"--play: the loudspeaker cannot be used ({error})") from None

@@ -7,10 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from s1_mini.cli.verb import DEVICES, FORMATS, PRECISIONS, check_pipe, completing, engine_config
+from s1_mini.exceptions import ParameterError, TextError
+from s1_mini.text.normalize import normalize
+from s1_mini.types import SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,25 +27,40 @@ if TYPE_CHECKING:
 
 PIPE = "-"
 ONE_PIECE_BYTES = 200  # a text that is not split
-BATCH_VARIABLES = {"S1_MINI_MAX_BATCH_SIZE", "S1_MINI_BATCH_SIZE"}
 
 
 def say(
-    text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.", show_default=False)],
-    output: Annotated[
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="What to say, in quotes; - reads it from stdin.", show_default=False)
+    ],
+    path: Annotated[
         str | None,
-        typer.Option("--output", "-o", help="File to write; - is stdout. [out.wav; none with --play]"),
+        typer.Option("--output", "-o", metavar="FILE", help="File to write; - is stdout. [out.wav; none with --play]"),
     ] = None,
     audio_format: Annotated[
-        str | None, typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm; else by the file's suffix.")
+        str | None,
+        typer.Option(
+            "--format",
+            help="wav, flac, mp3, opus, ogg or pcm; else by the file's suffix.",
+            autocompletion=completing(*FORMATS),
+        ),
     ] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint directory.", show_default=False)] = None,
-    voice: Annotated[str | None, typer.Option(help="A named voice of the checkpoint.", show_default=False)] = None,
-    reference: Annotated[
-        Path | None, typer.Option(help="Recording whose voice to use, any sound file.", show_default=False)
+    checkpoint_path: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Checkpoint directory.", show_default=False)
+    ] = None,
+    voice: Annotated[
+        str | None, typer.Option(metavar="NAME", help="One of `s1-mini voices list`.", show_default=False)
+    ] = None,
+    voices_path: Annotated[
+        Path | None,
+        typer.Option("--voices-path", help="Directory of added voices. [S1_MINI_VOICES_PATH]", show_default=False),
+    ] = None,
+    reference_audio: Annotated[
+        Path | None,
+        typer.Option("--reference", help="Recording whose voice to use, any sound file.", show_default=False),
     ] = None,
     reference_text: Annotated[
-        str | None, typer.Option(help="What is said in the reference.", show_default=False)
+        str | None, typer.Option(metavar="TEXT", help="What is said in the reference.", show_default=False)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same sound.", show_default=False)] = None,
     temperature: Annotated[float, typer.Option(help="0 is always the likeliest.")] = 0.8,
@@ -50,8 +71,16 @@ def say(
         bool, typer.Option("--stream", help="With -o -: send sound while it is made (wav or pcm).")
     ] = False,
     play: Annotated[bool, typer.Option("--play", help="Play it while it is made; needs s1-mini[play].")] = False,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", show_default=False)] = None,
-    precision: Annotated[str | None, typer.Option(help="auto, float32, float16, bfloat16.", show_default=False)] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES), show_default=False),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, float32, float16, bfloat16.", autocompletion=completing(*PRECISIONS), show_default=False
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say how long it took.")] = False,
 ) -> None:
     """Say a text.
@@ -60,28 +89,23 @@ def say(
     """
     from s1_mini.cli.play import find_loudspeaker, played
 
-    output = output or (None if play else "out.wav")
-    format_ = _format(output, audio_format, stream)
+    # What is wrong is told before torch is loaded, which takes seconds.
+    sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+    _check_voice(voice, reference_audio, reference_text)
+    config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, device=device, precision=precision)
+    path = path or (None if play else "out.wav")
+    format_ = _format(path, audio_format, stream)
     loudspeaker = find_loudspeaker() if play else None
+    words = normalize(_read_stdin() if text == PIPE else text, config.max_text_length)
 
     from s1_mini.engine import ProductionTTSEngine
 
-    words = _read_stdin() if text == PIPE else text
     started = time.perf_counter()
-    settings = _settings(words, checkpoint_path=checkpoint, device=device, precision=precision)
-    with ProductionTTSEngine(settings) as engine:
+    with ProductionTTSEngine(_for_one(words, config)) as engine:
         loaded_s = time.perf_counter() - started
         started = time.perf_counter()
         chunks = engine.stream(
-            words,
-            voice=voice,
-            reference_audio=reference,
-            reference_text=reference_text,
-            temperature=temperature,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
+            words, voice=voice, reference_audio=reference_audio, reference_text=reference_text, **asdict(sampling)
         )
         rate = engine.sample_rate
         chunks = _with_progress(chunks, rate)
@@ -91,15 +115,15 @@ def say(
             wave, reason = _send(chunks, rate, format_)
         else:
             wave, reason = _collect(chunks)
-            if output is not None:
-                _save(wave, rate, output, format_)
+            if path is not None:
+                _save(wave, rate, path, format_)
         took_s = time.perf_counter() - started
     if reason == "length":
         typer.echo("s1-mini: warning: a sentence reached --max-new-tokens and was cut there", err=True)
     if verbose or sys.stderr.isatty():
-        _report(output, len(wave) / rate, None if play else took_s, loaded_s)
-    elif output not in (None, PIPE):
-        typer.echo(f"wrote {output}", err=True)
+        _report(path, len(wave) / rate, None if play else took_s, loaded_s)
+    elif path not in (None, PIPE):
+        typer.echo(f"wrote {path}", err=True)
 
 
 def _report(output: str | None, said_s: float, took_s: float | None, loaded_s: float) -> None:
@@ -108,22 +132,27 @@ def _report(output: str | None, said_s: float, took_s: float | None, loaded_s: f
     typer.echo(f"{where}: {said_s:.2f} s of sound{speed}, loaded in {loaded_s:.2f} s", err=True)
 
 
-def _settings(words: str, **named: object) -> EngineConfig:
-    """Settings from variables and options; one sentence for one person may take as long as it takes, and all slots."""
-    from s1_mini.config import ENV_PREFIX, EngineConfig
+def _check_voice(voice: str | None, reference: Path | None, transcript: str | None) -> None:
+    if reference is None and transcript:
+        raise ParameterError("reference_text", "says what is said in a recording; name that with --reference")
+    if reference is not None and voice is not None:
+        raise ParameterError("voice", "was given beside --reference; give one of them")
 
-    values = {name: value for name, value in named.items() if value is not None}
-    if f"{ENV_PREFIX}REQUEST_TIMEOUT_S" not in os.environ:
+
+def _for_one(words: str, config: EngineConfig) -> EngineConfig:
+    """Change settings that nobody set: one sentence for one person may take as long as it takes, and all slots."""
+    from s1_mini.config import set_variable
+
+    values: dict[str, object] = {}
+    if set_variable("request_timeout_s") is None:
         values["request_timeout_s"] = float("inf")
-    if len(words.encode()) <= ONE_PIECE_BYTES and not BATCH_VARIABLES & set(os.environ):
+    if len(words.encode()) <= ONE_PIECE_BYTES and set_variable("max_batch_size") is None:
         values["max_batch_size"] = 1  # there is nothing to speak beside it, and one row is faster than four
-    return EngineConfig(**values)
+    return config.model_copy(update=values)
 
 
 def _read_stdin() -> str:
     """Read the text as UTF-8, whatever the terminal's code page is."""
-    from s1_mini.exceptions import TextError
-
     try:
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except (UnicodeDecodeError, AttributeError, OSError) as error:
@@ -131,11 +160,13 @@ def _read_stdin() -> str:
 
 
 def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
-    from s1_mini.audio.container import check_format, check_writable, format_of
-    from s1_mini.exceptions import ParameterError
-
     if stream and output != PIPE:
         raise ParameterError("stream", "goes down stdout; add `-o -`, or take --play to hear it while it is made")
+    if output == PIPE:
+        check_pipe()
+
+    from s1_mini.audio.container import check_format, check_writable, format_of
+
     file = None if output == PIPE else output
     if file is not None:
         check_writable(file)  # before an hour of speech, not after
@@ -144,7 +175,7 @@ def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
     else:
         chosen = check_format(named)
     if stream and chosen not in ("wav", "pcm"):
-        raise ParameterError("format", f"{chosen} cannot be streamed down a pipe; use wav or pcm")
+        raise ParameterError("audio_format", f"{chosen} cannot be streamed down a pipe; use wav or pcm")
     return chosen
 
 
@@ -172,15 +203,13 @@ def _send(chunks: Iterator[AudioChunk], rate: int, format_: AudioFormat) -> tupl
 
 
 def _write_stdout(content: bytes) -> None:
-    from s1_mini.exceptions import ParameterError
-
     try:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
     except (OSError, AttributeError) as error:
         if is_gone(error):
             raise BrokenPipeError(errno.EPIPE, "whoever listened has heard enough") from None
-        raise ParameterError("output", f"cannot write to stdout: {error}") from None
+        raise ParameterError("path", f"cannot write to stdout: {error}") from None
 
 
 def is_gone(error: Exception, *, is_windows: bool = os.name == "nt") -> bool:

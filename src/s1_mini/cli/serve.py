@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from s1_mini.cli.verb import DEVICES, PRECISIONS, completing, engine_config
+
 if TYPE_CHECKING:
     from s1_mini.sagemaker.async_store import AsyncStore
 
@@ -15,9 +17,20 @@ if TYPE_CHECKING:
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [127.0.0.1]", show_default=False)] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65_535, help="[8080]", show_default=False)] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="[the voice that ships]", show_default=False)] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", show_default=False)] = None,
-    precision: Annotated[str | None, typer.Option(help="auto, float32, float16, bfloat16.", show_default=False)] = None,
+    checkpoint_path: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", help="Checkpoint directory. [the voice that ships]", show_default=False),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES), show_default=False),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, float32, float16, bfloat16.", autocompletion=completing(*PRECISIONS), show_default=False
+        ),
+    ] = None,
     max_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sentences spoken at once. [4; a GPU: what fits]", show_default=False)
     ] = None,
@@ -38,18 +51,24 @@ def serve(
 
     require("server", "`s1-mini serve`")
 
-    from s1_mini.server.run import check_port, run
+    from s1_mini.sagemaker.settings import ContainerSettings
     from s1_mini.server.settings import ServerSettings
 
-    settings = ServerSettings(**_given(host=host, port=port))
+    # What is wrong is told before torch is loaded, which takes seconds.
+    settings = ServerSettings(**{name: value for name, value in (("host", host), ("port", port)) if value is not None})
+    config = engine_config(
+        checkpoint_path=checkpoint_path, device=device, precision=precision, max_batch_size=max_batch_size
+    )
+    ContainerSettings()
+
+    from s1_mini.server.run import check_port, run
+
     check_port(settings.host, settings.port)
 
-    from s1_mini.config import EngineConfig
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.sagemaker.app import make_container_app
 
-    named = _given(checkpoint_path=checkpoint, device=device, precision=precision, max_batch_size=max_batch_size)
-    engine = ProductionTTSEngine(EngineConfig(**named))
+    engine = ProductionTTSEngine(config)
     store = None if local_endpoint is None else _open_store(async_store)
     app = make_container_app(engine, settings, endpoint=local_endpoint, store=store)
     raise typer.Exit(run(app))
@@ -62,7 +81,3 @@ def _open_store(place: str | None) -> AsyncStore:
         place = tempfile.mkdtemp(prefix="s1-mini-async-")
         typer.echo(f"s1-mini: asynchronous answers go to {place}", err=True)
     return open_store(place)
-
-
-def _given(**values: object) -> dict[str, object]:
-    return {name: value for name, value in values.items() if value is not None}

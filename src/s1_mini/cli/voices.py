@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from s1_mini.cli.verb import Group, Verb, engine_config
+from s1_mini.exceptions import ConfigurationError
+
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
     from s1_mini.types import VoiceInfo
@@ -15,10 +18,14 @@ if TYPE_CHECKING:
 MAX_SHOWN = 60  # characters of a transcript in the table
 
 app = typer.Typer(
-    name="voices", help="List, describe, add and delete named voices.", no_args_is_help=True, rich_markup_mode=None
+    name="voices",
+    cls=Group,
+    help="List, describe, add and delete named voices.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
-Name = Annotated[str, typer.Argument(help="The voice's name.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The voice's name.", show_default=False)]
 Checkpoint = Annotated[
     Path | None, typer.Option("--checkpoint", help="Checkpoint directory. [the voice that ships]", show_default=False)
 ]
@@ -28,18 +35,20 @@ Folder = Annotated[
 ]
 
 
-@app.command("list")
-def list_voices(checkpoint: Checkpoint = None, voices_path: Folder = None) -> None:
+@app.command("list", cls=Verb)
+def list_voices(checkpoint_path: Checkpoint = None, voices_path: Folder = None) -> None:
     """List all voices.
 
     Example: s1-mini voices list --voices-path my-voices
     """
+    roster = _roster(engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path))
+
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table("name", "source", "seconds", "description", "what is said")
-    for info in _roster(_config(checkpoint, voices_path)).infos():
+    for info in roster.infos():
         name = f"{info.name} (default)" if info.is_default else info.name
         said = info.text if len(info.text) <= MAX_SHOWN else info.text[: MAX_SHOWN - 1] + "…"
         cells = (name, info.source, f"{info.seconds:.1f}", info.description, said)
@@ -47,64 +56,63 @@ def list_voices(checkpoint: Checkpoint = None, voices_path: Folder = None) -> No
     Console().print(table)
 
 
-@app.command("describe")
-def describe_voice(name: Name, checkpoint: Checkpoint = None, voices_path: Folder = None) -> None:
+@app.command("describe", cls=Verb)
+def describe_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: Folder = None) -> None:
     """Tell all about one voice.
 
     Example: s1-mini voices describe clara
     """
-    _print(_roster(_config(checkpoint, voices_path)).info(name))
+    _print(_roster(engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path)).info(voice))
 
 
-@app.command("add")
+@app.command("add", cls=Verb)
 def add_voice(
-    name: Name,
-    audio: Annotated[Path, typer.Argument(help="Recording, any sound file.", show_default=False)],
-    text: Annotated[str, typer.Option(help="What is said in it, word for word.", show_default=False)],
+    voice: Name,
+    reference_audio: Annotated[Path, typer.Argument(metavar="RECORDING", help="Any sound file.", show_default=False)],
+    reference_text: Annotated[
+        str, typer.Option("--text", help="What is said in it, word for word.", show_default=False)
+    ],
     description: Annotated[str, typer.Option(help="A few words about the voice.", show_default=False)] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Even if there is a voice of that name.")] = False,
-    checkpoint: Checkpoint = None,
+    checkpoint_path: Checkpoint = None,
     voices_path: Folder = None,
 ) -> None:
     """Make a voice of a recording and keep it in the directory of voices.
 
     Example: s1-mini voices add me me.wav --text "What I say there." --voices-path my-voices
     """
+    # One voice is to be made: nothing is read ahead, and one slot is enough.
+    config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, warm_voices="", max_batch_size=1)
+    if config.voices_path is None:
+        raise _no_directory()
+
     from s1_mini.engine import ProductionTTSEngine
 
-    config = _config(checkpoint, voices_path, needs_path=True)
     with ProductionTTSEngine(config) as engine:
-        _print(engine.add_voice(name, audio, text, description=description, replace=replace))
+        _print(engine.add_voice(voice, reference_audio, reference_text, description=description, replace=replace))
 
 
-@app.command("delete")
-def delete_voice(name: Name, checkpoint: Checkpoint = None, voices_path: Folder = None) -> None:
+@app.command("delete", cls=Verb)
+def delete_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: Folder = None) -> None:
     """Delete an added voice, with the recording beside it if it came from one.
 
     Example: s1-mini voices delete me --voices-path my-voices
     """
-    _roster(_config(checkpoint, voices_path, needs_path=True)).delete(name)
-
-
-def _config(checkpoint: Path | None, voices_path: Path | None, *, needs_path: bool = False) -> EngineConfig:
-    from s1_mini.config import EngineConfig
-    from s1_mini.exceptions import ConfigurationError
-
-    given = {"checkpoint_path": checkpoint, "voices_path": voices_path}
-    config = EngineConfig(**{name: value for name, value in given.items() if value is not None})
-    if needs_path and config.voices_path is None:
-        raise ConfigurationError("name the directory of voices with --voices-path or S1_MINI_VOICES_PATH")
-    # One voice is to be made: nothing is read ahead, and one slot is enough.
-    return config.model_copy(update={"warm_voices": "", "max_batch_size": 1})
+    config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path)
+    roster = _roster(config)
+    if config.voices_path is None and voice not in roster.library:
+        raise _no_directory()
+    roster.delete(voice)
 
 
 def _roster(config: EngineConfig) -> Roster:
-    from s1_mini.runtime.loader import find_checkpoint
-    from s1_mini.runtime.voice_desk import open_roster
-    from s1_mini.voices.library import VoiceLibrary
+    from s1_mini.checkpoint.voices import list_voices
 
-    checkpoint = find_checkpoint(config.checkpoint_path)
-    return open_roster(checkpoint, VoiceLibrary.open(checkpoint), config)
+    return list_voices(config)
+
+
+def _no_directory() -> ConfigurationError:
+    return ConfigurationError("name the directory of added voices with --voices-path or S1_MINI_VOICES_PATH")
 
 
 def _print(info: VoiceInfo) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.audio.reference import load_reference, read_recording
+from s1_mini.audio.reference import load_reference, naming, read_recording
 from s1_mini.exceptions import TextError
 from s1_mini.text.normalize import normalize
 from s1_mini.types import Reference, Voice
@@ -51,7 +51,8 @@ class ReferenceEncoder:
             )
             return self.encode_wave(torch.from_numpy(wave), check)
 
-        return Voice(self.cache.get(self.cache.key(recording), encode_recording), text)
+        with naming(reference.audio):
+            return Voice(self.cache.get(self.cache.key(recording), encode_recording), text)
 
     def _read(self, reference: Reference) -> bytes | np.ndarray:
         return read_recording(reference.audio, self.max_bytes)
