@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from s1_mini.audio.join import Joiner
-from s1_mini.models.base import Prompt
+from s1_mini.families.base import Prompt
 from s1_mini.runtime.job import Job, Piece
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.types import SamplingParams

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from s1_mini.families.s1.config import S1Config
 from s1_mini.layers.transformer import BlockConfig
-from s1_mini.models.s1.config import S1Config
 
 Weights = dict[str, Tensor]
 

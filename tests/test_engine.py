@@ -24,7 +24,7 @@ from s1_mini.exceptions import (
     RequestTimeoutError,
     TextError,
 )
-from s1_mini.models.s1.network import S1Network
+from s1_mini.families.s1.network import S1Network
 from s1_mini.runtime.outbox import Outbox
 
 

@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.network import S1Network
+from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import Attention, FeedForward
-from s1_mini.models.s1.config import S1Config
-from s1_mini.models.s1.network import S1Network
-from s1_mini.models.s1.tokenizer import S1Tokenizer
 from training.corpus import Corpus
 from training.graph import use_capture_stream
 from training.loop import Schedule, TimedTraining

@@ -25,9 +25,9 @@ from torch import Tensor
 if not __package__:  # started as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from s1_mini.families.base import Prompt, SamplingTensors
+from s1_mini.families.s1.model import S1Model
 from s1_mini.layers.randomness import uniforms
-from s1_mini.models.base import Prompt, SamplingTensors
-from s1_mini.models.s1.model import S1Model
 from s1_mini.runtime.loader import Speaker, find_checkpoint, open_checkpoint
 from s1_mini.types import Choice, SamplingParams
 from training.evaluate import RATE_HZ, resample

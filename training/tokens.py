@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
-from s1_mini.models.s1.prompt import SPEAKER
-from s1_mini.models.s1.tokenizer import S1Tokenizer
+from s1_mini.families.s1.prompt import SPEAKER
+from s1_mini.families.s1.tokenizer import S1Tokenizer
 from training.speech import Utterance, read_shard
 from training.vocabulary import write_vocabulary
 

@@ -1,7 +1,7 @@
 """What travels through the house: requests on the way in, chunks of sound on the way out (whole ones: `responses.py`).
 
 Plain frozen data with the checks a caller's mistake deserves. Knows no torch, no files and no engine.
-Tensors that travel between models and codecs are described in `models/base.py` and `codecs/base.py`.
+Tensors that travel between models and codecs are described in `families/base.py` and `codecs/base.py`.
 """
 
 from __future__ import annotations

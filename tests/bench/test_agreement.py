@@ -9,7 +9,7 @@ import torch
 
 from s1_mini.bench.agreement import Agreement, NoiseRows, measure_agreement
 from s1_mini.config import EngineConfig
-from s1_mini.models.s1.model import S1Model
+from s1_mini.families.s1.model import S1Model
 from s1_mini.runtime.capture import WARM_UPS
 from s1_mini.runtime.frame_graphs import FrameGraphs, Replay
 from s1_mini.runtime.loader import load

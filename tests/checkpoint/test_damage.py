@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from s1_mini.codecs.dac import weights as dac_weights
 from s1_mini.exceptions import CheckpointError
-from s1_mini.models.s1 import weights as s1_weights
-from s1_mini.models.s1.tokenizer import S1Tokenizer
+from s1_mini.families.s1 import weights as s1_weights
+from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.packaging.layout import lay_out
 from s1_mini.packaging.manifest import Content, Manifest
 from s1_mini.packaging.tensors import TensorFile

@@ -15,9 +15,9 @@ import reference_s1
 from s1_mini.checkpoint.random import RECIPES, Recipe, write_random_checkpoint
 from s1_mini.checkpoint.verify import verify_checkpoint
 from s1_mini.exceptions import VerificationError
-from s1_mini.models.s1.config import S1Config
-from s1_mini.models.s1.prompt import build_prompt
-from s1_mini.models.s1.tokenizer import S1Tokenizer
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.prompt import build_prompt
+from s1_mini.families.s1.tokenizer import S1Tokenizer
 
 
 def test_the_originals_every_tensor_is_reproduced(oracle: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from s1_mini.families.s1.kernels import columns, draw
+from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
 from s1_mini.kernels import (
-    columns,
     convolution,
     decode_attention,
-    draw,
     gate,
     linear,
     norm,
@@ -23,7 +23,6 @@ from s1_mini.kernels import (
     snake,
     weight,
 )
-from s1_mini.kernels.repetition import WINDOW, RepetitionWindow
 
 pytestmark = [
     pytest.mark.gpu,

@@ -60,7 +60,7 @@ def test_rows_that_name_one_slot_attend_as_a_block_of_its_tokens(normed: bool) -
     """Two slots' tokens in one step, the one's all, the other's after some that its cache has."""
     past = {1: 0, 2: 5}
     norms = HeadNorms(randn(SIZE), randn(SIZE) + 1, 1e-6) if normed else None
-    rope = rope_table(COLUMNS, SIZE, 10_000, torch.device("cpu"))
+    rope = rope_table(COLUMNS, SIZE, 10_000, torch.device("cpu"), rounded_to=torch.bfloat16)
     qkv = {slot: randn(TOKENS + slot, (HEADS + 2 * GROUPS) * SIZE)[:TOKENS] for slot in past}
     keys, values = randn(3, GROUPS, COLUMNS, SIZE), randn(3, GROUPS, COLUMNS + 1, SIZE)[:, :, :COLUMNS].contiguous()
     before = keys.clone(), values.clone()

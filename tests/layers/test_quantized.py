@@ -46,7 +46,7 @@ def cache(dtype: torch.dtype = torch.float32) -> KVCache:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
 def test_a_prompt_and_a_step_are_as_with_the_kept_weights_in_full(dtype: torch.dtype) -> None:
-    x, rope = torch.randn(1, 5, 64), rope_table(COLUMNS, 16, 10_000, torch.device("cpu"))
+    x, rope = torch.randn(1, 5, 64), rope_table(COLUMNS, 16, 10_000, torch.device("cpu"), rounded_to=torch.bfloat16)
     mask = torch.ones(5, 5, dtype=torch.bool).tril()
     one = torch.tensor([5])
     outs = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from s1_mini.models.base import SamplingTensors
+from s1_mini.families.base import SamplingTensors
 from s1_mini.runtime.frame_graphs import READS, FrameGraphs
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker

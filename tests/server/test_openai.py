@@ -14,7 +14,7 @@ import openai
 import pytest
 import soundfile
 
-from s1_mini.models.s1.tokenizer import S1Tokenizer, read_vocabulary
+from s1_mini.families.s1.tokenizer import S1Tokenizer, read_vocabulary
 from tests.server.conftest import Door
 
 SHORT = {"seed": 1, "max_new_tokens": 20}

@@ -13,9 +13,9 @@ if str(Path(__file__).parents[2]) not in sys.path:  # training/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from s1_mini.codecs.dac.weights import open_dac
-from s1_mini.models.s1.config import S1Config
-from s1_mini.models.s1.prompt import build_prompt
-from s1_mini.models.s1.tokenizer import S1Tokenizer
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.prompt import build_prompt
+from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.runtime.loader import DEFAULT_MODEL
 from s1_mini.types import Voice
 from s1_mini.weights.files import read_json

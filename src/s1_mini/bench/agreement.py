@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from s1_mini.families.base import Prompt, SamplingTensors
+from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.kernels.backend import without_triton
 from s1_mini.layers.randomness import uniforms
-from s1_mini.models.base import Prompt, SamplingTensors
-from s1_mini.models.s1.model import S1Model, S1State
 from s1_mini.runtime.frame_graphs import FrameGraphs
 from s1_mini.types import SamplingParams
 

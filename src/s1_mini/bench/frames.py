@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from s1_mini.audio.join import Joiner
-from s1_mini.models.base import Prompt
+from s1_mini.families.base import Prompt
 from s1_mini.runtime.job import Job, Piece
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import SPAN, ModelRunner

@@ -18,10 +18,10 @@ from s1_mini.audio.container import AudioFormat, encode
 from s1_mini.bench.meter import Meter, Section, Tell
 from s1_mini.capacity.cost import Costs
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.kernels.draw import draw, probabilities
+from s1_mini.families.base import Prompt, SamplingTensors
+from s1_mini.families.s1.kernels.draw import draw, probabilities
+from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.layers.randomness import uniforms
-from s1_mini.models.base import Prompt, SamplingTensors
-from s1_mini.models.s1.model import S1Model, S1State
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import SPAN, ModelRunner
 from s1_mini.runtime.scheduler import PREFILL_COLUMNS

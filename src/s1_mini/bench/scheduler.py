@@ -13,7 +13,7 @@ import torch
 
 from s1_mini.audio.join import Joiner
 from s1_mini.byte_cache import ByteCache
-from s1_mini.models.base import Prompt
+from s1_mini.families.base import Prompt
 from s1_mini.runtime.batch_queue import BatchQueue
 from s1_mini.runtime.batch_worker import BatchedModelWorker
 from s1_mini.runtime.job import Job, Piece

@@ -21,8 +21,8 @@ from s1_mini.capacity.cost import Cost, Costs, total
 from s1_mini.codecs.dac.model import DacStream
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError
-from s1_mini.models.base import Prefix, Prompt
-from s1_mini.models.s1.model import S1State
+from s1_mini.families.base import Prefix, Prompt
+from s1_mini.families.s1.model import S1State
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import SPAN
 from s1_mini.runtime.scheduler import PREFILL_COLUMNS

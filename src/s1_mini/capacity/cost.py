@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from s1_mini.codecs.dac.model import DECODE_BLOCK, Dac
-from s1_mini.models.s1.network import S1Network
+from s1_mini.families.s1.network import S1Network
 
 
 @dataclass(frozen=True)

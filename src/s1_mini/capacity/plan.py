@@ -12,7 +12,7 @@ from s1_mini.capacity.sizes import Formats, Sizes, measure_sizes
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ParameterError
-from s1_mini.models.s1.config import S1Config
+from s1_mini.families.s1.config import S1Config
 
 ROWS = (1, 16, 64, 128)
 SPAN = 64

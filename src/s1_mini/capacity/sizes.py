@@ -17,8 +17,8 @@ from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
 from s1_mini.codecs.dac.weights import read_dac_config
-from s1_mini.models.s1.config import S1Config
-from s1_mini.models.s1.network import S1Network
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.network import S1Network
 from s1_mini.weights.files import read_json
 from s1_mini.weights.fit import skeleton
 

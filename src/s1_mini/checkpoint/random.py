@@ -20,9 +20,9 @@ from s1_mini.checkpoint.files import new_directory, write_json, write_tensors
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.transformer import WindowTransformer
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.network import S1Network
 from s1_mini.layers.rope import rope_table
-from s1_mini.models.s1.config import S1Config
-from s1_mini.models.s1.network import S1Network
 
 Form = Literal["published", "compact"]
 Size = Literal["tiny", "full"]

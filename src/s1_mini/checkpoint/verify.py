@@ -21,10 +21,10 @@ from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.exceptions import CheckpointFileError, VerificationError
-from s1_mini.kernels.draw import MIN_TEMPERATURE, penalise, probabilities
-from s1_mini.models.base import Prompt, SamplingTensors
-from s1_mini.models.s1.model import S1Model
-from s1_mini.models.s1.prompt import SPEAKER
+from s1_mini.families.base import Prompt, SamplingTensors
+from s1_mini.families.s1.kernels.draw import MIN_TEMPERATURE, penalise, probabilities
+from s1_mini.families.s1.model import S1Model
+from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.runtime.loader import choose_device, find_checkpoint, open_checkpoint
 from s1_mini.types import Choice, Voice
 from s1_mini.weights.files import read_object

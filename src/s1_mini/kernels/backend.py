@@ -3,8 +3,8 @@
 On GPUs that can (compute capability 9 and more), a kernel is launched while the one before it still runs (programmatic
 dependent launch): it fetches what is there already, and then waits for the other's end with `wait_for_last`. Every
 kernel launched so must wait, at the latest before it ends: the next one relies on it. A kernel may begin while several
-before it still run, so before it waits it reads only what no kernel of its frame writes: weights, and what `take_frame`
-left at the end of the frame before. `columns.enter_columns`, which begins a frame, is therefore never launched early.
+before it still run, so before it waits it reads only what no kernel of its frame writes: weights, and what was
+left at the end of the frame before. The kernel that begins a frame is therefore never launched early.
 """
 
 from __future__ import annotations

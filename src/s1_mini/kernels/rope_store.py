@@ -1,6 +1,6 @@
 """From one projected token per row: queries ready to attend, its key and value put into the cache.
 
-Norm of queries and keys (where the model has it), rotation by the bf16-rounded table, and the write, in one pass.
+Norm of queries and keys (where the model has it), rotation by the table, and the write, in one pass.
 Shapes: B rows, H query heads, G key-value heads, D head size, S columns.
 """
 

@@ -1,4 +1,4 @@
-"""Root-mean-square norms (Zhang & Sennrich 2019), in the two roundings that S1 uses."""
+"""Root-mean-square norms (Zhang & Sennrich 2019), in two roundings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from s1_mini.kernels.norm import Norm, add_rms_norm, rms_norm
 class RMSNorm(nn.Module):
     """Normalise the last axis in fp32, round to the input's dtype, then multiply by the weight.
 
-    `round_last` multiplies in fp32 and rounds once at the end. In bf16 the two orders are not bit-equal;
-    S1's blocks round first, its q and k norms round last.
+    `round_last` multiplies in fp32 and rounds once at the end. In bf16 the two orders are not bit-equal.
     """
 
     def __init__(self, dim: int, eps: float, *, round_last: bool = False) -> None:

@@ -1,8 +1,4 @@
-"""Rotary position embedding over interleaved pairs (x0, x1), (x2, x3), … (Su et al. 2021, GPT-J's layout).
-
-S1 rounds its table to bf16 whatever the model's dtype; a finer table is a different model and speaks garbled,
-overlong audio (sglang-omni README, "BF16 RoPE Precision Mismatch").
-"""
+"""Rotary position embedding over interleaved pairs (x0, x1), (x2, x3), … (Su et al. 2021, GPT-J's layout)."""
 
 from __future__ import annotations
 
@@ -12,12 +8,19 @@ from torch import Tensor
 from s1_mini.kernels.rope import turn
 
 
-def rope_table(length: int, head_dim: int, base: float, device: torch.device | str = "cpu") -> Tensor:
-    """Give cos and sin of every position and pair, rounded to bf16, held as fp32: [length, head_dim / 2, 2]."""
+def rope_table(
+    length: int,
+    head_dim: int,
+    base: float,
+    device: torch.device | str = "cpu",
+    *,
+    rounded_to: torch.dtype = torch.float32,
+) -> Tensor:
+    """Give cos and sin of every position and pair, rounded, held as fp32: [length, head_dim / 2, 2]."""
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float32)[: head_dim // 2]
     angles = torch.outer(torch.arange(length, dtype=torch.float32), 1.0 / (base ** (pairs / head_dim)))
     table = torch.stack((angles.cos(), angles.sin()), dim=-1)
-    return table.to(torch.bfloat16).to(device=device, dtype=torch.float32)
+    return table.to(rounded_to).to(device=device, dtype=torch.float32)
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:

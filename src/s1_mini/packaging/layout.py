@@ -23,8 +23,8 @@ from s1_mini.checkpoint.convert import CodecPrecision, ModelPrecision, may_round
 from s1_mini.codecs.dac import weights as dac_weights
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, PackageError, VoiceError
-from s1_mini.models.registry import find_family
-from s1_mini.models.s1 import weights as s1_weights
+from s1_mini.families.registry import find_family
+from s1_mini.families.s1 import weights as s1_weights
 from s1_mini.packaging.archive import Chunk
 from s1_mini.packaging.compile_cache import FOLDER as CACHE
 from s1_mini.packaging.compile_cache import KEY, cache_key, is_cache

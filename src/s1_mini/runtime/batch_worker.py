@@ -29,8 +29,8 @@ from s1_mini.exceptions import (
     RequestTimeoutError,
     S1MiniError,
 )
+from s1_mini.families.base import Prefix
 from s1_mini.metrics import EngineMetrics
-from s1_mini.models.base import Prefix
 from s1_mini.runtime.batch_queue import BatchQueue
 from s1_mini.runtime.job import Job, Piece
 from s1_mini.runtime.model_runner import HostFrames, ModelRunner

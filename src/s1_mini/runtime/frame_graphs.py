@@ -1,7 +1,7 @@
 """What the model does again and again, as captured CUDA graphs, all made before the first request.
 
 A whole frame of all rows for each of some batch sizes, and the reading of prompt columns for each of some numbers of
-them. Everything lies where it lay at capture (`models/base.py`), so a replay is one launch, whatever rows run. What the
+them. Everything lies where it lay at capture, so a replay is one launch, whatever rows run. What the
 host must look at is copied to pinned memory by the graph itself; the one wait of a frame is for that. Prompts' columns
 are collected and read together, at the latest before the next frame.
 """
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.families.base import Frames, SamplingTensors, SpeechModel
 from s1_mini.layers.staging import stage
-from s1_mini.models.base import Frames, SamplingTensors, SpeechModel
 from s1_mini.runtime.capture import capture, graph_streams
 
 # Rows of the graphs: a batch runs in the smallest that holds it.

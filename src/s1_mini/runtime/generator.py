@@ -24,8 +24,8 @@ from s1_mini.capacity.memory import AUTO_SLOTS, fit_slots, needed_columns
 from s1_mini.capacity.sizes import measure_demand
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, ConfigurationError, QueueFullError
+from s1_mini.families.base import Prefix, Prompt
 from s1_mini.metrics import EngineMetrics, Family
-from s1_mini.models.base import Prefix, Prompt
 from s1_mini.runtime.batch_queue import BatchQueue
 from s1_mini.runtime.batch_worker import BatchedModelWorker
 from s1_mini.runtime.job import Job, Piece

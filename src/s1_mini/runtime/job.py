@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from s1_mini.audio.join import Joiner
-    from s1_mini.models.base import Prompt
+    from s1_mini.families.base import Prompt
 
 # Frames of the first, second, … chunk of a piece, the last for all further ones (facts of Nari's Qwen3-TTS server).
 CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {

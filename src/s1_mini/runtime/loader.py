@@ -15,9 +15,9 @@ from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac, read_dac_config
 from s1_mini.config import EngineConfig, Heads, KVFormat, Precision, RepetitionMode, WeightFormat
 from s1_mini.exceptions import CheckpointMismatchError, CheckpointNotFoundError, ConfigurationError
+from s1_mini.families.registry import find_family
+from s1_mini.families.s1.model import S1Model
 from s1_mini.layers.transformer import TransformerBlock
-from s1_mini.models.registry import find_family
-from s1_mini.models.s1.model import S1Model
 from s1_mini.runtime.compilation import Compiler, choose_backend
 from s1_mini.types import Choice
 from s1_mini.voices.library import VoiceLibrary

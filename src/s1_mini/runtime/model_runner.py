@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from s1_mini.exceptions import GenerationError
+from s1_mini.families.base import Prefix, SamplingTensors
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
-from s1_mini.models.base import Prefix, SamplingTensors
 from s1_mini.runtime.frame_graphs import FrameGraphs
 from s1_mini.runtime.job import CHUNK_FRAMES, Job, Piece
 from s1_mini.runtime.loader import Speaker

@@ -14,7 +14,7 @@ from typing import Any
 from s1_mini.codecs.dac.weights import read_dac_config
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, TextError, VoiceError
-from s1_mini.models.base import Prompt
+from s1_mini.families.base import Prompt
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.voice_warmer import VoiceWarmer
 from s1_mini.text.normalize import normalize

@@ -31,7 +31,7 @@ class WindowTransformer(nn.Module):
     def prepare(self, device: torch.device) -> None:
         """Compute the rotary table, which is not stored."""
         max_steps, head_dim, base = self.rope_shape
-        self.rope = rope_table(max_steps + PADDING, head_dim, base, device)
+        self.rope = rope_table(max_steps + PADDING, head_dim, base, device, rounded_to=torch.bfloat16)
 
     def forward(self, x: Tensor, carry: Carry) -> Tensor:
         steps = torch.arange(x.shape[-1], device=x.device)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from s1_mini.kernels.columns import Embedding, enter_columns
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.kernels.columns import Embedding, enter_columns
 from s1_mini.kernels.linear import norm_linear
 from s1_mini.layers.kv_cache import Columns, KVCache, KVStore
 from s1_mini.layers.norm import RMSNorm
 from s1_mini.layers.rope import rope_table
 from s1_mini.layers.transformer import TransformerBlock
-from s1_mini.models.s1.config import S1Config
 
 # Chooses the code of a codebook (1 … K-1) for every row: (codebook, logits [B, V], embeddings [codes, dim]) -> the
 # codes' rows of these [B, dim].
@@ -62,8 +63,11 @@ class S1Network(nn.Module):
         """Compute what is not stored: rotary tables and codebook offsets."""
         config = self.config
         # One row more than a sequence has: a row whose end the host has not seen yet makes one frame too many.
-        self.rope = rope_table(config.max_seq_len + 1, config.slow.head_dim, config.rope_base, device)
-        self.fast_rope = rope_table(config.num_codebooks, config.fast.head_dim, config.rope_base, device)
+        # Tables are rounded to bf16 whatever the model's dtype: a finer one is a different model and speaks garbled,
+        # overlong audio (sglang-omni README, "BF16 RoPE Precision Mismatch").
+        table = partial(rope_table, base=config.rope_base, device=device, rounded_to=torch.bfloat16)
+        self.rope = table(config.max_seq_len + 1, config.slow.head_dim)
+        self.fast_rope = table(config.num_codebooks, config.fast.head_dim)
         self.offsets = torch.arange(config.num_codebooks, device=device).mul(config.codebook_size).unsqueeze(1)
         self.steps = torch.arange(config.num_codebooks, device=device).unsqueeze(1)
 

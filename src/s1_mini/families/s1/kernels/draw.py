@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
-from s1_mini.kernels.repetition import WINDOW, RepetitionWindow
 
 if HAS_TRITON:
     import triton

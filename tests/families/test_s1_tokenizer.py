@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, VoiceError
-from s1_mini.models.s1.config import S1Config
-from s1_mini.models.s1.prompt import build_prompt
-from s1_mini.models.s1.tokenizer import S1Tokenizer
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.prompt import build_prompt
+from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
 
 ASSETS = Path(__file__).parents[1] / "assets" / "s1_tiny"

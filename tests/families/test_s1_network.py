@@ -10,11 +10,11 @@ import torch
 
 import reference_s1
 from s1_mini.checkpoint.random import RECIPES, Recipe, random_model, write_vocabulary
-from s1_mini.models.base import Prompt, SamplingTensors
-from s1_mini.models.s1.config import S1Config
-from s1_mini.models.s1.model import S1Model, S1State
-from s1_mini.models.s1.tokenizer import S1Tokenizer
-from s1_mini.models.s1.weights import build_network
+from s1_mini.families.base import Prompt, SamplingTensors
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.model import S1Model, S1State
+from s1_mini.families.s1.tokenizer import S1Tokenizer
+from s1_mini.families.s1.weights import build_network
 
 SWITCHES: dict[str, dict[str, Any]] = {
     "published": {},

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from s1_mini.config import Heads, RepetitionMode
 from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.model import S1Model
+from s1_mini.families.s1.network import S1Network
+from s1_mini.families.s1.tokenizer import S1Tokenizer, Vocabulary, read_vocabulary
 from s1_mini.layers.quantized import quantize_linears
-from s1_mini.models.s1.config import S1Config
-from s1_mini.models.s1.model import S1Model
-from s1_mini.models.s1.network import S1Network
-from s1_mini.models.s1.tokenizer import S1Tokenizer, Vocabulary, read_vocabulary
 from s1_mini.weights.files import find_tensors, read_json, read_tensors
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton, strip_prefix
 

@@ -15,18 +15,18 @@ from torch import Tensor
 
 from s1_mini.config import Heads, RepetitionMode
 from s1_mini.exceptions import CapacityError
-from s1_mini.kernels.columns import take_frame
+from s1_mini.families.base import Frames, Prefix, Prompt, SamplingTensors
+from s1_mini.families.s1.kernels.columns import take_frame
+from s1_mini.families.s1.kernels.draw import Asked, MainTokens, draw_code, draw_main
+from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
+from s1_mini.families.s1.network import Pairs, S1Network
+from s1_mini.families.s1.prompt import build_prompt
+from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.kernels.decode_attention import used_columns
-from s1_mini.kernels.draw import Asked, MainTokens, draw_code, draw_main
 from s1_mini.kernels.linear import branch_sum
-from s1_mini.kernels.repetition import WINDOW, RepetitionWindow
 from s1_mini.layers.kv_cache import Columns, KVCache
 from s1_mini.layers.staging import stage
 from s1_mini.layers.transformer import FeedForward
-from s1_mini.models.base import Frames, Prefix, Prompt, SamplingTensors
-from s1_mini.models.s1.network import Pairs, S1Network
-from s1_mini.models.s1.prompt import build_prompt
-from s1_mini.models.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
 
 CPU_ROWS = 4

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from s1_mini.exceptions import VoiceError
-from s1_mini.models.base import Prompt
-from s1_mini.models.s1.config import S1Config
-from s1_mini.models.s1.tokenizer import S1Tokenizer
+from s1_mini.families.base import Prompt
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
 
 SPEAKER = "<|speaker:0|>"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.models.s1.weights import open_s1
+from s1_mini.families.s1.weights import open_s1
 
 FAMILIES = {"dual_ar": open_s1}
 

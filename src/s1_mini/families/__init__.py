@@ -1,0 +1,1 @@
+"""Families: text and voice in, sound out. One folder each; they do not know each other."""
