@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.runtime.loader import DEFAULT_MODEL
+from s1_mini.weights.directory import DEFAULT_MODEL
 
 if str(Path(__file__).parents[1]) not in sys.path:  # training/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[1]))

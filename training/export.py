@@ -45,7 +45,7 @@ def export(work: Path, output: Path) -> None:
     with torch.inference_mode():
         for index, (name, speaker, text, description) in enumerate(VOICES):
             wave = torch.from_numpy(synthesise(text, speaker)).float() / 32768
-            voice = Voice(codec.encode(wave), text)
+            voice = Voice({"codes": codec.encode(wave)}, text)
             write_voice(output / FOLDER, name, voice, description=description, is_default=index == 0)
     shutil.copyfile(Path(__file__).with_name("CARD.md"), output / "CARD.md")
 

@@ -26,10 +26,13 @@ if not __package__:  # started as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from s1_mini.families.base import Prompt, SamplingTensors
+from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model
+from s1_mini.families.s1.settings import S1Settings
 from s1_mini.layers.randomness import uniforms
-from s1_mini.runtime.loader import Speaker, find_checkpoint, open_checkpoint
+from s1_mini.runtime.loader import Speaker, open_checkpoint
 from s1_mini.types import Choice, SamplingParams
+from s1_mini.weights.directory import find_checkpoint
 from training.evaluate import RATE_HZ, resample
 from training.metrics.quality import overall_quality
 from training.metrics.recognition import as_int16, recognise
@@ -58,8 +61,7 @@ def open_format(directory: Path, weights: str, kv: str) -> Speaker:
         precision=Choice("float32", "measured here"),
         weights_dtype=Choice(weights, "measured"),
         kv_dtype=Choice(kv, "measured"),
-        heads="restricted",
-        repetition_mode="upstream",
+        settings=S1Settings(),
     )
 
 
@@ -125,7 +127,7 @@ def listen(speaker: Speaker, sentences: Sequence[Sentence]) -> dict[str, float]:
     errors = words = frames = 0
     quality = []
     for sentence in sentences:
-        said = say(speaker.model, sentence)
+        said = say(as_s1(speaker.loaded).model, sentence)
         sound = speaker.codec.decode(said[1:].unsqueeze(0))[0].numpy()
         wave = as_int16(resample(sound, speaker.codec.sample_rate, RATE_HZ))
         found = compare(sentence.text, recognise(wave))
@@ -194,13 +196,13 @@ def main() -> None:
     formats = [str(both).split("/") for both in ("full/full", *arguments.formats)]
     speakers = [open_format(directory, *both) for both in formats]
     sentences = choose_sentences(speakers[0], arguments.skip, arguments.sentences, arguments.seed)
-    said = [say(speakers[0].model, sentence) for sentence in sentences]
-    full = speakers[0].model
+    models = [as_s1(speaker.loaded).model for speaker in speakers]
+    full = models[0]
+    said = [say(full, sentence) for sentence in sentences]
     logits = [follow(full, sentence.prompt, frames) for sentence, frames in zip(sentences, said, strict=True)]
     rows = []
-    timed = time_steps([speaker.model for speaker in speakers], arguments.repeats)
-    for (weights, kv), speaker, times in zip(formats, speakers, timed, strict=True):
-        model = speaker.model
+    timed = time_steps(models, arguments.repeats)
+    for (weights, kv), speaker, model, times in zip(formats, speakers, models, timed, strict=True):
         row = {"weights": weights, "kv": kv, "model_mb": model.num_bytes / 1e6, "column_bytes": model.column_bytes}
         row |= times | compare_logits(model, sentences, said, logits)
         row |= {} if arguments.silent else listen(speaker, sentences)

@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Container, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.families.registry import family_settings
 
 ENV_PREFIX = "S1_MINI_"
 SERVER_PREFIX = "S1_MINI_SERVER_"
@@ -42,10 +43,8 @@ ELSEWHERE = {
 Precision = Literal["auto", "float32", "float16", "bfloat16"]
 CompileSwitch = Literal["auto", "true", "false"]
 CompileBackend = Literal["auto", "inductor", "eager", "off"]
-RepetitionMode = Literal["upstream", "fixed"]
 WeightFormat = Literal["full", "int8", "fp8"]
 KVFormat = Literal["full", "fp8"]
-Heads = Literal["restricted", "full"]
 
 _PRECISION_SPELLINGS = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 _FORMAT_SPELLINGS = {"half": "full", "none": "full", "float8": "fp8", "float8_e4m3fn": "fp8"}
@@ -57,33 +56,58 @@ def _variables(*names: str) -> AliasChoices:
     return AliasChoices(*(ENV_PREFIX + name for name in names))
 
 
-class EngineConfig(BaseSettings):
-    """Settings of `ProductionTTSEngine`, by keyword or by `S1_MINI_*` variable.
+def _path(value: Any) -> Any:
+    if value == "":
+        raise ValueError("is empty; name a directory, or leave it out")
+    return value
 
-    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the keyword or the variable that
-    was set. Warns, by name, of `S1_MINI_*` variables that mean nothing.
-    """
+
+Folder = Annotated[Path | None, BeforeValidator(_path)]
+
+
+class LoadSettings(BaseSettings):
+    """What to load, where, and in which number formats."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="forbid", populate_by_name=True, env_prefix=ENV_PREFIX, env_ignore_empty=True
     )
 
-    # What to load, and where.
-    checkpoint_path: Path | None = Field(
-        None, description="folder of a checkpoint; without it the voice in the package"
-    )
+    checkpoint_path: Folder = Field(None, description="folder of a checkpoint; without it the voice in the package")
     device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:N")
     precision: Precision = Field("auto", description="of the model; auto is bfloat16 on a GPU that has it")
     codec_dtype: Precision = Field("auto", description="of the decoding half of the codec; auto is float16 on a GPU")
     weights_dtype: WeightFormat = Field("full", description="of the slow layers' products; full is as precision says")
     kv_dtype: KVFormat = Field("full", description="of the slow layers' keys and values")
-    heads: Heads = Field("restricted", description="restricted keeps only the rows of the head that can be spoken")
-    repetition_mode: RepetitionMode = Field("upstream", description="as the original counts, or as it meant to: fixed")
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
+            raise ValueError("is no device; allowed are auto, cpu, mps, cuda and cuda:N")
+        return value
+
+    @field_validator("precision", "codec_dtype", mode="before")
+    @classmethod
+    def _read_precision(cls, value: Any) -> Any:
+        return _PRECISION_SPELLINGS.get(str(value).lower(), str(value).lower())
+
+    @field_validator("weights_dtype", "kv_dtype", mode="before")
+    @classmethod
+    def _read_format(cls, value: Any) -> Any:
+        return _FORMAT_SPELLINGS.get(str(value).lower(), str(value).lower())
+
+
+class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # each family has its own
+    """Settings of `ProductionTTSEngine`, by keyword or by `S1_MINI_*` variable; those of all families among them.
+
+    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the keyword or the variable that
+    was set. Warns, by name, of `S1_MINI_*` variables that mean nothing.
+    """
 
     # Compilation: inductor where it can work and pays, eager elsewhere (runtime/compilation.py).
     compile: CompileSwitch = Field("auto", description="whether torch.compile is used; auto: on Linux with a GPU")
     compile_backend: CompileBackend = Field("auto", description="eager runs as written; off likewise, because told so")
-    compile_cache_path: Path | None = Field(None, description="where compiled kernels are kept for the next start")
+    compile_cache_path: Folder = Field(None, description="where compiled kernels are kept for the next start")
 
     # Batching: requests join and leave at every frame (runtime/batch_worker.py).
     enable_batching: bool = Field(True, description="false: one piece at a time")
@@ -114,10 +138,10 @@ class EngineConfig(BaseSettings):
         100, ge=0, description="voices whose keys and values are kept so (prefixes), not a size in memory; 0: none"
     )
     reference_cache_size: int = Field(1000, ge=0, description="recordings whose codes are kept in memory")
-    reference_cache_path: Path | None = Field(None, description="where codes are kept for the next start")
+    reference_cache_path: Folder = Field(None, description="where codes are kept for the next start")
 
     # Named voices beside the checkpoint's own (voices/roster.py).
-    voices_path: Path | None = Field(None, description="where added voices are kept; else they live until stop")
+    voices_path: Folder = Field(None, description="where added voices are kept; else they live until stop")
     warm_voices: str = Field("", description="names, with commas between, that are read in after the start; or all")
 
     # Limits on what a client may send.
@@ -153,30 +177,6 @@ class EngineConfig(BaseSettings):
         except ValidationError as error:
             raise ConfigurationError(_sentence(error, type(self).model_fields)) from None
         return copy
-
-    @field_validator("checkpoint_path", "compile_cache_path", "reference_cache_path", "voices_path", mode="before")
-    @classmethod
-    def _read_path(cls, value: Any) -> Any:
-        if value == "":
-            raise ValueError("is empty; name a directory, or leave it out")
-        return value
-
-    @field_validator("device")
-    @classmethod
-    def _check_device(cls, value: str) -> str:
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
-            raise ValueError("is no device; allowed are auto, cpu, mps, cuda and cuda:N")
-        return value
-
-    @field_validator("precision", "codec_dtype", mode="before")
-    @classmethod
-    def _read_precision(cls, value: Any) -> Any:
-        return _PRECISION_SPELLINGS.get(str(value).lower(), str(value).lower())
-
-    @field_validator("weights_dtype", "kv_dtype", mode="before")
-    @classmethod
-    def _read_format(cls, value: Any) -> Any:
-        return _FORMAT_SPELLINGS.get(str(value).lower(), str(value).lower())
 
     @field_validator("compile", mode="before")
     @classmethod

@@ -28,6 +28,7 @@ from s1_mini.exceptions import (
     RequestTimeoutError,
     S1MiniError,
 )
+from s1_mini.families.registry import check_files
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, verify_directory
@@ -49,7 +50,7 @@ from s1_mini.types import (
     VoiceInfo,
 )
 from s1_mini.voices.reference import ReferenceEncoder
-from s1_mini.weights.directory import check_files, find_checkpoint
+from s1_mini.weights.directory import find_checkpoint
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -150,12 +151,12 @@ class ProductionTTSEngine:
         else:
             check_files(directory)
         speaker = load(config)
-        roster = open_roster(speaker.directory, speaker.voices, config)
+        roster = open_roster(speaker.description.voice, speaker.voices, config)
         generator = Generator(speaker, config, self.metrics)
         references = ReferenceEncoder(
             encode_wave=generator.encode,
             cache=generator.references,
-            sample_rate=speaker.codec.sample_rate,
+            sample_rate=speaker.description.voice.sample_rate,
             max_s=config.max_reference_s,
             max_bytes=config.max_reference_bytes,
             max_text_length=config.max_text_length,

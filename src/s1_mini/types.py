@@ -6,6 +6,7 @@ Tensors that travel between models and codecs are described in `families/base.py
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -36,7 +37,7 @@ MAX_SEED = 2**63 - 1
 class SamplingParams:
     """How one request draws its tokens; checked on construction.
 
-    `max_new_tokens` limits the frames of one sentence piece (1024 frames are 47.6 s at 21.5 frames/s).
+    `max_new_tokens` limits the frames of one sentence piece.
     Without `seed` every request draws its own. Raises `ParameterError`.
     """
 
@@ -59,7 +60,7 @@ class SamplingParams:
 class Reference:
     """A recording whose voice is to be spoken, and what is said in it.
 
-    `audio` is a path, the bytes of an audio file, or a float wave [samples] at the codec's own rate.
+    `audio` is a path, the bytes of an audio file, or a float wave [samples] at the engine's own rate.
     """
 
     audio: bytes | str | Path | np.ndarray
@@ -68,9 +69,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class Voice:
-    """A reference as models hear it: its codes [codebooks, frames] and what is said in it."""
+    """A reference as models hear it: named tensors, which ones its family says, and what is said in it."""
 
-    codes: Tensor
+    tensors: Mapping[str, Tensor]
     text: str
 
 

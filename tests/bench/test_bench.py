@@ -18,8 +18,9 @@ from s1_mini.cli.app import app
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ParameterError
-from s1_mini.runtime.loader import DEFAULT_MODEL
+from s1_mini.families.registry import family_of
 from s1_mini.voices.library import VoiceLibrary
+from s1_mini.weights.directory import DEFAULT_MODEL
 
 Bench = Callable[..., tuple[list[str], dict[str, Any]]]
 MEASURES = {"first_byte_ms", "audible_ms", "end_to_end_ms", "real_time_factor", "audio_per_s"}
@@ -89,10 +90,11 @@ def test_the_noise_that_makes_a_voice_new_is_not_heard(engine: ProductionTTSEngi
 
 
 def test_without_voices_the_same_checkpoint_has_none() -> None:
+    form = family_of(DEFAULT_MODEL).describe(DEFAULT_MODEL).voice
     with without_voices(DEFAULT_MODEL) as bare:
-        assert VoiceLibrary.open(bare).names == []
+        assert VoiceLibrary.open(bare, form).names == []
         assert (bare / "config.json").read_bytes() == (DEFAULT_MODEL / "config.json").read_bytes()
-    assert VoiceLibrary.open(DEFAULT_MODEL).default is not None
+    assert VoiceLibrary.open(DEFAULT_MODEL, form).default is not None
 
 
 def test_what_fails_is_counted_by_its_code(tiny: Path) -> None:

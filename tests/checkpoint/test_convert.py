@@ -17,6 +17,7 @@ from s1_mini.checkpoint.random import RECIPES, write_random_checkpoint
 from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError
 from s1_mini.types import Voice
 from s1_mini.voices.library import VoiceLibrary, write_voice
+from voice_formats import voice_format
 
 
 def speak(checkpoint: Path) -> np.ndarray:
@@ -64,11 +65,11 @@ def test_named_voices_come_along(published: Path, tmp_path: Path) -> None:
     shutil.copytree(published, tmp_path / "source")
     (tmp_path / "source" / "voices").mkdir()
     codes = torch.zeros(10, 4, dtype=torch.int64)
-    write_voice(tmp_path / "source" / "voices", "anna", Voice(codes, "Hello."), is_default=True)
+    write_voice(tmp_path / "source" / "voices", "anna", Voice({"codes": codes}, "Hello."), is_default=True)
 
     convert_checkpoint(tmp_path / "source", tmp_path / "target")
 
-    assert VoiceLibrary.open(tmp_path / "target").default.text == "Hello."
+    assert VoiceLibrary.open(tmp_path / "target", voice_format()).default.text == "Hello."
 
 
 def test_converting_twice_changes_nothing(published: Path, tmp_path: Path) -> None:

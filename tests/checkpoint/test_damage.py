@@ -26,6 +26,7 @@ from s1_mini.packaging.tensors import TensorFile
 from s1_mini.types import Voice
 from s1_mini.voices.library import read_summary, read_voice, write_voice
 from s1_mini.weights.files import read_tensors
+from voice_formats import voice_format
 
 MUTATIONS = 150  # of each kind of file; with 3,000 of each and other seeds nothing more was found
 
@@ -72,7 +73,7 @@ def pth(folder: Path, *, zipped: bool = True) -> Path:
 
 
 def voice(folder: Path, description: str = "Made up.") -> Path:
-    made = Voice(torch.zeros(10, 20, dtype=torch.int64), "Hello.")
+    made = Voice({"codes": torch.zeros(10, 20, dtype=torch.int64)}, "Hello.")
     return write_voice(folder, "anna", made, description=description)
 
 
@@ -110,7 +111,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     "old pth": (lambda folder: pth(folder, zipped=False), read_tensors),
     "safetensors": (safetensors, lambda path: (read_tensors(path), TensorFile(path))),
     "index": (index, lambda path: (read_tensors(path), TensorFile(path))),
-    "voice": (voice, lambda path: (read_voice(path), read_summary(path))),
+    "voice": (voice, lambda path: (read_voice(path, voice_format()), read_summary(path, voice_format()))),
     "manifest": (manifest, lambda path: Manifest.from_bytes(path.read_bytes())),
     "config.json": (lambda folder: folder / "config.json", check_model),
     "special_tokens.json": (lambda folder: folder / "special_tokens.json", check_model),

@@ -37,7 +37,7 @@ def test_a_control_token_spelled_in_a_text_does_not_end_the_prompt() -> None:
 
 
 def test_the_prompt_shares_its_voice_and_not_its_text() -> None:
-    voice = Voice(torch.randint(0, 32, (10, 6)), "Hello reference.")
+    voice = Voice({"codes": torch.randint(0, 32, (10, 6))}, "Hello reference.")
 
     first, second = (build_prompt(TOKENIZER, CONFIG, text, [voice]) for text in ("One.", "Two."))
 
@@ -58,7 +58,7 @@ def test_the_prompt_shares_its_voice_and_not_its_text() -> None:
 )
 def test_codes_that_the_model_cannot_have_are_refused(codes: torch.Tensor) -> None:
     with pytest.raises(VoiceError, match=r"^voice: codes"):
-        build_prompt(TOKENIZER, CONFIG, "Text.", [Voice(codes.long(), "")])
+        build_prompt(TOKENIZER, CONFIG, "Text.", [Voice({"codes": codes.long()}, "")])
 
 
 def test_a_vocabulary_that_is_none_is_named(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_what_the_toolkits_handler_needs_is_pinned(unpacked: Path) -> None:
 
 def test_voices_come_along_and_two_of_a_name_do_not(published: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    write_voice(tmp_path / "mine", "anna", Voice(torch.zeros(10, 4, dtype=torch.int64), "Hello."))
+    write_voice(tmp_path / "mine", "anna", Voice({"codes": torch.zeros(10, 4, dtype=torch.int64)}, "Hello."))
 
     write_prefix(lay_out(published, voices=tmp_path / "mine"), tmp_path / "packaged")
 
@@ -158,7 +158,7 @@ def test_voices_come_along_and_two_of_a_name_do_not(published: Path, tmp_path: P
 
 
 def test_a_voice_of_another_codec_is_refused(published: Path, tmp_path: Path) -> None:
-    write_voice(tmp_path, "anna", Voice(torch.full((10, 4), 4000), "Hello."))
+    write_voice(tmp_path, "anna", Voice({"codes": torch.full((10, 4), 4000)}, "Hello."))
 
     with pytest.raises(CheckpointFileError, match=r"anna.*encoded by another"):
         lay_out(published, voices=tmp_path)

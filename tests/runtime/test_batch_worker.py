@@ -46,7 +46,7 @@ def generator(speaker: Speaker) -> Iterator[Generator]:
 
 def some_voice(speaker: Speaker, seed: int, frames: int = 20) -> Voice:
     codes = torch.randint(0, 64, (speaker.model.num_codebooks, frames), generator=torch.Generator().manual_seed(seed))
-    return Voice(codes, f"Voice number {seed}.")
+    return Voice({"codes": codes}, f"Voice number {seed}.")
 
 
 def sound(outbox: Outbox) -> np.ndarray:

@@ -27,8 +27,16 @@ def equip(runner: ModelRunner, _: Speaker) -> None:
     runner._graphs = FrameGraphs(runner.model, runner._state, runner._sampling, slots=runner.slots, span=runner.columns)
 
 
+def random_voice(frames: int, *, seed: int) -> Voice:
+    codes = torch.randint(0, 32, (10, frames), generator=torch.Generator().manual_seed(seed))
+    return Voice({"codes": codes}, "A voice.")
+
+
 def test_an_engine_with_graphs_says_what_one_without_says(both: tuple[Generator, Generator]) -> None:
-    voices = [(), [Voice(torch.randint(0, 32, (10, 300), generator=torch.Generator().manual_seed(1)), "A voice.")]]
+    voices = [
+        (),
+        [random_voice(300, seed=1)],
+    ]
     heard = []
     for generator in both:
         outboxes = [
@@ -49,7 +57,7 @@ def test_an_engine_with_graphs_says_what_one_without_says(both: tuple[Generator,
 
 
 def test_a_slot_may_be_filled_to_its_last_column(both: tuple[Generator, Generator]) -> None:
-    voice = Voice(torch.randint(0, 32, (10, 640), generator=torch.Generator().manual_seed(3)), "A voice.")
+    voice = random_voice(640, seed=3)
     asked = SamplingParams(seed=1, max_new_tokens=1000)
 
     ours, theirs = (list(each.speak(["A text."], [voice], asked, deadline=float("inf"))) for each in both)
@@ -132,7 +140,7 @@ def test_prompts_are_read_together_and_each_into_its_slot(speaker: Speaker) -> N
 
 def test_a_prompt_longer_than_the_largest_graph_is_read_in_several_goes(speaker: Speaker) -> None:
     model = speaker.model
-    voice = Voice(torch.randint(0, 32, (10, 2 * READS[-1]), generator=torch.Generator().manual_seed(2)), "A voice.")
+    voice = random_voice(2 * READS[-1], seed=2)
     columns = model.prompt("And a text.", [voice]).columns
     assert columns.shape[1] > 2 * READS[-1]
     with torch.inference_mode():

@@ -184,13 +184,13 @@ def test_the_encoding_half_is_loaded_with_the_first_reference_only(tiny: Path) -
     speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
 
     assert not speaker.codec.encodes
-    assert speaker.encoding_codec().encodes
-    assert speaker.encoding_codec() is speaker.encoding_codec()
-    assert speaker.encoding_codec().decoder is speaker.codec.decoder  # in memory once
+    assert speaker.loaded.encoding_codec().encodes
+    assert speaker.loaded.encoding_codec() is speaker.loaded.encoding_codec()
+    assert speaker.loaded.encoding_codec().decoder is speaker.codec.decoder  # in memory once
 
 
 def test_the_codec_that_encodes_decodes_with_shared_weights_of_another_precision(tiny: Path) -> None:
-    codec = load(EngineConfig(checkpoint_path=tiny, device="cpu", codec_dtype="bfloat16")).encoding_codec()
+    codec = load(EngineConfig(checkpoint_path=tiny, device="cpu", codec_dtype="bfloat16")).loaded.encoding_codec()
 
     sound = codec.decode(torch.zeros(1, codec.num_codebooks, 2, dtype=torch.int64))
 

@@ -24,7 +24,7 @@ SETTINGS = {"max_batch_size": 6, "max_columns": 512, "max_queue_size": 1000}
 
 
 def graphs_of(speaker: Speaker, rows: int) -> SoundGraphs:
-    decoder = speaker.open_decoder(rows + 1)
+    decoder = speaker.loaded.open_decoder(rows + 1)
     return SoundGraphs(speaker.codec, decoder.push_where, rows=rows, sizes=SIZES, device=torch.device("cpu"))
 
 
@@ -67,7 +67,7 @@ def test_a_graph_decodes_no_more_frames_than_it_may(speaker: Speaker) -> None:
 def test_sound_that_is_not_finite_is_its_own_rows_error(speaker: Speaker) -> None:
     """And only there: the rows beside it are told to be well."""
     with torch.inference_mode():
-        decoder = speaker.open_decoder(4)
+        decoder = speaker.loaded.open_decoder(4)
         graphs = SoundGraphs(speaker.codec, decoder.push_where, rows=3, sizes=[2], device=torch.device("cpu"))
         codes = [np.zeros((2, 10), np.int64)] * 2
         graphs.decode(codes, [0, 1], [True, True])

@@ -29,7 +29,9 @@ def client(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[h
     codebooks = json.loads((oracle / "config.json").read_text())["num_codebooks"]
     for name, is_default in (("anna", True), ("bert", False)):
         codes = torch.ones(codebooks, 20, dtype=torch.int64)
-        write_voice(checkpoint / "voices", name, Voice(codes, "Ah."), description=f"{name}'s", is_default=is_default)
+        write_voice(
+            checkpoint / "voices", name, Voice({"codes": codes}, "Ah."), description=f"{name}'s", is_default=is_default
+        )
     engine = ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu"))
     with serving(engine) as door, door.client() as client:
         yield client

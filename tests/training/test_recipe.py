@@ -16,8 +16,8 @@ from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.prompt import build_prompt
 from s1_mini.families.s1.tokenizer import S1Tokenizer
-from s1_mini.runtime.loader import DEFAULT_MODEL
 from s1_mini.types import Voice
+from s1_mini.weights.directory import DEFAULT_MODEL
 from s1_mini.weights.files import read_json
 from training.corpus import Corpus
 from training.speech import Utterance
@@ -64,7 +64,10 @@ def test_a_window_is_the_prompt_that_the_engine_writes(
     columns, there = corpus.windows(torch.tensor([0]), 400)
 
     spoken = columns[0][:, there[0]]
-    voices = [Voice(torch.from_numpy(c.astype(np.int64)), u.text) for c, u in zip(codes[:2], utterances, strict=False)]
+    voices = [
+        Voice({"codes": torch.from_numpy(c.astype(np.int64))}, u.text)
+        for c, u in zip(codes[:2], utterances, strict=False)
+    ]
     orders = [build_prompt(tokenizer, config, "", order).columns for order in (voices, voices[::-1])]
     assert any(torch.equal(spoken, order[:, : spoken.shape[1]]) for order in orders)
     assert corpus.num_utterances == 4

@@ -13,8 +13,8 @@ import torch
 
 from s1_mini import ProductionTTSEngine
 from s1_mini.types import Voice
+from s1_mini.voices.fingerprint import fingerprint
 from s1_mini.voices.library import FOLDER, write_voice
-from s1_mini.voices.reference_cache import fingerprint
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def codec(tiny: Path) -> str:
 
 def make_voice(seed: int = 0, text: str = "Made up.", frames: int = 9) -> Voice:
     codes = torch.randint(0, 32, (10, frames), generator=torch.Generator().manual_seed(seed))
-    return Voice(codes, text)
+    return Voice({"codes": codes}, text)
 
 
 @pytest.fixture

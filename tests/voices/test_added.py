@@ -16,39 +16,41 @@ from safetensors.torch import save_file
 from s1_mini.exceptions import ConfigurationError, VoiceExistsError, VoiceFileError
 from s1_mini.types import Voice
 from s1_mini.voices import added, library
+from s1_mini.voices import format as form
 from s1_mini.voices.added import VoiceDirectory
 from s1_mini.voices.library import NamedVoice, VoiceLibrary, write_voice
 from s1_mini.voices.roster import Roster
+from voice_formats import voice_format
 
 
 def voice(seed: int = 0, text: str = "Made up.") -> Voice:
-    return Voice(torch.randint(0, 32, (10, 9), generator=torch.Generator().manual_seed(seed)), text)
+    return Voice({"codes": torch.randint(0, 32, (10, 9), generator=torch.Generator().manual_seed(seed))}, text)
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     """The voice files that are opened."""
     files: list[Path] = []
-    original = library.safe_open
+    original = form.safe_open
 
     def count(path: Path, **options: Any) -> Any:
         files.append(path)
         return original(path, **options)
 
-    monkeypatch.setattr(library, "safe_open", count)
+    monkeypatch.setattr(form, "safe_open", count)
     return files
 
 
 def roster(directory: VoiceDirectory) -> Roster:
-    return Roster(VoiceLibrary({}), directory, frame_rate=10.0)
+    return Roster(VoiceLibrary({}, voice_format()), directory)
 
 
 def test_two_thousand_voices_are_listed_without_opening_one(folder: Path, opened: list[Path]) -> None:
-    content = write_voice(folder, "v0", voice(), codec="codec").read_bytes()
+    content = write_voice(folder, "v0", voice(), encoder="codec").read_bytes()
     for index in range(1, 2000):
         (folder / f"v{index}.safetensors").write_bytes(content)
 
-    directory = VoiceDirectory(folder, "codec")
+    directory = VoiceDirectory(folder, voice_format("codec"))
 
     assert len(directory.names) == 2000
     assert opened == []
@@ -57,19 +59,19 @@ def test_two_thousand_voices_are_listed_without_opening_one(folder: Path, opened
 
 
 def test_a_voice_comes_back_as_it_was_put(folder: Path) -> None:
-    VoiceDirectory(folder, "codec").put(NamedVoice("mia", voice(), "a description"), replace=False)
+    VoiceDirectory(folder, voice_format("codec")).put(NamedVoice("mia", voice(), "a description"), replace=False)
 
-    mia = VoiceDirectory(folder, "codec").get("mia")
+    mia = VoiceDirectory(folder, voice_format("codec")).get("mia")
 
     assert mia is not None
-    assert torch.equal(mia.voice.codes, voice().codes)
-    assert (mia.voice.text, mia.description, mia.codec) == ("Made up.", "a description", "codec")
+    assert torch.equal(mia.voice.tensors["codes"], voice().tensors["codes"])
+    assert (mia.voice.text, mia.description, mia.encoder) == ("Made up.", "a description", "codec")
 
 
 def test_a_voice_of_another_codec_is_refused_by_name(folder: Path) -> None:
-    VoiceDirectory(folder, "one").put(NamedVoice("mia", voice()), replace=False)
+    VoiceDirectory(folder, voice_format("one")).put(NamedVoice("mia", voice()), replace=False)
     write_voice(folder, "unsigned", voice())
-    other = VoiceDirectory(folder, "two")
+    other = VoiceDirectory(folder, voice_format("two"))
 
     with pytest.raises(VoiceFileError, match="'mia' was encoded by the codec one, this checkpoint's is two"):
         other.get("mia")
@@ -90,7 +92,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("damage", BROKEN)
 def test_a_file_that_is_no_voice_is_named_in_an_error_and_hurts_no_other(damage: str, folder: Path) -> None:
-    directory = VoiceDirectory(folder, "codec")
+    directory = VoiceDirectory(folder, voice_format("codec"))
     for name in ("good", "bad"):
         directory.put(NamedVoice(name, voice()), replace=False)
     BROKEN[damage](folder / "bad.safetensors")
@@ -101,7 +103,7 @@ def test_a_file_that_is_no_voice_is_named_in_an_error_and_hurts_no_other(damage:
 
 
 def test_listing_leaves_out_what_is_no_voice_and_says_so_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    directory = VoiceDirectory(folder, "codec")
+    directory = VoiceDirectory(folder, voice_format("codec"))
     directory.put(NamedVoice("good", voice()), replace=False)
     (folder / "bad.safetensors").write_bytes(b"no voice")
     (folder / "No Name.safetensors").write_bytes(b"")
@@ -114,7 +116,7 @@ def test_listing_leaves_out_what_is_no_voice_and_says_so_once(folder: Path, capl
 
 
 def test_what_another_process_adds_replaces_or_deletes_is_seen(folder: Path) -> None:
-    mine, theirs = VoiceDirectory(folder, "codec"), VoiceDirectory(folder, "codec")
+    mine, theirs = VoiceDirectory(folder, voice_format("codec")), VoiceDirectory(folder, voice_format("codec"))
 
     theirs.put(NamedVoice("mia", voice(1)), replace=False)
     first = mine.get("mia")
@@ -124,13 +126,13 @@ def test_what_another_process_adds_replaces_or_deletes_is_seen(folder: Path) -> 
 
     assert first is not None
     assert second is not None
-    assert torch.equal(first.voice.codes, voice(1).codes)
-    assert torch.equal(second.voice.codes, voice(2).codes)
+    assert torch.equal(first.voice.tensors["codes"], voice(1).tensors["codes"])
+    assert torch.equal(second.voice.tensors["codes"], voice(2).tensors["codes"])
     assert mine.get("mia") is None
 
 
 def test_of_many_who_put_a_name_at_once_one_wins(folder: Path) -> None:
-    directories = [VoiceDirectory(folder, "codec") for _ in range(8)]
+    directories = [VoiceDirectory(folder, voice_format("codec")) for _ in range(8)]
     outcomes: list[str] = []
 
     def put(index: int) -> None:
@@ -147,17 +149,17 @@ def test_of_many_who_put_a_name_at_once_one_wins(folder: Path) -> None:
         thread.join()
 
     winner = next(outcome for outcome in outcomes if outcome != "exists")
-    kept = VoiceDirectory(folder, "codec").get("mia")
+    kept = VoiceDirectory(folder, voice_format("codec")).get("mia")
     assert outcomes.count("exists") == 7
     assert kept is not None
-    assert torch.equal(kept.voice.codes, voice(int(winner.split()[1])).codes)
+    assert torch.equal(kept.voice.tensors["codes"], voice(int(winner.split()[1])).tensors["codes"])
     assert [path.name for path in folder.iterdir()] == ["mia.safetensors"]
 
 
 def test_a_write_that_fails_leaves_the_old_voice_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = VoiceDirectory(folder, "codec")
+    directory = VoiceDirectory(folder, voice_format("codec"))
     directory.put(NamedVoice("mia", voice(1)), replace=False)
 
     def full(_: int) -> None:
@@ -167,9 +169,9 @@ def test_a_write_that_fails_leaves_the_old_voice_and_nothing_else(
     with pytest.raises(added.EngineError, match="'mia' cannot be written: No space left"):
         directory.put(NamedVoice("mia", voice(2)), replace=True)
 
-    kept = VoiceDirectory(folder, "codec").get("mia")
+    kept = VoiceDirectory(folder, voice_format("codec")).get("mia")
     assert kept is not None
-    assert torch.equal(kept.voice.codes, voice(1).codes)
+    assert torch.equal(kept.voice.tensors["codes"], voice(1).tensors["codes"])
     assert [path.name for path in folder.iterdir()] == ["mia.safetensors"]
 
 
@@ -177,12 +179,12 @@ def test_a_directory_that_cannot_be_one_is_a_configuration_error(tmp_path: Path)
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ConfigurationError, match="voices_path="):
-        VoiceDirectory(tmp_path / "file", "codec")
+        VoiceDirectory(tmp_path / "file", voice_format("codec"))
 
 
 def test_no_name_leads_out_of_the_directory(folder: Path) -> None:
-    write_voice(folder.parent, "outside", voice(), codec="codec")
-    directory = VoiceDirectory(folder, "codec")
+    write_voice(folder.parent, "outside", voice(), encoder="codec")
+    directory = VoiceDirectory(folder, voice_format("codec"))
 
     for name in ("../outside", str(folder.parent / "outside"), "..", "con", "", 7, None):
         assert directory.get(name) is None

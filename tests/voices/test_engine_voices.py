@@ -29,6 +29,7 @@ from s1_mini.types import VoiceInfo
 from s1_mini.voices.added import VoiceDirectory
 from s1_mini.voices.library import FOLDER, NamedVoice, write_voice
 from tests.voices.conftest import make_voice
+from voice_formats import voice_format
 
 Settled = Callable[[ProductionTTSEngine], dict[str, Any]]
 
@@ -75,7 +76,7 @@ def test_the_checkpoints_voices_stay_as_they_are_and_win(
 ) -> None:
     with engine_of(voiced) as engine:
         own = speak(engine, "anna")
-    VoiceDirectory(folder, codec).put(NamedVoice("anna", make_voice(9)), replace=False)
+    VoiceDirectory(folder, voice_format(codec)).put(NamedVoice("anna", make_voice(9)), replace=False)
 
     with engine_of(voiced, voices_path=folder) as engine:
         assert [(info.name, info.source) for info in engine.voices()] == [
@@ -92,7 +93,7 @@ def test_the_checkpoints_voices_stay_as_they_are_and_win(
 
 
 def test_an_unknown_voice_is_told_with_twenty_that_there_are(tiny: Path, folder: Path, codec: str) -> None:
-    directory = VoiceDirectory(folder, codec)
+    directory = VoiceDirectory(folder, voice_format(codec))
     for index in range(23):
         directory.put(NamedVoice(f"v{index:02}", make_voice()), replace=False)
 

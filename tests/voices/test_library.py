@@ -12,23 +12,24 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import CheckpointFileError, ParameterError, VoiceError
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER, VoiceLibrary, write_voice
+from voice_formats import voice_format
 
 
 def test_a_voice_comes_back_as_it_was_written(voiced: Path) -> None:
-    library = VoiceLibrary.open(voiced)
+    library = VoiceLibrary.open(voiced, voice_format())
 
     anna = library.describe("anna")
     assert library.names == ["anna", "bert"]
     assert (anna.voice.text, anna.description, anna.is_default) == ("I am anna.", "made up", True)
-    assert anna.voice.codes.shape == (10, 9)
+    assert anna.voice.tensors["codes"].shape == (10, 9)
     assert library.default is anna.voice
 
 
 def test_a_list_tells_the_same_and_reads_codes_when_a_voice_is_asked_for(voiced: Path) -> None:
-    library, listed = VoiceLibrary.open(voiced), VoiceLibrary.listed(voiced)
+    library, listed = VoiceLibrary.open(voiced, voice_format()), VoiceLibrary.listed(voiced, voice_format())
 
     assert [listed.summary(name) for name in listed.names] == [library.summary(name) for name in library.names]
-    assert torch.equal(listed.describe("anna").voice.codes, library.describe("anna").voice.codes)
+    assert torch.equal(listed.describe("anna").voice.tensors["codes"], library.describe("anna").voice.tensors["codes"])
     assert listed.default is listed.describe("anna").voice
 
 
@@ -59,7 +60,7 @@ def test_a_voice_and_a_reference_together_are_refused(engine: ProductionTTSEngin
 @pytest.mark.parametrize("name", ["", "Anna", "../up", "a" * 65, "-x", "con.aux", "con", "nul", "lpt1"])
 def test_a_name_that_cannot_be_a_files_everywhere_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(VoiceError, match="is no name"):
-        write_voice(tmp_path, name, Voice(torch.zeros(10, 3, dtype=torch.int64), ""))
+        write_voice(tmp_path, name, Voice({"codes": torch.zeros(10, 3, dtype=torch.int64)}, ""))
 
     assert list(tmp_path.iterdir()) == []
 
@@ -68,4 +69,4 @@ def test_a_broken_voice_file_is_named(voiced: Path) -> None:
     (voiced / FOLDER / "bert.safetensors").write_bytes(b"not safetensors")
 
     with pytest.raises(CheckpointFileError, match=r"bert\.safetensors is no voice file"):
-        VoiceLibrary.open(voiced)
+        VoiceLibrary.open(voiced, voice_format())

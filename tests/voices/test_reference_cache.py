@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from s1_mini.voices.reference_cache import ReferenceCache, fingerprint
+from s1_mini.voices.fingerprint import fingerprint
+from s1_mini.voices.reference_cache import ReferenceCache
+from voice_formats import voice_format
 
 
 class Encoder:
@@ -18,9 +20,9 @@ class Encoder:
     def __init__(self, codes: torch.Tensor) -> None:
         self.codes, self.calls = codes, 0
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self) -> dict[str, torch.Tensor]:
         self.calls += 1
-        return self.codes
+        return {"codes": self.codes}
 
 
 @pytest.fixture
@@ -29,21 +31,21 @@ def encoder() -> Encoder:
 
 
 def test_what_is_known_is_not_encoded_again(encoder: Encoder) -> None:
-    cache = ReferenceCache("codec", max_bytes=10_000)
+    cache = ReferenceCache(voice_format("codec", books=4), max_bytes=10_000)
     key = cache.key(b"recording")
 
     for _ in range(3):
-        assert torch.equal(cache.get(key, encoder), encoder.codes)
+        assert torch.equal(cache.get(key, encoder)["codes"], encoder.codes)
 
     assert encoder.calls == 1
     assert cache.stats.hits == 2
 
 
 def test_a_recording_that_many_bring_at_once_is_encoded_once(encoder: Encoder) -> None:
-    cache = ReferenceCache("codec", max_bytes=10_000)
+    cache = ReferenceCache(voice_format("codec", books=4), max_bytes=10_000)
     gate, heard = threading.Event(), []
 
-    def slow() -> torch.Tensor:
+    def slow() -> dict[str, torch.Tensor]:
         gate.wait(10)
         return encoder()
 
@@ -59,37 +61,40 @@ def test_a_recording_that_many_bring_at_once_is_encoded_once(encoder: Encoder) -
 
 
 def test_an_encoding_that_fails_fails_for_all_who_wait_and_may_be_tried_again(encoder: Encoder) -> None:
-    cache = ReferenceCache("codec", max_bytes=10_000)
+    cache = ReferenceCache(voice_format("codec", books=4), max_bytes=10_000)
 
-    def broken() -> torch.Tensor:
+    def broken() -> dict[str, torch.Tensor]:
         raise ValueError("no sound")
 
     with pytest.raises(ValueError, match="no sound"):
         cache.get("key", broken)
 
-    assert torch.equal(cache.get("key", encoder), encoder.codes)
+    assert torch.equal(cache.get("key", encoder)["codes"], encoder.codes)
 
 
 def test_codes_survive_a_restart_and_a_broken_file_does_not_hurt(encoder: Encoder, tmp_path: Path) -> None:
-    ReferenceCache("codec", max_bytes=10_000, directory=tmp_path).get("key", encoder)
+    def reopened() -> ReferenceCache:
+        return ReferenceCache(voice_format("codec", books=4), max_bytes=10_000, directory=tmp_path)
 
-    assert torch.equal(ReferenceCache("codec", max_bytes=10_000, directory=tmp_path).get("key", encoder), encoder.codes)
+    reopened().get("key", encoder)
+
+    assert torch.equal(reopened().get("key", encoder)["codes"], encoder.codes)
     assert encoder.calls == 1
 
     (tmp_path / "codec" / "key.safetensors").write_bytes(b"broken")
-    assert torch.equal(ReferenceCache("codec", max_bytes=10_000, directory=tmp_path).get("key", encoder), encoder.codes)
+    assert torch.equal(reopened().get("key", encoder)["codes"], encoder.codes)
     assert encoder.calls == 2
 
 
 def test_another_codec_has_codes_of_its_own(encoder: Encoder, tmp_path: Path) -> None:
     for codec in ("one", "two"):
-        ReferenceCache(codec, max_bytes=10_000, directory=tmp_path).get("key", encoder)
+        ReferenceCache(voice_format(codec, books=4), max_bytes=10_000, directory=tmp_path).get("key", encoder)
 
     assert encoder.calls == 2
 
 
 def test_keys_tell_recordings_apart() -> None:
-    cache = ReferenceCache("codec", max_bytes=0)
+    cache = ReferenceCache(voice_format("codec", books=4), max_bytes=0)
     waves = [np.zeros(8, np.float32), np.zeros(8, np.float64), np.ones(8, np.float32)]
 
     assert len({cache.key(each) for each in (b"", b"a", *waves)}) == 5

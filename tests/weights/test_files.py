@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.weights.directory import check_files
+from s1_mini.families.registry import check_files
 from s1_mini.weights.files import find_tensors, read_tensors
 from s1_mini.weights.fit import fit
 

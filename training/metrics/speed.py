@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from s1_mini.config import EngineConfig
+from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import load
 from s1_mini.types import Reference, SamplingParams, Voice
@@ -52,10 +53,10 @@ def measure_speed(
 def _measure(checkpoint: Path, texts: Sequence[str], reference: Reference, sampling: SamplingParams) -> Speed:
     config = EngineConfig(checkpoint_path=checkpoint, device="cpu", max_batch_size=1)
     speaker = load(config)
-    codec = speaker.encoding_codec()
+    codec = as_s1(speaker.loaded).encoding_codec()
     encoder = ReferenceEncoder(
-        encode_wave=lambda wave, _: codec.encode(wave),
-        cache=ReferenceCache("measured", max_bytes=0),
+        encode_wave=lambda wave, _: {"codes": codec.encode(wave)},
+        cache=ReferenceCache(speaker.description.voice, max_bytes=0),
         sample_rate=codec.sample_rate,
         max_s=config.max_reference_s,
         max_bytes=config.max_reference_bytes,

@@ -20,6 +20,7 @@ from s1_mini.capacity.cost import Costs
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import Prompt, SamplingTensors
 from s1_mini.families.s1.kernels.draw import draw, probabilities
+from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.layers.randomness import uniforms
 from s1_mini.runtime.loader import Speaker
@@ -50,9 +51,10 @@ class Rehearsal:
     def __init__(
         self, speaker: Speaker, text: str, *, rows: int, max_frames: int, audio_format: AudioFormat = "wav"
     ) -> None:
-        self.model, self.text, self.rows, self.audio_format = speaker.model, text, rows, audio_format
+        loaded = as_s1(speaker.loaded)
+        self.model, self.text, self.rows, self.audio_format = loaded.model, text, rows, audio_format
         self.voice, self.reference = find_reference(speaker)
-        self.codec = speaker.codec if self.reference is None else speaker.encoding_codec()
+        self.codec = loaded.codec if self.reference is None else loaded.encoding_codec()
         self.costs = Costs(self.model.network, self.codec, block=PREFILL_COLUMNS, kv_item=self.model.kv_dtype.itemsize)
         columns = self._prompt().columns.shape[1]
         self.num_columns = min(columns + max_frames, self.model.max_columns)
@@ -169,15 +171,15 @@ def find_reference(speaker: Speaker) -> tuple[Voice | None, Tensor | None]:
     """
     voice = speaker.voices.default
     try:
-        codec = speaker.encoding_codec()
+        codec = as_s1(speaker.loaded).encoding_codec()
     except CheckpointMismatchError:
         return voice, None
     device = speaker.model.device
     if voice is not None:
-        return voice, codec.decode(voice.codes.unsqueeze(0).to(device))[0]
+        return voice, codec.decode(voice.tensors["codes"].unsqueeze(0).to(device))[0]
     time = torch.arange(round(TONE_S * codec.sample_rate), device=device) / codec.sample_rate
     wave = 0.2 * torch.sin(2 * torch.pi * 150 * time)
-    return Voice(codec.encode(wave).cpu(), "A tone."), wave
+    return Voice({"codes": codec.encode(wave).cpu()}, "A tone."), wave
 
 
 def shares(sections: Sequence[Section]) -> dict[str, float]:

@@ -33,7 +33,9 @@ from s1_mini.capacity.sizes import Formats, measure_sizes, read_configs
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.runtime.loader import Speaker, find_checkpoint, load
+from s1_mini.families.s1.loaded import as_s1
+from s1_mini.runtime.loader import Speaker, load
+from s1_mini.weights.directory import find_checkpoint
 
 VOICE, VOICE_TEXT, TONE_HZ = "suite", "The children were playing in the garden behind the house.", 150.0
 LATE_S = 1.0  # a stream whose first sounds come later (p95) is not held: its listener waits between two sentences
@@ -122,7 +124,7 @@ def run_suite(plan: SuitePlan, tell: Tell) -> SuiteResult:
     result.details["floor_ms"] = _floors(speaker, scale)
     tell("the same tokens every way")
     same = measure_agreement(
-        speaker.model, rows=scale.company, context=scale.context, frames=scale.compared, alone=scale.alone
+        as_s1(speaker.loaded).model, rows=scale.company, context=scale.context, frames=scale.compared, alone=scale.alone
     )
     result.details["agreement"] = same
     del speaker
@@ -270,7 +272,8 @@ def _floors(speaker: Speaker, scale: Scale) -> dict[int, float]:
     if card is None:
         return {}
     formats = formats_of(speaker)
-    configs = speaker.model.network.config, speaker.codec.config
+    loaded = as_s1(speaker.loaded)
+    configs = loaded.model.network.config, loaded.codec.config
     sizes = measure_sizes(*configs, formats, prefix_cache_bytes=0)
     floors = Floors(sizes, card, formats, scale.context + scale.frames // 2)
     return {rows: floors.floor(rows).model_ms for rows in scale.rows}
@@ -280,7 +283,7 @@ def formats_of(speaker: Speaker) -> Formats:
     """Give the bytes of a speaker's numbers."""
     precision, codec = (getattr(torch, choice.value) for choice in (speaker.precision, speaker.codec_dtype))
     slow = precision.itemsize if speaker.weights_dtype.value == "full" else 1
-    return Formats(precision.itemsize, slow, speaker.model.kv_dtype.itemsize, codec.itemsize)
+    return Formats(precision.itemsize, slow, as_s1(speaker.loaded).model.kv_dtype.itemsize, codec.itemsize)
 
 
 def _free_memory() -> None:

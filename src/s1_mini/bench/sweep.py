@@ -22,6 +22,7 @@ from s1_mini.codecs.dac.model import DacStream
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError
 from s1_mini.families.base import Prefix, Prompt
+from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1State
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import SPAN
@@ -44,10 +45,10 @@ class Sweep:
     """The axes of one checkpoint."""
 
     def __init__(self, speaker: Speaker, *, repeats: int, largest: int = LARGEST) -> None:
-        self._speaker, self._repeats = speaker, repeats
-        self._model = speaker.model
+        self._speaker, self._loaded, self._repeats = speaker, as_s1(speaker.loaded), repeats
+        self._model = self._loaded.model
         self._voice, self._reference = find_reference(speaker)
-        self._codec = speaker.codec
+        self._codec = self._loaded.codec
         self._costs = Costs(
             self._model.network, self._codec, block=PREFILL_COLUMNS, kv_item=self._model.kv_dtype.itemsize
         )
@@ -190,7 +191,7 @@ class Sweep:
         """Seconds of a recording; nothing where the checkpoint cannot encode."""
         if self._reference is None:
             return []
-        codec = self._speaker.encoding_codec()
+        codec = self._loaded.encoding_codec()
         wave = self._reference.repeat(-(-REFERENCE_S[-1] * codec.sample_rate // len(self._reference)))
         works = [partial(codec.encode, wave[: seconds * codec.sample_rate]) for seconds in REFERENCE_S]
         return [self._times("reference encode", "O(F)", works, ONE, x="seconds", xs=REFERENCE_S)]

@@ -23,10 +23,13 @@ from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.exceptions import CheckpointFileError, VerificationError
 from s1_mini.families.base import Prompt, SamplingTensors
 from s1_mini.families.s1.kernels.draw import MIN_TEMPERATURE, penalise, probabilities
+from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model
 from s1_mini.families.s1.prompt import SPEAKER
-from s1_mini.runtime.loader import choose_device, find_checkpoint, open_checkpoint
+from s1_mini.families.s1.settings import S1Settings
+from s1_mini.runtime.loader import choose_device, open_checkpoint
 from s1_mini.types import Choice, Voice
+from s1_mini.weights.directory import find_checkpoint
 from s1_mini.weights.files import read_object
 
 TOLERANCE = 1e-4  # largest absolute difference in fp32; the order of sums differs between implementations
@@ -57,8 +60,7 @@ def verify_checkpoint(
         find_checkpoint(checkpoint),
         device=choose_device(device),
         precision=Choice("float32", "verification"),
-        heads="full",
-        repetition_mode="upstream",
+        settings=S1Settings(heads="full", repetition_mode="upstream"),
     )
     codec = open_dac(checkpoint, encodes=True, device=torch.device(device)) if "codec" in content else None
     # A GPU's convolutions round to TF32 unless told not to, which is 1e-3 of the wave.
@@ -69,7 +71,7 @@ def verify_checkpoint(
             elif name == "codec" and codec is not None:
                 yield from _check_codec(codec, part, tolerance)
             elif isinstance(part, Mapping) and "prompt" in part:
-                yield from _check_case(speaker.model, name, part, tolerance)
+                yield from _check_case(as_s1(speaker.loaded).model, name, part, tolerance)
             else:
                 yield from _unchecked("", [name])
 
@@ -140,7 +142,8 @@ def _rebuild_prompt(model: S1Model, columns: Tensor) -> Prompt:
     voices, start = [], 1
     for tokens in references:
         num_text = sum(token < tokenizer.semantic_begin for token in tokens)
-        voices.append(Voice(columns[1:, start + num_text : start + len(tokens)], _text(model, tokens[:num_text])))
+        codes = columns[1:, start + num_text : start + len(tokens)]
+        voices.append(Voice({"codes": codes}, _text(model, tokens[:num_text])))
         start += len(tokens) + 1
     return model.prompt(_text(model, last), voices)
 

@@ -57,7 +57,8 @@ def convert(
     Example: s1-mini convert --checkpoint openaudio-s1-mini -o s1-mini-compact
     """
     from s1_mini.checkpoint.convert import convert_checkpoint
-    from s1_mini.weights.directory import check_files, find_checkpoint
+    from s1_mini.families.registry import check_files
+    from s1_mini.weights.directory import find_checkpoint
 
     sizes = convert_checkpoint(
         check_files(find_checkpoint(checkpoint)),
@@ -89,7 +90,8 @@ def verify(
 
     from s1_mini.checkpoint.verify import Check, verify_checkpoint
     from s1_mini.exceptions import VerificationError
-    from s1_mini.weights.directory import check_files, find_checkpoint
+    from s1_mini.families.registry import check_files
+    from s1_mini.weights.directory import find_checkpoint
 
     directory = check_files(find_checkpoint(checkpoint))
     checks: list[Check] = list(verify_checkpoint(directory, oracle, tolerance=tolerance, device=device))

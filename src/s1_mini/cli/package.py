@@ -104,9 +104,10 @@ def package(
 
 
 def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any) -> None:
+    from s1_mini.families.registry import check_files
     from s1_mini.packaging.layout import lay_out
     from s1_mini.packaging.write import write_archive, write_prefix
-    from s1_mini.weights.directory import check_files, find_checkpoint
+    from s1_mini.weights.directory import find_checkpoint
 
     members = lay_out(check_files(find_checkpoint(checkpoint)), **choices)
     write = {Layout.archive: write_archive, Layout.prefix: write_prefix}[layout]

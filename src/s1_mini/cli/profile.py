@@ -45,8 +45,9 @@ def profile(
     from s1_mini.bench.sweep import Sweep
     from s1_mini.bench.tables import axis_data, axis_table, section_data, section_table
     from s1_mini.extras import require
+    from s1_mini.families.registry import check_files
     from s1_mini.runtime.loader import load
-    from s1_mini.weights.directory import check_files, find_checkpoint
+    from s1_mini.weights.directory import find_checkpoint
 
     chosen = check_format(audio_format)
     if path is not None:

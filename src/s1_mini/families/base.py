@@ -1,20 +1,59 @@
-"""The small interface behind which every family stands, and the tensors that cross it.
+"""The interface behind which every family stands, and the tensors that cross it.
 
-The engine room talks to these names only. Rows are slots: a model holds the state of B sequences side by side,
-and a row that is not active changes nothing that anyone sees.
+A `Family` is what the registry names: it describes a checkpoint from its small files and opens it. A `LoadedModel` is
+what it opens. All else talks to these names only. Rows are slots: a model holds the state of B sequences side by side,
+and a row that is not active changes nothing that anyone sees. Importing this loads no torch.
 Shapes: B slots, S prompt columns, K codebooks, F frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+    from torch import Tensor, nn
 
-from s1_mini.types import Voice
+    from s1_mini.codecs.base import Codec
+    from s1_mini.types import Voice
+    from s1_mini.voices.format import VoiceFormat
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the small files of a checkpoint say of it; no weight is read."""
+
+    sample_rate: int  # Hz of the sound
+    voice: VoiceFormat  # what a voice is made of, and what encodes it
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a checkpoint is opened, and in which number formats."""
+
+    device: torch.device
+    dtype: torch.dtype  # of the models
+    codec_dtype: torch.dtype  # of what makes sound
+    weights_dtype: torch.dtype | None = None  # of the large products, where it is a narrower one
+    kv_dtype: torch.dtype | None = None  # of keys and values, likewise
+
+
+class Family(Protocol):
+    """A family as the registry knows it. Neither importing its module nor `settings` and `describe` load torch."""
+
+    title: str  # of what it was made for, as people call it
+    settings: type[BaseModel]  # which are settings of the engine, too
+    needed_files: Sequence[Sequence[str]]  # of a checkpoint directory: each by one of its names
+
+    def describe(self, directory: Path) -> Description:
+        """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
+
+    def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedModel:
+        """Open a checkpoint directory; `settings` has the fields of the family's own. Raises `CheckpointError`."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +107,7 @@ class Frames:
 
 
 class SpeechModel(Protocol):
-    """A family: text and voice in, frames out. `State` is the family's own."""
+    """Text and voice in, frames out. `State` is the family's own."""
 
     num_codebooks: int
     max_columns: int  # prompt and frames of one sequence together
@@ -78,6 +117,9 @@ class SpeechModel(Protocol):
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
         """Write the prompt for one sentence piece. Host only."""
+
+    def own_voice(self, codes: Tensor, text: str) -> Voice:
+        """Give the voice that was heard in what it made itself: codes [K, F] of `text`."""
 
     def allocate(self, slots: int, columns: int) -> Any:
         """Make the state of `slots` sequences of up to `columns` columns; every tensor, once."""
@@ -111,4 +153,39 @@ class SpeechModel(Protocol):
 
         No row may have more than `span` columns, and none beyond `rows` may be active. What a row makes does not depend
         on `rows`; on a CPU not by a bit.
+        """
+
+
+class Decoder(Protocol):
+    """Streams of sound that a CUDA graph can be made of."""
+
+    def push_where(self, codes: Tensor, chosen: Tensor, fresh: Tensor) -> Tensor:
+        """Decode the next frames [n, K, F] of the rows `chosen` [n], those that are `fresh` [n] from their beginning.
+
+        Gives samples [n, T]. All of it lies on the device. Nothing is checked, no length counted.
+        """
+
+
+class LoadedModel(Protocol):
+    """A checkpoint that is open: what speaks, and what encodes voices."""
+
+    @property
+    def model(self) -> SpeechModel:
+        """What makes frames."""
+
+    @property
+    def codec(self) -> Codec:
+        """What makes sound of them."""
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """What has blocks that may be compiled."""
+
+    def open_decoder(self, rows: int) -> Decoder:
+        """Begin `rows` streams of sound."""
+
+    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
+        """Encode a recording [samples] to the tensors of a voice, with a `yield` after each bounded piece of work.
+
+        Raises `CapacityError` for one that is too long, and what the first use may need to load.
         """

@@ -1,22 +1,63 @@
-"""Which family a checkpoint belongs to, by its `config.json`."""
+"""Which family a checkpoint is of, by the `model_type` of its `config.json`; each is imported when it is needed."""
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
-from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.families.s1.weights import open_s1
+from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
+from s1_mini.weights.directory import read_json
 
-FAMILIES = {"dual_ar": open_s1}
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from s1_mini.families.base import Family
+
+FAMILIES = {
+    "dual_ar": "s1_mini.families.s1.family:S1",
+}
+DEFAULT = "dual_ar"  # of a config.json that says nothing, and where no checkpoint is named
 
 
-def find_family(config: Mapping[str, Any]) -> Any:
-    """Give the function that opens checkpoints of this family. Raises `CheckpointMismatchError` for a foreign one."""
-    name = config.get("model_type", "dual_ar")
+def find_family(config: Mapping[str, Any]) -> Family:
+    """Give the family of a checkpoint's config. Raises `CheckpointMismatchError` for a foreign one."""
+    name = config.get("model_type", DEFAULT)
     if not isinstance(name, str) or name not in FAMILIES:
         raise CheckpointMismatchError(
             f"config.json: model_type={reprlib.repr(name)} is no family of this engine ({', '.join(FAMILIES)})"
         )
-    return FAMILIES[name]
+    return get_family(name)
+
+
+def family_of(checkpoint: Path) -> Family:
+    """Give the family of a checkpoint directory. Raises `CheckpointError`."""
+    return find_family(read_json(checkpoint / "config.json"))
+
+
+def check_files(checkpoint: Path) -> Path:
+    """Give a directory that has all files of a checkpoint. Raises `CheckpointError`, which names all that lack."""
+    try:
+        family = family_of(checkpoint)
+    except CheckpointFileError:  # there is no config.json, or it cannot be read, as whoever needs it will tell
+        family = get_family()
+    lacking = []
+    for names in family.needed_files:
+        if not any((checkpoint / name).exists() for name in names):
+            lacking.append(names[0] + (f" (or {names[-1]})" if len(names) > 1 else ""))
+    if lacking:
+        raise CheckpointFileError(f"{checkpoint} is no checkpoint: it lacks {', '.join(lacking)}")
+    return checkpoint
+
+
+def family_settings() -> tuple[type[BaseModel], ...]:
+    """Give the settings of all families."""
+    return tuple(get_family(name).settings for name in FAMILIES)
+
+
+def get_family(name: str = DEFAULT) -> Family:
+    """Give a family of the registry."""
+    family: Family = resolve_name(FAMILIES[name])()
+    return family

@@ -23,13 +23,14 @@ from s1_mini.checkpoint.convert import CodecPrecision, ModelPrecision, may_round
 from s1_mini.codecs.dac import weights as dac_weights
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, PackageError, VoiceError
-from s1_mini.families.registry import find_family
+from s1_mini.families.registry import family_of
 from s1_mini.families.s1 import weights as s1_weights
 from s1_mini.packaging.archive import Chunk
 from s1_mini.packaging.compile_cache import FOLDER as CACHE
 from s1_mini.packaging.compile_cache import KEY, cache_key, is_cache
 from s1_mini.packaging.manifest import check_names
 from s1_mini.packaging.tensors import ConvertedFile, Target, TensorFile, Translate, plan, read_pieces, steady_arithmetic
+from s1_mini.voices.format import VoiceFormat
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import NAME as VOICE_NAME
 from s1_mini.voices.library import read_voice
@@ -77,8 +78,7 @@ def lay_out(
     The weights are checked against their config now, and read when their chunks are asked for. Raises
     `CheckpointError`, or `VoiceError` where two voices have one name.
     """
-    family = read_json(checkpoint / "config.json")
-    find_family(family)
+    family_of(checkpoint)
     codec_config = dac_weights.read_dac_config(checkpoint)
     members = [
         *(copied(checkpoint / name, name) for name in _NEEDED),
@@ -86,7 +86,7 @@ def lay_out(
         written("codec_config.json", json.dumps(dataclasses.asdict(codec_config), indent=2) + "\n"),
         _weights("model.safetensors", _model(checkpoint, precision)),
         _weights("codec.safetensors", _codec(checkpoint, codec_config, codec_precision, decode_only=decode_only)),
-        *_voices(checkpoint, voices, codec_config),
+        *_voices(checkpoint, voices, family_of(checkpoint).describe(checkpoint).voice),
         written("code/inference.py", INFERENCE),
         written("code/requirements.txt", _requirements()),
         *([] if compile_cache is None else _compile_cache(compile_cache, compile_key or cache_key())),
@@ -160,7 +160,7 @@ def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, de
     return ConvertedFile(file, translate, stored)
 
 
-def _voices(checkpoint: Path, more: Path | None, codec: DacConfig) -> list[Member]:
+def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Member]:
     folders = [checkpoint / VOICES] if more is None else [checkpoint / VOICES, more]
     if more is not None and not more.is_dir():
         raise VoiceError("voices", f"{more} is no folder")
@@ -172,23 +172,20 @@ def _voices(checkpoint: Path, more: Path | None, codec: DacConfig) -> list[Membe
         if path.stem in found:
             raise VoiceError("voices", f"{path.stem!r} is there twice: {found[path.stem]} and {path}")
         found[path.stem] = path
-        defaults += [path.stem] if _check_voice(path, codec) else []
+        defaults += [path.stem] if _check_voice(path, form) else []
     if len(defaults) > 1:
         raise VoiceError("voices", f"there may be one default; these are: {', '.join(defaults)}")
     return [copied(path, f"{VOICES}/{path.name}") for path in found.values()]
 
 
-def _check_voice(path: Path, codec: DacConfig) -> bool:
-    """Tell whether a voice file is the default. Raises `CheckpointFileError` if this codec cannot say it."""
+def _check_voice(path: Path, form: VoiceFormat) -> bool:
+    """Tell whether a voice file is the default. Raises `CheckpointFileError` if this checkpoint cannot say it."""
     if not VOICE_NAME.fullmatch(path.stem):
         raise VoiceError("voices", f"{path.stem!r} is no name; use up to 64 of a-z, 0-9, - and _")
-    named = read_voice(path)
-    codes = named.voice.codes
-    if codes.dim() != 2 or len(codes) != codec.num_codebooks:
-        raise CheckpointFileError(f"{path} has codes {list(codes.shape)}; this codec has {codec.num_codebooks} rows")
-    limits = [codec.semantic_codebook_size] + [codec.codebook_size] * (len(codes) - 1)
-    if any(row.numel() and (row.min() < 0 or row.max() >= limit) for row, limit in zip(codes, limits, strict=True)):
-        raise CheckpointFileError(f"{path} has codes that this codec has not; it was encoded by another")
+    named = read_voice(path, form)
+    fault = form.fault(named.voice.tensors)
+    if fault:
+        raise CheckpointFileError(f"{path} {fault}")
     return named.is_default
 
 

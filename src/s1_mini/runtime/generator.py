@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Generator as Steps
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from s1_mini.capacity.sizes import measure_demand
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, ConfigurationError, QueueFullError
 from s1_mini.families.base import Prefix, Prompt
+from s1_mini.families.s1.loaded import as_s1
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.runtime.batch_queue import BatchQueue
 from s1_mini.runtime.batch_worker import BatchedModelWorker
@@ -33,8 +33,8 @@ from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.model_runner import SPAN, ModelRunner
 from s1_mini.runtime.outbox import Outbox
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
-from s1_mini.voices.reference_cache import ReferenceCache, fingerprint
-from s1_mini.weights.files import find_tensors
+from s1_mini.voices.format import Tensors
+from s1_mini.voices.reference_cache import ReferenceCache
 
 GB = 2**30
 CPU_KV_GB = 1.0  # where nothing is said about it
@@ -73,7 +73,7 @@ class Generator:
             stuck_after_s=config.stuck_after_s,
         )
         self.references = ReferenceCache(
-            fingerprint([find_tensors(speaker.directory, "codec")]),
+            speaker.description.voice,
             max_bytes=REFERENCE_BYTES,
             max_entries=config.reference_cache_size,
             directory=config.reference_cache_path,
@@ -93,26 +93,22 @@ class Generator:
         """Take in no more; end what is being spoken, or finish it first."""
         self.worker.stop(drains=drains, timeout_s=timeout_s)
 
-    def encode(self, wave: Tensor, check: Callable[[], None] = lambda: None) -> Tensor:
-        """Encode one reference wave [samples] to codes [K, F]; the encoding half is loaded when first needed.
+    def encode(self, wave: Tensor, check: Callable[[], None] = lambda: None) -> Tensors:
+        """Encode one reference wave [samples] to the tensors of a voice; what only that needs is loaded at the first.
 
         `check` is called now and then; what it raises ends the work. Raises `QueueFullError`, `CapacityError` or
         `EngineNotReadyError`.
         """
-        encoding = self.worker.do(partial(self._encode, wave))
+        encoding = self.worker.do(partial(self._speaker.loaded.condition, wave))
         while True:
             try:
-                return encoding.result(CHECK_S).cpu()
+                return {name: tensor.cpu() for name, tensor in encoding.result(CHECK_S).items()}
             except TimeoutError:
                 try:
                     check()
                 except BaseException:
                     encoding.cancel()
                     raise
-
-    def _encode(self, wave: Tensor) -> Steps[None, None, Tensor]:
-        codec = self._speaker.encoding_codec()
-        return (yield from codec.encode_by_blocks(wave.to(self._model.device)))
 
     def speak(
         self,
@@ -152,7 +148,7 @@ class Generator:
     def prefix(self, voice: Voice) -> Prompt:
         """Give the prompt that `voice` begins, for its shared columns and their key.
 
-        Raises `VoiceError` if its codes do not fit the model, `CapacityError` if they leave no room for a text.
+        Raises `VoiceError` if it does not fit the model, `CapacityError` if they leave no room for a text.
         """
         prompt = self._model.prompt(WARM_UP_TEXT, [voice])
         columns = self.worker.runner.columns
@@ -231,7 +227,7 @@ class Generator:
 
     def _continue(self, job: Job, texts: Sequence[str], codes: Tensor) -> list[Piece]:
         """Make the other pieces, in the voice that the first has found."""
-        return self._pieces(job, texts[1:], [Voice(codes, texts[0])], first=1)
+        return self._pieces(job, texts[1:], [self._model.own_voice(codes, texts[0])], first=1)
 
     def _warm_up(self) -> None:
         """Run everything once, so that nothing is made anew for the first request."""
@@ -264,7 +260,7 @@ def slots_for(free_bytes: float, speaker: Speaker, config: EngineConfig) -> tupl
 
     This is what `s1-mini plan` foretells. Raises `ConfigurationError` if it does not suffice for one slot.
     """
-    model, codec = speaker.model, speaker.codec
+    model, codec = speaker.model, as_s1(speaker.loaded).codec
     columns = min(model.max_columns, config.max_columns or model.max_columns)
     reference_frames = round(config.max_reference_s * codec.sample_rate / codec.samples_per_frame)
     needed = needed_columns(reference_frames=reference_frames, text_bytes=config.chunk_length, span=SPAN)

@@ -1,50 +1,40 @@
-"""Open a checkpoint directory: family and codec are introduced to each other here and nowhere else."""
+"""Open a checkpoint directory: where and in which number formats is chosen here, how is its family's to know."""
 
 from __future__ import annotations
 
 import logging
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
-from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.model import Dac
-from s1_mini.codecs.dac.weights import open_dac, read_dac_config
-from s1_mini.config import EngineConfig, Heads, KVFormat, Precision, RepetitionMode, WeightFormat
-from s1_mini.exceptions import CheckpointMismatchError, CheckpointNotFoundError, ConfigurationError
-from s1_mini.families.registry import find_family
-from s1_mini.families.s1.model import S1Model
+from s1_mini.codecs.base import Codec
+from s1_mini.config import EngineConfig, KVFormat, Precision, WeightFormat
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.families.base import Description, LoadedModel, Placement, SpeechModel
+from s1_mini.families.registry import family_of
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.runtime.compilation import Compiler, choose_backend
 from s1_mini.types import Choice
 from s1_mini.voices.library import VoiceLibrary
-from s1_mini.weights.files import read_json
+from s1_mini.weights.directory import find_checkpoint
 
 logger = logging.getLogger(__name__)
 
 NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 FP8_CAPABILITY = (8, 9)  # Ada and Hopper have instructions for e4m3
 
-DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
-
-_NO_VOICE = "No voice to speak with: no checkpoint was named, and this installation lacks the one that ships with it."
-_WAY_OUT = """Name one's directory with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
-S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-BY-NC-SA-4.0, non-commercial)."""
-
-
 FULL = Choice("full", "as `precision` says; nothing narrower was asked for")
 
 
 @dataclass
 class Speaker:
-    """A loaded checkpoint: the model, the codec that goes with it, and how both were placed."""
+    """A loaded checkpoint: what speaks, and how it was placed."""
 
     directory: Path
-    model: S1Model
-    codec: Dac
+    description: Description
+    loaded: LoadedModel
     device: Choice
     precision: Choice
     codec_dtype: Choice
@@ -52,33 +42,16 @@ class Speaker:
     kv_dtype: Choice
     compiler: Compiler
     voices: VoiceLibrary
-    _encoder: Dac | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def open_decoder(self, rows: int) -> ChannelsLastDecoder:
-        """Begin `rows` streams of the codec that a CUDA graph can be made of."""
-        return ChannelsLastDecoder(self.codec, rows)
+    @property
+    def model(self) -> SpeechModel:
+        """What makes frames."""
+        return self.loaded.model
 
-    def encoding_codec(self) -> Dac:
-        """Give a codec that can encode; its encoding half is only loaded when the first reference comes."""
-        with self._lock:
-            if self._encoder is None:
-                encoder = open_dac(self.directory, encodes=True, device=torch.device(self.device.value))
-                encoder.share_decoding(self.codec)
-                self._encoder = encoder
-            return self._encoder
-
-
-def find_checkpoint(path: Path | None) -> Path:
-    """Give the checkpoint directory to use. Raises `CheckpointNotFoundError`."""
-    if path is None:
-        if not (DEFAULT_MODEL / "config.json").is_file():
-            raise CheckpointNotFoundError(f"{_NO_VOICE}\n{_WAY_OUT}")
-        return DEFAULT_MODEL
-    if not path.is_dir():
-        kind = "a file, not a directory" if path.exists() else "no directory"
-        raise CheckpointNotFoundError(f"checkpoint {path} is {kind}.\n{_WAY_OUT}")
-    return path
+    @property
+    def codec(self) -> Codec:
+        """What makes sound of them."""
+        return self.loaded.codec
 
 
 def load(config: EngineConfig) -> Speaker:
@@ -96,8 +69,7 @@ def load(config: EngineConfig) -> Speaker:
         codec_dtype=codec_dtype,
         weights_dtype=weights_dtype,
         kv_dtype=kv_dtype,
-        heads=config.heads,
-        repetition_mode=config.repetition_mode,
+        settings=config,
     )
     choice = choose_backend(config.compile, config.compile_backend, device=torch.device(device.value).type)
     speaker.compiler = Compiler(choice)
@@ -122,53 +94,32 @@ def open_checkpoint(
     codec_dtype: Choice | None = None,
     weights_dtype: Choice = FULL,
     kv_dtype: Choice = FULL,
-    heads: Heads,
-    repetition_mode: RepetitionMode,
+    settings: Any,
 ) -> Speaker:
-    """Open model and codec, uncompiled. Raises `CheckpointError`."""
-    codec_config = read_dac_config(directory)
-    open_family = find_family(read_json(directory / "config.json"))
-    target = torch.device(device.value)
-    model = open_family(
-        directory,
-        heads=heads,
-        repetition_mode=repetition_mode,
-        residual_codes=codec_config.codebook_size,
-        dtype=getattr(torch, precision.value),
-        device=target,
-        weights_dtype=NARROW.get(weights_dtype.value),
-        kv_dtype=NARROW.get(kv_dtype.value),
-    )
-    _check_pair(model, codec_config)
+    """Open model and codec, uncompiled; `settings` has the fields of the family's. Raises `CheckpointError`."""
+    family = family_of(directory)
     codec_dtype = codec_dtype or Choice("float32", "not asked for")
-    codec = open_dac(directory, encodes=False, dtype=getattr(torch, codec_dtype.value), device=target)
-    compiler = Compiler(Choice("off", "not asked for"))
+    placement = Placement(
+        torch.device(device.value),
+        getattr(torch, precision.value),
+        getattr(torch, codec_dtype.value),
+        NARROW.get(weights_dtype.value),
+        NARROW.get(kv_dtype.value),
+    )
+    loaded = family.open(directory, placement, settings)
+    description = family.describe(directory)
     return Speaker(
         directory=directory,
-        model=model,
-        codec=codec,
+        description=description,
+        loaded=loaded,
         device=device,
         precision=precision,
         codec_dtype=codec_dtype,
         weights_dtype=weights_dtype,
         kv_dtype=kv_dtype,
-        compiler=compiler,
-        voices=VoiceLibrary.open(directory),
+        compiler=Compiler(Choice("off", "not asked for")),
+        voices=VoiceLibrary.open(directory, description.voice),
     )
-
-
-def _check_pair(model: S1Model, codec: DacConfig) -> None:
-    """Every code of the codec must mean something to the model. Raises `CheckpointMismatchError`."""
-    num_semantic = model.tokenizer.semantic_end - model.tokenizer.semantic_begin + 1
-    if model.num_codebooks != codec.num_codebooks:
-        raise CheckpointMismatchError(
-            f"config.json has num_codebooks={model.num_codebooks}; the codec has {codec.num_codebooks}"
-        )
-    if codec.semantic_codebook_size != num_semantic or codec.codebook_size > model.network.config.codebook_size:
-        raise CheckpointMismatchError(
-            f"the codec's books have {codec.semantic_codebook_size} and {codec.codebook_size} entries; the model has "
-            f"{num_semantic} semantic tokens and {model.network.config.codebook_size} codes"
-        )
 
 
 def choose_device(setting: str) -> Choice:
@@ -209,7 +160,7 @@ def choose_codec_dtype(setting: Precision, device: str) -> Choice:
 
 
 def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
-    """Choose the format of the slow layers' weights: int8 where fp8 was asked for and is not there."""
+    """Choose the format of the weights of large products: int8 where fp8 was asked for and is not there."""
     if setting == "full":
         return FULL
     lack = _lack_of_fp8(device)
@@ -219,7 +170,7 @@ def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
 
 
 def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
-    """Choose the format of the slow layers' keys and values. A CPU widens fp8 again at every step."""
+    """Choose the format of keys and values. A CPU widens fp8 again at every step."""
     if setting == "full":
         return FULL
     lack = "" if device == "cpu" else _lack_of_fp8(device)
@@ -239,6 +190,6 @@ def _lack_of_fp8(device: str) -> str:
 def _compile_blocks(speaker: Speaker) -> None:
     if speaker.compiler.choice.value != "inductor":
         return
-    for module in speaker.model.network.modules():
+    for module in (module for network in speaker.loaded.networks for module in network.modules()):
         if isinstance(module, TransformerBlock):
             module.feed = speaker.compiler(module.feed)  # type: ignore[method-assign]

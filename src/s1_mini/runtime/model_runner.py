@@ -51,7 +51,7 @@ class ModelRunner:
 
     def __init__(self, speaker: Speaker, *, slots: int, columns: int) -> None:
         self.model, self.codec = speaker.model, speaker.codec
-        self._open_decoder = speaker.open_decoder
+        self._open_decoder = speaker.loaded.open_decoder
         self.slots = slots
         self.columns = min(columns, self.model.max_columns)
         self._steps_on_one = self.model.device.type == "cpu" and self.model.num_bytes < ONE_THREAD_BYTES

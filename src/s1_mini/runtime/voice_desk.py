@@ -8,10 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from s1_mini.codecs.dac.weights import read_dac_config
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, TextError, VoiceError
 from s1_mini.families.base import Prompt
@@ -20,10 +18,9 @@ from s1_mini.runtime.voice_warmer import VoiceWarmer
 from s1_mini.text.normalize import normalize
 from s1_mini.types import Reference, Voice, VoiceInfo
 from s1_mini.voices.added import AddedVoices, MemoryVoices, Recording, VoiceDirectory
+from s1_mini.voices.format import VoiceFormat
 from s1_mini.voices.library import VoiceLibrary
-from s1_mini.voices.reference_cache import fingerprint
 from s1_mini.voices.roster import Roster
-from s1_mini.weights.files import find_tensors
 
 MAX_DESCRIPTION = 500  # characters
 LOOK_AGAIN_S = 0.05  # while others are busy
@@ -33,13 +30,11 @@ Check = Callable[[], None]  # raises if nobody wants the work any more
 Encode = Callable[[Reference, Check], Voice]
 
 
-def open_roster(checkpoint: Path, library: VoiceLibrary, config: EngineConfig) -> Roster:
+def open_roster(form: VoiceFormat, library: VoiceLibrary, config: EngineConfig) -> Roster:
     """Open all named voices of a checkpoint and a configuration; loads no model. Raises `ConfigurationError`."""
-    codec = read_dac_config(checkpoint)
-    own = fingerprint([find_tensors(checkpoint, "codec")])
     path = config.voices_path
-    added: AddedVoices = MemoryVoices(own) if path is None else VoiceDirectory(path, own)
-    return Roster(library, added, frame_rate=codec.sample_rate / codec.samples_per_frame)
+    added: AddedVoices = MemoryVoices(form) if path is None else VoiceDirectory(path, form)
+    return Roster(library, added)
 
 
 class VoiceDesk:
@@ -65,7 +60,7 @@ class VoiceDesk:
 
     def take_over(self, before: VoiceDesk) -> None:
         """Keep the voices in memory and the pins of the desk before, as far as this checkpoint knows their codes."""
-        if self.roster.added.codec == before.roster.added.codec:
+        if self.roster.added.form.encoder == before.roster.added.form.encoder:
             if isinstance(before.roster.added, MemoryVoices):
                 self.roster.added = before.roster.added
             for name in sorted(before.roster.pinned):

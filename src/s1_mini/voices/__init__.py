@@ -1,1 +1,1 @@
-"""Who speaks: references on their way to becoming codes. Receives a codec, imports none."""
+"""Who speaks: recordings and files on their way to becoming voices. What a voice is made of, a family says."""

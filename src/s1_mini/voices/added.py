@@ -25,12 +25,13 @@ from s1_mini.exceptions import (
     VoiceFileError,
 )
 from s1_mini.files import files
+from s1_mini.voices.format import VoiceFormat, num_bytes
 from s1_mini.voices.library import SUFFIX, NamedVoice, VoiceSummary, is_name, read_summary, read_voice
 from s1_mini.voices.library import write_voice as write_voice_file
 
 logger = logging.getLogger(__name__)
 
-OPENED_BYTES = 64_000_000  # of codes: some thousand voices
+OPENED_BYTES = 64_000_000  # of tensors: some thousand voices
 SUMMARY_BYTES = 32_000_000
 MAX_IN_MEMORY = 10_000
 MAX_IN_DIRECTORY = 100_000
@@ -53,7 +54,7 @@ class Recording:
 class AddedVoices(Protocol):
     """What a roster needs of the place where added voices are."""
 
-    codec: str  # fingerprint of the codec whose codes they are
+    form: VoiceFormat  # what they are made of, and what encoded them
 
     @property
     def names(self) -> set[str]:
@@ -75,7 +76,7 @@ class AddedVoices(Protocol):
         """Let go of a voice for good; tell whether it was there. Raises `EngineError` if it cannot be removed."""
 
     def pin(self, name: str, *, pinned: bool) -> None:
-        """Keep a voice's codes in memory, or keep them no longer."""
+        """Keep a voice in memory, or keep it there no longer."""
 
     def recordings(self) -> list[Recording]:
         """Recordings that are newer than the voices made from them, sorted by name."""
@@ -84,8 +85,8 @@ class AddedVoices(Protocol):
 class MemoryVoices:
     """Added voices that are gone with the engine."""
 
-    def __init__(self, codec: str) -> None:
-        self.codec = codec
+    def __init__(self, form: VoiceFormat) -> None:
+        self.form = form
         self._voices: dict[str, NamedVoice] = {}
         self._lock = threading.Lock()
 
@@ -105,7 +106,7 @@ class MemoryVoices:
     def summary(self, name: str) -> VoiceSummary | None:
         """Tell of a voice, None if there is none."""
         named = self.get(name)
-        return None if named is None else named.summary
+        return None if named is None else named.summary(self.form)
 
     def put(self, named: NamedVoice, *, replace: bool) -> None:
         """Keep a voice. Raises `VoiceExistsError` or `CapacityError`."""
@@ -129,10 +130,10 @@ class MemoryVoices:
 
 
 class VoiceDirectory:
-    """Added voices in a directory, which several processes may share; of one codec."""
+    """Added voices in a directory, which several processes may share; all encoded by the same."""
 
-    def __init__(self, folder: Path, codec: str) -> None:
-        self._folder, self.codec = folder, codec
+    def __init__(self, folder: Path, form: VoiceFormat) -> None:
+        self._folder, self.form = folder, form
         self._names: set[str] = set()
         self._lock = threading.Lock()
         self._opened: ByteCache[tuple[Signature, NamedVoice]] = ByteCache(OPENED_BYTES)
@@ -161,7 +162,7 @@ class VoiceDirectory:
 
     def get(self, name: str) -> NamedVoice | None:
         """Give a voice, None if there is none. Raises `VoiceFileError`."""
-        return self._open(name, self._opened, read_voice, lambda named: named.voice.codes.numel() * 8)
+        return self._open(name, self._opened, read_voice, lambda named: num_bytes(named.voice.tensors))
 
     def summary(self, name: str) -> VoiceSummary | None:
         """Tell of a voice, None if there is none. Raises `VoiceFileError`."""
@@ -170,14 +171,13 @@ class VoiceDirectory:
     def put(self, named: NamedVoice, *, replace: bool) -> None:
         """Keep a voice. Raises `VoiceExistsError`, `CapacityError` or, if it cannot be written, `EngineError`."""
         check_room(len(self.names | {named.name}), MAX_IN_DIRECTORY)
-        told = named.summary
         try:
             write_voice_file(
                 self._folder,
                 named.name,
                 named.voice,
-                description=told.description,
-                codec=self.codec,
+                description=named.description,
+                encoder=self.form.encoder,
                 replace=replace,
             )
         except FileExistsError:
@@ -201,7 +201,7 @@ class VoiceDirectory:
         return was_there
 
     def pin(self, name: str, *, pinned: bool) -> None:
-        """Keep a voice's codes in memory, or keep them no longer."""
+        """Keep a voice in memory, or keep it there no longer."""
         (self._opened.pin if pinned else self._opened.unpin)(name)
 
     def recordings(self) -> list[Recording]:
@@ -232,7 +232,7 @@ class VoiceDirectory:
         self,
         name: str,
         cache: ByteCache[tuple[Signature, Told]],
-        read: Callable[[Path], Told],
+        read: Callable[[Path, VoiceFormat], Told],
         size: Callable[[Told], int],
     ) -> Told | None:
         if not is_name(name):  # no path is ever built from it
@@ -248,15 +248,15 @@ class VoiceDirectory:
         if known is not None and known[0] == signature:
             return known[1]
         try:
-            told = read(path)
+            told = read(path, self.form)
         except CheckpointFileError as error:
             reason = str(error).removeprefix(f"{path} ")
             raise VoiceFileError("voice", f"{name!r} cannot be used: {path.name} {reason}") from None
-        if told.codec != self.codec:
-            whose = f"the codec {told.codec}" if told.codec else "an unknown codec"
+        if told.encoder != self.form.encoder:
+            whose = f"the codec {told.encoder}" if told.encoder else "an unknown codec"
             raise VoiceFileError(
                 "voice",
-                f"{name!r} was encoded by {whose}, this checkpoint's is {self.codec}; add its recording again",
+                f"{name!r} was encoded by {whose}, this checkpoint's is {self.form.encoder}; add its recording again",
             )
         cache.put(name, (signature, told), size(told))
         self._note(name, is_there=True)

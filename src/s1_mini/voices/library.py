@@ -1,9 +1,10 @@
 """Named voices: the file that holds one, and those that a checkpoint brings along in `voices/NAME.safetensors`.
 
-A file holds the tensor `codes` [codebooks, frames] and, as metadata, `text` (what is said), `description`, for a voice
-added later `codec` (who encoded it) and, in one of a checkpoint's, `default`. No name is ever guessed.
+A file holds the tensors that the family says (`format`) and, as metadata, `text` (what is said), `description`, for a
+voice added later `codec` (the fingerprint of what encoded it) and, in one of a checkpoint's, `default`. No name is ever
+guessed.
 
-Only reading and writing codes loads torch: a list of voices needs none.
+Only reading and writing tensors loads torch: a list of voices needs none.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from s1_mini.exceptions import CheckpointFileError, VoiceError, VoiceNotFoundError
 from s1_mini.files import files
 from s1_mini.types import Voice
+from s1_mini.voices.format import VoiceFormat, for_file, shapes_of
 
 FOLDER = "voices"
 SUFFIX = ".safetensors"
@@ -28,17 +31,19 @@ RESERVED = re.compile(r"con|prn|aux|nul|(com|lpt)\d")  # devices to Windows, wha
 MAX_FILE_BYTES = 2 * 2**20  # the longest reference makes 0.3 MB
 MAX_LISTED = 20  # names in an error
 
+Content = TypeVar("Content")
+
 
 @dataclass(frozen=True)
 class VoiceSummary:
-    """What a voice's file says of it, without its codes."""
+    """What a voice's file says of it, without its tensors."""
 
     name: str
     text: str
     description: str
     is_default: bool
-    frames: int
-    codec: str  # fingerprint of the codec that encoded it; empty if unknown
+    seconds: float  # of its recording
+    encoder: str  # fingerprint of what encoded it; empty if unknown
 
 
 @dataclass(frozen=True)
@@ -49,35 +54,34 @@ class NamedVoice:
     voice: Voice
     description: str = ""
     is_default: bool = False
-    codec: str = ""
+    encoder: str = ""
 
-    @property
-    def summary(self) -> VoiceSummary:
-        """The same without its codes."""
-        frames = int(self.voice.codes.shape[1])
-        return VoiceSummary(self.name, self.voice.text, self.description, self.is_default, frames, self.codec)
+    def summary(self, form: VoiceFormat) -> VoiceSummary:
+        """Give the same without its tensors."""
+        seconds = form.seconds(shapes_of(self.voice.tensors))
+        return VoiceSummary(self.name, self.voice.text, self.description, self.is_default, seconds, self.encoder)
 
 
 class VoiceLibrary:
     """The voices of one checkpoint."""
 
-    def __init__(self, voices: Mapping[str, NamedVoice]) -> None:
-        self._voices = dict(voices)
-        self._summaries = {name: named.summary for name, named in voices.items()}
-        self._files: dict[str, Path] = {}
+    def __init__(self, files: Mapping[str, Path], form: VoiceFormat) -> None:
+        self._files, self._form = files, form
+        self._summaries = {name: read_summary(file, form) for name, file in files.items()}
+        self._voices: dict[str, NamedVoice] = {}
 
     @classmethod
-    def listed(cls, checkpoint: Path) -> VoiceLibrary:
-        """Do as `open`, but read a voice's codes, and load torch for it, when it is asked for."""
-        library = cls({})
-        library._files = {file.stem: file for file in _files(checkpoint)}
-        library._summaries = {name: read_summary(file) for name, file in library._files.items()}
-        return library
+    def listed(cls, checkpoint: Path, form: VoiceFormat) -> VoiceLibrary:
+        """Do as `open`, but read a voice's tensors, and load torch for it, when it is asked for."""
+        return cls({file.stem: file for file in sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))}, form)
 
     @classmethod
-    def open(cls, checkpoint: Path) -> VoiceLibrary:
+    def open(cls, checkpoint: Path, form: VoiceFormat) -> VoiceLibrary:
         """Read all voices of a checkpoint directory; none is fine. Raises `CheckpointFileError` for a broken one."""
-        return cls({file.stem: read_voice(file) for file in _files(checkpoint)})
+        library = cls.listed(checkpoint, form)
+        for name in library.names:
+            library.describe(name)
+        return library
 
     @property
     def names(self) -> list[str]:
@@ -97,7 +101,7 @@ class VoiceLibrary:
         if name not in self:
             raise not_found(name, self.names)
         if name not in self._voices:
-            self._voices[name] = read_voice(self._files[name])
+            self._voices[name] = read_voice(self._files[name], self._form)
         return self._voices[name]
 
     def summary(self, name: str) -> VoiceSummary:
@@ -105,10 +109,6 @@ class VoiceLibrary:
         if name not in self:
             raise not_found(name, self.names)
         return self._summaries[name]
-
-
-def _files(checkpoint: Path) -> list[Path]:
-    return sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))
 
 
 def not_found(name: str, known: Sequence[str]) -> VoiceNotFoundError:
@@ -130,38 +130,25 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and bool(NAME.fullmatch(name)) and not RESERVED.fullmatch(name)
 
 
-def read_voice(path: Path) -> NamedVoice:
+def read_voice(path: Path, form: VoiceFormat) -> NamedVoice:
     """Read one voice file. Raises `CheckpointFileError` if it is none."""
-    import torch
+    tensors, metadata = _read(path, form.read)
+    told = _summary(path.stem, form.seconds(shapes_of(tensors)), metadata)
+    return NamedVoice(path.stem, Voice(tensors, told.text), told.description, told.is_default, told.encoder)
 
+
+def read_summary(path: Path, form: VoiceFormat) -> VoiceSummary:
+    """Read what a voice file says of itself, not its tensors. Raises `CheckpointFileError` if it is none."""
+    shapes, metadata = _read(path, form.read_shapes)
+    return _summary(path.stem, form.seconds(shapes), metadata)
+
+
+def _read(path: Path, read: Callable[[Path], Content]) -> Content:
     try:
         _check_size(path)
-        with safe_open(path, framework="pt") as file:
-            codes, metadata = file.get_tensor("codes"), file.metadata() or {}
+        return read(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointFileError(f"{path} is no voice file: {error}") from None
-    if (
-        codes.dim() != 2
-        or not codes.shape[1]
-        or codes.dtype not in {torch.uint8, torch.int16, torch.int32, torch.int64}
-    ):
-        raise CheckpointFileError(f"{path} is no voice file: its codes are {codes.dtype} {list(codes.shape)}")
-    told = _summary(path.stem, int(codes.shape[1]), metadata)
-    voice = Voice(codes.to(torch.int64, copy=True), told.text)  # a copy: the file may vanish under a mapping
-    return NamedVoice(path.stem, voice, told.description, told.is_default, told.codec)
-
-
-def read_summary(path: Path) -> VoiceSummary:
-    """Read what a voice file says of itself, not its codes. Raises `CheckpointFileError` if it is none."""
-    try:
-        _check_size(path)
-        with safe_open(path, framework="numpy") as file:
-            shape, metadata = file.get_slice("codes").get_shape(), file.metadata() or {}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointFileError(f"{path} is no voice file: {error}") from None
-    if len(shape) != 2 or not shape[1]:
-        raise CheckpointFileError(f"{path} is no voice file: its codes are {shape}")
-    return _summary(path.stem, shape[1], metadata)
 
 
 def write_voice(
@@ -171,22 +158,21 @@ def write_voice(
     *,
     description: str = "",
     is_default: bool = False,
-    codec: str = "",
+    encoder: str = "",
     replace: bool = True,
 ) -> Path:
     """Write one voice file into `folder`, whole or not at all.
 
     Raises `VoiceError` for a name that cannot be a file's everywhere and, unless it may `replace`, `FileExistsError`.
     """
-    import torch
     from safetensors.torch import save
 
     check_name(name)
     path = folder / f"{name}{SUFFIX}"
     metadata = {"text": voice.text, "description": description, "default": "true" if is_default else "false"}
-    if codec:
-        metadata["codec"] = codec
-    _publish(path, save({"codes": voice.codes.to(torch.int16).contiguous()}, metadata=metadata), replace=replace)
+    if encoder:
+        metadata["codec"] = encoder
+    _publish(path, save(for_file(voice.tensors), metadata=metadata), replace=replace)
     return path
 
 
@@ -196,9 +182,9 @@ def _check_size(path: Path) -> None:
         raise ValueError(f"it has {size} bytes, and a voice at most {MAX_FILE_BYTES}")
 
 
-def _summary(name: str, frames: int, metadata: Mapping[str, str]) -> VoiceSummary:
+def _summary(name: str, seconds: float, metadata: Mapping[str, str]) -> VoiceSummary:
     text, description = metadata.get("text", ""), metadata.get("description", "")
-    return VoiceSummary(name, text, description, metadata.get("default") == "true", frames, metadata.get("codec", ""))
+    return VoiceSummary(name, text, description, metadata.get("default") == "true", seconds, metadata.get("codec", ""))
 
 
 def _publish(path: Path, content: bytes, *, replace: bool) -> None:

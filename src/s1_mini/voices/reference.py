@@ -1,6 +1,6 @@
-"""Turn a reference recording into a voice: checked, brought to the codec's rate, encoded alone, once.
+"""Turn a reference recording into a voice: checked, brought to the rate that the family wants, encoded alone, once.
 
-Alone, because codes of a padded batch differ from those of the single recording (about 6 % of them flip).
+Alone, because a padded batch gives other numbers than the single recording (about 6 % of a codec's codes flip).
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from s1_mini.audio.reference import load_reference, naming, read_recording
 from s1_mini.exceptions import TextError
 from s1_mini.text.normalize import normalize
 from s1_mini.types import Reference, Voice
+from s1_mini.voices.format import Tensors
 from s1_mini.voices.reference_cache import ReferenceCache
 
 Check = Callable[[], None]  # raises if nobody wants the work any more
-Encode = Callable[[Tensor, Check], Tensor]  # wave [samples] to codes [codebooks, frames]
+Encode = Callable[[Tensor, Check], Tensors]  # wave [samples] to the tensors of a voice
 
 
 @dataclass(frozen=True)
 class ReferenceEncoder:
-    """Makes voices of references for one codec: `find` is quick, `encode` takes seconds."""
+    """Makes voices of references: `find` is quick, `encode` takes seconds."""
 
     encode_wave: Encode
     cache: ReferenceCache
-    sample_rate: int
+    sample_rate: int  # Hz, of the wave
     max_s: float
     max_bytes: int
     max_text_length: int
 
     def find(self, reference: Reference) -> Voice | None:
         """Give the voice of a reference that was encoded before; None if it is new. Raises as `encode` does."""
-        codes = self.cache.find(self.cache.key(self._read(reference)))
-        return None if codes is None else Voice(codes, self._text(reference))
+        tensors = self.cache.find(self.cache.key(self._read(reference)))
+        return None if tensors is None else Voice(tensors, self._text(reference))
 
     def encode(self, reference: Reference, check: Check = lambda: None) -> Voice:
         """Give the voice of a reference, with `encode_wave` if it is new; what `check` raises ends the work.
@@ -45,7 +46,7 @@ class ReferenceEncoder:
         """
         text, recording = self._text(reference), self._read(reference)
 
-        def encode_recording() -> Tensor:
+        def encode_recording() -> Tensors:
             wave = load_reference(
                 recording, sample_rate=self.sample_rate, max_s=self.max_s, max_bytes=self.max_bytes, check=check
             )

@@ -20,12 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class Roster:
-    """Voices by name, `frame_rate` frames of codes a second."""
+    """Voices by name."""
 
-    def __init__(self, library: VoiceLibrary, added: AddedVoices, *, frame_rate: float) -> None:
+    def __init__(self, library: VoiceLibrary, added: AddedVoices) -> None:
         self.library, self.added = library, added
         self.pinned: set[str] = set()  # names that keep their place in the caches
-        self._frame_rate = frame_rate
         self._being_added: set[str] = set()
         self._warned: set[str] = set()
         self._lock = threading.Lock()
@@ -95,7 +94,7 @@ class Roster:
         """Keep a voice under a name that is held by `adding`. Raises as `AddedVoices.put`."""
         named = NamedVoice(name, voice, description)
         self.added.put(named, replace=replace)
-        return self._info(named.summary)
+        return self._info(named.summary(self.added.form))
 
     def delete(self, name: str) -> None:
         """Forget an added voice. Raises `VoiceNotFoundError` or `VoiceReadOnlyError`."""
@@ -126,7 +125,7 @@ class Roster:
             description=told.description,
             is_default=is_own and told.is_default,
             source="checkpoint" if is_own else "added",
-            seconds=told.frames / self._frame_rate,
+            seconds=told.seconds,
             text=told.text,
             pinned=told.name in self.pinned,
         )

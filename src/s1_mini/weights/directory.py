@@ -11,8 +11,6 @@ from s1_mini.exceptions import CheckpointFileError, CheckpointNotFoundError
 DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
 
 INDEX_SUFFIX = ".safetensors.index.json"
-SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")
-WEIGHTS = ("model", "codec")
 
 _MAX_JSON_BYTES = 4 * 2**20  # S1-mini's largest has 0.15 MB
 
@@ -33,21 +31,9 @@ def find_checkpoint(path: Path | None) -> Path:
     return path
 
 
-def check_files(directory: Path) -> Path:
-    """Give a directory that has all files of a checkpoint. Raises `CheckpointFileError`, which names all that lack."""
-    lacking = [name for name in SMALL_FILES if not (directory / name).exists()]
-    for stem in WEIGHTS:
-        names = _names(stem)
-        if not any((directory / name).exists() for name in names):
-            lacking.append(f"{names[0]} (or {names[-1]})")
-    if lacking:
-        raise CheckpointFileError(f"{directory} is no checkpoint: it lacks {', '.join(lacking)}")
-    return directory
-
-
 def find_tensors(directory: Path, stem: str) -> Path:
     """Give the file that holds `stem`'s tensors: safetensors first, then sharded safetensors, then `.pth`."""
-    names = _names(stem)
+    names = names_of(stem)
     for name in names:
         if (directory / name).is_file():
             return directory / name
@@ -82,5 +68,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _names(stem: str) -> tuple[str, str, str]:
+def names_of(stem: str) -> tuple[str, str, str]:
+    """Give the names that the file with `stem`'s tensors may have, the best first."""
     return f"{stem}.safetensors", f"{stem}{INDEX_SUFFIX}", f"{stem}.pth"

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.config import Heads, RepetitionMode
 from s1_mini.exceptions import CapacityError
 from s1_mini.families.base import Frames, Prefix, Prompt, SamplingTensors
 from s1_mini.families.s1.kernels.columns import take_frame
@@ -21,6 +20,7 @@ from s1_mini.families.s1.kernels.draw import Asked, MainTokens, draw_code, draw_
 from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
 from s1_mini.families.s1.network import Pairs, S1Network
 from s1_mini.families.s1.prompt import build_prompt
+from s1_mini.families.s1.settings import Heads, RepetitionMode
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.kernels.linear import branch_sum
@@ -96,6 +96,10 @@ class S1Model:
                 "Use a shorter reference or fewer of them."
             )
         return prompt
+
+    def own_voice(self, codes: Tensor, text: str) -> Voice:
+        """Give the voice that was heard in what it made itself: codes [K, F] of `text`."""
+        return Voice({"codes": codes}, text)
 
     def allocate(self, slots: int, columns: int) -> S1State:
         """Make the state of `slots` sequences of up to `columns` prompt and frame columns each."""

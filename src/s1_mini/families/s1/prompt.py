@@ -34,7 +34,7 @@ def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Se
     end = _control_part([tokenizer.control("im_end")], num_codebooks)
     parts = [_control_part([tokenizer.control("interleave")], num_codebooks)]
     for voice in voices:
-        parts += [speaker, text_part(voice.text), _codes_part(tokenizer, config, voice.codes), end]
+        parts += [speaker, text_part(voice.text), _codes_part(tokenizer, config, voice.tensors["codes"]), end]
     shared = [*parts, speaker]
     columns = torch.cat([*shared, text_part(text)], dim=1)
     num_shared = sum(part.shape[1] for part in shared)

@@ -9,14 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from s1_mini.config import Heads, RepetitionMode
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.s1.config import S1Config
-from s1_mini.families.s1.model import S1Model
 from s1_mini.families.s1.network import S1Network
+from s1_mini.families.s1.settings import Heads
 from s1_mini.families.s1.tokenizer import S1Tokenizer, Vocabulary, read_vocabulary
-from s1_mini.layers.quantized import quantize_linears
-from s1_mini.weights.files import find_tensors, read_json, read_tensors
+from s1_mini.weights.files import read_json
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton, strip_prefix
 
 _JOINED = ("wq", "wk", "wv")
@@ -137,33 +135,3 @@ def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | l
             f"{source} does not fit its config: {name} {tuple(named[name].shape)} has not {stored} rows"
         )
     named[name] = named[name][rows]
-
-
-def open_s1(
-    directory: Path,
-    *,
-    heads: Heads,
-    repetition_mode: RepetitionMode,
-    residual_codes: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    weights_dtype: torch.dtype | None = None,
-    kv_dtype: torch.dtype | None = None,
-) -> S1Model:
-    """Open the model of a checkpoint directory; narrow formats are of the slow layers. Raises `CheckpointError`."""
-    config = S1Config.from_json(read_json(directory / "config.json"))
-    tokenizer = S1Tokenizer.from_directory(directory)
-    path = find_tensors(directory, "model")
-    network = build_network(
-        config,
-        tokenizer,
-        read_tensors(path),
-        heads=heads,
-        residual_codes=residual_codes,
-        dtype=dtype,
-        device=device,
-        source=path.name,
-    )
-    if weights_dtype is not None:
-        quantize_linears(network.layers, weights_dtype)
-    return S1Model(network, tokenizer, heads=heads, repetition_mode=repetition_mode, kv_dtype=kv_dtype)

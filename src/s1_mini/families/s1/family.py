@@ -1,0 +1,40 @@
+"""S1 as the registry knows it: everything that needs torch is imported when it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from s1_mini.families.s1.settings import S1Settings
+from s1_mini.weights.directory import find_tensors, names_of
+
+if TYPE_CHECKING:
+    from s1_mini.families.base import Description, Placement
+    from s1_mini.families.s1.loaded import LoadedS1
+
+SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")
+
+
+class S1:
+    """Fish-Speech / OpenAudio S1-mini and its siblings."""
+
+    title = "S1-mini"
+    settings = S1Settings
+    needed_files = (*((name,) for name in SMALL_FILES), names_of("model"), names_of("codec"))
+
+    def describe(self, directory: Path) -> Description:
+        """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
+        from s1_mini.codecs.dac.config import read_dac_config
+        from s1_mini.families.base import Description
+        from s1_mini.families.s1.voice import voice_format
+        from s1_mini.voices.fingerprint import fingerprint
+
+        codec = read_dac_config(directory)
+        encoder = fingerprint([find_tensors(directory, "codec")])
+        return Description(codec.sample_rate, voice_format(codec, encoder))
+
+    def open(self, directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:
+        """Open a checkpoint directory. Raises `CheckpointError`."""
+        from s1_mini.families.s1.loaded import open_s1
+
+        return open_s1(directory, placement, settings)

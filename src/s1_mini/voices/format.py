@@ -1,0 +1,99 @@
+"""What a voice of a checkpoint is made of, as its family says: named tensors of certain shapes; how files keep them.
+
+Integers are int64 in memory and the smallest of int16, int32 and int64 that holds them in files; real numbers stay as
+they are. Only reading and writing tensors loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from safetensors import safe_open
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tensors: TypeAlias = "Mapping[str, Tensor]"
+Shapes = Mapping[str, tuple[int, ...]]
+
+_KINDS = {"I16": True, "I32": True, "I64": True, "U8": True, "F16": False, "BF16": False, "F32": False}
+
+
+@dataclass(frozen=True)
+class TensorFormat:
+    """One tensor of a voice; None in its shape is any length but 0."""
+
+    shape: tuple[int | None, ...]
+    is_integer: bool
+
+    def __str__(self) -> str:
+        lengths = ", ".join("any" if length is None else str(length) for length in self.shape)
+        return f"{'integers' if self.is_integer else 'real numbers'} [{lengths}]"
+
+    def fits(self, shape: tuple[int, ...], *, is_integer: bool) -> bool:
+        """Tell whether a tensor can be this one."""
+        if len(shape) != len(self.shape) or is_integer != self.is_integer:
+            return False
+        return all(length == wanted if wanted else length > 0 for length, wanted in zip(shape, self.shape, strict=True))
+
+
+@dataclass(frozen=True)
+class VoiceFormat:
+    """The tensors of a voice by name, what encodes them, and what can be told of them."""
+
+    tensors: Mapping[str, TensorFormat]
+    encoder: str  # fingerprint of what makes them of recordings; voices of another cannot be used
+    sample_rate: int  # Hz of the recordings that it takes
+    seconds: Callable[[Shapes], float]  # of the recording, as far as shapes tell; else 0
+    fault: Callable[[Tensors], str] = lambda _: ""  # why values cannot be, after the name of a file; empty if they can
+
+    def read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Read the tensors of a file and its metadata. Raises `SafetensorError`, `OSError` or `ValueError`."""
+        with safe_open(path, framework="pt") as file:
+            self._check(file)
+            metadata = file.metadata() or {}
+            # Copied: the file may vanish under a mapping.
+            return {name: _in_memory(file.get_tensor(name)) for name in self.tensors}, metadata
+
+    def read_shapes(self, path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+        """Read the shapes of the tensors of a file and its metadata. Raises as `read`."""
+        with safe_open(path, framework="numpy") as file:
+            self._check(file)
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in self.tensors}
+            return shapes, file.metadata() or {}
+
+    def _check(self, file: safe_open) -> None:
+        for name, wanted in self.tensors.items():
+            part = file.get_slice(name)
+            shape, kind = tuple(part.get_shape()), part.get_dtype()
+            if kind not in _KINDS or not wanted.fits(shape, is_integer=_KINDS[kind]):
+                raise ValueError(f"its {name} are {kind} {list(shape)}, not {wanted}")
+
+
+def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    """Give the shape of each tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def num_bytes(tensors: Tensors) -> int:
+    """Give the memory that tensors take."""
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def for_file(tensors: Tensors) -> dict[str, Tensor]:
+    """Give tensors as files keep them."""
+    return {name: _smallest(tensor).contiguous() for name, tensor in tensors.items()}
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_floating_point() else tensor.clone().long()
+
+
+def _smallest(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    most = max(-1 - int(tensor.min()), int(tensor.max()))
+    return tensor.short() if most < 2**15 else tensor.int() if most < 2**31 else tensor.long()
