@@ -12,7 +12,7 @@ import torch
 
 from deployments import REGION
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.checkpoint.random import RECIPES, write_random_checkpoint
+from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 
 LOADER = botocore.loaders.Loader()
 ASSETS = Path(__file__).parent / "assets"

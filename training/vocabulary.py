@@ -9,7 +9,7 @@ import base64
 import json
 from pathlib import Path
 
-from s1_mini.checkpoint.random import CONTROL_TOKENS
+from s1_mini.families.s1.random import CONTROL_TOKENS
 
 NUM_SEMANTIC = 1024
 MERGED = ("<|", "|>", "sp", "spe", "spea", "speak", "speake", "speaker")

@@ -14,9 +14,9 @@ from s1_mini.bench.meter import Meter
 from s1_mini.bench.profile import WHOLE_STEP, Rehearsal, measure_sections, shares
 from s1_mini.bench.sweep import Sweep
 from s1_mini.bench.tables import axis_data, axis_table
-from s1_mini.capacity.cost import Costs
 from s1_mini.cli.app import app, run
 from s1_mini.config import EngineConfig
+from s1_mini.families.s1.costs import Costs
 from s1_mini.runtime.loader import Speaker, load
 
 SECTIONS = ["text to tokens", "reference encode", "prefill", "slow step", "fast steps", "codec", "to host"]

@@ -107,8 +107,8 @@ def test_the_floor_is_of_the_formats_that_speak(tiny: Path) -> None:
     wide = load(EngineConfig(checkpoint_path=tiny, device="cpu", codec_dtype="bfloat16"))
     narrow = load(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype="int8", kv_dtype="fp8"))
 
-    assert suite.formats_of(wide) == Formats(weights=4, slow=4, kv=4, codec=2)
-    assert suite.formats_of(narrow) == Formats(weights=4, slow=1, kv=1, codec=4)
+    assert suite.formats_of(wide) == Formats(weights=4, large=4, kv=4, codec=2)
+    assert suite.formats_of(narrow) == Formats(weights=4, large=1, kv=1, codec=4)
 
 
 @pytest.mark.gpu

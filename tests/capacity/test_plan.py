@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from s1_mini.capacity.cards import CARDS, MACHINES, card_in, find_card
-from s1_mini.capacity.cost import Costs
 from s1_mini.capacity.floor import Efficiency, Floors
 from s1_mini.capacity.memory import GIB, Demand, count_slots, fit_slots
 from s1_mini.capacity.plan import Wish, make_plans
-from s1_mini.capacity.sizes import Formats, Sizes, configs_from, count, measure_sizes
-from s1_mini.checkpoint.random import FULL_MODEL
+from s1_mini.capacity.sizes import Formats, Sizes
 from s1_mini.cli.app import app
 from s1_mini.config import EngineConfig
 from s1_mini.deploy.machines import has_own_disk, is_gpu
 from s1_mini.exceptions import ParameterError
+from s1_mini.families.registry import get_family
+from s1_mini.families.s1.costs import Costs, count
 from s1_mini.runtime.loader import load
 
 Run = Callable[..., tuple[str, dict[str, Any]]]
 
-DEMAND = Demand(column=100, stream_row=1000, frame=10, prefix_cache=0, encoding=0, copies=0)
+S1_MINI = partial(get_family().sizes, None)
+DEMAND = Demand(position=100, stream_row=1000, frame=10, prefix_cache=0, encoding=0, copies=0)
 
 
 @pytest.fixture(scope="module")
 def full() -> Sizes:
-    return measure_sizes(*configs_from(FULL_MODEL, {}), Formats(), prefix_cache_bytes=0)
+    return get_family().sizes(None, Formats(), 0)
 
 
 @pytest.fixture
@@ -43,15 +45,16 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_s1_mini_has_the_sizes_that_were_counted_of_the_original(full: Sizes) -> None:
-    assert full.costs.column_bytes == 114_688
-    assert full.codec_operations / full.frame_s == pytest.approx(145.8e9, rel=1e-3)
+    step, sound = (stage.step for stage in full.stages)
+    assert step(1, 301).num_bytes - step(1, 300).num_bytes == 114_688
+    assert sound(1, 0).operations / full.frame_s == pytest.approx(145.8e9, rel=1e-3)
     # 860.2 M parameters less the head rows that nothing is drawn from: 155,776 - 4,097 and 4,096 - 1,024, of 1,024
-    assert full.model_bytes == pytest.approx(2 * (860.2e6 - (151_679 + 3_072) * 1024), rel=1e-3)
+    assert full.weight_bytes("memory") == pytest.approx(2 * (860.2e6 - (151_679 + 3_072) * 1024), rel=1e-3)
 
 
 @pytest.mark.parametrize(("rows", "counted_ms"), [(1, 0.467), (64, 0.977), (128, 1.496)])
 def test_the_floor_of_an_h200_is_the_one_that_was_counted_by_hand(full: Sizes, rows: int, counted_ms: float) -> None:
-    floor = Floors(full, find_card("h200"), Formats(), 300).floor(rows).model_ms
+    floor = Floors(full, find_card("h200"), 300).floor(rows).model_ms
     # That one has a tenth pass of the fast layers, and its head nine times with 4,096 rows instead of 1,024.
     more = 2 * (4 * 12.58e6 + 9 * 3072 * 1024) / 4.29e9
 
@@ -59,7 +62,7 @@ def test_the_floor_of_an_h200_is_the_one_that_was_counted_by_hand(full: Sizes, r
 
 
 def test_what_is_expected_of_an_h200_is_what_was_measured(full: Sizes) -> None:
-    floors = Floors(full, find_card("h200"), Formats(), 350)
+    floors = Floors(full, find_card("h200"), 350)
 
     expected = [floors.expected(rows, Efficiency()).model_ms for rows in (1, 64, 128, 256)]
 
@@ -69,11 +72,12 @@ def test_what_is_expected_of_an_h200_is_what_was_measured(full: Sizes) -> None:
 
 def test_the_sizes_of_a_checkpoint_are_those_of_its_loaded_weights(tiny: Path) -> None:
     speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
-    sizes = measure_sizes(speaker.model.network.config, speaker.codec.config, Formats(codec=4), prefix_cache_bytes=0)
+    sizes = get_family().sizes(tiny, Formats(codec=4), 0)
+    step = sizes.stages[0].step
 
-    assert sizes.model_bytes == speaker.model.num_bytes / 2  # which is float32 on a CPU
-    assert sizes.codec_bytes == 4 * count(speaker.codec)
-    assert sizes.costs.column_bytes == speaker.model.column_bytes / 2
+    assert sizes.weight_bytes("memory") == speaker.model.num_bytes / 2  # which is float32 on a CPU
+    assert sizes.weight_bytes("compute") == 4 * count(speaker.codec)
+    assert step(1, 1).num_bytes - step(1, 0).num_bytes == speaker.model.column_bytes / 2
 
 
 def test_slots_fill_the_memory_and_no_more() -> None:
@@ -89,28 +93,27 @@ def test_fewer_columns_are_chosen_before_fewer_slots() -> None:
     free = 1.2 * GIB
     rich, poor = count_slots(free, DEMAND, 8192), count_slots(free, DEMAND, 2048)
 
-    assert fit_slots(free, DEMAND, wanted=rich, columns=8192, needed=2048, span=64) == (rich, 8192)
-    assert fit_slots(free, DEMAND, wanted=rich + 1, columns=8192, needed=2048, span=64) == (rich + 1, 2048)
-    assert fit_slots(free, DEMAND, wanted=10 * poor, columns=8192, needed=2048, span=64) == (poor, 2048)
+    assert fit_slots(free, DEMAND, wanted=rich, positions=8192, needed=2048, span=64) == (rich, 8192)
+    assert fit_slots(free, DEMAND, wanted=rich + 1, positions=8192, needed=2048, span=64) == (rich + 1, 2048)
+    assert fit_slots(free, DEMAND, wanted=10 * poor, positions=8192, needed=2048, span=64) == (poor, 2048)
 
 
 def test_one_slot_is_left_with_the_columns_that_fit() -> None:
     free = (DEMAND.fixed + DEMAND.slot(200)) / 0.98 + 1
 
-    assert fit_slots(free, DEMAND, wanted=4, columns=8192, needed=2048, span=64) == (1, 192)
-    assert fit_slots(0, DEMAND, wanted=4, columns=8192, needed=2048, span=64) == (1, 0)
+    assert fit_slots(free, DEMAND, wanted=4, positions=8192, needed=2048, span=64) == (1, 192)
+    assert fit_slots(0, DEMAND, wanted=4, positions=8192, needed=2048, span=64) == (1, 0)
 
 
 def test_more_memory_bandwidth_and_smaller_numbers_never_make_it_worse() -> None:
-    configs = configs_from(FULL_MODEL, {})
     a100, h100, h200 = (find_card(name) for name in ("a100", "h100", "h200"))
-    plans = make_plans(*configs, [a100, h100, h200], Wish())
-    (small,) = make_plans(*configs, [h200], Wish(weights="fp8", kv="fp8"))
+    plans = make_plans(S1_MINI, [a100, h100, h200], Wish())
+    (small,) = make_plans(S1_MINI, [h200], Wish(weights="fp8", kv="fp8"))
 
     assert [plan.likely.count for plan in plans] == sorted(plan.likely.count for plan in plans)
     assert all(plan.likely.count < plan.most.count for plan in plans)
     assert small.floors[-1].total_ms < plans[-1].floors[-1].total_ms
-    assert small.sizes.model_bytes < plans[-1].sizes.model_bytes
+    assert small.sizes.weight_bytes("memory") < plans[-1].sizes.weight_bytes("memory")
 
 
 def test_all_cards_are_told_where_none_is_named(run: Run) -> None:
@@ -161,7 +164,7 @@ def test_the_machines_are_those_that_deployment_knows() -> None:
 
 def test_the_table_for_choosing_a_machine_is_the_plan() -> None:
     text = (Path(__file__).parents[2] / "docs/deploy.md").read_text()
-    for plan in make_plans(*configs_from(FULL_MODEL, {}), list(CARDS.values()), Wish()):
+    for plan in make_plans(S1_MINI, list(CARDS.values()), Wish()):
         (line,) = [line for line in text.splitlines() if line.startswith("| `ml.") and f"({plan.card.title})" in line]
         cells = [cell.strip().removesuffix(" a GPU").replace(",", "") for cell in line.split("|")[4:7]]
 

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import reference_s1
-from s1_mini.checkpoint.random import RECIPES, Recipe, write_random_checkpoint
 from s1_mini.checkpoint.verify import verify_checkpoint
 from s1_mini.exceptions import VerificationError
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.prompt import build_prompt
+from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 
 

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from s1_mini.checkpoint.random import RECIPES, random_codec
 from s1_mini.codecs.dac import model as dac_model
 from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac, DacStream
 from s1_mini.codecs.dac.weights import build_codec, open_dac, translate
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError
+from s1_mini.families.s1.random import RECIPES, random_codec
 
 SCHEDULES = {"ttfa": [1, 2, 4, 8, 12], "balanced": [4, 4, 8, 16, 25], "frame by frame": [1], "one call": [40]}
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import reference_s1
-from s1_mini.checkpoint.random import RECIPES, Recipe, random_model, write_vocabulary
 from s1_mini.families.base import Prompt, SamplingTensors
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.model import S1Model, S1State
+from s1_mini.families.s1.random import RECIPES, Recipe, random_model, write_vocabulary
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.families.s1.weights import build_network
 

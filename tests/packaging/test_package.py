@@ -23,8 +23,8 @@ from safetensors.torch import load_file
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.checkpoint.convert import convert_checkpoint
-from s1_mini.checkpoint.random import RECIPES, write_random_checkpoint
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, PackageError, VoiceError
+from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.packaging import compile_cache
 from s1_mini.packaging.layout import INFERENCE, lay_out
 from s1_mini.packaging.manifest import Content, Manifest

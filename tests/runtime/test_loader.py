@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.checkpoint.random import RECIPES, Recipe, write_random_checkpoint
 from s1_mini.exceptions import (
     CheckpointFileError,
     CheckpointMismatchError,
     CheckpointNotFoundError,
     ConfigurationError,
 )
+from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
 from s1_mini.runtime.loader import choose_device, choose_kv_dtype, choose_precision, choose_weights_dtype, load
 
 

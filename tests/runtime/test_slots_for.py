@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from s1_mini.capacity.cards import Card
 from s1_mini.capacity.memory import AUTO_SLOTS, CONTEXT_BYTES, GIB
 from s1_mini.capacity.plan import Wish, make_plans
-from s1_mini.capacity.sizes import measure_demand
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.families.registry import get_family
 from s1_mini.runtime.generator import CPU_SLOTS, measure_slots, slots_for
 from s1_mini.runtime.loader import Speaker, load
 
@@ -26,13 +27,7 @@ def speaker(tiny: Path) -> Speaker:
 @pytest.fixture
 def scarce(speaker: Speaker) -> float:
     """So much free memory that there is room for 50 slots of 2,112 columns, the tiny codec's work included."""
-    model = speaker.model
-    demand = measure_demand(
-        speaker.codec,
-        model_bytes=model.num_bytes,
-        column_bytes=model.column_bytes,
-        prefix_cache_bytes=256_000_000,
-    )
+    demand = speaker.loaded.demand(256_000_000)
     return (demand.fixed + 50.5 * demand.slot(2112)) / 0.98
 
 
@@ -43,8 +38,7 @@ def config(**settings: object) -> EngineConfig:
 @pytest.mark.parametrize("memory_mib", [2500, 2600, 3000, 16_000])
 def test_the_engine_has_the_slots_that_were_planned(speaker: Speaker, memory_mib: int) -> None:
     card = Card("x", "X", memory_mib, 1000, 100, 10, (9, 0), has_bfloat16=True, has_fp8=True)
-    configs = (speaker.model.network.config, speaker.codec.config)
-    (plan,) = make_plans(*configs, [card], Wish(codec="float32"))
+    (plan,) = make_plans(partial(get_family().sizes, speaker.directory), [card], Wish(codec="float32"))
 
     assert slots_for(plan.free_bytes, speaker, config()) == (plan.slots, plan.columns)
     assert plan.free_bytes < card.memory_bytes - CONTEXT_BYTES

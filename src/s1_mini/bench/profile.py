@@ -16,9 +16,9 @@ from torch import Tensor
 
 from s1_mini.audio.container import AudioFormat, encode
 from s1_mini.bench.meter import Meter, Section, Tell
-from s1_mini.capacity.cost import Costs
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import Prompt, SamplingTensors
+from s1_mini.families.s1.costs import Costs
 from s1_mini.families.s1.kernels.draw import draw, probabilities
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model, S1State

@@ -29,11 +29,12 @@ from s1_mini.bench.report import describe_machine
 from s1_mini.bench.workload import Ask, make_workload, planned_arrivals
 from s1_mini.capacity.cards import card_in
 from s1_mini.capacity.floor import Floors
-from s1_mini.capacity.sizes import Formats, measure_sizes, read_configs
+from s1_mini.capacity.sizes import Formats
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.families.s1.loaded import as_s1
+from s1_mini.families.s1.costs import measure_sizes
+from s1_mini.families.s1.loaded import as_s1, read_configs
 from s1_mini.runtime.loader import Speaker, load
 from s1_mini.weights.directory import find_checkpoint
 
@@ -274,8 +275,8 @@ def _floors(speaker: Speaker, scale: Scale) -> dict[int, float]:
     formats = formats_of(speaker)
     loaded = as_s1(speaker.loaded)
     configs = loaded.model.network.config, loaded.codec.config
-    sizes = measure_sizes(*configs, formats, prefix_cache_bytes=0)
-    floors = Floors(sizes, card, formats, scale.context + scale.frames // 2)
+    sizes = measure_sizes(*configs, formats, 0)
+    floors = Floors(sizes, card, scale.context + scale.frames // 2)
     return {rows: floors.floor(rows).model_ms for rows in scale.rows}
 
 

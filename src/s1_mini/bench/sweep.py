@@ -17,11 +17,12 @@ from torch import Tensor
 from s1_mini.bench.axis import Axis, between, floats, powers
 from s1_mini.bench.meter import Meter, Tell
 from s1_mini.bench.profile import find_reference, make_sampling, read
-from s1_mini.capacity.cost import Cost, Costs, total
+from s1_mini.capacity.sizes import Cost, total
 from s1_mini.codecs.dac.model import DacStream
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError
 from s1_mini.families.base import Prefix, Prompt
+from s1_mini.families.s1.costs import Costs
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1State
 from s1_mini.runtime.loader import Speaker

@@ -1,7 +1,8 @@
 """The least time that a frame can take on a card, and the time that is to be expected of the engine.
 
-A step reads every weight once and the used keys and values of every row; that over the bandwidth is the floor of the
-model, the codec's operations over the computing rate that of the sound. Both are done by one GPU, one after the other.
+A step reads every weight once and the used keys and values of every row; that over the bandwidth is the floor of what
+is generated step by step, operations over the computing rate that of the sound. Both are done by one GPU, one after the
+other.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from s1_mini.capacity.cards import Card
-from s1_mini.capacity.sizes import Formats, Sizes
+from s1_mini.capacity.sizes import Sizes
 
 COPY_SHARE = 4.29 / 4.80  # of the data sheet's bandwidth that a copy reaches: measured on an H200 (2026-11)
-CHUNK_FRAMES = 12  # for which the codec's weights are read once in a stream
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of one frame of `rows` rows."""
+    """Milliseconds of one frame of `rows` rows: of what reads weights at every step, and of what computes."""
 
     rows: int
     model_ms: float
@@ -63,20 +63,20 @@ class Streams:
 
 
 class Floors:
-    """Times of one checkpoint on one card, with `context` columns in use in each row."""
+    """Times of one checkpoint on one card, with `context` positions in use in each row."""
 
-    def __init__(self, sizes: Sizes, card: Card, formats: Formats, context: int) -> None:
-        self._sizes, self._context = sizes, context
+    def __init__(self, sizes: Sizes, card: Card, context: int) -> None:
+        self._sizes, self._card, self._context = sizes, card, context
         self._bytes_per_ms = COPY_SHARE * card.bandwidth_gb_s * 1e6
-        self._model_per_ms = card.half_tflops * 1e9
-        self._codec_per_ms = (card.half_tflops if formats.codec == 2 else card.single_tflops) * 1e9
 
     def floor(self, rows: int) -> StepTime:
         """Give the least time of a frame of `rows` rows."""
-        cost = self._sizes.costs.step(rows, self._context)
-        model = max(cost.num_bytes / self._bytes_per_ms, cost.operations / self._model_per_ms)
-        read = self._sizes.codec_bytes / CHUNK_FRAMES / self._bytes_per_ms
-        return StepTime(rows, model, max(rows * self._sizes.codec_operations / self._codec_per_ms, read))
+        times = {"memory": 0.0, "compute": 0.0}
+        for stage in self._sizes.stages:
+            cost = stage.step(rows, self._context)
+            per_ms = (self._card.single_tflops if stage.is_single else self._card.half_tflops) * 1e9
+            times[stage.bound] += max(cost.num_bytes / self._bytes_per_ms, cost.operations / per_ms)
+        return StepTime(rows, times["memory"], times["compute"])
 
     def expected(self, rows: int, efficiency: Efficiency) -> StepTime:
         """Give the time that a frame of `rows` rows is to be expected to take."""

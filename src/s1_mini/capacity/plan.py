@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from s1_mini.capacity.cards import Card, machines_with
 from s1_mini.capacity.floor import Efficiency, Floors, StepTime, Streams
-from s1_mini.capacity.memory import AUTO_SLOTS, CONTEXT_BYTES, count_slots, fit_slots, needed_columns
-from s1_mini.capacity.sizes import Formats, Sizes, measure_sizes
-from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.capacity.memory import AUTO_SLOTS, CONTEXT_BYTES, count_slots, fit_slots
+from s1_mini.capacity.sizes import Formats, Sizes
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ParameterError
-from s1_mini.families.s1.config import S1Config
 
 ROWS = (1, 16, 64, 128)
 SPAN = 64
@@ -28,7 +27,7 @@ class Wish:
 
     columns: int | None = None
     context: int = 300
-    weights: WeightFormat = "half"  # of the slow layers
+    weights: WeightFormat = "half"  # of the large products
     kv: KVFormat = "half"
     codec: CodecFormat = "half"
     max_slots: int = AUTO_SLOTS
@@ -38,7 +37,7 @@ class Wish:
     def formats(self) -> Formats:
         """Bytes of the numbers."""
         return Formats(
-            slow=2 if self.weights == "half" else 1,
+            large=2 if self.weights == "half" else 1,
             kv=2 if self.kv == "half" else 1,
             codec=2 if self.codec == "half" else 4,
         )
@@ -66,12 +65,12 @@ class Plan:
 
     @property
     def slots_bytes(self) -> int:
-        """Keys, values and random numbers of all slots."""
-        return self.slots * (self.columns + 1) * self.sizes.demand.column
+        """What all slots keep of their positions."""
+        return self.slots * (self.columns + 1) * self.sizes.demand.position
 
     @property
     def stream_bytes(self) -> int:
-        """The codec's rows, and what decoding works with."""
+        """What else slots keep, and what making sound works with."""
         demand = self.sizes.demand
         return self.slots * (demand.slot(-1)) if self.slots else 0
 
@@ -94,10 +93,10 @@ class Plan:
             "capability": ".".join(map(str, card.capability)),
             "precision": card.half,
             "has_fp8": card.has_fp8,
-            "model_bytes": round(self.sizes.model_bytes),
-            "codec_bytes": round(self.sizes.codec_bytes),
+            "model_bytes": round(self.sizes.weight_bytes("memory")),
+            "codec_bytes": round(self.sizes.weight_bytes("compute")),
             "fixed_bytes": demand.fixed,
-            "column_bytes": demand.column,
+            "column_bytes": demand.position,
             "stream_row_bytes": demand.stream_row,
             "free_bytes": round(self.free_bytes),
             "slots": self.slots,
@@ -112,13 +111,16 @@ class Plan:
         }
 
 
-def make_plans(config: S1Config, dac: DacConfig, cards: list[Card], wish: Wish) -> list[Plan]:
-    """Plan for each card. Raises `ParameterError` for columns or formats that cannot be."""
-    sizes = measure_sizes(config, dac, wish.formats, prefix_cache_bytes=round(1e6 * _default("prefix_cache_mb")))
+def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Card], wish: Wish) -> list[Plan]:
+    """Plan for each card; `measure` gives the sizes of the checkpoint, by formats and by bytes of the prefix cache.
+
+    Raises `ParameterError` for columns or formats that cannot be.
+    """
+    sizes = measure(wish.formats, round(1e6 * _default("prefix_cache_mb")))
     for name, value in (("columns", wish.columns), ("context", wish.context)):
-        if value is not None and not 1 <= value <= sizes.max_columns:
+        if value is not None and not 1 <= value <= sizes.max_positions:
             raise ParameterError(
-                name, f"{value} is not a whole number in [1, {sizes.max_columns}], the model's columns"
+                name, f"{value} is not a whole number in [1, {sizes.max_positions}], the model's columns"
             )
     for card in cards:
         if wish.needs_fp8 and not card.has_fp8:
@@ -127,19 +129,15 @@ def make_plans(config: S1Config, dac: DacConfig, cards: list[Card], wish: Wish) 
 
 
 def _plan(sizes: Sizes, card: Card, wish: Wish) -> Plan:
-    free = card.memory_bytes - CONTEXT_BYTES - sizes.model_bytes - sizes.codec_bytes
+    free = card.memory_bytes - CONTEXT_BYTES - sizes.weight_bytes("memory") - sizes.weight_bytes("compute")
     if wish.columns is not None:
         slots, columns = min(wish.max_slots, count_slots(free, sizes.demand, wish.columns)), wish.columns
     else:
-        needed = needed_columns(
-            reference_frames=round(_default("max_reference_s") / sizes.frame_s),
-            text_bytes=round(_default("chunk_length")),
-            span=SPAN,
-        )
+        needed = sizes.needed_positions(_default("max_reference_s"), round(_default("chunk_length")))
         slots, columns = fit_slots(
-            free, sizes.demand, wanted=wish.max_slots, columns=sizes.max_columns, needed=needed, span=SPAN
+            free, sizes.demand, wanted=wish.max_slots, positions=sizes.max_positions, needed=needed, span=SPAN
         )
-    floors = Floors(sizes, card, wish.formats, wish.context)
+    floors = Floors(sizes, card, wish.context)
     return Plan(
         card=card,
         wish=wish,

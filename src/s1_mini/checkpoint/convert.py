@@ -16,13 +16,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from s1_mini.checkpoint.files import new_directory, write_json, write_tensors
 from s1_mini.codecs.dac import weights as dac_weights
 from s1_mini.exceptions import CheckpointNotFoundError
 from s1_mini.families.registry import find_family
 from s1_mini.families.s1 import weights as s1_weights
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.weights.files import find_tensors, read_json, read_tensors
+from s1_mini.weights.write import new_directory, write_json, write_tensors
 
 ModelPrecision = Literal["keep", "float32", "float16", "bfloat16"]
 CodecPrecision = Literal["float32", "float16"]

@@ -119,7 +119,7 @@ def random_checkpoint(
     """
     import torch
 
-    from s1_mini.checkpoint.random import RECIPES, write_random_checkpoint
+    from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 
     dtype = torch.bfloat16 if size is Size.full else torch.float32
     write_random_checkpoint(directory, RECIPES[size.value], form=form.value, seed=seed, dtype=dtype)

@@ -52,14 +52,14 @@ def plan(
     """
     import json
     from dataclasses import asdict, replace
+    from functools import partial
 
     from rich.console import Console
 
     from s1_mini.capacity.cards import CARDS, find_card
     from s1_mini.capacity.floor import Efficiency
     from s1_mini.capacity.plan import Wish, make_plans
-    from s1_mini.capacity.sizes import configs_from, read_configs
-    from s1_mini.checkpoint.random import FULL_MODEL
+    from s1_mini.families.registry import family_of, get_family
     from s1_mini.weights.directory import find_checkpoint
 
     shares = {
@@ -72,10 +72,11 @@ def plan(
     efficiency = replace(Efficiency(), **given, source="as given") if given else Efficiency()
     wish = Wish(columns, context, weights, kv, codec, max_slots, efficiency)
     cards = [find_card(gpu)] if gpu else [card for card in CARDS.values() if card.has_fp8 or not wish.needs_fp8]
-    configs = configs_from(FULL_MODEL, {}) if checkpoint is None else read_configs(find_checkpoint(checkpoint))
-    plans = make_plans(*configs, cards, wish)
+    directory = find_checkpoint(checkpoint) if checkpoint else None
+    family = family_of(directory) if directory else get_family()
+    plans = make_plans(partial(family.sizes, directory), cards, wish)
 
-    facts = {"checkpoint": str(checkpoint) if checkpoint else "S1-mini", **asdict(wish)}
+    facts = {"checkpoint": str(checkpoint) if checkpoint else family.title, **asdict(wish)}
     if not only_json:
         console = Console()
         console.width = max(console.width, WIDTH if len(plans) > 2 else 0)
@@ -108,6 +109,7 @@ def _table(plans: list[Plan]) -> Table:
 def _lines(plans: list[Plan]) -> list[tuple[str, list[str]]]:
     first = plans[0]
     demand = first.sizes.demand
+    generates, sounds = (first.sizes.weight_bytes(bound) for bound in ("memory", "compute"))
 
     def each(figure: object) -> list[str]:
         return [str(figure)] * len(plans)
@@ -116,9 +118,9 @@ def _lines(plans: list[Plan]) -> list[tuple[str, list[str]]]:
         ("memory, GB", [_gb(plan.card.memory_bytes) for plan in plans]),
         ("bandwidth, GB/s; TFLOP/s", [f"{p.card.bandwidth_gb_s:,.0f}; {p.card.half_tflops:g}" for p in plans]),
         ("number format", [plan.card.half + (", fp8" if plan.card.has_fp8 else "") for plan in plans]),
-        ("weights: model + codec, GB", each(f"{_gb(first.sizes.model_bytes)} + {_gb(first.sizes.codec_bytes)}")),
+        ("weights: model + codec, GB", each(f"{_gb(generates)} + {_gb(sounds)}")),
         ("graphs, copies, caches, encoding, GB", each(_gb(demand.fixed))),
-        ("keys and values, kB a column", each(f"{demand.column / 1e3:.1f}")),
+        ("keys and values, kB a column", each(f"{demand.position / 1e3:.1f}")),
         ("slots x columns", [f"{plan.slots} x {plan.columns}" for plan in plans]),
         ("... keys and values, GB", [_gb(plan.slots_bytes) for plan in plans]),
         ("... codec's rows and work, GB", [_gb(plan.stream_bytes) for plan in plans]),

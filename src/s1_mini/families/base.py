@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from torch import Tensor, nn
 
+    from s1_mini.capacity.memory import Demand
+    from s1_mini.capacity.sizes import Formats, Sizes
     from s1_mini.codecs.base import Codec
     from s1_mini.types import Voice
     from s1_mini.voices.format import VoiceFormat
@@ -51,6 +53,9 @@ class Family(Protocol):
 
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
+
+    def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+        """Count what a checkpoint directory takes, or without one what was published. Raises `CheckpointError`."""
 
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedModel:
         """Open a checkpoint directory; `settings` has the fields of the family's own. Raises `CheckpointError`."""
@@ -180,6 +185,12 @@ class LoadedModel(Protocol):
     @property
     def networks(self) -> Sequence[nn.Module]:
         """What has blocks that may be compiled."""
+
+    def demand(self, prefix_cache_bytes: int) -> Demand:
+        """Tell what slots of it take, wherever its weights lie."""
+
+    def needed_positions(self, reference_s: float, text_bytes: int) -> int:
+        """Give the positions that a reference of so many seconds, a piece of text and its speech take."""
 
     def open_decoder(self, rows: int) -> Decoder:
         """Begin `rows` streams of sound."""

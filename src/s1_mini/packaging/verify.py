@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from s1_mini.checkpoint.files import new_directory
 from s1_mini.exceptions import PackageError
 from s1_mini.packaging import manifest as manifest_file
 from s1_mini.packaging.manifest import Content, Manifest
 from s1_mini.packaging.read import named_errors, read_members
+from s1_mini.weights.write import new_directory
 
 _CHUNK_BYTES = 2**20
 _HASHING_THREADS = 4

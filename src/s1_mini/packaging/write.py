@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from s1_mini.checkpoint.files import new_directory
 from s1_mini.exceptions import PackageError
 from s1_mini.files import files
 from s1_mini.packaging import manifest as manifest_file
@@ -23,6 +22,7 @@ from s1_mini.packaging.archive import ArchiveWriter, Chunk
 from s1_mini.packaging.layout import Member
 from s1_mini.packaging.manifest import Content, Manifest
 from s1_mini.version import __version__
+from s1_mini.weights.write import new_directory
 
 Progress = Callable[[int], None]  # is told how many bytes more are done
 

@@ -19,12 +19,10 @@ from torch import Tensor
 
 from s1_mini.audio.join import Joiner
 from s1_mini.byte_cache import ByteCache
-from s1_mini.capacity.memory import AUTO_SLOTS, fit_slots, needed_columns
-from s1_mini.capacity.sizes import measure_demand
+from s1_mini.capacity.memory import AUTO_SLOTS, fit_slots
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, ConfigurationError, QueueFullError
 from s1_mini.families.base import Prefix, Prompt
-from s1_mini.families.s1.loaded import as_s1
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.runtime.batch_queue import BatchQueue
 from s1_mini.runtime.batch_worker import BatchedModelWorker
@@ -260,25 +258,19 @@ def slots_for(free_bytes: float, speaker: Speaker, config: EngineConfig) -> tupl
 
     This is what `s1-mini plan` foretells. Raises `ConfigurationError` if it does not suffice for one slot.
     """
-    model, codec = speaker.model, as_s1(speaker.loaded).codec
+    model = speaker.model
     columns = min(model.max_columns, config.max_columns or model.max_columns)
-    reference_frames = round(config.max_reference_s * codec.sample_rate / codec.samples_per_frame)
-    needed = needed_columns(reference_frames=reference_frames, text_bytes=config.chunk_length, span=SPAN)
-    demand = measure_demand(
-        codec,
-        model_bytes=model.num_bytes,
-        column_bytes=model.column_bytes,
-        prefix_cache_bytes=round(1e6 * config.prefix_cache_mb),
-    )
+    needed = speaker.loaded.needed_positions(config.max_reference_s, config.chunk_length)
+    demand = speaker.loaded.demand(round(1e6 * config.prefix_cache_mb))
     slots, columns = fit_slots(
         free_bytes,
         demand,
         wanted=(config.max_batch_size or AUTO_SLOTS) if config.enable_batching else 1,
-        columns=columns,
+        positions=columns,
         needed=columns if config.max_columns else needed,
         span=SPAN,
     )
-    return slots, _enough(columns, max(0.0, free_bytes - demand.fixed), demand.column)
+    return slots, _enough(columns, max(0.0, free_bytes - demand.fixed), demand.position)
 
 
 def _enough(columns: int, budget: float, column_bytes: int) -> int:

@@ -9,6 +9,7 @@ from s1_mini.families.s1.settings import S1Settings
 from s1_mini.weights.directory import find_tensors, names_of
 
 if TYPE_CHECKING:
+    from s1_mini.capacity.sizes import Formats, Sizes
     from s1_mini.families.base import Description, Placement
     from s1_mini.families.s1.loaded import LoadedS1
 
@@ -32,6 +33,17 @@ class S1:
         codec = read_dac_config(directory)
         encoder = fingerprint([find_tensors(directory, "codec")])
         return Description(codec.sample_rate, voice_format(codec, encoder))
+
+    def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+        """Count what a checkpoint directory takes, or without one S1-mini. Raises `CheckpointError`."""
+        from s1_mini.codecs.dac.config import DacConfig
+        from s1_mini.families.s1.config import S1Config
+        from s1_mini.families.s1.costs import measure_sizes
+        from s1_mini.families.s1.loaded import read_configs
+        from s1_mini.families.s1.random import FULL_MODEL
+
+        configs = read_configs(directory) if directory else (S1Config.from_json(FULL_MODEL), DacConfig())
+        return measure_sizes(*configs, formats, prefix_cache_bytes)
 
     def open(self, directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:
         """Open a checkpoint directory. Raises `CheckpointError`."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from s1_mini.capacity.memory import Demand
 from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
@@ -15,6 +16,7 @@ from s1_mini.codecs.dac.weights import open_dac, read_dac_config
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import LoadedModel, Placement
 from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.costs import measure_demand, needed_positions
 from s1_mini.families.s1.model import S1Model
 from s1_mini.families.s1.settings import S1Settings
 from s1_mini.families.s1.tokenizer import S1Tokenizer
@@ -32,6 +34,19 @@ class LoadedS1:
         self._directory = directory
         self._encoder: Dac | None = None
         self._lock = threading.Lock()
+
+    def demand(self, prefix_cache_bytes: int) -> Demand:
+        """Tell what slots of it take, wherever its weights lie."""
+        return measure_demand(
+            self.codec,
+            model_bytes=self.model.num_bytes,
+            column_bytes=self.model.column_bytes,
+            prefix_cache_bytes=prefix_cache_bytes,
+        )
+
+    def needed_positions(self, reference_s: float, text_bytes: int) -> int:
+        """Give the positions that a reference of so many seconds, a piece of text and its speech take."""
+        return needed_positions(self.codec.config, reference_s, text_bytes)
 
     def open_decoder(self, rows: int) -> ChannelsLastDecoder:
         """Begin `rows` streams of the codec that a CUDA graph can be made of."""
@@ -57,6 +72,11 @@ def as_s1(loaded: LoadedModel) -> LoadedS1:
     if not isinstance(loaded, LoadedS1):
         raise CheckpointMismatchError("this is of checkpoints of S1 only")
     return loaded
+
+
+def read_configs(directory: Path) -> tuple[S1Config, DacConfig]:
+    """Read both configs of a checkpoint, and no weights. Raises `CheckpointError`."""
+    return S1Config.from_json(read_json(directory / "config.json")), read_dac_config(directory)
 
 
 def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:

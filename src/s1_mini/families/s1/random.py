@@ -16,13 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from s1_mini.checkpoint.files import new_directory, write_json, write_tensors
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.transformer import WindowTransformer
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.layers.rope import rope_table
+from s1_mini.weights.write import new_directory, write_json, write_tensors
 
 Form = Literal["published", "compact"]
 Size = Literal["tiny", "full"]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from s1_mini.checkpoint.random import RECIPES, published_codec, random_codec, random_model
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import translate
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
+from s1_mini.families.s1.random import RECIPES, published_codec, random_codec, random_model
 
 KEY_TABLE = Path(__file__).parents[1] / "assets" / "s1_mini_keys.txt"
 
