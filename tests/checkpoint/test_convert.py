@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.checkpoint import convert as convert_module
 from s1_mini.checkpoint.convert import convert_checkpoint
 from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
@@ -37,7 +36,7 @@ def test_a_converted_checkpoint_is_smaller_and_speaks_alike(published: Path, tmp
 def test_rounding_the_codec_spares_what_decides_on_codes(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convert_module, "_SMALL", 512)
+    monkeypatch.setattr("s1_mini.families.s1.convert._SMALL", 512)
 
     convert_checkpoint(published, tmp_path / "half")
 

@@ -22,10 +22,10 @@ from s1_mini.families.s1 import weights as s1_weights
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.packaging.layout import lay_out
 from s1_mini.packaging.manifest import Content, Manifest
-from s1_mini.packaging.tensors import TensorFile
 from s1_mini.types import Voice
 from s1_mini.voices.library import read_summary, read_voice, write_voice
 from s1_mini.weights.files import read_tensors
+from s1_mini.weights.stream import TensorFile
 from voice_formats import voice_format
 
 MUTATIONS = 150  # of each kind of file; with 3,000 of each and other seeds nothing more was found

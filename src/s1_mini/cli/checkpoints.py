@@ -88,13 +88,13 @@ def verify(
     from rich.console import Console
     from rich.table import Table
 
-    from s1_mini.checkpoint.verify import Check, verify_checkpoint
+    from s1_mini.checkpoint.verify import verify_checkpoint
     from s1_mini.exceptions import VerificationError
     from s1_mini.families.registry import check_files
     from s1_mini.weights.directory import find_checkpoint
 
     directory = check_files(find_checkpoint(checkpoint))
-    checks: list[Check] = list(verify_checkpoint(directory, oracle, tolerance=tolerance, device=device))
+    checks = list(verify_checkpoint(directory, oracle, tolerance=tolerance, device=device))
     table = Table("check", "largest difference", "tokens equal", "")
     for check in checks:
         difference = "" if check.difference is None else f"{check.difference:.1e}"
@@ -117,10 +117,7 @@ def random_checkpoint(
 
     Example: s1-mini random-checkpoint noise && s1-mini say "Hello" --checkpoint noise -o noise.wav
     """
-    import torch
+    from s1_mini.families.registry import get_family
 
-    from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
-
-    dtype = torch.bfloat16 if size is Size.full else torch.float32
-    write_random_checkpoint(directory, RECIPES[size.value], form=form.value, seed=seed, dtype=dtype)
+    get_family().write_random(directory, size=size.value, form=form.value, seed=seed)
     typer.echo(f"wrote {directory}", err=True)

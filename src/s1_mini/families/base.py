@@ -8,10 +8,10 @@ Shapes: B slots, S prompt columns, K codebooks, F frames.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from s1_mini.codecs.base import Codec
     from s1_mini.types import Voice
     from s1_mini.voices.format import VoiceFormat
+    from s1_mini.weights.members import Member
+
+ModelPrecision = Literal["keep", "float32", "float16", "bfloat16"]
+CodecPrecision = Literal["float32", "float16"]
+Form = Literal["published", "compact"]
+Size = Literal["tiny", "full"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,25 @@ class Placement:
     kv_dtype: torch.dtype | None = None  # of keys and values, likewise
 
 
+@dataclass(frozen=True)
+class Conversion:
+    """How a checkpoint is written in the compact form."""
+
+    precision: ModelPrecision = "keep"
+    codec_precision: CodecPrecision = "float16"
+    decode_only: bool = False  # without what only encodes references
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: the largest absolute difference of real numbers, or the share of equal tokens."""
+
+    name: str
+    difference: float | None = None
+    agreement: float | None = None
+    passed: bool = False
+
+
 class Family(Protocol):
     """A family as the registry knows it. Neither importing its module nor `settings` and `describe` load torch."""
 
@@ -59,6 +84,24 @@ class Family(Protocol):
 
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedModel:
         """Open a checkpoint directory; `settings` has the fields of the family's own. Raises `CheckpointError`."""
+
+    def files(self, directory: Path, conversion: Conversion) -> list[Member]:
+        """Give all files of a checkpoint but its voices, in the compact form.
+
+        The weights are checked against their config now, and read when their chunks are asked for. Raises
+        `CheckpointError`.
+        """
+
+    def verify(
+        self, directory: Path, oracle: Mapping[str, Any], device: torch.device, tolerance: float
+    ) -> Iterator[Check] | None:
+        """Open a checkpoint and give its checks against what the original computed; None if the oracle holds nothing.
+
+        Raises `CheckpointError`; going through the checks raises whatever an oracle of another form leads to.
+        """
+
+    def write_random(self, directory: Path, *, size: Size, form: Form, seed: int) -> None:
+        """Write a new checkpoint directory with random weights. Raises `CheckpointFileError`."""
 
 
 @dataclass(frozen=True)

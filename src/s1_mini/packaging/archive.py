@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import BinaryIO, Self
 
-Chunk = bytes | memoryview
+from s1_mini.weights.members import Chunk
 
 _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # gzip, deflated, no name, no time, unknown system
 _MAX_STORED = 65_535

@@ -1,7 +1,6 @@
 """Say what goes into an artifact: every file by its path, its size, and how its bytes are made.
 
-config.json, tokenizer.tiktoken, special_tokens.json, codec_config.json    as in the checkpoint
-model.safetensors, codec.safetensors                                      converted
+the files of the checkpoint, as its family says                           copied, weights converted
 voices/NAME.safetensors                                                   named voices, encoded
 code/inference.py, code/requirements.txt                                  for SageMaker's toolkits
 compile_cache/GPU-TORCH/…                                                 if asked for
@@ -9,36 +8,23 @@ compile_cache/GPU-TORCH/…                                                 if a
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
-from s1_mini.checkpoint.convert import CodecPrecision, ModelPrecision, may_round
-from s1_mini.codecs.dac import weights as dac_weights
-from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, PackageError, VoiceError
+from s1_mini.exceptions import CheckpointFileError, PackageError, VoiceError
+from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
 from s1_mini.families.registry import family_of
-from s1_mini.families.s1 import weights as s1_weights
-from s1_mini.packaging.archive import Chunk
 from s1_mini.packaging.compile_cache import FOLDER as CACHE
 from s1_mini.packaging.compile_cache import KEY, cache_key, is_cache
 from s1_mini.packaging.manifest import check_names
-from s1_mini.packaging.tensors import ConvertedFile, Target, TensorFile, Translate, plan, read_pieces, steady_arithmetic
 from s1_mini.voices.format import VoiceFormat
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import NAME as VOICE_NAME
 from s1_mini.voices.library import read_voice
-from s1_mini.weights.files import find_tensors, read_json
+from s1_mini.weights.members import Member, copied, written
 
-_NEEDED = ("config.json", "tokenizer.tiktoken", "special_tokens.json")
 _WELCOME = ("CARD.md", "LICENSE", "LICENSE.md", "LICENSE.txt")  # a checkpoint's licence goes where it goes
-_COPY_BYTES = 2**20
 
 INFERENCE = "\n".join(  # sagemaker/code/inference.py, for those who have no checkout
     (
@@ -51,16 +37,6 @@ INFERENCE = "\n".join(  # sagemaker/code/inference.py, for those who have no che
         "",
     )
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """One file of an artifact; `packs` if deflating makes it smaller."""
-
-    name: str
-    size: int
-    chunks: Callable[[], Iterator[Chunk]]
-    packs: bool = False
 
 
 def lay_out(
@@ -78,86 +54,17 @@ def lay_out(
     The weights are checked against their config now, and read when their chunks are asked for. Raises
     `CheckpointError`, or `VoiceError` where two voices have one name.
     """
-    family_of(checkpoint)
-    codec_config = dac_weights.read_dac_config(checkpoint)
+    family = family_of(checkpoint)
     members = [
-        *(copied(checkpoint / name, name) for name in _NEEDED),
+        *family.files(checkpoint, Conversion(precision, codec_precision, decode_only=decode_only)),
         *(copied(checkpoint / name, name) for name in _WELCOME if (checkpoint / name).is_file()),
-        written("codec_config.json", json.dumps(dataclasses.asdict(codec_config), indent=2) + "\n"),
-        _weights("model.safetensors", _model(checkpoint, precision)),
-        _weights("codec.safetensors", _codec(checkpoint, codec_config, codec_precision, decode_only=decode_only)),
-        *_voices(checkpoint, voices, family_of(checkpoint).describe(checkpoint).voice),
+        *_voices(checkpoint, voices, family.describe(checkpoint).voice),
         written("code/inference.py", INFERENCE),
         written("code/requirements.txt", _requirements()),
         *([] if compile_cache is None else _compile_cache(compile_cache, compile_key or cache_key())),
     ]
     check_names([member.name for member in members])
     return sorted(members, key=lambda member: member.name)
-
-
-def copied(path: Path, name: str) -> Member:
-    """Let a file be a member. Raises `CheckpointFileError` if it is not there, or is a link or a device."""
-    if path.is_symlink() and not path.exists():
-        raise CheckpointFileError(f"{path} is a link to nowhere")
-    if not path.is_file():
-        raise CheckpointFileError(f"{path} is missing" if not path.exists() else f"{path} is no file")
-    return Member(name, path.stat().st_size, partial(_read, path), packs=path.suffix not in {".safetensors", ".so"})
-
-
-def written(name: str, text: str) -> Member:
-    """Let a text be a member."""
-    content = text.encode()
-    return Member(name, len(content), lambda: iter([content]), packs=True)
-
-
-def _read(path: Path) -> Iterator[Chunk]:
-    with path.open("rb") as file:
-        while chunk := file.read(_COPY_BYTES):
-            yield chunk
-
-
-def _weights(name: str, file: ConvertedFile) -> Member:
-    return Member(name, file.size, file.chunks)
-
-
-def _model(checkpoint: Path, precision: ModelPrecision) -> ConvertedFile:
-    file = TensorFile(find_tensors(checkpoint, "model"))
-    shapes = file.shapes()
-    targets = plan(file, s1_weights.translate)
-    named = s1_weights.translate(shapes)
-    _untie(checkpoint, file, targets, named)
-    s1_weights.check(checkpoint, named)
-    stored = {target: named[target.name].dtype for target in targets}
-    if precision != "keep":
-        stored = dict.fromkeys(stored, getattr(torch, precision))
-    return ConvertedFile(file, s1_weights.translate, stored)
-
-
-def _untie(checkpoint: Path, file: TensorFile, targets: list[Target], named: dict[str, torch.Tensor]) -> None:
-    """Where a head is stored beside embeddings that it is tied to, see that both are the same."""
-    both = [target for target in targets if target.name in {"output.weight", "embeddings.weight"}]
-    if not read_json(checkpoint / "config.json").get("tie_word_embeddings") or len(both) < 2:
-        return
-    pairs = zip(*(read_pieces(file, target, s1_weights.translate) for target in both), strict=False)
-    if both[0].shape != both[1].shape or not all(torch.equal(one, other) for one, other in pairs):
-        raise CheckpointMismatchError("config.json ties the head to the embeddings, but model weights have another")
-    named["output.weight"] = named["embeddings.weight"]
-
-
-def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, decode_only: bool) -> ConvertedFile:
-    file = TensorFile(find_tensors(checkpoint, "codec"))
-    shapes = file.shapes()
-    encodes = dac_weights.can_encode(shapes) and not decode_only
-    translate: Translate = partial(dac_weights.translate, encodes=encodes)
-    dac_weights.check(config, translate(shapes), encodes=encodes)
-    targets = plan(file, translate)
-    stored = dict.fromkeys(targets, torch.float32)
-    if precision == "float16":
-        with steady_arithmetic():
-            for target in targets:
-                if may_round(target.name, target.num_elements, partial(read_pieces, file, target, translate)):
-                    stored[target] = torch.float16
-    return ConvertedFile(file, translate, stored)
 
 
 def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Member]:

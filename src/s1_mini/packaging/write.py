@@ -18,10 +18,10 @@ import torch
 from s1_mini.exceptions import PackageError
 from s1_mini.files import files
 from s1_mini.packaging import manifest as manifest_file
-from s1_mini.packaging.archive import ArchiveWriter, Chunk
-from s1_mini.packaging.layout import Member
+from s1_mini.packaging.archive import ArchiveWriter
 from s1_mini.packaging.manifest import Content, Manifest
 from s1_mini.version import __version__
+from s1_mini.weights.members import Chunk, Member, write_member
 from s1_mini.weights.write import new_directory
 
 Progress = Callable[[int], None]  # is told how many bytes more are done
@@ -46,11 +46,8 @@ def write_prefix(members: Iterable[Member], output: Path, *, progress: Progress 
     contents: dict[str, Content] = {}
     with new_directory(output) as folder:
         for member in members:
-            path = folder / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
             passing = _Passing(member.chunks(), progress)
-            with path.open("wb") as file:
-                file.writelines(passing)
+            write_member(folder, member, passing)
             contents[member.name] = passing.content()
         manifest = _manifest(contents)
         (folder / manifest_file.NAME).write_bytes(manifest.to_bytes())

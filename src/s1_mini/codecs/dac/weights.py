@@ -44,6 +44,12 @@ def translate(tensors: Mapping[str, Tensor], *, encodes: bool = True) -> dict[st
     return named
 
 
+def folded_name(name: str) -> str:
+    """Give the name of the tensor that the two of a weight norm become, any other name as it is."""
+    suffix = next((suffix for pair in _SPELLINGS for suffix in pair if name.endswith(suffix)), None)
+    return name if suffix is None else name.removesuffix(suffix) + ".weight"
+
+
 def can_encode(tensors: Mapping[str, Tensor]) -> bool:
     """Tell whether the file has the encoding half."""
     return any(_is_encoding(name.removeprefix("generator.")) for name in tensors)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from s1_mini.families.s1.settings import S1Settings
 from s1_mini.weights.directory import find_tensors, names_of
 
 if TYPE_CHECKING:
+    import torch
+
     from s1_mini.capacity.sizes import Formats, Sizes
-    from s1_mini.families.base import Description, Placement
+    from s1_mini.families.base import Check, Conversion, Description, Form, Placement, Size
     from s1_mini.families.s1.loaded import LoadedS1
+    from s1_mini.weights.members import Member
 
 SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")
 
@@ -50,3 +54,26 @@ class S1:
         from s1_mini.families.s1.loaded import open_s1
 
         return open_s1(directory, placement, settings)
+
+    def files(self, directory: Path, conversion: Conversion) -> list[Member]:
+        """Give all files of a checkpoint but its voices, in the compact form. Raises `CheckpointError`."""
+        from s1_mini.families.s1.convert import compact_files
+
+        return compact_files(directory, conversion)
+
+    def verify(
+        self, directory: Path, oracle: Mapping[str, Any], device: torch.device, tolerance: float
+    ) -> Iterator[Check] | None:
+        """Open a checkpoint and give its checks against what the original computed. Raises `CheckpointError`."""
+        from s1_mini.families.s1.verify import verify_s1
+
+        return verify_s1(directory, oracle, device, tolerance)
+
+    def write_random(self, directory: Path, *, size: Size, form: Form, seed: int) -> None:
+        """Write a new checkpoint directory with random weights. Raises `CheckpointFileError`."""
+        import torch
+
+        from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
+
+        dtype = torch.bfloat16 if size == "full" else torch.float32
+        write_random_checkpoint(directory, RECIPES[size], form=form, seed=seed, dtype=dtype)

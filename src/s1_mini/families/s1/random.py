@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,11 @@ from torch import Tensor, nn
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.transformer import WindowTransformer
+from s1_mini.families.base import Form, Size
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.layers.rope import rope_table
 from s1_mini.weights.write import new_directory, write_json, write_tensors
-
-Form = Literal["published", "compact"]
-Size = Literal["tiny", "full"]
 
 CONTROL_TOKENS = (
     *("begin_of_text", "end_of_text", "pad", "im_start", "im_end"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from s1_mini.weights.files import read_json
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton, strip_prefix
 
 _JOINED = ("wq", "wk", "wv")
+_LEGACY = re.compile(r"\.w[qkv]\.")
 
 
 def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -32,6 +34,11 @@ def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name in [name for name in named if ".wq." in name]:
         named[name.replace(".wq.", ".wqkv.")] = _join(named, name)
     return named
+
+
+def joined_name(name: str) -> str:
+    """Give the name of the tensor that legacy wq, wk and wv become, any other name as it is."""
+    return _LEGACY.sub(".wqkv.", name)
 
 
 def _join(named: dict[str, Tensor], name: str) -> Tensor:

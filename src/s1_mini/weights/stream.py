@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,16 +19,14 @@ from torch import Tensor
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
 from s1_mini.weights.files import read_tensors
+from s1_mini.weights.members import Chunk, Member
 
 Translate = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-Pieces = Callable[[], Iterator[Tensor]]
+Together = Callable[[str], str]  # gives the same for tensors of the file that become one
 
 PIECE_BYTES = 2**20
 WINDOW_BYTES = 16 * 2**20  # of a file, mapped before it is mapped anew
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-# Tensors of these names become one: weight norm in both spellings, legacy attention.
-_PARTS = re.compile(r"\.weight_[gv]$|\.parametrizations\.weight\.original[01]$")
-_LEGACY = re.compile(r"\.w[qkv]\.")
 
 
 class TensorFile:
@@ -121,15 +118,15 @@ class Target:
         return torch.Size(self.shape).numel()
 
 
-def plan(file: TensorFile, translate: Translate) -> list[Target]:
-    """Say what `translate` makes of a file, tensor by tensor, without reading one.
+def plan(file: TensorFile, translate: Translate, together: Together = str) -> list[Target]:
+    """Say what `translate` makes of a file, tensor by tensor, without reading one; what goes `together` at once.
 
     Raises `CheckpointMismatchError` as `translate` does.
     """
     shapes = file.shapes()
     groups: dict[str, list[str]] = {}
     for name in shapes:
-        groups.setdefault(_LEGACY.sub(".wqkv.", _PARTS.sub(".weight", name)), []).append(name)
+        groups.setdefault(together(name), []).append(name)
     whole = translate(shapes)
     targets = []
     for names in groups.values():
@@ -180,7 +177,11 @@ class ConvertedFile:
         self._header = self._make_header()
         self.size = len(self._header) + sum(one.num_elements * dtype.itemsize for one, dtype in self._dtypes.items())
 
-    def chunks(self) -> Iterator[bytes | memoryview]:
+    def member(self, name: str) -> Member:
+        """Let it be a member."""
+        return Member(name, self.size, self.chunks)
+
+    def chunks(self) -> Iterator[Chunk]:
         """Give the file from its first byte to its last. A chunk is to be let go of before the next one."""
         yield self._header
         with steady_arithmetic():

@@ -1,0 +1,101 @@
+"""The files of an S1 checkpoint in the compact form: weight norm folded, dead buffers gone, half precision.
+
+The model keeps the precision it is stored in. Of the codec, the large kernels become float16, and what decides on
+codes or is small does so only where float16 holds it exactly; S1-mini's codec shrinks from 1.87 GB to 0.8 GB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from s1_mini.codecs.dac import weights as dac_weights
+from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
+from s1_mini.families.s1 import weights as s1_weights
+from s1_mini.families.s1.family import SMALL_FILES
+from s1_mini.weights.files import find_tensors, read_json
+from s1_mini.weights.members import Member, copied, written
+from s1_mini.weights.stream import (
+    ConvertedFile,
+    Target,
+    TensorFile,
+    Translate,
+    plan,
+    read_pieces,
+    steady_arithmetic,
+)
+
+_SMALL = 2**16  # elements; smaller tensors are not worth rounding
+
+
+def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
+    """Give all files but voices, the weights read when their chunks are asked for. Raises `CheckpointError`."""
+    codec = dac_weights.read_dac_config(checkpoint)
+    return [
+        *(copied(checkpoint / name, name) for name in SMALL_FILES),
+        written("codec_config.json", json.dumps(dataclasses.asdict(codec), indent=2) + "\n"),
+        _model(checkpoint, conversion.precision).member("model.safetensors"),
+        _codec(checkpoint, codec, conversion.codec_precision, decode_only=conversion.decode_only).member(
+            "codec.safetensors"
+        ),
+    ]
+
+
+def _model(checkpoint: Path, precision: ModelPrecision) -> ConvertedFile:
+    file = TensorFile(find_tensors(checkpoint, "model"))
+    targets = plan(file, s1_weights.translate, s1_weights.joined_name)
+    named = s1_weights.translate(file.shapes())
+    _untie(checkpoint, file, targets, named)
+    s1_weights.check(checkpoint, named)
+    stored = {target: named[target.name].dtype for target in targets}
+    if precision != "keep":
+        stored = dict.fromkeys(stored, getattr(torch, precision))
+    return ConvertedFile(file, s1_weights.translate, stored)
+
+
+def _untie(checkpoint: Path, file: TensorFile, targets: list[Target], named: dict[str, Tensor]) -> None:
+    """Where a head is stored beside embeddings that it is tied to, see that both are the same."""
+    both = [target for target in targets if target.name in {"output.weight", "embeddings.weight"}]
+    if not read_json(checkpoint / "config.json").get("tie_word_embeddings") or len(both) < 2:
+        return
+    pairs = zip(*(read_pieces(file, target, s1_weights.translate) for target in both), strict=False)
+    if both[0].shape != both[1].shape or not all(torch.equal(one, other) for one, other in pairs):
+        raise CheckpointMismatchError("config.json ties the head to the embeddings, but model weights have another")
+    named["output.weight"] = named["embeddings.weight"]
+
+
+def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, decode_only: bool) -> ConvertedFile:
+    file = TensorFile(find_tensors(checkpoint, "codec"))
+    shapes = file.shapes()
+    encodes = dac_weights.can_encode(shapes) and not decode_only
+    translate: Translate = partial(dac_weights.translate, encodes=encodes)
+    dac_weights.check(config, translate(shapes), encodes=encodes)
+    targets = plan(file, translate, dac_weights.folded_name)
+    stored = dict.fromkeys(targets, torch.float32)
+    if precision == "float16":
+        with steady_arithmetic():
+            for target in targets:
+                if _may_round(target.name, target.num_elements, partial(read_pieces, file, target, translate)):
+                    stored[target] = torch.float16
+    return ConvertedFile(file, translate, stored)
+
+
+def _may_round(name: str, num_elements: int, pieces: Callable[[], Iterator[Tensor]]) -> bool:
+    """Tell whether a tensor of the codec may be float16: it loses nothing, or is large and decides on no code.
+
+    `pieces` gives the tensor in one piece or several, as often as it is asked.
+    """
+    decides = "codebook" in name or "in_proj" in name
+    if not decides and num_elements >= _SMALL:
+        largest = torch.finfo(torch.float16).max
+        if all(bool(piece.abs().max() < largest) for piece in pieces()):
+            return True
+    return all(torch.equal(piece.half().to(piece.dtype), piece) for piece in pieces())

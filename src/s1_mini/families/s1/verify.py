@@ -1,0 +1,210 @@
+"""What the original implementation of S1 gave, computed anew by this engine and compared.
+
+An oracle holds, for one checkpoint, what the original computed: prompts, hidden states and logits teacher-forced
+along a generated sequence, greedy tokens, sampler vectors, every stage of the codec. Everything is computed anew by
+the engine's own path (prefill, then single steps; streamed codec) in fp32, with the full heads and the original's
+penalty, and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from s1_mini.codecs.carry import Carry
+from s1_mini.codecs.dac.model import Dac
+from s1_mini.families.base import Check, Placement, Prompt, SamplingTensors
+from s1_mini.families.s1.kernels.draw import MIN_TEMPERATURE, penalise, probabilities
+from s1_mini.families.s1.loaded import LoadedS1, open_s1
+from s1_mini.families.s1.model import S1Model
+from s1_mini.families.s1.prompt import SPEAKER
+from s1_mini.families.s1.settings import S1Settings
+from s1_mini.types import Voice
+
+# What is not computed from the checkpoint but says where the oracle came from.
+_PROVENANCE = ("config", "codec_config", "preset", "seed", "torch", "upstream_commit", "sampling")
+
+
+def verify_s1(
+    directory: Path, content: Mapping[str, Any], device: torch.device, tolerance: float
+) -> Iterator[Check] | None:
+    """Open a checkpoint and give its checks, to be made one by one; None if there is nothing to check.
+
+    Raises `CheckpointError`, and whatever an oracle of another form leads to.
+    """
+    known = {"codec", "sampler"} & set(content)
+    if not known and not any(isinstance(part, Mapping) and "prompt" in part for part in content.values()):
+        return None
+    loaded = open_s1(
+        directory, Placement(device, torch.float32, torch.float32), S1Settings(heads="full", repetition_mode="upstream")
+    )
+    return _checks(loaded, content, tolerance)
+
+
+def _checks(loaded: LoadedS1, content: Mapping[str, Any], tolerance: float) -> Iterator[Check]:
+    for name, part in content.items():
+        if name == "sampler":
+            yield from _check_sampler(part)
+        elif name == "codec":
+            yield from _check_codec(loaded.encoding_codec(), part, tolerance)
+        elif isinstance(part, Mapping) and "prompt" in part:
+            yield from _check_case(loaded.model, name, part, tolerance)
+        else:
+            yield from _unchecked("", [name])
+
+
+def _unchecked(group: str, names: Iterable[str]) -> Iterator[Check]:
+    """A failed row for everything that was stored but not recomputed: nothing is passed over in silence."""
+    for name in names:
+        if name not in _PROVENANCE:
+            yield Check(f"{group} {name} (not known)".strip())
+
+
+def _check_case(model: S1Model, name: str, case: Mapping[str, Any], tolerance: float) -> Iterator[Check]:
+    columns = case["prompt"].long()
+    prompt = _rebuild_prompt(model, columns)
+    yield _equal(f"{name} prompt", prompt.columns, columns)
+    done = {"prompt"}
+    if "seq" in case:
+        done.add("seq")
+        sequence, start = case["seq"].long(), columns.shape[1]
+        if not torch.equal(sequence[:, :start], columns) or sequence.shape[1] == start:
+            raise ValueError(f"{name}: seq does not go on from prompt")
+        for key, computed in _run_forced(model, Prompt(columns, 0), sequence).items():
+            if key in case:
+                done.add(key)
+                yield _close(f"{name} {key}", _like(model, computed, case[key]), case[key], tolerance)
+        if case.get("sampling", {}).get("temperature", 1.0) <= MIN_TEMPERATURE:
+            generated = _run_greedy(model, Prompt(columns, 0), sequence.shape[1] - start)
+            yield _equal(f"{name} greedy tokens", generated, sequence[:, start:])
+    yield from _unchecked(name, set(case) - done)
+
+
+def _like(model: S1Model, computed: Tensor, stored: Tensor) -> Tensor:
+    """Bring hidden states to the width they are stored in: some oracles hold them behind `fast_project_in`."""
+    if computed.shape[-1] == model.network.config.slow.dim != stored.shape[-1] == model.network.config.fast.dim:
+        return model.network.fast_project_in(computed)
+    return computed
+
+
+def _rebuild_prompt(model: S1Model, columns: Tensor) -> Prompt:
+    """Read text and references out of a prompt's tokens, then write the prompt anew from them."""
+    tokenizer = model.tokenizer
+    tokens, end = columns[0].tolist(), tokenizer.control("im_end")
+    *references, last = _split_at(tokens[1:], end)
+    voices, start = [], 1
+    for tokens in references:
+        num_text = sum(token < tokenizer.semantic_begin for token in tokens)
+        codes = columns[1:, start + num_text : start + len(tokens)]
+        voices.append(Voice({"codes": codes}, _text(model, tokens[:num_text])))
+        start += len(tokens) + 1
+    return model.prompt(_text(model, last), voices)
+
+
+def _split_at(tokens: list[int], mark: int) -> list[list[int]]:
+    parts: list[list[int]] = [[]]
+    for token in tokens:
+        if token == mark:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def _text(model: S1Model, tokens: list[int]) -> str:
+    return model.tokenizer.decode(tokens).removeprefix(SPEAKER)
+
+
+def _run_forced(model: S1Model, prompt: Prompt, sequence: Tensor) -> dict[str, Tensor]:
+    """Walk along `sequence` [K + 1, T], whatever the logits say, and collect what the network gives at every step."""
+    start, sequence = prompt.columns.shape[1], sequence.to(model.device)
+    state = _open(model, prompt, sequence.shape[1])
+    results: dict[str, list[Tensor]] = {"hidden": [], "slow_logits": [], "fast_logits": []}
+    for column in range(start, sequence.shape[1]):
+        frame = sequence[:, column]
+        fast_logits: list[Tensor] = []
+
+        def follow(
+            codebook: int, logits: Tensor, embeddings: Tensor, frame: Tensor = frame, seen: list[Tensor] = fast_logits
+        ) -> Tensor:
+            seen.append(logits[0])
+            return embeddings[frame[codebook + 1]].unsqueeze(0)
+
+        hidden = model.hidden(state, span=column)
+        model.network.fast(hidden, model.network.fast_embeddings(frame[1:2]), state.fast_cache, state.pairs, follow)
+        results["hidden"].append(hidden[0])
+        results["slow_logits"].append(model.network.main_logits(hidden)[0])
+        results["fast_logits"].append(torch.stack(fast_logits))
+        model.advance(state, frame.unsqueeze(0))
+    return {key: torch.stack(values) for key, values in results.items()}
+
+
+def _run_greedy(model: S1Model, prompt: Prompt, num_frames: int) -> Tensor:
+    """Generate by arg max, past any end, as the original's oracle did: [K + 1, frames]."""
+    start = prompt.columns.shape[1]
+    state = _open(model, prompt, start + num_frames)
+
+    def row(value: float) -> Tensor:
+        return torch.tensor([value], device=model.device)
+
+    table = torch.zeros(1, num_frames, model.num_codebooks, device=model.device)
+    sampling = SamplingTensors(row(0.0), row(1e-6), row(1.0), table)
+    frames = []
+    for index in range(num_frames):
+        model.step(state, sampling, span=start + index)
+        frames.append(state.column[0].clone())
+    return torch.stack(frames, dim=1)
+
+
+def _open(model: S1Model, prompt: Prompt, columns: int) -> Any:
+    state = model.allocate(1, columns)
+    model.prefill(state, 0, prompt.columns[:, :-1])
+    model.activate(state, 0, prompt)
+    return state
+
+
+def _check_sampler(vectors: list[Mapping[str, Any]]) -> Iterator[Check]:
+    for index, vector in enumerate(vectors):
+        previous = vector["prev"].long().unsqueeze(0)
+        temperature, top_p, penalty = (torch.tensor([float(vector[key])]) for key in ("t", "p", "r"))
+        logits = penalise(vector["logits"].unsqueeze(0), previous, torch.ones_like(previous, dtype=torch.bool), penalty)
+        computed = probabilities(logits, temperature, top_p)[0]
+        yield _close(f"sampler {index}", computed, vector["probs"], 1e-5)
+
+
+def _check_codec(codec: Dac, stored: Mapping[str, Tensor], tolerance: float) -> Iterator[Check]:
+    computed: dict[str, Tensor] = {}
+    if "codes" in stored:
+        codes, carry = stored["codes"].to(codec.device), Carry()
+        computed["zq"] = codec.quantizer.decode(codes)
+        computed["post"] = codec.quantizer.post_module(computed["zq"], carry)
+        computed["z"] = codec.quantizer.upsample(computed["post"], carry)
+        computed["audio"] = codec.decoder(computed["z"], carry)
+        computed["prefix20"] = codec.decode(codes[..., :20]).unsqueeze(1)
+    if "wav" in stored:
+        computed["enc_codes"] = codec.encode(stored["wav"].flatten().to(codec.device)).unsqueeze(0)
+        computed["enc_lens"] = torch.tensor([computed["enc_codes"].shape[-1]])
+    for key in computed.keys() & stored.keys():
+        if stored[key].is_floating_point():
+            yield _close(f"codec {key}", computed[key], stored[key], tolerance)
+        else:
+            yield _equal(f"codec {key}", computed[key], stored[key])
+    yield from _unchecked("codec", stored.keys() - computed.keys() - {"codes", "wav"})
+
+
+def _close(name: str, computed: Tensor, expected: Tensor, tolerance: float) -> Check:
+    if computed.shape != expected.shape:
+        return Check(name, difference=float("inf"))
+    difference = float((computed.cpu() - expected).abs().max())
+    return Check(name, difference=difference, passed=difference <= tolerance)
+
+
+def _equal(name: str, computed: Tensor, expected: Tensor) -> Check:
+    if computed.shape != expected.shape:
+        return Check(name, agreement=0.0)
+    agreement = float((computed.cpu() == expected).float().mean())
+    return Check(name, agreement=agreement, passed=agreement == 1.0)
