@@ -76,8 +76,8 @@ class LoadSettings(BaseSettings):
     device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:N")
     precision: Precision = Field("auto", description="of the model; auto is bfloat16 on a GPU that has it")
     codec_dtype: Precision = Field("auto", description="of the decoding half of the codec; auto is float16 on a GPU")
-    weights_dtype: WeightFormat = Field("full", description="of the slow layers' products; full is as precision says")
-    kv_dtype: KVFormat = Field("full", description="of the slow layers' keys and values")
+    weights_dtype: WeightFormat = Field("full", description="of the model's large products; full is as precision says")
+    kv_dtype: KVFormat = Field("full", description="of the model's keys and values")
 
     @field_validator("device")
     @classmethod
@@ -137,8 +137,8 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     kv_cache_size: int = Field(
         100, ge=0, description="voices whose keys and values are kept so (prefixes), not a size in memory; 0: none"
     )
-    reference_cache_size: int = Field(1000, ge=0, description="recordings whose codes are kept in memory")
-    reference_cache_path: Folder = Field(None, description="where codes are kept for the next start")
+    reference_cache_size: int = Field(1000, ge=0, description="recordings whose encodings are kept in memory")
+    reference_cache_path: Folder = Field(None, description="where encodings are kept for the next start")
 
     # Named voices beside the checkpoint's own (voices/roster.py).
     voices_path: Folder = Field(None, description="where added voices are kept; else they live until stop")
@@ -147,7 +147,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     # Limits on what a client may send.
     max_text_length: int = Field(20_000, ge=1, description="characters of one request")
     chunk_length: int = Field(200, ge=50, le=1000, description="UTF-8 bytes of one sentence piece")
-    max_reference_s: float = Field(60.0, gt=0, le=190.0, description="190 s is the codec's own limit")
+    max_reference_s: float = Field(60.0, gt=0, le=190.0, description="of a recording")
     max_reference_bytes: int = Field(64 * 2**20, ge=1024, description="of a recording, as it comes")
     max_waiting_references: int = Field(
         32, ge=1, description="recordings in line to be encoded, beside a few that are; more are refused"

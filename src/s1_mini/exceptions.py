@@ -16,7 +16,7 @@ S1MiniError
 ├── RequestError                the request itself is wrong; `field` says where
 │   ├── TextError                   text empty, too long, or not text
 │   ├── ParameterError              a sampling or output parameter is out of range
-│   ├── VoiceError                  a name cannot be a voice's, or its codes do not fit the model
+│   ├── VoiceError                  a name cannot be a voice's, or it does not fit the model
 │   │   ├── VoiceNotFoundError          there is no voice of that name
 │   │   ├── VoiceExistsError            a voice of that name is there already, or is being added
 │   │   ├── VoiceReadOnlyError          the voice is the checkpoint's and stays as it is
@@ -110,7 +110,7 @@ class ParameterError(RequestError):
 
 
 class VoiceError(RequestError):
-    """A name cannot be a voice's, or a voice's codes do not fit the model."""
+    """A name cannot be a voice's, or a voice does not fit the model."""
 
     code = "voice_invalid"
 

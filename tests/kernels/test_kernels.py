@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.families.s1.kernels import columns, draw
-from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
+from kernel_checks import assert_close, by_both, dtypes, needs_gpu, randn
 from s1_mini.kernels import (
     convolution,
     decode_attention,
@@ -24,30 +19,10 @@ from s1_mini.kernels import (
     weight,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = needs_gpu
 
 SIZES = [(1024, 4096), (1000, 48), (64, 200)]
 FP8 = torch.float8_e4m3fn
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-
-
-def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape))).to(dtype)
-
-
-def by_both(monkeypatch: pytest.MonkeyPatch, module: ModuleType, call: Callable[[], Any]) -> tuple[Any, Any]:
-    """What the kernel gives, and the reference."""
-    ours = call()
-    monkeypatch.setattr(module, "runs_triton", lambda _: False)
-    return ours, call()
-
-
-def assert_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
-    bound = 1e-5 if dtype == torch.float32 else 2**-7
-    torch.testing.assert_close(ours.float(), theirs.float(), atol=bound, rtol=bound)
 
 
 @dtypes
@@ -153,86 +128,6 @@ def test_queries_and_keys_turn_and_are_parted(
     assert_close(*by_both(monkeypatch, rope, call), dtype)
 
 
-UNWRITTEN = -7
-
-
-def some(*shape: int) -> Tensor:
-    return torch.rand(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape)))
-
-
-def asked(rows: int, vocabulary: int, mode: str) -> draw.Asked:
-    """Rows of all ages, each with its own wishes, that said tokens of the vocabulary."""
-    window = RepetitionWindow((some(rows, WINDOW, 4) * vocabulary).long(), mode == "fixed")
-    count = torch.arange(rows, device="cuda") % 40
-    wishes = some(rows, 3)
-    return draw.Asked(
-        1 + wishes[:, 0].contiguous(),
-        wishes[:, 1].contiguous() * 1.5,
-        wishes[:, 2].contiguous() * 0.9 + 0.1,
-        some(rows, 41, 3),
-        count,
-        window,
-    )
-
-
-def logits_of(rows: int, vocabulary: int, dtype: torch.dtype, *, coarse: bool) -> Tensor:
-    logits = randn(rows, vocabulary) * 3
-    return (logits.round() if coarse else logits).to(dtype)  # many are equal then, and rank by their tokens
-
-
-def differing_rows(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> int:
-    """Rows that were drawn otherwise; one may be, as a uniform number may fall on the edge between two tokens."""
-    return int(((ours[0] != theirs[0]).any(1) | (ours[1] != theirs[1]).any(1)).sum())
-
-
-@dtypes
-@pytest.mark.parametrize("mode", ["upstream", "fixed"])
-@pytest.mark.parametrize("restricted", [True, False])
-@pytest.mark.parametrize("coarse", [False, True])
-def test_a_main_token_is_drawn(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, mode: str, restricted: bool, coarse: bool
-) -> None:
-    rows, first = 200, 100
-    tokens = draw.MainTokens(first, first + 4095, 50, restricted, 4096)
-    logits = logits_of(rows, 4097, dtype, coarse=coarse)
-    logits[:5, -1 if restricted else 50] = 30.0  # they end, but the first, which has made no frame yet
-    logits[7, 3], logits[8, 4] = float("nan"), float("inf")
-    table, ask = randn(4096, 48, dtype=dtype), asked(rows, 4300, mode)
-
-    def call() -> tuple[Tensor, Tensor]:
-        made = torch.full((rows, 6), UNWRITTEN, device="cuda")
-        return made, draw.draw_main(logits.clone(), table, made, ask, tokens)
-
-    ours, theirs = by_both(monkeypatch, draw, call)
-
-    sound = [row for row in range(rows) if row not in (7, 8)]
-    assert differing_rows(*(tuple(part[sound] for part in parts) for parts in (ours, theirs))) <= 1
-    assert (ours[0] != UNWRITTEN).tolist() == [[True, True, False, False, True, True]] * rows
-    assert ours[0][:5, -2].tolist() == [0, 1, 1, 1, 1]
-    assert ours[0][:, -1].tolist() == [int(row in sound) for row in range(rows)]
-
-
-@dtypes
-@pytest.mark.parametrize("vocabulary", [64, 1000, 1024, 4097])
-@pytest.mark.parametrize("mode", ["upstream", "fixed"])
-@pytest.mark.parametrize("coarse", [False, True])
-def test_a_code_is_drawn(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, vocabulary: int, mode: str, coarse: bool
-) -> None:
-    rows = 200
-    logits = logits_of(2 * rows, vocabulary, dtype, coarse=coarse)[1::2]
-    table, ask = randn(vocabulary, 48, dtype=dtype), asked(rows, vocabulary, mode)
-
-    def call() -> tuple[Tensor, Tensor]:
-        made = torch.full((rows, 6), UNWRITTEN, device="cuda")
-        return made, draw.draw_code(logits, table, made, ask, 2)
-
-    ours, theirs = by_both(monkeypatch, draw, call)
-
-    assert differing_rows(ours, theirs) <= 1
-    assert (ours[0] != UNWRITTEN).tolist() == [[False, False, False, True, False, False]] * rows
-
-
 @dtypes
 @pytest.mark.parametrize("rows", [1, 2, 3, 64, 65, 128, 200])
 @pytest.mark.parametrize("sizes", SIZES)
@@ -335,43 +230,6 @@ def test_a_dilated_convolution(
 
     bound = {torch.float32: 1e-2, torch.float16: 2**-7, torch.bfloat16: 2**-4}[dtype]  # cuDNN may use TF32
     assert (ours.float() - theirs.float()).abs().max() <= bound
-
-
-@dtypes
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("marked", [False, True])
-def test_columns_enter(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, scaled: bool, marked: bool) -> None:
-    tables = columns.Embedding(randn(50, 300, dtype=dtype), randn(3 * 8, 300, dtype=dtype), (20, 29), scaled)
-    tokens = torch.tensor([[3, 1, 2, 7], [20, 0, 5, 7], [29, 7, 7, 7], [30, 1, 1, 1]], device="cuda")
-    position = torch.tensor([0, 5, 3, 8] if marked else [0, 5, -1, 8], device="cuda")
-    active = torch.tensor([True, True, False, True], device="cuda") if marked else None
-    table = randn(9, 32, 2)
-
-    ours, theirs = by_both(
-        monkeypatch, columns, lambda: columns.enter_columns(tokens, position, active, 77, tables, table)
-    )
-
-    assert_close(ours[0], theirs[0], dtype)
-    assert ours[1].tolist() == theirs[1].tolist() == [0, 5, 77, 8]
-    assert torch.equal(ours[2], theirs[2])
-
-
-@pytest.mark.parametrize("skipped", [0, 1])
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_frame_is_taken(monkeypatch: pytest.MonkeyPatch, skipped: int, turned: bool) -> None:
-    frame = torch.arange(4 * 13, device="cuda")
-    frame = frame.view(13, 4).t() if turned else frame.view(4, 13)
-    active = torch.tensor([True, False, True, True, True], device="cuda")
-
-    def take() -> Tensor:
-        history, column = torch.zeros(5, 16, 11, device="cuda").long(), torch.zeros(5, 11, device="cuda").long()
-        position, count = torch.tensor([9, 8, 7, 6, 5], device="cuda"), torch.tensor([0, 5, 17, 1, 3], device="cuda")
-        columns.take_frame(frame, history, column, position, count, active, skipped)
-        return torch.cat([part.flatten() for part in (history, column, position, count)])
-
-    ours, theirs = by_both(monkeypatch, columns, take)
-
-    assert torch.equal(ours, theirs)
 
 
 needs_fp8 = pytest.mark.skipif(

@@ -30,7 +30,7 @@ def plan(
     ] = None,
     max_slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Slots at most.")] = 256,
     weights: Annotated[
-        Literal["half", "int8", "fp8"], typer.Option(help="Of the slow layers (S1_MINI_WEIGHTS_DTYPE).")
+        Literal["half", "int8", "fp8"], typer.Option(help="Of large products (S1_MINI_WEIGHTS_DTYPE).")
     ] = "half",
     kv: Annotated[Literal["half", "fp8"], typer.Option(help="Keys and values (S1_MINI_KV_DTYPE).")] = "half",
     codec: Annotated[Literal["half", "float32"], typer.Option(help="Format of the codec.")] = "half",

@@ -59,7 +59,7 @@ class VoiceDesk:
         )
 
     def take_over(self, before: VoiceDesk) -> None:
-        """Keep the voices in memory and the pins of the desk before, as far as this checkpoint knows their codes."""
+        """Keep the voices in memory and the pins of the desk before, as far as this checkpoint can speak with them."""
         if self.roster.added.form.encoder == before.roster.added.form.encoder:
             if isinstance(before.roster.added, MemoryVoices):
                 self.roster.added = before.roster.added
@@ -115,7 +115,7 @@ class VoiceDesk:
         return self.roster.info(name)
 
     def delete(self, name: str) -> None:
-        """Forget an added voice, its codes and its prefix. Raises `VoiceNotFoundError` or `VoiceReadOnlyError`."""
+        """Forget an added voice, its tensors and its prefix. Raises `VoiceNotFoundError` or `VoiceReadOnlyError`."""
         with self._lock:
             key = self._key(name)
             self.roster.delete(name)
@@ -124,7 +124,7 @@ class VoiceDesk:
                 self._generator.worker.prefixes.remove(key)
 
     def pin(self, name: str) -> VoiceInfo:
-        """Keep the codes and the prefix of a voice in their caches. Raises `VoiceError` or `CapacityError`."""
+        """Keep the tensors and the prefix of a voice in their caches. Raises `VoiceError` or `CapacityError`."""
         with self._lock:
             voice = self.roster.find(name).voice
             if name not in self._pins:

@@ -1,0 +1,53 @@
+"""The registry: a family is found by its name in a checkpoint, and its settings are settings of the engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from s1_mini import EngineConfig
+from s1_mini.config import LoadSettings, known_variables
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.registry import FAMILIES, family_of, family_settings, find_family, get_family
+
+
+def test_settings_are_read_without_torch() -> None:
+    code = "import s1_mini.config, sys; print('torch' in sys.modules)"
+
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_the_settings_of_a_family_are_the_engines_by_keyword_and_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_HEADS", "full")
+
+    config = EngineConfig(repetition_mode="fixed")
+
+    assert all(isinstance(config, settings) for settings in family_settings())
+    assert (config.heads, config.repetition_mode) == ("full", "fixed")
+    assert "S1_MINI_REPETITION_MODE" in known_variables()
+
+
+def test_no_setting_is_given_two_meanings() -> None:
+    owners = [LoadSettings, *family_settings()]
+    own = set(EngineConfig.__annotations__)
+
+    for one, other in combinations(owners, 2):
+        assert not set(one.model_fields) & set(other.model_fields)
+    assert not own & {name for owner in owners for name in owner.model_fields}
+
+
+def test_a_checkpoint_is_of_the_family_that_it_names(tiny: Path) -> None:
+    assert type(family_of(tiny)) is type(get_family("dual_ar")) is type(find_family({}))
+
+
+@pytest.mark.parametrize("name", ["llama", 7, None, ["dual_ar"], "x" * 10_000])
+def test_a_foreign_checkpoint_is_refused_with_the_names_that_are_known(name: object) -> None:
+    with pytest.raises(CheckpointMismatchError, match="is no family of this engine") as caught:
+        find_family({"model_type": name})
+
+    assert all(known in str(caught.value) for known in FAMILIES)
+    assert len(str(caught.value)) < 200

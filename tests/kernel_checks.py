@@ -1,0 +1,34 @@
+"""What tests of kernels share: numbers on a GPU, a kernel beside its plain reference, how near they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape))).to(dtype)
+
+
+def by_both(monkeypatch: pytest.MonkeyPatch, module: ModuleType, call: Callable[[], Any]) -> tuple[Any, Any]:
+    """What the kernel gives, and the reference."""
+    ours = call()
+    monkeypatch.setattr(module, "runs_triton", lambda _: False)
+    return ours, call()
+
+
+def assert_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
+    bound = 1e-5 if dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(ours.float(), theirs.float(), atol=bound, rtol=bound)
