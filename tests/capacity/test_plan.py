@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from s1_mini.capacity.cards import CARDS, MACHINES, card_in, find_card
-from s1_mini.capacity.floor import Efficiency, Floors
-from s1_mini.capacity.memory import GIB, Demand, count_slots, fit_slots
+from s1_mini.capacity.floor import COPY_SHARE, Efficiency, Floors
+from s1_mini.capacity.memory import CONTEXT_BYTES, GIB, Demand, count_slots, fit_slots
 from s1_mini.capacity.plan import Wish, make_plans
-from s1_mini.capacity.sizes import Formats, Sizes
+from s1_mini.capacity.sizes import Cost, Formats, Sizes, StageSizes
 from s1_mini.cli.app import app
 from s1_mini.config import EngineConfig
 from s1_mini.deploy.machines import has_own_disk, is_gpu
@@ -96,6 +96,27 @@ def test_fewer_columns_are_chosen_before_fewer_slots() -> None:
     assert fit_slots(free, DEMAND, wanted=rich, positions=8192, needed=2048, span=64) == (rich, 8192)
     assert fit_slots(free, DEMAND, wanted=rich + 1, positions=8192, needed=2048, span=64) == (rich + 1, 2048)
     assert fit_slots(free, DEMAND, wanted=10 * poor, positions=8192, needed=2048, span=64) == (poor, 2048)
+
+
+def test_a_chain_of_other_stages_is_planned_the_same_way() -> None:
+    """Two that read their weights at every step, one that computes, one that makes sound; slots of a fixed size."""
+
+    def stage(weights: float, bound: Literal["memory", "compute"]) -> StageSizes:
+        return StageSizes(weights, lambda rows, _: Cost(weights, 2 * rows * weights), bound)
+
+    stages = (stage(4e8, "memory"), stage(2e8, "memory"), stage(2e8, "compute"), stage(3e7, "compute"))
+    demand = Demand(position=0, stream_row=1000, frame=10, prefix_cache=0, encoding=0, copies=0, fixed_slot=GIB // 4)
+    sizes = Sizes(stages, demand, frame_s=1 / 75, max_positions=1024, needed_positions=lambda *_: 1024)
+    card = find_card("l4")
+
+    (plan,) = make_plans(lambda *_: sizes, [card], Wish())
+
+    free = card.memory_bytes - CONTEXT_BYTES - 8.3e8
+    assert plan.free_bytes == pytest.approx(free)
+    assert (plan.slots, plan.columns) == (int((0.98 * free - demand.fixed) // demand.slot(1024)), 1024)
+    assert plan.floors[0].model_ms == pytest.approx(6e8 / (COPY_SHARE * card.bandwidth_gb_s * 1e6))
+    assert plan.data()["codec_bytes"] == 230_000_000
+    assert fit_slots(0, demand, wanted=4, positions=1024, needed=1024, span=64) == (1, 0)
 
 
 def test_one_slot_is_left_with_the_columns_that_fit() -> None:

@@ -62,6 +62,8 @@ def fit_slots(
     slots = min(wanted, count_slots(free_bytes, demand, needed))
     if slots:
         return slots, needed
+    if not demand.position:  # then shorter slots are no smaller
+        return 1, 0
     room = _room(free_bytes, demand) - demand.slot(-1)
     return 1, max(0, int(room // demand.position) - 1) // span * span
 
