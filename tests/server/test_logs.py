@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,11 +43,8 @@ def test_a_request_is_one_short_line() -> None:
 
 
 def test_another_line_tells_its_message_and_its_fields() -> None:
-    assert written("draining", event="draining", requests=2) == "draining (requests=2)"
+    assert written("restored", voices=2, seconds=1.5) == "restored (voices=2, seconds=1.5)"
     assert written("engine died", logging.ERROR, event="engine_died") == "error: engine died"
-    assert written("engine could not be started", logging.ERROR, code="x", reason="No voice.") == (
-        "error: engine could not be started (code=x, reason=No voice.)"
-    )
 
 
 def test_a_client_cannot_steer_the_terminal() -> None:
@@ -76,7 +73,8 @@ def test_the_format_may_be_chosen_and_is_json_off_a_terminal(
     try:
         set_up_logging(chosen)
         logging.getLogger("uvicorn.error").info("Application startup complete.")
-        logging.getLogger("s1_mini.server").info("engine started")
+        logging.getLogger("s1_mini.runtime.loader").info("device: cpu")
+        logging.getLogger("s1_mini.server").info("done")
     finally:
         for handler in root.handlers[:]:
             root.removeHandler(handler)
@@ -86,15 +84,15 @@ def test_the_format_may_be_chosen_and_is_json_off_a_terminal(
 
     lines = capsys.readouterr().err.splitlines()
     if is_json:
-        assert [json.loads(line)["message"] for line in lines] == ["Application startup complete.", "engine started"]
+        assert [json.loads(line)["message"] for line in lines] == ["device: cpu", "done"]  # uvicorn's steps are no news
     else:
-        assert [line[9:] for line in lines] == ["engine started"]  # uvicorn's own steps are no news to a person
+        assert [line[9:] for line in lines] == ["done"]  # nor are the engine's to a person
 
 
 @contextmanager
-def served(checkpoint: Path, stderr: int) -> Iterator[subprocess.Popen[bytes]]:
+def served(checkpoint: Path, stderr: int, host: str = "127.0.0.1") -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "s1_mini", "serve", "--checkpoint", str(checkpoint), "--port", "0"]
-    settings = ENVIRONMENT | {"S1_MINI_SERVER_HOST": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    settings = ENVIRONMENT | {"S1_MINI_SERVER_HOST": host, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=stderr, env=settings) as process:
         try:
             yield process
@@ -102,8 +100,9 @@ def served(checkpoint: Path, stderr: int) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a terminal of Linux or macOS")
-def test_on_a_terminal_a_person_reads_where_the_page_is_and_how_to_stop(oracle: Path) -> None:
+@contextmanager
+def on_a_terminal(checkpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], list[str]]]]:
+    """A server on a terminal, and what there is to read on it so far."""
     import pty
 
     master, slave = pty.openpty()
@@ -116,32 +115,61 @@ def test_on_a_terminal_a_person_reads_where_the_page_is_and_how_to_stop(oracle: 
         except OSError:  # nobody writes any more
             pass
 
-    with served(oracle, slave) as process:
+    with served(checkpoint, slave) as process:
         os.close(slave)
         reader = threading.Thread(target=read)
         reader.start()
-        wait_until(lambda: b"engine started" in text)
-        found = re.search(r"s1-mini serves at (http://127\.0\.0\.1:\d+/), a page to speak from", text.decode())
-        assert found, text.decode()
-        with httpx2.Client(trust_env=False) as client:
-            page = client.get(found[1])
+        try:
+            yield process, lambda: text.decode().splitlines()
+        finally:
+            process.kill()
+            reader.join()
+            os.close(master)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a terminal of Linux or macOS")
+def test_on_a_terminal_a_person_reads_one_line_for_each_event_and_no_other(oracle: Path) -> None:
+    """Where the page is and how to stop are told once it can speak; health checks and the page's files are not."""
+    with on_a_terminal(oracle) as (process, lines), httpx2.Client(trust_env=False) as client:
+        wait_until(lambda: any("ready at" in line for line in lines()))
+        found = re.search(r"ready at (http://127\.0\.0\.1:\d+/), a page to speak from", lines()[-1])
+        assert found, lines()
+        page = client.get(found[1])
+        statuses = [client.get(found[1] + path).status_code for path in ("ping", "ready", "static/page.js", "nowhere")]
         process.send_signal(signal.SIGINT)
         code = process.wait(timeout=30)
-        reader.join()
-    os.close(master)
+        wait_until(lambda: any("stopping" in line for line in lines()))
 
     assert page.headers["content-type"].startswith("text/html")
-    assert "Ctrl+C stops it" in text.decode()
-    assert "GET / 200" in text.decode()
+    assert statuses == [200, 200, 200, 404]
+    assert "Ctrl+C stops it" in lines()[1]
     assert code == 0
-    assert not [line for line in text.decode().splitlines() if line.startswith("{")]
+    told = [line[9:17] for line in lines()]
+    assert sorted(told) == ["GET / 20", "GET /now", "loading ", "ready at", "stopping"]
 
 
-def test_piped_each_line_is_json_and_one_tells_where_it_listens(oracle: Path) -> None:
-    with served(oracle, subprocess.PIPE) as process:
+@pytest.mark.skipif(os.name == "nt", reason="a terminal of Linux or macOS")
+def test_on_a_terminal_a_checkpoint_that_cannot_be_loaded_is_told_as_by_any_verb(tmp_path: Path) -> None:
+    with on_a_terminal(tmp_path) as (process, lines):
+        code = process.wait(timeout=60)
+        wait_until(lambda: len(lines()) == 2)
+
+    assert code == 1
+    assert lines()[0].endswith(f"loading {tmp_path} ...")
+    assert lines()[1].startswith(f"s1-mini: {tmp_path} is no checkpoint: it lacks config.json")
+
+
+def test_piped_each_line_is_json_and_says_once_where_it_listens_when_it_is_ready_and_who_may_ask(oracle: Path) -> None:
+    """Without a key it warns of whoever reaches any host but this machine's own."""
+    with served(oracle, subprocess.PIPE, host="127.1") as process:  # which is 127.0.0.1, unknown as such
         assert process.stderr is not None
-        lines = [json.loads(process.stderr.readline()) for _ in range(3)]
-        while "listening" not in lines[-1].get("event", ""):
+        lines = [json.loads(process.stderr.readline())]
+        while lines[-1].get("event") != "ready":
             lines.append(json.loads(process.stderr.readline()))
 
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", lines[-1]["url"])
+    events = [line["event"] for line in lines if "event" in line]
+    assert events == ["loading", "listening", "ready"]
+    assert re.fullmatch(r"http://127.1:\d+/", lines[-1]["url"])
+    assert not [line for line in lines if line["logger"].startswith("uvicorn")]
+    (warning,) = [line["message"] for line in lines if line["level"] == "warning"]
+    assert "S1_MINI_SERVER_API_KEY" in warning

@@ -215,15 +215,25 @@ def test_an_engine_that_hangs_is_told_to_all_and_ends_the_process_with_1(oracle:
     assert any("has not come back" in line for line in running.lines)
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_loaded() -> None:
+@pytest.mark.parametrize(
+    ("host", "sentence"),
+    [
+        ("127.0.0.1", "port PORT is taken; choose another with `--port`"),
+        ("nonsense.invalid", "host 'nonsense.invalid' is not known here; choose another with `--host`"),
+        ("192.0.2.1", "host '192.0.2.1' is no address of this machine; choose another with `--host`"),
+        ("localhost", "checkpoint nowhere is no directory."),
+    ],
+)
+def test_what_cannot_be_served_is_told_before_anything_is_loaded_or_listens(host: str, sentence: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "s1_mini", "serve", "--host", "127.0.0.1", "--port", str(port)]
+        port = 0 if host == "localhost" else taken.getsockname()[1]
+        command = [sys.executable, "-m", "s1_mini", "serve", "--host", host, "--port", str(port)]
         settings = ENVIRONMENT | {"S1_MINI_CHECKPOINT_PATH": "nowhere"}
         result = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=60, check=False)
 
     assert result.returncode == 1
-    assert result.stderr == f"s1-mini: port {port} is taken; choose another with `--port`\n"
+    assert result.stderr.splitlines()[0] == f"s1-mini: {sentence.replace('PORT', str(port))}"
+    assert "{" not in result.stderr
 
 
 def test_a_setting_that_is_wrong_is_named(oracle: Path) -> None:

@@ -53,17 +53,19 @@ def serve(
 
     from s1_mini.sagemaker.settings import ContainerSettings
     from s1_mini.server.settings import ServerSettings
+    from s1_mini.weights.directory import find_checkpoint
 
-    # What is wrong is told before torch is loaded, which takes seconds.
+    # What is wrong is told before torch is loaded, which takes seconds, and before the server listens.
     settings = ServerSettings(**{name: value for name, value in (("host", host), ("port", port)) if value is not None})
     config = engine_config(
         checkpoint_path=checkpoint_path, device=device, precision=precision, max_batch_size=max_batch_size
     )
     ContainerSettings()
 
-    from s1_mini.server.run import check_port, run
+    from s1_mini.server.run import check_address, run
 
-    check_port(settings.host, settings.port)
+    check_address(settings.host, settings.port)
+    find_checkpoint(config.checkpoint_path)
 
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.sagemaker.app import make_container_app

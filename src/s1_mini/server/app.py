@@ -108,10 +108,12 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
     engine, gate = state.engine, state.gate
     try:
         if is_ours:
+            path = engine.config.checkpoint_path
+            fields = {"event": "loading", "checkpoint": "the voice that ships" if path is None else str(path)}
+            logger.info("loading", extra={"fields": fields})
             await asyncio.get_running_loop().run_in_executor(state.lifecycle, engine.start)
-        logger.info("engine started", extra={"fields": {"event": "engine_started"}})
     except S1MiniError as error:
-        fields = {"code": error.code, "reason": str(error)}
+        fields = {"event": "start_failed", "code": error.code, "reason": str(error)}
         logger.error("engine could not be started", extra={"fields": fields})  # noqa: TRY400 - the sentence suffices
         gate.failure = error
         return

@@ -20,7 +20,8 @@ from s1_mini.server.record import Record, sane_id
 logger = logging.getLogger("s1_mini.server.access")
 
 GONE_STATUS = 499  # as nginx says it: the client closed the connection
-QUIET = ("/ping", "/health", "/ready", "/metrics")  # asked every few seconds; logged only if they fail
+# Asked every few seconds, also while the answer is "not yet", or with every look at the page; logged only if they fail.
+QUIET = ("/ping", "/health", "/ready", "/metrics", "/static/")
 
 
 class Edge:
@@ -68,7 +69,7 @@ class Edge:
             await error_response(error, record.id)(scope, receive, send)
 
     def _log(self, record: Record) -> None:
-        if record.path in QUIET and record.status < 400:
+        if record.path.startswith(QUIET) and (record.status < 400 or record.status == 503):
             return
         level = logging.WARNING if record.status >= 500 else logging.INFO
         fields = record.fields()

@@ -40,7 +40,11 @@ class TextFormatter(logging.Formatter):
         """Give the line, or several with a traceback."""
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
-        lines = [f"{moment} {level}{_sentence(record.getMessage(), getattr(record, 'fields', {}))}"]
+        fields = getattr(record, "fields", {})
+        if fields.get("event") == "start_failed":  # as any other verb fails
+            lines = f"s1-mini: {fields['reason']}".splitlines()
+        else:
+            lines = [f"{moment} {level}{_sentence(record.getMessage(), fields)}"]
         lines += self.formatException(record.exc_info).splitlines() if record.exc_info else []
         return "\n".join(_printable(line) for line in lines)
 
@@ -52,7 +56,7 @@ def set_up_logging(log_format: LogFormat = "auto", level: str = "INFO", stream: 
     handler.setFormatter(TextFormatter() if is_text else JsonFormatter())
     handler.addFilter(_is_news)
     if is_text:
-        handler.addFilter(_is_ours)
+        handler.addFilter(_is_for_a_person)
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
@@ -62,10 +66,14 @@ def _sentence(message: str, fields: dict[str, Any]) -> str:
         told += [f"{fields['audio_s']:.1f} s of sound"] if fields.get("audio_s") else []
         told += [fields["code"]] if "code" in fields else []
         return ", ".join(told)
-    if message == "listening":
-        return (
-            f"s1-mini serves at {fields['url']}, a page to speak from; the API: {fields['url']}docs. Ctrl+C stops it."
-        )
+    match fields.get("event"):
+        case "loading":
+            return f"loading {fields['checkpoint']} ..."
+        case "ready":
+            place = f"{fields['url']}, a page to speak from; the API: {fields['url']}docs"
+            return f"ready at {place}. On {fields['device']}, after {fields['seconds']:.1f} s. Ctrl+C stops it."
+        case "draining":
+            return f"stopping; requests to finish first: {fields['requests']}"
     told = [f"{name}={value}" for name, value in fields.items() if name != "event"]
     return f"{message} ({', '.join(told)})" if told else message
 
@@ -76,11 +84,15 @@ def _printable(line: str) -> str:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Leave out what our own line of the same request, or connection, tells better."""
+    """Leave out uvicorn's own steps, and what our own line of the same request, or connection, tells better."""
+    if record.name.startswith("uvicorn") and record.levelno <= logging.INFO:
+        return False
     said = record.getMessage()
     return not any(words in said for words in TOLD_BETTER)
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Leave out uvicorn's own steps, which are no news to a person."""
-    return record.levelno > logging.INFO or not record.name.startswith("uvicorn")
+def _is_for_a_person(record: logging.LogRecord) -> bool:
+    """Leave out the steps of what lies below the server: `/health` tells what was chosen."""
+    is_step = record.name.startswith("s1_mini.") and not record.name.startswith(("s1_mini.server", "s1_mini.sagemaker"))
+    fields = getattr(record, "fields", {})
+    return record.levelno > logging.INFO or not (is_step or fields.get("event") == "listening")

@@ -15,8 +15,10 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
+from ipaddress import ip_address
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -43,29 +45,52 @@ ABORT = 0.08  # connections that take nothing are cut
 EXIT = 0.04  # the server goes
 
 
-def check_port(host: str, port: int) -> None:
-    """See, before anything is loaded, that nobody listens there. Raises `ConfigurationError`.
+def check_address(host: str, port: int) -> None:
+    """See, before anything is loaded, that the server can listen there. Raises `ConfigurationError`."""
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise ConfigurationError(f"host {host!r} is not known here; choose another with `--host`") from None
+    failures = [error for family, *_, address in found if (error := _try_to_bind(family, address)) is not None]
+    taken = any(error.errno == errno.EADDRINUSE for error in failures)
+    if not taken and len(failures) < len(found):  # a name may have an address of a kind that is turned off
+        return
+    sentences = {
+        errno.EADDRINUSE: f"port {port} is taken; choose another with `--port`",
+        errno.EACCES: f"port {port} is not for this user; choose another with `--port`",
+        errno.EADDRNOTAVAIL: f"host {host!r} is no address of this machine; choose another with `--host`",
+    }
+    number = errno.EADDRINUSE if taken else failures[0].errno
+    other = f"cannot listen at host {host!r}, port {port}: {failures[0].strerror}"
+    raise ConfigurationError(sentences.get(number or 0, other))
 
-    Whatever else is wrong with the address is told when the server binds to it.
-    """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        if os.name != "nt":  # where it would let two listen; elsewhere it only passes over closed connections
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise ConfigurationError(f"port {port} is taken; choose another with `--port`") from None
+
+def _try_to_bind(family: int, address: tuple[Any, ...]) -> OSError | None:
+    """Give what binding a socket to an address fails with, as the server will bind one."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            if os.name != "nt":  # where it would let two listen; elsewhere it only passes over closed connections
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error
+    return None
 
 
 def run(app: FastAPI) -> int:
     """Serve until a signal or the engine's death; give the exit code."""
-    set_up_logging(app.state.settings.log_format, stream=os.fdopen(keep_out(), "w", buffering=1, encoding="utf-8"))
+    settings = app.state.settings
+    set_up_logging(settings.log_format, stream=os.fdopen(keep_out(), "w", buffering=1, encoding="utf-8"))
+    if settings.api_key is None and not _is_loopback(settings.host):
+        logger.warning("whoever reaches this port may use the server: S1_MINI_SERVER_API_KEY, its key, is not set")
     open_more_files()
     give_back_large_blocks()
     sys.setswitchinterval(SWITCH_S)
     server = DrainingServer(app)
-    server.run()
+    with suppress(SystemExit):  # it could not listen after all, and has told why
+        server.run()
     server.last_resort.cancel()
     failure = app.state.gate.failure
     if isinstance(failure, EngineDied):
@@ -102,6 +127,9 @@ class DrainingServer(uvicorn.Server):
         super().__init__(make_config(app))
         self._state = app.state
         self._drain_ends = float("inf")
+        self._began = time.monotonic()
+        self._url = ""
+        self._is_ready = False  # and it was told
         self._ending: asyncio.Task[None] | None = None
         self.last_resort = threading.Timer(app.state.settings.drain_timeout_s, self._leave)
         self.last_resort.daemon = True
@@ -110,8 +138,8 @@ class DrainingServer(uvicorn.Server):
         """Listen, and tell where."""
         await super().startup(sockets=sockets)
         if self.started:
-            url = _url(self.config.host, self.servers[0].sockets[0].getsockname()[1])
-            logger.info("listening", extra={"fields": {"event": "listening", "url": url}})
+            self._url = _url(self.config.host, self.servers[0].sockets[0].getsockname()[1])
+            logger.info("listening", extra={"fields": {"event": "listening", "url": self._url}})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to drain; at the second signal, stop at once."""
@@ -122,6 +150,10 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Look, ten times a second, whether it is time to go."""
         gate = self._state.gate
+        if not self._is_ready and gate.refusal() is None:
+            self._is_ready = True
+            fields = {"event": "ready", "url": self._url, "device": gate.health()["device"]["value"]}
+            logger.info("ready", extra={"fields": fields | {"seconds": round(time.monotonic() - self._began, 1)}})
         if gate.failure is not None:
             self._begin_drain()
         if gate.is_draining and not self.should_exit:
@@ -138,12 +170,22 @@ class DrainingServer(uvicorn.Server):
             self._state.gate.is_draining = True
             self.last_resort.start()
             self._drain_ends = time.monotonic() + self._state.settings.drain_timeout_s
-            logger.info("draining", extra={"fields": {"event": "draining", "requests": self._state.gate.num_inside}})
+            if self._is_ready:
+                told = {"event": "draining", "requests": self._state.gate.num_inside}
+                logger.info("draining", extra={"fields": told})
 
     def _leave(self) -> None:
         logger.error("not everything ended in time", extra={"fields": {"event": "killed"}})
         logging.shutdown()
         os._exit(int(self._state.gate.failure is not None))
+
+
+def _is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _url(host: str, port: int) -> str:
