@@ -43,7 +43,8 @@ def silence_for_hours() -> str:
     [
         ({}, (422, "request_invalid", "text")),
         ({"text": 3}, (422, "request_invalid", "text")),
-        ({"text": ""}, (422, "request_invalid", "text")),
+        ({"text": ""}, (422, "text_invalid", "text")),
+        ({"text": " "}, (422, "text_invalid", "text")),
         ({"text": "..."}, (422, "text_invalid", "text")),
         ({"text": "a" * 20_001}, (422, "text_invalid", "text")),
         ({"text": "Hi.", "tempo": 2}, (422, "request_invalid", "tempo")),
@@ -54,6 +55,8 @@ def silence_for_hours() -> str:
         ({"text": "Hi.", "format": "aiff"}, (422, "request_invalid", "format")),
         ({"text": "Hi.", "voice": "nobody"}, (404, "voice_not_found", "voice")),
         ({"text": "Hi.", "voice": "../../etc/passwd"}, (404, "voice_not_found", "voice")),
+        ({"text": "Hi.", "voice": ""}, (404, "voice_not_found", "voice")),
+        ({"text": "Hi.", "voice": "n" * 65}, (404, "voice_not_found", "voice")),
         ({"text": "Hi.", "reference_audio": "not base64!"}, (422, "request_invalid", "reference_audio")),
         ({"text": "Hi.", "reference_audio": "QUJD" * 100}, (422, "reference_invalid", "reference_audio")),
         ({"text": "Hi.", "reference_text": "Ah."}, (422, "parameter_invalid", "reference_text")),
@@ -64,6 +67,35 @@ def silence_for_hours() -> str:
 )
 def test_a_wrong_field_is_named(http: httpx2.Client, body: object, expected: tuple[int, str, str]) -> None:
     assert told(http.post("/v1/tts", json=body)) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        (
+            "/v1/tts",
+            {"text": "Hi.", "temprature": 1},
+            "temprature: is no field of this request; did you mean temperature?",
+        ),
+        ("/v1/tts", {"text": "Hi.", "pitch": 1}, "pitch: is no field of this request"),
+        ("/v1/tts", {"text": "Hi.", "x" * 9_000_000: 1}, "is no field of this request"),
+        ("/v1/tts", {"text": None}, "text: null: input should be a valid string"),
+        ("/v1/tts", {"text": [True, None]}, "text: [true, null]: input should be a valid string"),
+        ("/v1/tts", {"text": "Hi.", "seed": False}, "seed: false: input should be a valid integer"),
+        ("/v1/tts/batch", {"items": [1], "formt": "wav"}, "is no field of this request; did you mean format?"),
+        ("/v1/audio/speech", {"input": "Hi.", "speed": 2}, "speed: 2: only 1 can be spoken here"),
+        ("/v1/audio/speech", {"input": ""}, "input: it is empty; send at least one letter, number or symbol"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_refusal_is_one_sentence_in_the_words_of_json(
+    http: httpx2.Client, path: str, body: object, sentence: str
+) -> None:
+    """It names the nearest field that there is, at no cost however long the unknown one's name."""
+    message = http.post(path, json=body).json()["error"]["message"]
+
+    assert sentence in message
+    assert "None" not in message
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_a_voice_is_a_name_or_an_object_with_an_id(client: openai.OpenAI, robin:
         client.audio.speech.create(**asked, voice={"id": "voice_1234"})
 
 
-@pytest.mark.parametrize("voice", [{}, {"name": "alloy"}, {"id": "alloy", "more": "x"}, {"id": 7}, ["alloy"], 7, ""])
+@pytest.mark.parametrize("voice", [{}, {"name": "alloy"}, {"id": "alloy", "more": "x"}, {"id": 7}, ["alloy"], 7])
 def test_a_voice_of_another_shape_is_refused_in_words_of_ours(http: httpx2.Client, voice: object) -> None:
     answer = http.post("/v1/audio/speech", json={"input": "Hi.", "voice": voice} | SHORT)
     error = answer.json()["error"]

@@ -94,14 +94,15 @@ def test_a_batch_is_as_the_seed_writes_it_and_an_item_fails_alone(http: httpx2.C
 
 
 WRONG_ITEMS = [
-    ({"text": ""}, "request_invalid", "text: "),
+    ({"text": ""}, "text_invalid", "text: it is empty"),
     ({"text": 7}, "request_invalid", "text: "),
     ({}, "request_invalid", "text: is missing"),
-    (1, "request_invalid", "items: int is no item"),
-    ({"text": "Hi.", "pitch": 3}, "request_invalid", "pitch: "),
-    ({"text": " "}, "text_invalid", "text: "),
+    (1, "request_invalid", "items: 1 is no item"),
+    (None, "request_invalid", "items: null is no item"),
+    ({"text": "Hi.", "voise": "me"}, "request_invalid", "voise: is no field of this request; did you mean voice?"),
+    ({"text": " "}, "text_invalid", "text: it is empty"),
     ({"text": "Hi.", "voice": "nobody"}, "voice_not_found", "voice: "),
-    ({"text": "Hi.", "voice": "n" * 65}, "request_invalid", "voice: "),
+    ({"text": "Hi.", "voice": "n" * 65}, "voice_not_found", "voice: "),
     ({"text": "Hi.", "reference_audio": "?"}, "request_invalid", "reference_audio: "),
     ({"text": "Hi.", "reference_audio": "bm90aGluZw=="}, "reference_invalid", "reference_audio: "),
     ({"text": "Hi.", "reference_text": "Ah."}, "parameter_invalid", "reference_text: "),

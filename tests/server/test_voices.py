@@ -68,24 +68,35 @@ def test_a_voice_of_the_checkpoint_stays(client: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "has_file", "field"),
+    ("fields", "has_file", "sentence"),
     [
-        ({"name": "../up"}, True, "name"),
-        ({"name": "Anna!"}, True, "name"),
-        ({}, True, "name"),
-        ({"name": "carl"}, False, "audio"),
-        ({"name": "carl", "pitch": "3"}, True, "pitch"),
+        ({"name": "../up", "text": "Ah."}, True, "name: '../up' is no name; use up to 64 of a-z"),
+        ({"name": "Anna!", "text": "Ah."}, True, "name: 'Anna!' is no name; use up to 64 of a-z"),
+        ({"text": "Ah."}, True, "name: is missing"),
+        ({"name": "carl", "text": "Ah."}, False, "audio: is missing"),
+        ({"name": "carl"}, True, "text: is missing"),
+        ({"name": "carl", "text": ""}, True, "text: it is empty"),
+        ({"name": "carl", "text": " "}, True, "text: it is empty"),
+        (
+            {"name": "carl", "text": "Ah.", "audios": "3"},
+            True,
+            "audios: is no field of this request; did you mean audio?",
+        ),
     ],
 )
 def test_a_wrong_voice_is_refused_by_its_field(
-    client: httpx2.Client, fields: dict[str, str], has_file: bool, field: str
+    client: httpx2.Client, tone: np.ndarray, fields: dict[str, str], has_file: bool, sentence: str
 ) -> None:
-    parts: dict[str, object] = {name: (None, value) for name, value in fields.items()} or {"text": (None, "Ah.")}
+    file = io.BytesIO()
+    soundfile.write(file, tone, 44_100, format="WAV")
+    parts: dict[str, object] = {name: (None, value) for name, value in fields.items()}
 
-    answer = client.post("/v1/voices", files=parts | ({"audio": ("a.wav", b"RIFF")} if has_file else {}))
+    answer = client.post("/v1/voices", files=parts | ({"audio": ("a.wav", file.getvalue())} if has_file else {}))
 
     assert answer.status_code == 422
-    assert answer.json()["error"]["field"] == field
+    error = answer.json()["error"]
+    assert error["message"].startswith(sentence)
+    assert error["field"] == sentence.partition(":")[0]
 
 
 def test_a_voice_is_sent_as_a_form(client: httpx2.Client) -> None:
@@ -97,7 +108,8 @@ def test_an_added_voice_is_replaced_if_that_is_asked_for(client: httpx2.Client, 
     soundfile.write(file, tone, 44_100, format="WAV")
 
     def add(name: str, **fields: str) -> httpx2.Response:
-        return client.post("/v1/voices", data={"name": name} | fields, files={"audio": ("a.wav", file.getvalue())})
+        data = {"name": name, "text": "Ah."} | fields
+        return client.post("/v1/voices", data=data, files={"audio": ("a.wav", file.getvalue())})
 
     first, again = add("dora"), add("dora")
     replaced, own = add("dora", replace="true", description="The new one."), add("anna", replace="true")

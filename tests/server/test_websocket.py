@@ -88,6 +88,7 @@ def test_a_voice_that_is_not_there_is_told_before_any_text_comes(door: Door) -> 
         ({}, "type", "type: is missing"),
         ({"type": "session.begin"}, "type", "type: 'session.begin' is not known; allowed are 'session.config'"),
         ({"type": "session.config", "voice": 3}, "voice", "voice: 3: input should be a valid string"),
+        ({"type": "session.config", "voce": "me"}, "voce", "voce: is no field of this request; did you mean voice?"),
         ({"type": "input.text"}, "text", "text: is missing"),
     ],
     ids=str,
@@ -101,6 +102,17 @@ def test_a_wrong_message_is_told_by_its_own_fields(
 
     assert told["error"]["field"] == field
     assert told["error"]["message"].startswith(sentence)
+
+
+@pytest.mark.parametrize("pieces", [[""], ["...", " !"]])
+def test_a_text_that_says_nothing_is_refused_when_it_is_done(door: Door, pieces: list[str]) -> None:
+    with session(door) as socket:
+        for piece in pieces:
+            say(socket, type="input.text", text=piece)
+        say(socket, type="input.done")
+        (told,), _, code = hear(socket)
+
+    assert (told["error"]["code"], told["error"]["field"], code) == ("text_invalid", "text", 1008)
 
 
 @pytest.mark.parametrize("path", [PATH, "/invocations-bidirectional-stream"])

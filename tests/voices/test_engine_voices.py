@@ -120,6 +120,7 @@ def test_an_unknown_voice_is_told_with_twenty_that_there_are(tiny: Path, folder:
         ({"name": None}, VoiceError, "is no name"),
         ({"reference_audio": b"no sound"}, ReferenceAudioError, "reference_audio: "),
         ({"reference_text": "\x00"}, TextError, "reference_text: "),
+        ({"reference_text": ""}, TextError, "reference_text: it is empty"),
         ({"description": "x" * 501}, ParameterError, "description: 501 characters"),
         ({"description": "\x07"}, ParameterError, "description: "),
     ],

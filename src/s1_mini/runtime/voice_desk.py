@@ -103,6 +103,8 @@ class VoiceDesk:
         Raises `RequestError` or `EngineError`.
         """
         description = check_description(description)
+        if not reference.text:
+            raise TextError("reference_text", "it is empty; write word for word what is said in the recording")
         with self.roster.adding(name, replace=replace):
             voice = self._encode(reference, check)
             self._generator.prefix(voice)  # what fits into no slot is refused now and not with every request

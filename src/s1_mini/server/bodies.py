@@ -62,7 +62,7 @@ def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> M
     try:
         return model.model_validate_json(body, strict=True)
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
+        raise from_validation(error.errors(include_url=False), model.model_fields) from None
 
 
 class _InMemory(MultiPartParser):
@@ -98,7 +98,7 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
     try:
         return model.model_validate(fields), recording
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
+        raise from_validation(error.errors(include_url=False), {*model.model_fields, file_field}) from None
 
 
 async def read_speech(request: Request) -> SpeechRequest:

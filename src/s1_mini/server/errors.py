@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, NamedTuple
 
@@ -240,38 +241,53 @@ def error_response(error: BaseException, request_id: str | None) -> JSONResponse
     return JSONResponse(describe(error, request_id), row.status, headers)
 
 
-def from_validation(problems: Sequence[Any]) -> S1MiniError:
-    """Make one error of pydantic's list: the first, and how many more there are."""
+def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1MiniError:
+    """Make one error of pydantic's list: the first, and how many more there are. `known` are the fields there are."""
     first = problems[0]
     if first["type"] == "json_invalid":
         return BodyError(f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     field = ".".join(str(part) for part in first["loc"]) or "body"
     if first["type"] == "extra_forbidden":
-        message = "is no field of this request"
+        near = get_close_matches(field, known, n=1) if len(field) <= MAX_FIELD else []  # a long one takes seconds
+        message = "is no field of this request" + (f"; did you mean {near[0]}?" if near else "")
     elif first["type"] == "missing":
         message = "is missing"
     elif first["type"] == "union_tag_not_found":
         field, message = "type", "is missing"
     elif first["type"] == "union_tag_invalid":
         told = first["ctx"]
-        field, message = "type", f"{_SHORT.repr(told['tag'])} is not known; allowed are {told['expected_tags']}"
+        field, message = "type", f"{quoted(told['tag'])} is not known; allowed are {told['expected_tags']}"
     else:
-        message = f"{_SHORT.repr(first.get('input'))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        message = f"{quoted(first.get('input'))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return InvalidError(field, message + more)
+    return InvalidError(_cut(field, MAX_FIELD), message + more)
 
 
-def _short() -> Repr:
-    """Make what quotes a client's value, of whatever size, in some eighty characters and at no cost."""
-    short = Repr()
-    short.maxstring = short.maxother = 80
-    short.maxlong = 40
-    short.maxlevel = 2
-    short.maxlist = short.maxdict = 3
-    return short
+def quoted(value: Any) -> str:
+    """Quote a client's value, of whatever size, in some eighty characters and at no cost."""
+    return _SHORT.repr(value)
 
 
-_SHORT = _short()
+class _Short(Repr):
+    """Python's short form of a value, in which null, true and false are called as in JSON."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 80
+        self.maxlong = 40
+        self.maxlevel = 2
+        self.maxlist = self.maxdict = 3
+
+    def repr_NoneType(self, value: None, level: int) -> str:  # noqa: ARG002, N802 - called by the type's name
+        """Write null."""
+        return "null"
+
+    def repr_bool(self, value: bool, level: int) -> str:  # noqa: ARG002
+        """Write true or false."""
+        return str(value).lower()
+
+
+_SHORT = _Short()
 
 
 def _cut(text: str, length: int) -> str:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server.answers import StreamedAnswer, answer, while_listened
 from s1_mini.server.bodies import JSON, read_json, read_speech
-from s1_mini.server.errors import InvalidError, code_of, from_validation, message_of
+from s1_mini.server.errors import InvalidError, code_of, from_validation, message_of, quoted
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import (
@@ -100,11 +100,11 @@ async def _speak_item(request: Request, item: Any, body: BatchBody, record: Reco
 def _request_of(given: Any, body: BatchBody) -> SpeechRequest:
     """Check one item, as it came in the body. Raises `InvalidError`."""
     if not isinstance(given, dict):
-        raise InvalidError("items", f'{type(given).__name__} is no item; one is like {{"text": "Good morning."}}')
+        raise InvalidError("items", f'{quoted(given)} is no item; one is like {{"text": "Good morning."}}')
     try:
         item = BatchItem.model_validate(given, strict=True)
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
+        raise from_validation(error.errors(include_url=False), BatchItem.model_fields) from None
     recording = None if item.reference_audio is None else decode_base64("reference_audio", item.reference_audio)
     return SpeechRequest(
         text=item.text,

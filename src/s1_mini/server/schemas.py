@@ -10,7 +10,8 @@ import binascii
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from s1_mini.audio.container import AudioFormat
@@ -27,8 +28,10 @@ def _as_whole(value: Any) -> Any:
 Seed = Annotated[int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)]  # 2^63 is a double, MAX_SEED none
 NumTokens = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_as_whole)]
 ChunkLength = Annotated[int, Field(ge=50, le=1000), BeforeValidator(_as_whole)]
-Text = Annotated[str, Field(min_length=1, description="What to say.", examples=["Good morning."])]
-VoiceName = Annotated[str, Field(min_length=1, max_length=64, description="A voice of GET /v1/voices.")]
+# What a text must have and which voices there are, the engine judges, in one sentence whichever way it is asked.
+_NOT_EMPTY: JsonDict = {"minLength": 1}
+Text = Annotated[str, Field(description="What to say.", examples=["Good morning."], json_schema_extra=_NOT_EMPTY)]
+VoiceName = Annotated[str, Field(description="A voice of GET /v1/voices.")]
 Format = Annotated[AudioFormat, Field(description="Of the answer; ogg is Opus too, pcm is s16le mono without header.")]
 Base64Audio = Annotated[
     str, Field(min_length=1, description="A recording whose voice to use, as base64: wav, flac, mp3, ogg, opus, aiff.")
@@ -169,6 +172,13 @@ class OpenAIVoice(Strict):
     id: VoiceName
 
 
+def _own_speed(value: float) -> float:
+    """Take the voice's own speed and no other."""
+    if value != 1:
+        raise PydanticCustomError("speed", "only 1 can be spoken here")
+    return value
+
+
 def _voice_name(value: Any) -> Any:
     """Take `{"id": name}` for the name."""
     name = value["id"] if isinstance(value, dict) and set(value) == {"id"} else value
@@ -194,7 +204,9 @@ class OpenAISpeechBody(Sampling):
         VoiceName | None, BeforeValidator(_voice_name, json_schema_input_type=VoiceName | OpenAIVoice | None)
     ] = Field(None, description="A voice of GET /v1/voices; OpenAI's own names mean the default voice.")
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
-    speed: float = Field(1.0, ge=1, le=1, description="The voice's own; no other can be made.")
+    speed: Annotated[float, AfterValidator(_own_speed)] = Field(
+        1.0, description="The voice's own; no other can be made.", json_schema_extra={"minimum": 1, "maximum": 1}
+    )
     instructions: str | None = Field(None, description="Ignored.")
     stream_format: Literal["audio", "sse"] = "audio"
 
@@ -279,8 +291,8 @@ class VoicesAnswer(BaseModel):
 class VoiceForm(Strict):
     """The fields of `POST /v1/voices` beside its file `audio`."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", examples=["grandmother"])
-    text: str = Field("", description="What is said in the recording, word for word.")
+    name: str = Field(examples=["grandmother"], json_schema_extra={"pattern": r"^[a-z0-9][a-z0-9_-]{0,63}$"})
+    text: str = Field(description="What is said in the recording, word for word.", json_schema_extra=_NOT_EMPTY)
     description: str = Field("", max_length=500)
     replace: bool = Field(False, description="Take the place of an added voice of this name.")
 

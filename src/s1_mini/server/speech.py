@@ -48,7 +48,7 @@ async def speak(
     Raises the engine's errors, `VoiceNotFoundError`, and `RequestTimeoutError` if it takes longer than it may.
     What fails in a stream later is raised from `body`. Cancelling the caller cancels the request.
     """
-    record.voice = request.voice or ("reference" if request.reference_audio else "default")
+    record.voice = (request.voice or ("reference" if request.reference_audio else "default"))[:64]
     record.audio_format, record.streams = request.audio_format, request.streams
     record.spoken = time.perf_counter()
     chunks = _noted(engine, request, record)

@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketState
 
 from s1_mini.audio.reference import read_recording
@@ -44,6 +44,11 @@ LOOK_S = 0.25  # between looks at the clock and at whether the server goes down
 
 Input = Annotated[SessionConfig | InputText | InputDone, Field(discriminator="type")]
 _INPUT: TypeAdapter[Any] = TypeAdapter(Input)
+MESSAGES: dict[str, type[BaseModel]] = {
+    "session.config": SessionConfig,
+    "input.text": InputText,
+    "input.done": InputDone,
+}
 
 
 @router.websocket("/v1/audio/speech/stream")
@@ -65,6 +70,7 @@ class Session:
         self._held = self._state.gate.hold()  # the recording's bytes
         self._rest = ""
         self._stretches: asyncio.Queue[SpeechRequest | None] = asyncio.Queue()
+        self._says: bool | None = None  # whether what came says anything; None before any text came
         self._num_waiting = 0  # characters in there
         self._num_spoken = 0
         self._last_moved = time.monotonic()  # a message came, or something was spoken
@@ -159,7 +165,7 @@ class Session:
                 self._add(text)
                 return False
             case _:
-                self._put(self._rest)
+                self._put(self._rest, is_last=True)
                 self._stretches.put_nowait(None)
                 return True
 
@@ -179,15 +185,18 @@ class Session:
         ahead = self._num_waiting + len(text)
         if ahead > allowed:
             raise TextError("text", f"is {ahead} characters ahead of what is spoken; at most {allowed} are allowed")
+        self._says = bool(self._says)
         whole, self._rest = split_arriving(self._rest + text)
         while len(self._rest) > MAX_REST:
             cut = self._rest.rfind(" ", 1, MAX_REST) + 1 or MAX_REST
             whole, self._rest = f"{whole} {self._rest[:cut]}", self._rest[cut:]
         self._put(whole)
 
-    def _put(self, text: str) -> None:
-        if not is_speakable(text):
-            return
+    def _put(self, text: str, *, is_last: bool = False) -> None:
+        if is_speakable(text):
+            self._says = True
+        elif not is_last or self._says is not False:
+            return  # a text that says nothing from its beginning to its end goes on, and the engine refuses it
         config = self._config
         request = SpeechRequest(
             text=text,
@@ -236,7 +245,8 @@ def _parse(text: str) -> SessionConfig | InputText | InputDone:
         parsed: SessionConfig | InputText | InputDone = _INPUT.validate_json(text, strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
+        kind = MESSAGES.get(str(problems[0]["loc"][0])) if problems[0]["loc"] else None
         for each in problems:
             each["loc"] = each["loc"][1:]  # the first part is the message's type
-        raise from_validation(problems) from None
+        raise from_validation(problems, kind.model_fields if kind else ()) from None
     return parsed
