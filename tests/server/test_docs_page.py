@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shlex
@@ -10,8 +11,9 @@ import httpx2
 import pytest
 from playwright.sync_api import Page, expect
 
+from s1_mini.server.limits import GUARDED
 from tests.server.conftest import Door
-from tests.server.test_page import TOO_PALE, Open, browser, needs_browser, visit
+from tests.server.test_page import ROOT, TOO_PALE, Open, browser, needs_browser, visit
 
 __all__ = ["browser", "visit"]  # fixtures
 
@@ -67,7 +69,7 @@ def test_its_examples_do_what_they_say(docs: Page, http: httpx2.Client, door: Do
     commands = [shlex.split(line) for line in lines]
     sent = [command for command in commands if "-d" in command]
 
-    assert {command[0] for command in commands} == {"curl"}
+    assert {tuple(command[:3]) for command in commands} == {("curl", "-sS", "--fail-with-body")}
     assert len(sent) >= 4
     assert {command[-1] for command in sent if "-o" in command} == {"speech.wav", "speech.mp3"}
     for command in sent:
@@ -101,6 +103,15 @@ def test_it_runs_the_packages_own_files_only(http: httpx2.Client) -> None:
 
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'; script-src 'self'; style-src 'self'" in page.headers["content-security-policy"]
-    assert not re.search(r"<style|style=|<script(?![^>]* src=)|\son\w+=|https?://", page.text)
+    assert not re.search(r"<style|style=|<script(?![^>]* src=)|\son\w+=|(?<!<a href=\")https?://", page.text)
     for name in re.findall(r'"(static/[^"]+)"', page.text):
         assert http.get(f"/{name}").status_code == 200
+
+
+def test_it_says_which_paths_want_the_key_and_where_to_read_on(http: httpx2.Client) -> None:
+    page, package = http.get("/docs").text, configparser.ConfigParser()
+    package.read(ROOT / "setup.cfg")
+    urls = dict(line.split(" = ") for line in package["metadata"]["project_urls"].strip().splitlines())
+
+    assert all(f"<code>{path}</code>" in page for path in GUARDED)
+    assert f'<a href="{urls["Documentation"].replace("/tree/", "/blob/")}/http.md#' in page

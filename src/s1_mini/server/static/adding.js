@@ -2,7 +2,7 @@
 
 import { addVoice } from "./api.js";
 import { element, setIcon } from "./dom.js";
-import { MAX_S, MIN_S, Recorder, toWav } from "./recording.js";
+import { BEST, Recorder, isBest, toWav } from "./recording.js";
 
 const TO_READ = "Every morning the harbour wakes slowly. Boats leave one by one, gulls follow them, and by noon the whole town smells of salt and fresh bread.";
 
@@ -10,6 +10,8 @@ const TO_READ = "Every morning the harbour wakes slowly. Boats leave one by one,
 export class Adding extends EventTarget {
   dialog = element("add-dialog");
   recording = null; // what will be sent
+  refusal = ""; // why the last recording was not taken
+  taking = null; // settled once the last recording was read
   recorder = null;
 
   constructor() {
@@ -17,7 +19,10 @@ export class Adding extends EventTarget {
     element("add-open").addEventListener("click", () => this.open());
     element("add-cancel").addEventListener("click", () => this.dialog.close());
     this.dialog.addEventListener("close", () => this.clear());
-    element("add-file").addEventListener("change", ({ target }) => this.take(target.files[0]));
+    element("add-file").addEventListener("change", ({ target }) => {
+      this.taking = this.take(target.files[0]);
+    });
+    element("add-form").addEventListener("input", () => this.tell(""));
     element("record").addEventListener("click", () => this.record());
     element("add-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -33,6 +38,7 @@ export class Adding extends EventTarget {
 
   async take(blob) {
     this.recording = null;
+    this.refusal = "";
     this.tell("");
     this.showSound(null);
     if (!blob) return;
@@ -41,7 +47,8 @@ export class Adding extends EventTarget {
       this.recording = file;
       this.showSound(file, seconds);
     } catch (error) {
-      this.tell(error.message);
+      this.refusal = error.message;
+      this.tell(this.refusal);
     }
   }
 
@@ -51,7 +58,8 @@ export class Adding extends EventTarget {
     if (file) player.src = URL.createObjectURL(file);
     else player.removeAttribute("src");
     player.hidden = !file;
-    const known = seconds === null ? "This browser cannot read the file; the server will try." : `${seconds.toFixed(1)} s.`;
+    const length = `${seconds?.toFixed(1)} s${isBest(seconds) ? "" : `; ${BEST}`}.`;
+    const known = seconds === null ? "This browser cannot read the file; the server will try." : length;
     element("record-note").textContent = file ? known : "";
   }
 
@@ -78,7 +86,7 @@ export class Adding extends EventTarget {
     this.showRecording(false);
     if (!this.dialog.open) return;
     element("add-file").value = "";
-    await this.take(blob);
+    await (this.taking = this.take(blob));
   }
 
   showRecording(runs) {
@@ -86,7 +94,7 @@ export class Adding extends EventTarget {
     element("record").querySelector("span").textContent = runs ? "Stop recording" : "Use the microphone";
     element("level").hidden = element("record-clock").hidden = !runs;
     element("record-clock").textContent = "0 s";
-    element("record-note").textContent = runs ? `Recording, ${MIN_S} to ${MAX_S} s…` : "";
+    element("record-note").textContent = runs ? `Recording; ${BEST}…` : "";
     element("add-send").disabled = runs;
   }
 
@@ -97,13 +105,15 @@ export class Adding extends EventTarget {
 
   async send() {
     const [name, text] = [element("add-name"), element("add-text")];
-    if (!name.value.trim()) return this.tell("Give the voice a name.", name);
-    if (!this.recording) return this.tell("Choose a recording or make one.", element("add-file"));
-    if (!text.value.trim()) return this.tell("Write what is said in the recording.", text);
     const button = element("add-send");
     button.disabled = true;
-    button.textContent = "Adding…";
     try {
+      await this.taking;
+      if (!this.dialog.open) return;
+      if (!name.value.trim()) return this.tell("Give the voice a name.", name);
+      if (!this.recording) return this.tell(this.refusal || "Choose a recording or make one.", element("add-file"));
+      if (!text.value.trim()) return this.tell("Write what is said in the recording.", text);
+      button.textContent = "Adding…";
       const called = name.value.trim().toLowerCase().replace(/\s+/g, "-");
       const voice = await addVoice(called, this.recording, text.value.trim(), element("add-replace").checked);
       this.dialog.close();
@@ -112,6 +122,7 @@ export class Adding extends EventTarget {
       const fields = { name, text, audio: element("add-file") };
       if (error.status === 401) this.dialog.close();
       if (error.status === 401) this.dispatchEvent(new CustomEvent("unauthorized", { detail: error }));
+      else if (error.status === 413) this.tell("The recording is too long for this server.", fields.audio);
       else this.tell(error.message, fields[error.field]);
     } finally {
       button.disabled = false;
@@ -129,6 +140,7 @@ export class Adding extends EventTarget {
   clear() {
     this.recorder?.stop();
     this.recording = null;
+    this.refusal = "";
     element("add-form").reset();
     element("add-text-hint").hidden = true;
     this.showSound(null);

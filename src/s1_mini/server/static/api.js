@@ -3,6 +3,7 @@
 import { keep, recall } from "./kept.js";
 
 const KEY = "s1_mini.key";
+const FOR_ITS_OWNER = / or raise S1_MINI_\w+| \((S1_MINI_\w+(, )?)+\)/g; // the variables that lift a limit of the server
 
 export class ApiError extends Error {
   constructor(message, { status = 0, code = "", field = null, retryAfter = null } = {}) {
@@ -63,6 +64,7 @@ async function readError(response) {
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
   const asks = recall("sessionStorage", KEY) ? "The server does not accept this API key" : "This server asks for an API key";
   let message = response.status === 401 ? asks : error.message || `The server answered ${response.status} ${response.statusText}`.trim();
+  message = message.replace(FOR_ITS_OWNER, "");
   if (!/[.!?]$/.test(message)) message += ".";
   if (retryAfter && !/again/i.test(message)) message += ` Try again in ${retryAfter} s.`;
   return new ApiError(message, { status: response.status, code: error.code, field: error.field, retryAfter });

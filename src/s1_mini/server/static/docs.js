@@ -75,7 +75,7 @@ const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 /** How to call it from a shell; sound goes to a file. */
 function example(method, path, content, body, format) {
   const url = quoted(BASE + path.replace(/{(\w+)}/g, "NAME"));
-  const words = ["curl", method === "delete" ? "-X DELETE" : "", url];
+  const words = ["curl -sS --fail-with-body", method === "delete" ? "-X DELETE" : "", url];
   if (content === "application/json") words.push("-H 'Content-Type: application/json'", `-d ${quoted(JSON.stringify(body))}`);
   if (format) words.push(`-o speech.${format}`);
   return make("pre", {}, words.filter(Boolean).join(" "));

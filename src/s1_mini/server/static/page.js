@@ -37,6 +37,8 @@ async function start() {
   if (abort) return;
   showError(null);
   if (!element("text").value.trim()) return showError(new ApiError("Write some text first.", { field: "text" }));
+  const wrong = Object.keys(FIELDS).find((field) => !element(FIELDS[field]).validity.valid);
+  if (wrong) return showError(new ApiError(element(FIELDS[wrong]).dataset.wrong, { field: wrong }));
   voices.stop();
   player.pause();
   audioContext(clip?.rate ?? 44100); // within the click
@@ -166,7 +168,10 @@ function showPlay() {
 
 function showError(error, more = "") {
   for (const id of Object.values(FIELDS)) element(id).removeAttribute("aria-invalid");
-  element("error").textContent = error ? error.message + more : "";
+  const isGone = error?.code === "voice_not_found"; // somebody else has deleted it
+  const hint = isGone ? " The list of voices is up to date now; choose one of it." : "";
+  element("error").textContent = error ? error.message + more + hint : "";
+  if (isGone) voices.load();
   if (error?.status === 401) {
     element("key-form").hidden = false;
     element("key").focus();
@@ -207,7 +212,7 @@ voices.addEventListener("listen", () => {
 voices.addEventListener("error", ({ detail }) => showError(detail));
 adding.addEventListener("unauthorized", ({ detail }) => showError(detail));
 adding.addEventListener("added", async ({ detail: name }) => {
-  await voices.load(name);
+  await voices.choose(name);
   voices.note(`${name} was added.`);
   element("voice-list").querySelector(":checked")?.focus();
 });
@@ -216,6 +221,11 @@ element("speak-form").addEventListener("submit", (event) => {
   event.preventDefault();
   start();
 });
+for (const id of ["speak-form", "key-form"]) {
+  element(id).addEventListener("input", ({ target }) => {
+    if (target !== element("position")) showError(null);
+  });
+}
 element("stop").addEventListener("click", stop);
 element("play").addEventListener("click", () => (player.playing ? player.pause() : player.play()));
 element("position").addEventListener("input", ({ target }) => player.seek(Number(target.value)));

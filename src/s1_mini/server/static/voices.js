@@ -4,8 +4,10 @@ import { deleteVoice, listVoices, speak } from "./api.js";
 import { Clip } from "./clip.js";
 import { Player, audioContext } from "./player.js";
 import { element, setIcon } from "./dom.js";
+import { keep, recall } from "./kept.js";
 
 const RETRY_S = 3;
+const VOICE = "s1_mini.voice"; // the one that was chosen last, in this browser
 
 /** Fires `error` with what went wrong and `listen` when an audition begins. */
 export class Voices extends EventTarget {
@@ -18,19 +20,25 @@ export class Voices extends EventTarget {
     super();
     for (const event of ["finish", "pause"]) this.player.addEventListener(event, () => this.show(null));
     element("delete-yes").addEventListener("click", () => this.deleteChosen());
+    element("voice-list").addEventListener("change", ({ target }) => keep("localStorage", VOICE, target.value));
   }
 
   get chosen() {
     return element("voice-list").querySelector(":checked")?.value;
   }
 
+  choose(name) {
+    keep("localStorage", VOICE, name);
+    return this.load(name);
+  }
+
   /** Ask for the list again, for as long as the engine is starting; keep or set what is chosen. */
-  async load(choose = this.chosen) {
+  async load(choose = this.chosen ?? recall("localStorage", VOICE)) {
     clearTimeout(this.retry);
     try {
       const { voices, keeps_added: keepsAdded } = await listVoices();
       element("add-kept").hidden = keepsAdded;
-      this.fill(voices, choose, keepsAdded);
+      this.fill(voices, choose);
     } catch (error) {
       const again = error.status === 503 || error.status === 0;
       this.note(error.status === 503 ? "The engine is starting…" : again ? error.message : "");
@@ -39,24 +47,25 @@ export class Voices extends EventTarget {
     }
   }
 
-  fill(voices, choose, keepsAdded) {
+  fill(voices, choose) {
     const picked = voices.find(({ name }) => name === choose) ?? voices.find((voice) => voice.is_default) ?? voices[0];
-    this.rows = new Map(voices.map((voice) => [voice.name, this.row(voice, voice === picked, keepsAdded)]));
+    const ordered = [...voices].sort((one, other) => isAdded(one) - isAdded(other)); // added ones last
+    this.rows = new Map(ordered.map((voice) => [voice.name, this.row(voice, voice === picked)]));
     element("voice-list").replaceChildren(...this.rows.values());
     element("voices").setAttribute("aria-busy", "false");
     this.note(voices.length ? "" : "This checkpoint has no named voices; it speaks with one of its own. Add one to choose.");
   }
 
-  row(voice, checked, keepsAdded) {
+  row(voice, checked) {
     const row = element("voice-row").content.firstElementChild.cloneNode(true);
     Object.assign(row.querySelector("input"), { value: voice.name, checked });
     row.querySelector(".name").textContent = voice.name;
-    row.querySelector(".about").textContent = about(voice, keepsAdded);
+    row.querySelector(".about").textContent = about(voice);
     const listen = row.querySelector(".listen");
     listen.setAttribute("aria-label", `Listen to ${voice.name}`);
     listen.addEventListener("click", () => this.listen(voice.name));
     const bin = row.querySelector(".delete");
-    bin.hidden = voice.source !== "added";
+    bin.hidden = !isAdded(voice);
     bin.setAttribute("aria-label", `Delete ${voice.name}`);
     bin.addEventListener("click", () => this.askToDelete(voice.name));
     return row;
@@ -132,8 +141,10 @@ export class Voices extends EventTarget {
     try {
       await deleteVoice(this.doomed);
     } catch (error) {
-      element("delete-error").textContent = error.message;
-      return;
+      if (error.code !== "voice_not_found") {
+        element("delete-error").textContent = error.message;
+        return;
+      }
     }
     this.clips.delete(this.doomed);
     element("delete-dialog").close();
@@ -151,9 +162,11 @@ export class Voices extends EventTarget {
   }
 }
 
-function about({ description, is_default: isDefault, source, seconds }, keepsAdded) {
-  const isAdded = source === "added";
-  const parts = [description, isDefault && "default", isAdded && `added, ${seconds.toFixed(1)} s`];
-  parts.push(isAdded && !keepsAdded && "until the server ends");
+function isAdded({ source }) {
+  return source === "added";
+}
+
+function about(voice) {
+  const parts = [voice.description, voice.is_default && "default", isAdded(voice) && `added, ${voice.seconds.toFixed(1)} s`];
   return parts.filter(Boolean).join(" · ");
 }
