@@ -155,6 +155,7 @@ def test_what_a_client_says_in_attributes_never_comes_back(http: httpx2.Client) 
         ({"json": SHORT | {"voice": "nobody"}}, 404, "voice_not_found"),
         ({"json": SHORT | {"pitch": 1}}, 422, "request_invalid"),
         ({"json": SHORT | {"text": " "}}, 422, "text_invalid"),
+        ({"json": SHORT | {"text": ""}}, 422, "text_invalid"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_code(
