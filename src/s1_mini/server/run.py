@@ -129,7 +129,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_ends = float("inf")
         self._began = time.monotonic()
         self._url = ""
-        self._is_ready = False  # and it was told
+        self._told: set[str] = set()  # events
         self._ending: asyncio.Task[None] | None = None
         self.last_resort = threading.Timer(app.state.settings.drain_timeout_s, self._leave)
         self.last_resort.daemon = True
@@ -139,7 +139,7 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started:
             self._url = _url(self.config.host, self.servers[0].sockets[0].getsockname()[1])
-            logger.info("listening", extra={"fields": {"event": "listening", "url": self._url}})
+            self._tell("listening", url=self._url)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to drain; at the second signal, stop at once."""
@@ -150,12 +150,13 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Look, ten times a second, whether it is time to go."""
         gate = self._state.gate
-        if not self._is_ready and gate.refusal() is None:
-            self._is_ready = True
-            fields = {"event": "ready", "url": self._url, "device": gate.health()["device"]["value"]}
-            logger.info("ready", extra={"fields": fields | {"seconds": round(time.monotonic() - self._began, 1)}})
+        if "ready" not in self._told and gate.refusal() is None:
+            seconds = round(time.monotonic() - self._began, 1)
+            self._tell("ready", url=self._url, device=gate.health()["device"]["value"], seconds=seconds)
         if gate.failure is not None:
             self._begin_drain()
+        if gate.is_draining and "draining" not in self._told and (gate.failure is None or "ready" in self._told):
+            self._tell("draining", requests=gate.num_inside)  # not by the signal, which may interrupt another line
         if gate.is_draining and not self.should_exit:
             left = (self._drain_ends - time.monotonic()) / self._state.settings.drain_timeout_s
             if left < TELL and self._ending is None:
@@ -165,14 +166,15 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = gate.num_inside == 0 or left <= EXIT
         return await super().on_tick(counter)
 
+    def _tell(self, event: str, **fields: object) -> None:
+        self._told.add(event)
+        logger.info(event, extra={"fields": {"event": event, **fields}})
+
     def _begin_drain(self) -> None:
         if not self._state.gate.is_draining:
             self._state.gate.is_draining = True
             self.last_resort.start()
             self._drain_ends = time.monotonic() + self._state.settings.drain_timeout_s
-            if self._is_ready:
-                told = {"event": "draining", "requests": self._state.gate.num_inside}
-                logger.info("draining", extra={"fields": told})
 
     def _leave(self) -> None:
         logger.error("not everything ended in time", extra={"fields": {"event": "killed"}})
