@@ -1,0 +1,1 @@
+"""Policy: which request does what next, in integers and seconds. Imports no torch, and opens no array."""

@@ -1,0 +1,34 @@
+"""Items of one utterance on the host, while they are handed from one stage to the next."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from s1_mini.core.stage import Spec
+
+ROOM = 64  # items at the least, so that few blocks are made
+
+
+class Items:
+    """A growing row of items [n, *shape]; one thread extends it while another reads."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._items = np.zeros((0, *spec.shape), np.dtype(spec.dtype))
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def extend(self, items: np.ndarray) -> None:
+        """Add items [n, *shape]."""
+        end = self._count + len(items)
+        if end > len(self._items):
+            grown = np.zeros((max(ROOM, 2 * self._count, end), *self._items.shape[1:]), self._items.dtype)
+            grown[: self._count] = self._items[: self._count]
+            self._items = grown
+        self._items[self._count : end] = items
+        self._count = end
+
+    def cut(self, start: int, stop: int) -> np.ndarray:
+        """Give items start … stop, not copied."""
+        return self._items[max(0, start) : min(stop, self._count)]

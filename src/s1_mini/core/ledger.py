@@ -1,0 +1,60 @@
+"""Requests that were taken in and have not ended, and what is counted of them. Each ends exactly once."""
+
+from __future__ import annotations
+
+from s1_mini.core.request import Request
+from s1_mini.exceptions import S1MiniError
+from s1_mini.metrics import EngineMetrics
+
+
+class Ledger:
+    """The open requests of one engine, by number. Times are seconds of one monotonic clock."""
+
+    def __init__(self, metrics: EngineMetrics | None = None) -> None:
+        self.metrics = metrics or EngineMetrics()
+        self.requests: dict[int, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def all(self) -> list[Request]:
+        """All of them, in the order in which they came."""
+        return list(self.requests.values())
+
+    def late(self, now: float) -> list[Request]:
+        """Those whose time is over."""
+        return [request for request in self.requests.values() if now > request.deadline]
+
+    def add(self, request: Request) -> None:
+        """Take one in."""
+        self.requests[request.number] = request
+
+    def count_admitted(self, request: Request, now: float) -> None:
+        """Count that one got its first slot; only the first time counts."""
+        if request.admitted is None:
+            request.admitted = now
+            self.metrics.queue_s.observe(now - request.arrived)
+
+    def count_begun(self, request: Request, now: float) -> None:
+        """Count that its first prompt is read; likewise."""
+        if request.begun is None and request.admitted is not None:
+            request.begun = now
+            self.metrics.prefill_s.observe(now - request.admitted)
+
+    def end(self, request: Request, error: S1MiniError | None, reason: str, now: float) -> None:
+        """Count an end, and tell it to who listens."""
+        metrics, speech, took = self.metrics, request.speech, now - request.arrived
+        metrics.ends[error.code if error else reason] += 1
+        metrics.total_s.observe(took)
+        metrics.audio_s += speech.sent_s
+        metrics.underruns += speech.underruns
+        if speech.first_sent is not None:
+            metrics.first_chunk_s.observe(speech.first_sent - request.arrived)
+        if speech.sent_s:
+            metrics.real_time_factor.observe(took / speech.sent_s)
+        self.tell_end(request, error)
+
+    def tell_end(self, request: Request, error: S1MiniError | None) -> None:
+        """Do the least of that, unless another thread has just done so."""
+        if self.requests.pop(request.number, None) is not None:
+            request.speech.queue.end(error)

@@ -1,0 +1,132 @@
+"""The way out of the engine: each request's own queue of sound, from the threads that make it to who listens.
+
+The engine never waits for a listener. A listener that goes away tells the engine so, once, through `on_close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from functools import partial
+
+from s1_mini.types import AudioChunk
+
+
+class OutputQueue:
+    """Chunks of one request in order, then nothing more or an error; read by one listener, from any thread."""
+
+    def __init__(self, on_close: Callable[[], None]) -> None:
+        self._on_close = on_close
+        self._chunks: deque[AudioChunk] = deque()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._changed = threading.Condition()
+        self._wake: Callable[[], None] | None = None  # of a listener in an event loop
+
+    # For the engine.
+
+    def put(self, chunk: AudioChunk) -> None:
+        """Deliver a chunk; one that was still being made when the request ended is dropped."""
+        with self._changed:
+            if not self._ended:
+                self._chunks.append(chunk)
+                self._notify()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Deliver the end: all was said, or what went wrong. Comes exactly once."""
+        with self._changed:
+            assert not self._ended, "a request ended twice"
+            self._ended, self._error = True, error
+            self._notify()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the engine has done with this request."""
+        return self._ended
+
+    # For the listener.
+
+    def close(self) -> None:
+        """Listen no more; the engine stops working on this request, if it still does."""
+        if not self._ended:
+            self._on_close()
+
+    def __iter__(self) -> OutputIterator:
+        """Give chunks as they come; raises what went wrong. Closing the iterator cancels the request."""
+        return OutputIterator(self)
+
+    async def __aiter__(self) -> AsyncIterator[AudioChunk]:
+        """Do the same without blocking the event loop."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        with self._changed:
+            self._wake = partial(_set_in_loop, loop, changed)
+        try:
+            while True:
+                changed.clear()
+                with self._changed:
+                    chunk, over = self._take()
+                if chunk is not None:
+                    yield chunk
+                elif over:
+                    return
+                else:
+                    await changed.wait()
+        finally:
+            with self._changed:
+                self._wake = None
+            self.close()
+
+    def wait(self) -> AudioChunk | None:
+        """Wait for the next chunk; None after the last. Raises what went wrong."""
+        with self._changed:
+            while True:
+                chunk, over = self._take()
+                if chunk is not None or over:
+                    return chunk
+                self._changed.wait()
+
+    def _take(self) -> tuple[AudioChunk | None, bool]:
+        if self._chunks:
+            return self._chunks.popleft(), False
+        if self._ended and self._error is not None:
+            raise self._error
+        return None, self._ended
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        if self._wake is not None:
+            self._wake()
+
+
+class OutputIterator(Iterator[AudioChunk]):
+    """The chunks of one queue; who closes it, or lets go of it, even before the first, leaves the request."""
+
+    def __init__(self, queue: OutputQueue) -> None:
+        self._queue, self._is_closed = queue, False
+
+    def __next__(self) -> AudioChunk:
+        try:
+            chunk = self._queue.wait()
+        except BaseException:
+            self.close()
+            raise
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def close(self) -> None:
+        """Listen no more."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._queue.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _set_in_loop(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the event loop is closed: nobody listens there
+        loop.call_soon_threadsafe(event.set)

@@ -1,0 +1,182 @@
+"""How utterances get from stage to stage, and what becomes of a request when the last is done, or something fails.
+
+Pure bookkeeping; whoever calls holds the scheduler's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from s1_mini.core.ledger import Ledger
+from s1_mini.core.messages import Plan, Report
+from s1_mini.core.request import Request, StageSequence, Utterance
+from s1_mini.core.stage_queue import Owners, StageQueue
+from s1_mini.core.waiting_line import WaitingLine
+from s1_mini.exceptions import GenerationError, S1MiniError
+
+
+@dataclass(frozen=True)
+class Follow:
+    """What is to be done for a request once the lock is let go."""
+
+    request: Request
+    work: Callable[[], None]
+
+
+class Pipeline:
+    """The stages of a family, one behind the other."""
+
+    def __init__(
+        self,
+        stages: list[StageQueue],
+        ledger: Ledger,
+        line: WaitingLine,
+        *,
+        wake: Callable[[int], None],
+        on_end: Callable[[], None],
+        extend: Callable[[Request, list[Utterance]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`wake` is called with a stage that has something to do, `extend` with a request's further utterances."""
+        self.stages, self.ledger, self._line = stages, ledger, line
+        self._wake, self._on_end, self._extend, self._clock = wake, on_end, extend, clock
+        self._follows: list[Follow] = []
+        # The stage whose items and calls are counted: the last that is autoregressive.
+        self.counted = max((stage.index for stage in stages if stage.policy.is_autoregressive), default=0)
+
+    def is_behind(self, stage: int) -> bool:
+        """Whether so many only wait for the next stage that no more are begun: items must not pile up."""
+        if stage + 1 == len(self.stages):
+            return False
+        return self.stages[stage + 1].num_waiting >= self.stages[stage].slots.count
+
+    def admit(self, now: float) -> None:
+        """Let waiting utterances into the first stage, as many as it has slots for."""
+        queue = self.stages[0]
+        free = 0 if not len(self._line) or self.is_behind(0) else queue.slots.num_free - len(queue.ready)
+        for utterance in self._line.take(max(0, free), now):
+            utterance.sequences = [StageSequence(utterance, stage.index, stage.policy.output) for stage in self.stages]
+            self.ledger.count_admitted(utterance.request, now)
+            self._feed(utterance.sequences[0], len(utterance.prompt.items), is_final=True)
+
+    def report(self, plan: Plan, report: Report) -> list[Follow]:
+        """Take what came of a plan; give what is to be done without the lock."""
+        queue = self.stages[plan.stage]
+        flight = queue.in_flight.pop(plan.number)
+        for sequence in flight.begun:
+            self.ledger.count_begun(sequence.request, self._clock())
+        for part in plan.prefills:
+            if part.key:
+                queue.keep(part.key, report.saved.get(part.key))
+        for slot, error in report.errors.items():
+            sequence, units = flight.owners[slot]
+            if sequence.units == units:  # else it was launched ahead of a stop, for nothing
+                self.end(sequence.request, error)
+        if report.result is not None:
+            self._take_steps(queue, plan, report, flight.owners)
+        for sequence, _ in flight.owners.values():
+            if sequence.request.has_ended and not queue.policy.is_autoregressive:
+                queue.release(sequence)
+        follows, self._follows = self._follows, []
+        return follows
+
+    def _take_steps(self, queue: StageQueue, plan: Plan, report: Report, owners: Owners) -> None:
+        if queue.index == self.counted:
+            self.ledger.metrics.rows.observe(len(plan.steps))
+        for row, slot in enumerate(plan.steps):
+            sequence, units = owners[slot]
+            if slot in report.skipped:
+                sequence.num_launched -= 1
+            elif sequence.units == units and not sequence.request.has_ended:
+                self._take(queue, sequence, row, report)
+
+    def _take(self, queue: StageQueue, sequence: StageSequence, row: int, report: Report) -> None:
+        """Take what a step made of a sequence."""
+        result, unit, request = report.result, sequence.unit, sequence.request
+        assert result is not None
+        assert unit is not None
+        if not result.valid[row]:
+            self.end(request, GenerationError(f"{queue.policy.not_finite} (item {sequence.produced})"))
+            return
+        sequence.num_steps += 1
+        count, is_over = result.counts[row], result.stops[row]
+        if count:
+            sequence.produced += count
+            if not queue.is_last:
+                sequence.items.extend(result.values[row][:count])
+                self._feed(sequence.utterance.sequences[queue.index + 1], count)
+            if queue.index == self.counted:
+                self.ledger.metrics.frames += count
+        if is_over or sequence.num_steps == unit.steps:
+            request.was_cut |= queue.policy.stops and not is_over
+            self._end_unit(queue, sequence)
+
+    def _end_unit(self, queue: StageQueue, sequence: StageSequence) -> None:
+        unit = sequence.unit
+        assert unit is not None
+        queue.running.remove(sequence)
+        sequence.consumed += unit.consumes
+        sequence.units += 1
+        sequence.unit = None
+        if queue.policy.holds == "unit":
+            queue.release(sequence)
+        self._consider(sequence)
+
+    def _feed(self, sequence: StageSequence, count: int, *, is_final: bool = False) -> None:
+        sequence.available += count
+        sequence.is_final |= is_final
+        self._consider(sequence)
+
+    def _consider(self, sequence: StageSequence) -> None:
+        """See whether a sequence that has no work can begin some, or is done."""
+        if sequence.unit is not None or sequence.next_unit is not None or sequence.is_done:
+            return
+        queue, utterance = self.stages[sequence.stage], sequence.utterance
+        if queue.policy.is_done(sequence.progress):
+            sequence.is_done = True
+            queue.release(sequence)
+            if queue.is_last:
+                self._end_utterance(utterance)
+            else:
+                if sequence.stage + 2 == len(self.stages):
+                    self._continue(utterance)
+                self._feed(utterance.sequences[sequence.stage + 1], 0, is_final=True)
+        else:
+            sequence.next_unit = queue.policy.next_unit(sequence.progress)
+            if sequence.next_unit is not None:
+                queue.ready.append(sequence)
+                self._wake(queue.index)
+
+    def _continue(self, utterance: Utterance) -> None:
+        """Have the other utterances made, in the voice that the first has found."""
+        request = utterance.request
+        make, request.continue_with = request.continue_with, None
+        if make is None:
+            return
+        request.is_continuing = True
+        made = [sequence.items.cut(0, len(sequence.items)) for sequence in utterance.sequences[:-1]]
+        self._follows.append(Follow(request, lambda: self._extend(request, make(made))))
+
+    def _end_utterance(self, utterance: Utterance) -> None:
+        """Go on to a request's next utterance; after the last it ends."""
+        request, now = utterance.request, self._clock()
+        request.front += 1
+        if request.front < len(request.utterances) or request.is_continuing:
+            request.speech.end_utterance(now)
+            self._wake(len(self.stages) - 1)
+        else:
+            request.speech.finish(request.finish_reason, now, queue_s=request.queue_s, prefill_s=request.prefill_s)
+            self.end(request)
+
+    def end(self, request: Request, error: S1MiniError | None = None, *, reason: str = "spoken") -> None:
+        """Let go of all that a request has, and tell its listener; does nothing the second time."""
+        if request.has_ended:
+            return
+        request.has_ended = True
+        self._line.remove(request)
+        for utterance in request.utterances:
+            for sequence in utterance.sequences:
+                self.stages[sequence.stage].drop(sequence)
+        self.ledger.end(request, error, reason, self._clock())
+        self._on_end()

@@ -1,0 +1,19 @@
+"""What a family makes of a sentence piece and a voice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the first stage reads of one utterance."""
+
+    items: np.ndarray  # [S, *shape] of the first stage's input
+    num_shared: int = 0  # leading items that depend on the voice alone, not on the text
+    prefix_key: str = ""  # the same for prompts that share those items
+    voice: Mapping[str, Any] = field(default_factory=dict)  # named arrays that stages are conditioned on beside it

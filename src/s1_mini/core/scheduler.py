@@ -1,0 +1,241 @@
+"""The requests of a chain of stages, from submission to their end, which comes exactly once.
+
+Threads that carry out the plans of some stages ask `wait` and `plan` what to do, and `report` what came of it. One lock
+guards everything; no work is done with it held.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from s1_mini.byte_cache import ByteCache
+from s1_mini.core.ledger import Ledger
+from s1_mini.core.messages import Plan, Report, Saved
+from s1_mini.core.pipeline import Follow, Pipeline
+from s1_mini.core.request import Request, Utterance
+from s1_mini.core.stage import StagePolicy
+from s1_mini.core.stage_queue import StageQueue
+from s1_mini.core.waiting_line import WaitingLine
+from s1_mini.exceptions import (
+    EngineNotReadyError,
+    RequestTimeoutError,
+    S1MiniError,
+)
+
+POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
+LOOK_S = 0.01  # and otherwise
+MAX_PUT_OFF = 4  # plans in a row that do not prefill, since a listener is about to run dry
+
+
+class Scheduler:
+    """Decides what each stage does next. `threads` says which stages are one thread's."""
+
+    def __init__(
+        self,
+        policies: Sequence[StagePolicy],
+        line: WaitingLine,
+        prefixes: ByteCache[Saved],
+        *,
+        threads: Sequence[Sequence[int]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        last = len(policies) - 1
+        self.stages = [StageQueue(i, policy, prefixes, is_last=i == last) for i, policy in enumerate(policies)]
+        self.line, self.prefixes, self.clock = line, prefixes, clock
+        self.ledger = Ledger()
+        threads = [list(range(len(policies)))] if threads is None else threads
+        # Prefill takes nothing from those who wait for sound if that is made in another thread.
+        self._puts_off = any(0 in stages and last in stages for stages in threads)
+        self._num_put_off = 0
+        self._lock = threading.Lock()
+        changed = [threading.Condition(self._lock) for _ in threads]
+        self._changed = {stage: changed[thread] for thread, stages in enumerate(threads) for stage in stages}
+        self._takes_in, self._drains = True, True
+        self._pipeline = Pipeline(
+            self.stages, self.ledger, line, wake=self._wake, on_end=self._wake_for_end, extend=self.extend, clock=clock
+        )
+        self._next_look = 0.0  # for requests whose time is over
+
+    # ---- for callers ----------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Take a request in. Raises `QueueFullError`, or `EngineNotReadyError` once closed."""
+        with self._lock:
+            if not self._takes_in:
+                raise EngineNotReadyError("the engine is stopping and takes in nothing more")
+            # A guess of when there will be room: an utterance takes some seconds, and all slots work at once.
+            self.line.submit(request, max(1.0, 2.0 * len(self.line) / self.stages[0].policy.slots))
+            self.ledger.add(request)
+            self._wake(0)
+
+    def cancel(self, request: Request) -> None:
+        """End a request whose listener has gone; does nothing if it has ended."""
+        with self._lock:
+            if not request.has_ended:
+                now = self.clock()
+                request.speech.finish("cancelled", now, queue_s=request.queue_s, prefill_s=request.prefill_s)
+                self._pipeline.end(request, reason="cancelled")
+
+    def close(self, *, drains: bool) -> None:
+        """Take in no more; what was taken in is finished, or left where it is."""
+        with self._lock:
+            self._takes_in, self._drains = False, drains
+            self._wake_all()
+
+    def end_all(self, error: S1MiniError) -> None:
+        """End every request with an error."""
+        with self._lock:
+            for request in self.ledger.all():
+                self._pipeline.end(request, error)
+
+    def tell_all(self, error: S1MiniError) -> None:
+        """Take in no more and tell every listener, in spite of a thread that does not come back, even with the lock."""
+        held = self._lock.acquire(timeout=LOOK_S)
+        self._takes_in = self._drains = False
+        try:
+            for request in self.ledger.all():
+                self.ledger.tell_end(request, error)
+        finally:
+            if held:
+                self._lock.release()
+
+    @property
+    def takes_in(self) -> bool:
+        """Whether requests are taken in."""
+        return self._takes_in
+
+    # ---- for the threads of stages --------------------------------------------------------------------------------
+
+    def wait(self, stages: Sequence[int], has_other_work: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for work at some stages, all of one thread; tell whether to go on at all."""
+        changed = self._changed[stages[0]]
+        with self._lock:
+            while True:
+                now = self.clock()
+                if 0 in stages:
+                    self._end_late(now)
+                if not self._takes_in and (not self._drains or not (self.ledger or has_other_work())):
+                    self._wake_all()
+                    return False
+                if has_other_work() or any(self._has_work(stage, now) for stage in stages):
+                    return True
+                wakes = self.line.wakes(now) if 0 in stages else None
+                changed.wait(min(POLL_S, wakes) if wakes else POLL_S)
+
+    def wake(self, stage: int) -> None:
+        """Let the thread of a stage look for work."""
+        with self._lock:
+            self._wake(stage)
+
+    def plan(self, stage: int, *, only_first: bool = False) -> Plan | None:
+        """Choose what a stage does next; None if there is nothing to do. With `only_first` small first sounds alone."""
+        with self._lock:
+            now, queue = self.clock(), self.stages[stage]
+            if stage == 0:
+                self._end_late(now)
+                self._pipeline.admit(now)
+            holds_back = stage > 0 and self._pipeline.is_behind(stage)
+            plan = queue.plan(now, only_first=only_first, holds_back=holds_back, puts_off=self._put_off(queue))
+            return None if plan.is_empty else plan
+
+    def deliver(self, plan: Plan, report: Report) -> None:
+        """Give out the sound of a plan of the last stage; called before `report`, and without the lock."""
+        result, now = report.result, self.clock()
+        if result is None:
+            return
+        owners = self.stages[plan.stage].in_flight[plan.number].owners
+        for row, slot in enumerate(plan.steps):
+            sequence, unit = owners[slot][0], owners[slot][0].unit
+            is_good = slot not in report.errors and slot not in report.skipped and result.valid[row]
+            if is_good and unit is not None and not sequence.request.has_ended:
+                sequence.request.speech.push(result.values[row][: result.counts[row]], unit.consumes, now)
+
+    def report(self, plan: Plan, report: Report) -> list[Follow]:
+        """Take what came of a plan; give what is to be done without the lock."""
+        with self._lock:
+            follows = self._pipeline.report(plan, report)
+            self._wake(plan.stage)
+            if plan.stage:
+                self._wake(plan.stage - 1)  # which may have waited for this one
+            return follows
+
+    def extend(self, request: Request, utterances: list[Utterance]) -> None:
+        """Let further utterances of a request wait that was taken in before."""
+        with self._lock:
+            request.is_continuing = False
+            if not request.has_ended:
+                request.utterances += utterances
+                self.line.extend(utterances)
+                self._wake(0)
+
+    def end(self, request: Request, error: S1MiniError) -> None:
+        """End a request with an error; does nothing if it has ended."""
+        with self._lock:
+            self._pipeline.end(request, error)
+
+    def is_busy(self, stage: int) -> bool:
+        """Whether a plan of a stage is being carried out."""
+        return bool(self.stages[stage].in_flight)
+
+    def is_reading(self, stage: int) -> bool:
+        """Whether a stage has prompts to read."""
+        return bool(self.stages[stage].reading or self.stages[stage].ready)
+
+    @property
+    def has_speech(self) -> bool:
+        """Whether the first stage has something to do."""
+        return bool(self.stages[0].reading or self.stages[0].running)
+
+    def audit(self) -> Iterator[str]:
+        """Tell what is held though no request holds it; nothing, if all is well."""
+        with self._lock:
+            if self.ledger or any(queue.in_flight for queue in self.stages):
+                return
+            for queue in self.stages:
+                if queue.slots.num_free != queue.slots.count:
+                    yield f"{queue.slots.count - queue.slots.num_free} slots of the stage {queue.policy.name}"
+                if queue.ready or queue.reading or queue.running:
+                    yield f"sequences of the stage {queue.policy.name}"
+            if len(self.line):
+                yield "waiting utterances"
+
+    # ---- with the lock held ---------------------------------------------------------------------------------------
+
+    def _has_work(self, stage: int, now: float) -> bool:
+        queue, is_behind = self.stages[stage], self._pipeline.is_behind(stage)
+        if queue.has_work(holds_back=is_behind and stage > 0):
+            return True
+        held_back = self.line.wakes(now) if stage == 0 and queue.slots.num_free else None
+        return held_back is not None and held_back <= 0 and not is_behind
+
+    def _put_off(self, queue: StageQueue) -> bool:
+        """Whether this plan reads nothing, for the sake of who is about to run dry; not so for ever."""
+        is_put_off = self._puts_off and queue.index == 0 and self.stages[-1].urgency.somebody_runs_dry
+        self._num_put_off = self._num_put_off + 1 if is_put_off and queue.reading else 0
+        if self._num_put_off > MAX_PUT_OFF:
+            self._num_put_off = 0
+        return self._num_put_off > 0
+
+    def _end_late(self, now: float) -> None:
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_S
+        for request in self.ledger.late(now):
+            made = sum(each.sequences[self._pipeline.counted].produced for each in request.utterances if each.sequences)
+            self._pipeline.end(request, RequestTimeoutError(f"not finished in time, after {made} frames"))
+
+    def _wake(self, stage: int) -> None:
+        self._changed[stage].notify_all()
+
+    def _wake_for_end(self) -> None:
+        """A slot may be free, or all be over."""
+        if self._takes_in:
+            self._wake(0)
+        else:
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        for changed in set(self._changed.values()):
+            changed.notify_all()

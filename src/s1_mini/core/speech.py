@@ -1,0 +1,65 @@
+"""What a request gives: its utterances joined into one stream of sound, and how its listener fares.
+
+Owned by the thread that makes its next sound, of which there is one at a time; others only look.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from s1_mini.audio.join import Joiner
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.types import AudioChunk, FinishReason, Timing
+
+NEVER = float("inf")
+NOTHING = np.zeros(0, np.float32)
+
+
+class Speech:
+    """The sound of one request on its way to a listener. Times are seconds of one monotonic clock."""
+
+    def __init__(self, queue: OutputQueue, *, sample_rate: int, arrived: float, is_streamed: bool = False) -> None:
+        self.queue, self.is_streamed, self._arrived = queue, is_streamed, arrived
+        self.first_sent: float | None = None
+        self.sent_s = 0.0
+        self.runs_dry = NEVER  # when the listener will have heard all of it; never, if nobody listens
+        self.underruns = 0  # chunks that came after the listener had heard all before them
+        self._sample_rate, self._joiner = sample_rate, Joiner(sample_rate=sample_rate)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for the first sound."""
+        return self.is_streamed and self.first_sent is None
+
+    def push(self, wave: np.ndarray, items: int, now: float) -> None:
+        """Give out what `items` items of the last stage but one became."""
+        self._put(self._joiner.push(wave), items, now)
+
+    def end_utterance(self, now: float) -> None:
+        """Give out what was held back; another utterance follows."""
+        self._put(self._joiner.end_piece(), 0, now)
+
+    def finish(self, reason: FinishReason, now: float, *, queue_s: float | None, prefill_s: float | None) -> None:
+        """Give out the last chunk, with the reason of the end and where the first seconds went."""
+        wave = NOTHING if reason == "cancelled" else self._joiner.finish()
+        self._count(wave, now)
+        first_s = None if self.first_sent is None else self.first_sent - self._arrived
+        timing = Timing(queue_s, prefill_s, first_s)
+        self.queue.put(AudioChunk(wave, self._sample_rate, 0, reason, timing))
+
+    def _put(self, wave: np.ndarray, items: int, now: float) -> None:
+        self._count(wave, now)
+        self.queue.put(AudioChunk(wave, self._sample_rate, items))
+
+    def _count(self, wave: np.ndarray, now: float) -> None:
+        """Count sound; a listener who had run dry before it goes on with it now."""
+        if not len(wave):
+            return
+        seconds = len(wave) / self._sample_rate
+        if self.first_sent is None:
+            self.first_sent = now
+        elif now > self.runs_dry:
+            self.underruns += 1
+        self.sent_s += seconds
+        if self.is_streamed:
+            self.runs_dry = seconds + (now if self.runs_dry == NEVER else max(self.runs_dry, now))

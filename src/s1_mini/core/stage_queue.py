@@ -1,0 +1,236 @@
+"""The sequences of one stage that can go on: ready for a unit of work, reading their prefill, or making steps.
+
+Pure bookkeeping with the time as an argument; whoever calls holds the scheduler's lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from s1_mini.byte_cache import ByteCache
+from s1_mini.core.messages import Begin, Load, Plan, Prefill, Saved
+from s1_mini.core.request import StageSequence
+from s1_mini.core.slots import Slots
+from s1_mini.core.stage import StagePolicy
+from s1_mini.core.urgency import Urgency
+
+PREFILL_POSITIONS = 256  # of all sequences, that one plan reads
+MAX_PREFILLS = 4  # of one plan: each costs some time of its own, however short
+MIN_SHARED = 16  # positions; shorter prefixes are read sooner than they are found
+SMALL_CHUNK = 4  # items of a first sound that may be made between two steps
+
+
+Owners = dict[int, tuple[StageSequence, int]]  # by slot: whose it is, and how many units were over then
+
+
+@dataclass(frozen=True)
+class Flight:
+    """What is remembered of a plan until its report is in."""
+
+    owners: Owners
+    begun: list[StageSequence]  # whose prompt it reads to its end
+
+
+class StageQueue:
+    """One stage's slots, and what is done in them next."""
+
+    def __init__(self, index: int, policy: StagePolicy, prefixes: ByteCache[Saved], *, is_last: bool) -> None:
+        self.index, self.policy, self.is_last = index, policy, is_last
+        self.slots, self.urgency, self.prefixes = Slots(policy.slots), Urgency(), prefixes
+        self.ready: list[StageSequence] = []  # for a unit, with a slot or without
+        self.reading: list[StageSequence] = []
+        self.running: list[StageSequence] = []
+        self.in_flight: dict[int, Flight] = {}  # plans without a report, by number
+        self._saving: set[str] = set()  # keys of prefixes whose report is not in
+        self._num_plans = 0
+
+    # ---- what there is to do --------------------------------------------------------------------------------------
+
+    def can_begin(self, sequence: StageSequence) -> bool:
+        """Whether a ready sequence may begin: it finds a slot, and its turn in its request has come."""
+        if sequence.slot is None and not self.slots.num_free:
+            return False
+        return self._is_its_turn(sequence)
+
+    def has_work(self, *, holds_back: bool) -> bool:
+        """Whether a plan would do anything."""
+        if self.reading or any(self.can_begin(seq) and (seq.units or not holds_back) for seq in self.ready):
+            return True
+        return any(seq.unit and seq.num_launched < seq.unit.steps for seq in self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences whose input is complete and that wait for this stage alone."""
+        return sum(sequence.is_final and self._is_its_turn(sequence) for sequence in self.ready)
+
+    def _is_its_turn(self, sequence: StageSequence) -> bool:
+        return not self.is_last or sequence.utterance.index == sequence.request.front
+
+    # ---- plans ----------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float, *, only_first: bool = False, holds_back: bool = False, puts_off: bool = False) -> Plan:
+        """Choose what to do next, perhaps nothing.
+
+        With `only_first` small first sounds alone; with `holds_back` no utterance is begun, with `puts_off` none read.
+        """
+        plan = Plan(self.index, self._num_plans)
+        begun: list[StageSequence] = []
+        if self.policy.is_autoregressive:
+            self._begin_all(plan, holds_back=holds_back)
+            begun = [] if puts_off else self._read(plan)
+            for sequence in self.running:
+                self._step(sequence, plan)
+        else:
+            self._begin_chosen(plan, now, only_first=only_first)
+        if not plan.is_empty:
+            self._num_plans += 1
+            self.in_flight[plan.number] = Flight(self._owners(plan), begun)
+        return plan
+
+    def _owners(self, plan: Plan) -> Owners:
+        slots = {*plan.steps, *(each.slot for each in plan.begins), *(each.slot for each in plan.prefills)}
+        slots |= {each.slot for each in plan.loads}
+        rows = [(seq.slot, seq) for seq in (*self.reading, *self.running)]
+        return {slot: (seq, seq.units) for slot, seq in rows if slot is not None and slot in slots}
+
+    def _begin_all(self, plan: Plan, *, holds_back: bool) -> None:
+        for sequence in list(self.ready):
+            if self.can_begin(sequence) and (sequence.units or not holds_back):
+                self._begin(sequence, plan)
+                self.reading.append(sequence)
+        for sequence in self.reading:
+            if sequence.num_read == 0:
+                self._load_prefix(sequence, plan)
+
+    def _begin_chosen(self, plan: Plan, now: float, *, only_first: bool) -> None:
+        able = [sequence for sequence in self.ready if self.can_begin(sequence)]
+        if only_first:
+            able = [seq for seq in able if seq.request.speech.is_awaited and _size(seq) <= SMALL_CHUNK]
+        if not able:
+            return
+        first = self.urgency.choose(able, now)
+        plan.size = _size(first)
+        like = [sequence for sequence in able if sequence is not first and _size(sequence) == plan.size]
+        most = self.policy.most_together(plan.size)
+        chosen = [first, *(self.urgency.order(like, now)[: most - 1] if most > 1 else [])]
+        for sequence in chosen:
+            if self.can_begin(sequence):  # slots may run out on the way
+                self.urgency.note(sequence)
+                self._begin(sequence, plan)
+                self.running.append(sequence)
+                self._step(sequence, plan)
+
+    def _begin(self, sequence: StageSequence, plan: Plan) -> None:
+        unit, utterance = sequence.next_unit, sequence.utterance
+        assert unit is not None
+        if sequence.slot is None:
+            sequence.slot = self.slots.allocate()
+        self.ready.remove(sequence)
+        sequence.begin()
+        inputs: Any = utterance.prompt.items
+        if self.index:
+            inputs = utterance.sequences[self.index - 1].items.cut(unit.start, unit.stop)
+        produced = sequence.produced
+        plan.begins.append(
+            Begin(
+                slot=sequence.slot,
+                number=sequence.units,
+                inputs=inputs,
+                past=sequence.items.cut(produced - unit.past, produced),
+                produced=produced,
+                steps=unit.steps,
+                size=unit.size,
+                is_last=unit.is_last,
+                conditions=utterance.conditions,
+            )
+        )
+
+    def _step(self, sequence: StageSequence, plan: Plan) -> None:
+        unit = sequence.unit
+        if unit is not None and sequence.slot is not None and sequence.num_launched < unit.steps:
+            sequence.num_launched += 1
+            plan.steps.append(sequence.slot)
+
+    # ---- prefill --------------------------------------------------------------------------------------------------
+
+    def _read(self, plan: Plan) -> list[StageSequence]:
+        """Read on in some prompts; give those that are read to their end now, and go on to steps."""
+        room, done = PREFILL_POSITIONS, []
+        for sequence in [each for each in self.reading if not self._waits_for_prefix(each)]:
+            unit, slot = sequence.unit, sequence.slot
+            assert unit is not None
+            assert slot is not None
+            while room and sequence.num_read < unit.prefill and len(plan.prefills) < MAX_PREFILLS:
+                start, shared = sequence.num_read, self._num_shared(sequence)
+                # None reaches over the end of what is shared: what is cached is read in the parts of what is not.
+                stop = min(start + room, shared if start < shared else unit.prefill)
+                key = sequence.utterance.prompt.prefix_key if stop == shared else ""
+                if key in self.prefixes or key in self._saving:
+                    key = ""
+                elif key:
+                    self._saving.add(key)
+                plan.prefills.append(Prefill(slot, start, stop, key))
+                sequence.num_read, room = stop, room - (stop - start)
+            if sequence.num_read == unit.prefill:
+                self.reading.remove(sequence)
+                self.running.append(sequence)
+                done.append(sequence)
+        return done
+
+    def _num_shared(self, sequence: StageSequence) -> int:
+        """Positions that other requests' prompts have, too; 0 if they are too few to be kept."""
+        prompt, unit = sequence.utterance.prompt, sequence.unit
+        if self.index or sequence.units or unit is None or not prompt.prefix_key or prompt.num_shared < MIN_SHARED:
+            return 0
+        return min(prompt.num_shared, unit.prefill)
+
+    def _load_prefix(self, sequence: StageSequence, plan: Plan) -> None:
+        key = sequence.utterance.prompt.prefix_key
+        if not self._num_shared(sequence) or (sequence.has_looked and key not in self.prefixes):
+            return  # it was missed once, and counted
+        sequence.has_looked = True
+        saved = self.prefixes.get(key)
+        if saved is not None and sequence.slot is not None:
+            plan.loads.append(Load(sequence.slot, saved))
+            sequence.num_read = saved.positions
+
+    def keep(self, key: str, saved: Saved | None) -> None:
+        """Take in a prefix that was saved; None if there was no memory for it."""
+        self._saving.discard(key)
+        if saved is not None:
+            self.prefixes.put(key, saved, saved.num_bytes)
+
+    def _waits_for_prefix(self, sequence: StageSequence) -> bool:
+        """Whether another is reading, or saving, what this one shares with it: that is read once."""
+        if sequence.num_read or not self._num_shared(sequence):
+            return False
+        key = sequence.utterance.prompt.prefix_key
+        if key in self._saving:
+            return True
+        first = next(each for each in self.reading if each.utterance.prompt.prefix_key == key)
+        return first is not sequence and first.num_read < self._num_shared(first)
+
+    # ---- ends -----------------------------------------------------------------------------------------------------
+
+    def release(self, sequence: StageSequence) -> None:
+        """Free its slot, if it has one."""
+        if sequence.slot is not None:
+            self.slots.free(sequence.slot)
+            sequence.slot = None
+
+    def drop(self, sequence: StageSequence) -> None:
+        """Let go of a sequence whose request has ended.
+
+        A stage that is autoregressive carries out its plans in order, so its slot is free at once. Of the others,
+        several threads may carry out plans: a slot in work is free with its report.
+        """
+        for sequences in (self.ready, self.reading, self.running):
+            if sequence in sequences:
+                sequences.remove(sequence)
+        if self.policy.is_autoregressive or sequence.unit is None:
+            self.release(sequence)
+
+
+def _size(sequence: StageSequence) -> int:
+    return 1 if sequence.next_unit is None else sequence.next_unit.size

@@ -1,0 +1,187 @@
+"""What a stage does again and again as captured CUDA graphs, all made before the first request.
+
+cuBLAS has a workspace for each stream of a thread, and a graph goes on with that of the stream it was captured on.
+Graphs that run side by side must therefore not come from one stream: each would write over what the other's products
+count in, and both may wait for ever. Torch gives out a pool of 32 streams in turn, so of two that were made at
+different times nobody knows whether they are one and the same. Those of all stages are made together.
+
+Several engines may be in one process, and one may speak while another starts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import prod
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from s1_mini.layers.staging import stage
+
+WARM_UPS = 2  # before a capture: kernels are compiled, workspaces made
+STREAMS = 8  # of a GPU, one for each stage that captures; torch's pool has more
+
+# One capture at a time, its warm-ups included: on a stream that captures, what another engine does would be captured.
+one_capture = threading.RLock()
+# Torch refuses to replay a graph while it captures another: both touch its random numbers, of which ours use none.
+_replays = threading.Lock()
+
+Key = TypeVar("Key", bound=Hashable)
+Wait = Callable[[], list[np.ndarray]]
+
+
+def graph_stream(device: torch.device, stage_number: int) -> torch.cuda.Stream:
+    """Give the stream of a GPU on which a stage of this number captures; the first call makes all."""
+    with one_capture:
+        return _streams(torch.cuda.current_device() if device.index is None else device.index)[stage_number]
+
+
+@lru_cache
+def _streams(index: int) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(index) for _ in range(STREAMS)]
+
+
+def capture(
+    work: Callable[[], None], stream: torch.cuda.Stream, pool: Any, done: torch.cuda.Event | None = None
+) -> Callable[[], None]:
+    """Do `work` some times, then give what does it again in one launch, and records `done` behind it.
+
+    What other threads do meanwhile is not captured.
+    """
+    with one_capture:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                work()
+        graph = torch.cuda.CUDAGraph()
+        captures = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+        with _replays, captures:  # the second waits for the device as it is entered
+            work()
+
+    def replay() -> None:
+        with _replays:  # the event, too: the stream may be captured on as soon as it is free
+            graph.replay()
+            if done is not None:
+                done.record()
+
+    return replay
+
+
+class Buffer(NamedTuple):
+    """What a graph reads or writes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.int64
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """How the calls of one kind are captured and replayed."""
+
+    stream: torch.cuda.Stream | None = None  # on which they are captured; None where nothing is
+    pool: Any = None  # memory of graphs of one stage: they may share it, since one runs at a time
+    is_beside: bool = False  # whether they are replayed on that stream, too, or on the thread's own
+    is_staged: bool = False  # whether a call may follow the last at once: inputs are copied, and outputs are none
+    sleeps: bool = False  # whether who waits for one gives its core away
+    own_kernels: bool = False  # whether cuDNN is left out, which makes plans for every size
+
+
+class StepGraphs(Generic[Key]):
+    """One call for several keys, such as sizes of a batch: inputs and outputs lie in pinned memory that all share.
+
+    One runs at a time; its outputs must be waited for before the next is launched, or are lost. On a CPU nothing is
+    captured: the same is done step by step, to be looked at.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Sequence[Tensor]],
+        keys: Sequence[Key],
+        inputs: Callable[[Key], Sequence[Buffer]],
+        outputs: Callable[[Key], Sequence[Buffer]],
+        *,
+        device: torch.device,
+        options: GraphOptions,
+    ) -> None:
+        """Capture `call(key, *inputs)` for all `keys`, the largest first: the others find room in its memory."""
+        self._call, self._device, self._options = call, device, options
+        has_outputs = options.stream is not None and any(outputs(key) for key in keys)
+        self._done = torch.cuda.Event(blocking=options.sleeps) if has_outputs else None
+        self._memory: dict[tuple[str, int], Tensor] = {}
+        for kind, buffers in (("in", inputs), ("out", outputs)):
+            for key in keys:
+                for at, buffer in enumerate(buffers(key)):
+                    self._reserve((kind, at), buffer)
+        self._graphs = {
+            key: self._prepare(key, self._views("in", inputs(key)), self._views("out", outputs(key))) for key in keys
+        }
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def launch(self, key: Key, *arrays: np.ndarray) -> Wait:
+        """Begin the call of a key; give what waits for its outputs."""
+        graph = self._graphs[key]
+        for place, array in zip(graph.inputs, arrays, strict=True):
+            values = torch.from_numpy(array)
+            place.copy_(stage(values, self._device) if self._options.is_staged else values)
+        self.replay(key)
+        return partial(self._wait, graph)
+
+    def replay(self, key: Key) -> None:
+        """Begin the call of a key with the inputs of the last, and wait for nothing: for measurements."""
+        with torch.cuda.stream(self._options.stream) if self._options.is_beside else nullcontext():
+            self._graphs[key].replay()
+
+    def _wait(self, graph: _Graph) -> list[np.ndarray]:
+        if self._done is not None:
+            self._done.synchronize()
+        return [output.numpy().copy() for output in graph.outputs]  # the next call overwrites them
+
+    def _reserve(self, name: tuple[str, int], buffer: Buffer) -> None:
+        """Make room for the largest of some buffers; views of it are made when all are known."""
+        size = prod(buffer.shape)
+        known = self._memory.get(name)
+        if known is None or known.numel() < size:
+            on_device = self._options.is_staged and name[0] == "in"
+            is_pinned = self._options.stream is not None and not on_device
+            device = self._device if on_device else torch.device("cpu")
+            self._memory[name] = torch.zeros(size, dtype=buffer.dtype, device=device, pin_memory=is_pinned)
+
+    def _views(self, kind: str, buffers: Sequence[Buffer]) -> list[Tensor]:
+        return [self._memory[kind, at][: prod(buffer.shape)].view(buffer.shape) for at, buffer in enumerate(buffers)]
+
+    def _prepare(self, key: Key, inputs: list[Tensor], outputs: list[Tensor]) -> _Graph:
+        def work() -> None:
+            given = [each.to(self._device, non_blocking=True) for each in inputs]
+            for place, value in zip(outputs, self._call(key, *given), strict=True):
+                place.copy_(value, non_blocking=True)
+
+        stream = self._options.stream
+        if stream is None:
+            return _Graph(work, inputs, outputs)
+        with ExitStack() as settings:
+            if self._options.own_kernels:
+                for setting in _without_plans():
+                    settings.enter_context(setting)
+            return _Graph(capture(work, stream, self._options.pool, self._done), inputs, outputs)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    replay: Callable[[], None]
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+def _without_plans() -> tuple[AbstractContextManager[Any], ...]:
+    """Leave cuDNN out; it took 8 of the 19 seconds of a start (H200, 2026-11). These settings are of all threads."""
+    own = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return one_capture, torch.backends.cudnn.flags(enabled=False), sdpa_kernel(own)

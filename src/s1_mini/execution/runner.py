@@ -1,0 +1,159 @@
+"""Carries out the plans of one stage. What fails is the error of its slot; the others go on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from s1_mini.core.messages import Begin, Load, Plan, Prefill, Report, StepResult
+from s1_mini.exceptions import CapacityError, GenerationError, S1MiniError
+from s1_mini.execution.stage import Pending, Stage
+
+logger = logging.getLogger(__name__)
+
+
+Row = TypeVar("Row", Begin, Load, Prefill)
+Result = TypeVar("Result")
+Part = tuple[list[int], Pending]  # rows of a plan's steps, and what they give
+
+
+class StageRunner:
+    """One stage at work. `let_go` gives memory back when there is none left."""
+
+    def __init__(self, stage: Stage, let_go: Callable[[], None]) -> None:
+        self.stage, self._let_go = stage, let_go
+
+    def run(self, plan: Plan) -> Report:
+        """Carry out a plan. Raises `torch.AcceleratorError` if the device is lost, as all that follows."""
+        return self.step(plan, self.prepare(plan))()
+
+    @torch.inference_mode()
+    def prepare(self, plan: Plan) -> Report:
+        """Do all of a plan but its steps; the device may still be at those of the last."""
+        report = Report()
+        self._each(plan.begins, self.stage.begin, report)
+        self._each(plan.loads, self._load, report)
+        self._prefill(plan, report)
+        return report
+
+    @torch.inference_mode()
+    def step(self, plan: Plan, report: Report) -> Callable[[], Report]:
+        """Launch the steps of a plan that is prepared; give what waits for them."""
+        return partial(self._look, plan, self._step(plan, report), report)
+
+    def _load(self, loads: Sequence[Load]) -> None:
+        for load in loads:
+            self.stage.load(load.slot, load.saved)
+
+    def _prefill(self, plan: Plan, report: Report) -> None:
+        """Read what is to be read together; what is to be saved, up to there and then on."""
+        parts: list[Prefill] = []
+        for part in plan.prefills:
+            parts.append(part)
+            if not part.key:
+                continue
+            self._each(parts, self.stage.prefill, report)
+            parts = []
+            if part.slot not in report.errors:
+                with suppress(torch.OutOfMemoryError):  # it is read again another time
+                    report.saved[part.key] = self.stage.save(part.slot, part.stop)
+        self._each(parts, self.stage.prefill, report)
+
+    def _look(self, plan: Plan, parts: list[Part], report: Report) -> Report:
+        """Wait for the steps of a plan."""
+        if not plan.steps:
+            return report
+        if len(parts) == 1 and len(parts[0][0]) == len(plan.steps):
+            report.result = parts[0][1]()
+            return report
+        count = len(plan.steps)
+        values: list[Any] = [np.zeros(0)] * count
+        joined = StepResult(values, [0] * count, [False] * count, [True] * count)
+        for rows, pending in parts:
+            result = pending()
+            for at, row in enumerate(rows):
+                values[row] = result.values[at]
+                joined.counts[row], joined.stops[row] = result.counts[at], result.stops[at]
+                joined.valid[row] = result.valid[at]
+        report.result = joined
+        return report
+
+    def _each(self, rows: Sequence[Row], work: Callable[[Sequence[Row]], object], report: Report) -> None:
+        """Do some work for all rows together; if that fails, for each alone, so that it fails for those alone."""
+        rows = [row for row in rows if row.slot not in report.errors]
+        if not rows:
+            return
+        try:
+            self._with_memory(lambda: work(rows))
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            if len(rows) == 1:
+                report.errors[rows[0].slot] = as_error(error)
+                return
+            for row in rows:
+                self._each([row], work, report)
+
+    def _step(self, plan: Plan, report: Report) -> list[Part]:
+        rows = [row for row, slot in enumerate(plan.steps) if slot not in report.errors]
+        slots = [plan.steps[row] for row in rows]
+        if not rows:
+            return []
+        try:
+            return [(rows, self._with_memory(lambda: self.stage.step(slots, plan.size)))]
+        except torch.AcceleratorError:
+            raise  # the device is lost, and all that comes would fail
+        except torch.OutOfMemoryError as error:
+            report.errors[slots[-1]] = as_error(error)  # who came last makes room for the others
+            report.skipped |= set(slots[:-1])
+            return []
+        except Exception as error:
+            logger.warning("a step failed; each slot is tried alone", exc_info=error)
+            return self._step_alone(plan, rows, report)
+
+    def _step_alone(self, plan: Plan, rows: Sequence[int], report: Report) -> list[Part]:
+        parts: list[Part] = []
+        for row in rows:
+            slot = plan.steps[row]
+            try:
+                result = self._with_memory(partial(self._make_step, slot, plan.size))
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:
+                report.errors[slot] = as_error(error)
+            else:
+                parts.append(([row], partial(_same, result)))
+        return parts
+
+    def _make_step(self, slot: int, size: int) -> StepResult:
+        return self.stage.step([slot], size)()
+
+    def _with_memory(self, work: Callable[[], Result]) -> Result:
+        """Do some work; if the memory runs out, let go of what can be made anew and try once more."""
+        try:
+            return work()
+        except torch.OutOfMemoryError:
+            pass  # what it held is let go of with the exception, before it is tried again
+        self._let_go()
+        return work()
+
+
+def as_error(error: Exception) -> S1MiniError:
+    """Give what is told to the owner of a slot."""
+    if isinstance(error, S1MiniError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):
+        reason = str(error).partition(".")[0]
+        return CapacityError(f"out of memory: {reason}. Use a shorter text or reference, or fewer requests at once.")
+    logger.error("the model failed", exc_info=error)
+    return GenerationError(f"the model failed on this request: {type(error).__name__}: {error}")
+
+
+def _same(result: StepResult) -> StepResult:
+    return result

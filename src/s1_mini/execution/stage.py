@@ -1,0 +1,41 @@
+"""What the network of a stage must offer to its runner.
+
+It holds the state of some slots, all tensors made once, and changes them in place. A call that raises has changed
+nothing, so that each slot can be tried alone. What a slot gives does not depend on who else is in a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
+
+Pending = Callable[[], StepResult]  # waits for a step that was launched
+
+
+class Stage(Protocol):
+    """One stage of a family on one device; used by one thread, if it does not say otherwise."""
+
+    device: torch.device
+    launches_ahead: bool  # whether a step is only launched, so that the next can follow before it is looked at
+
+    def capture(self) -> None:
+        """Make the graphs of what comes again and again, where the device has such; once, before all else."""
+
+    def begin(self, begins: Sequence[Begin]) -> None:
+        """Let units of work begin in their slots."""
+
+    def prefill(self, parts: Sequence[Prefill]) -> None:
+        """Read positions of the units that these slots are at."""
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:
+        """Make one step of the units in `slots`, all of one shape class; the others rest."""
+
+    def save(self, slot: int, positions: int) -> Saved:
+        """Copy what a slot holds of its first positions."""
+
+    def load(self, slot: int, saved: Saved) -> None:
+        """Put saved positions into a slot, as if they had just been read."""

@@ -1,0 +1,115 @@
+"""Work that is no speech, such as encoding a reference: done by a stage's thread between its plans, bit by bit."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import torch
+
+from s1_mini.exceptions import EngineNotReadyError, QueueFullError
+from s1_mini.execution.runner import as_error
+
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
+
+SPEAKING_SHARE = 3.0  # seconds of speaking, where somebody speaks, for each second of tasks
+
+
+class _Task:
+    """One piece of work; `make` begins it, and begins it anew if the memory ran out on the way."""
+
+    def __init__(self, make: Callable[[], Steps[Any]]) -> None:
+        self.future: Future[Any] = Future()
+        self._make = make
+        self._steps: Steps[Any] | None = None
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """Do the next bit; tell whether that was the last. Raises what it fails with, and can be called again."""
+        if self._steps is None:
+            self._steps = self._make()
+        try:
+            next(self._steps)
+        except StopIteration as end:
+            with suppress(InvalidStateError):
+                self.future.set_result(end.value)
+            return True
+        except BaseException:
+            self._steps = None
+            raise
+        return False
+
+    def end(self, error: Exception) -> None:
+        """Give up, and tell who waits, unless he has been told or waits no more."""
+        if self._steps is not None:
+            self._steps.close()
+        self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Tell who waits; from any thread."""
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+
+class Tasks:
+    """Tasks in line for one thread, at most `max_size` of them."""
+
+    def __init__(
+        self, max_size: int, let_go: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_size, self._let_go, self._clock = max_size, let_go, clock
+        self._tasks: deque[_Task] = deque()
+        self._is_open = True
+        self._next = 0.0  # when the next bit may be done beside speech
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def submit(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
+        """Have done what `make` begins, one `yield` at a time. Raises `QueueFullError` or `EngineNotReadyError`."""
+        if not self._is_open:
+            raise EngineNotReadyError("the engine is stopping and takes in nothing more")
+        if len(self._tasks) >= self._max_size:
+            raise QueueFullError(len(self._tasks), self._max_size, float(len(self._tasks)))
+        task = _Task(make)
+        self._tasks.append(task)
+        return task.future
+
+    def step(self, *, beside_speech: bool) -> None:
+        """Do the next bit of the first task; beside speech only for a share of the time."""
+        if not self._tasks or (beside_speech and self._clock() < self._next):
+            return
+        task, started = self._tasks[0], self._clock()
+        try:
+            is_over = task.future.cancelled() or self._with_memory(task)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            is_over = True
+            task.end(as_error(error) if isinstance(error, torch.OutOfMemoryError) else error)
+        if is_over:
+            self._tasks.popleft()
+        now = self._clock()
+        self._next = now + SPEAKING_SHARE * (now - started)
+
+    def close(self) -> None:
+        """Take in no more."""
+        self._is_open = False
+
+    def end(self, error: Exception, *, tells_only: bool = False) -> None:
+        """End all tasks with an error; with `tells_only` without touching what another thread may be at."""
+        for task in list(self._tasks):
+            (task.fail if tells_only else task.end)(error)
+
+    def _with_memory(self, task: _Task) -> bool:
+        try:
+            return task.step()
+        except torch.OutOfMemoryError:
+            pass
+        self._let_go()
+        return task.step()

@@ -1,0 +1,112 @@
+"""A thread that carries out the plans of some stages, in turn.
+
+Where a stage only launches its steps, the next plan is made while the last is at work, launched as soon as that is
+over, and only then is the last looked at: the device waits for no bookkeeping.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from s1_mini.core.messages import Plan, Report
+from s1_mini.core.scheduler import Scheduler
+from s1_mini.core.watchdog import Heartbeat
+from s1_mini.execution.runner import StageRunner, as_error
+from s1_mini.execution.tasks import Tasks
+
+FIRSTS_A_TURN = 2  # small first sounds that another stage's thread makes between its own steps
+
+
+@dataclass(frozen=True)
+class _Flight:
+    plan: Plan
+    look: Callable[[], Report]
+
+
+class StageWorker:
+    """One thread and its stages. `on_end` is called at its end, with the error that it died of, if it did."""
+
+    def __init__(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        runners: Mapping[int, StageRunner],
+        *,
+        enter: Callable[[], None],
+        on_end: Callable[[BaseException | None], None],
+        tasks: Tasks | None = None,
+        helps: tuple[int, StageRunner] | None = None,
+    ) -> None:
+        """Work on the stages of `runners`, and on `tasks`; `helps` is a stage whose first sounds it may make, too."""
+        self.name, self.heartbeat = name, Heartbeat()
+        self._scheduler, self._runners, self._tasks, self._helps = scheduler, runners, tasks, helps
+        self._enter, self._on_end = enter, on_end
+        self._flights: dict[int, _Flight] = {}
+        self.thread = threading.Thread(target=self._run, name=f"s1_mini {name}", daemon=True)
+
+    def _run(self) -> None:
+        failure: BaseException | None = None
+        try:
+            self._enter()
+            for runner in self._runners.values():
+                runner.stage.capture()
+            stages = list(self._runners)
+            while self._flights or self._scheduler.wait(stages, self._has_tasks):
+                with self.heartbeat:
+                    self.turn()
+        except BaseException as error:
+            failure = error
+        self._on_end(failure)
+
+    def turn(self) -> None:
+        """Do the next thing of each stage, then of the tasks."""
+        for stage, runner in self._runners.items():
+            if runner.stage.launches_ahead:
+                self._turn_ahead(stage, runner)
+            else:
+                self._turn(stage, runner)
+        self._help()
+        if self._tasks is not None:
+            self._tasks.step(beside_speech=self._scheduler.has_speech)
+
+    def _turn(self, stage: int, runner: StageRunner) -> None:
+        room = self._scheduler.stages[stage].policy.items_a_turn
+        while (plan := self._scheduler.plan(stage)) is not None:
+            self._finish(plan, runner.run(plan))
+            room -= len(plan.steps) * plan.size
+            if room <= 0:
+                return
+
+    def _turn_ahead(self, stage: int, runner: StageRunner) -> None:
+        plan, flight = self._scheduler.plan(stage), self._flights.pop(stage, None)
+        prepared = None if plan is None else runner.prepare(plan)
+        report = None if flight is None else flight.look()
+        if plan is not None and prepared is not None:
+            self._flights[stage] = _Flight(plan, runner.step(plan, prepared))
+        if flight is not None and report is not None:
+            self._finish(flight.plan, report)
+
+    def _help(self) -> None:
+        """Make first sounds for a thread that is at others'."""
+        if self._helps is None or not self._scheduler.is_busy(self._helps[0]) or self._scheduler.is_reading(0):
+            return
+        stage, runner = self._helps
+        for _ in range(FIRSTS_A_TURN):
+            plan = self._scheduler.plan(stage, only_first=True)
+            if plan is None:
+                return
+            self._finish(plan, runner.run(plan))
+
+    def _finish(self, plan: Plan, report: Report) -> None:
+        if plan.stage == len(self._scheduler.stages) - 1:
+            self._scheduler.deliver(plan, report)
+        for follow in self._scheduler.report(plan, report):
+            try:
+                follow.work()
+            except Exception as error:
+                self._scheduler.end(follow.request, as_error(error))
+
+    def _has_tasks(self) -> bool:
+        return self._tasks is not None and len(self._tasks) > 0

@@ -1,0 +1,64 @@
+"""What tests of the scheduler share: an engine core with the toy family's stages."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from s1_mini.byte_cache import ByteCache
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.core.prompt import Prompt
+from s1_mini.core.request import Request, Utterance
+from s1_mini.core.speech import Speech
+from s1_mini.core.waiting_line import WaitingLine
+from s1_mini.runtime.engine_core import EngineCore, Placement
+from s1_mini.types import SamplingParams
+from tests.toy.stages import SAMPLE_RATE, Frames, Text, Vocoder, policies
+
+ONE_THREAD = {"all": (0, 1, 2)}
+THREE_THREADS = {"text": (0,), "frames": (1,), "vocoder": (2,)}
+numbers = itertools.count()
+
+
+def start(
+    threads: dict[str, Sequence[int]] = THREE_THREADS, slots: int = 4, *, ahead: bool = False, **options: Any
+) -> EngineCore:
+    stages = Text(launches_ahead=ahead), Frames(launches_ahead=ahead), Vocoder()
+    core = EngineCore(policies(slots), stages, WaitingLine(1000), ByteCache(10**6), Placement(threads), **options)
+    core.start()
+    return core
+
+
+def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **options: Any) -> OutputQueue:
+    options = {"max_steps": 30, "voice": 0.0, "deadline": float("inf"), "streams": True} | options
+    queue = OutputQueue(lambda: core.cancel(request))
+    now = time.monotonic()
+    speech = Speech(queue, sample_rate=SAMPLE_RATE, arrived=now, is_streamed=options["streams"])
+    sampling = SamplingParams(temperature=options.get("temperature", 0.8))
+    request = Request(
+        next(numbers), speech, sampling, seed, now, options["deadline"], options.get("profile", "balanced")
+    )
+    voice = {"speaker": np.full(8, options["voice"], np.float32)}
+    shared = options.get("shared", "")
+    for index, text in enumerate(texts):
+        items = np.array([[ord(each)] for each in shared + text])
+        prompt = Prompt(items, len(shared), shared, voice)
+        request.utterances.append(Utterance(request, index, prompt, options["max_steps"]))
+    core.submit(request)
+    return queue
+
+
+def sound(queue: OutputQueue) -> np.ndarray:
+    return np.concatenate([chunk.audio for chunk in queue])
+
+
+@pytest.fixture
+def core() -> Iterator[EngineCore]:
+    made = start()
+    yield made
+    made.stop(drains=False)

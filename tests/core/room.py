@@ -1,0 +1,61 @@
+"""Requests for tests of the bookkeeping: no model, no clock, no device."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.core.prompt import Prompt
+from s1_mini.core.request import Request, StageSequence, Utterance
+from s1_mini.core.speech import Speech
+from s1_mini.core.stage import Autoregressive, Chunks, Spec
+from s1_mini.types import SamplingParams
+
+CODES = Spec("int64", (2,))
+SIZES = {"ttfa": (1, 2, 4, 8, 12), "balanced": (4, 4, 8, 16, 25), "throughput": (25,)}
+MODEL = Autoregressive(name="model", input=CODES, output=CODES, slots=8, held_back=1)
+CODEC = Chunks(
+    name="codec",
+    input=CODES,
+    output=Spec("float32", rate=16_000),
+    slots=16,
+    sizes=SIZES,
+    rows=(1, 2, 4, 8, 16),
+    max_items=400,
+)
+
+_numbers = count()
+
+
+def request(
+    arrived: float = 0.0, *, pieces: int = 1, positions: int = 20, shared: int = 0, prefix_key: str = "", **fields: Any
+) -> Request:
+    """A request whose utterances have prompts of `positions` positions."""
+    speech = Speech(
+        OutputQueue(lambda: None), sample_rate=16_000, arrived=arrived, is_streamed=fields.pop("streams", False)
+    )
+    speech.first_sent = fields.pop("first_sent", None)
+    speech.runs_dry = fields.pop("runs_dry", float("inf"))
+    made = Request(next(_numbers), speech, SamplingParams(), 0, arrived, float("inf"), **fields)
+    prompt = Prompt(np.zeros((positions, 2), np.int64), shared, prefix_key)
+    made.utterances = [Utterance(made, index, prompt, max_steps=100) for index in range(pieces)]
+    return made
+
+
+def sequence(made: Request, stage: int = 0, index: int = 0) -> StageSequence:
+    """An utterance's sequence at a stage; the others it has, too."""
+    utterance = made.utterances[index]
+    utterance.sequences = utterance.sequences or [StageSequence(utterance, each, CODES) for each in range(2)]
+    return utterance.sequences[stage]
+
+
+def with_items(made: Request, count: int, *, ended: bool = False) -> StageSequence:
+    """The sequence at the codec of a request whose first utterance has made `count` frames."""
+    model, codec = sequence(made, 0), sequence(made, 1)
+    model.items.extend(np.zeros((count, 2), np.int64))
+    codec.available, codec.is_final = count, ended
+    codec.next_unit = CODEC.next_unit(codec.progress)
+    return codec

@@ -1,0 +1,96 @@
+"""What the engine delivers arrives in order, once, in threads and event loops, and a listener's leaving is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.exceptions import GenerationError
+from s1_mini.types import AudioChunk
+
+
+def chunk(value: float) -> AudioChunk:
+    return AudioChunk(np.full(4, value, np.float32), 16_000, 1)
+
+
+@pytest.fixture
+def closings() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def queue(closings: list[int]) -> OutputQueue:
+    return OutputQueue(lambda: closings.append(1))
+
+
+def deliver(queue: OutputQueue, error: Exception | None = None) -> threading.Thread:
+    def work() -> None:
+        for value in (0.1, 0.2, 0.3):
+            queue.put(chunk(value))
+        queue.end(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_chunks_come_in_order_and_end(queue: OutputQueue, closings: list[int]) -> None:
+    thread = deliver(queue)
+
+    assert [float(each.audio[0]) for each in queue] == pytest.approx([0.1, 0.2, 0.3])
+    thread.join()
+    assert closings == []
+
+
+def test_an_event_loop_hears_the_same(queue: OutputQueue) -> None:
+    async def listen() -> list[float]:
+        return [float(each.audio[0]) async for each in queue]
+
+    thread = deliver(queue)
+
+    assert asyncio.run(listen()) == pytest.approx([0.1, 0.2, 0.3])
+    thread.join()
+
+
+def test_an_error_comes_after_what_was_said_before_it(queue: OutputQueue) -> None:
+    deliver(queue, GenerationError("broken")).join()
+    heard: list[float] = []
+
+    def listen() -> None:
+        for each in queue:
+            heard.append(float(each.audio[0]))
+
+    with pytest.raises(GenerationError, match="broken"):
+        listen()
+
+    assert heard == pytest.approx([0.1, 0.2, 0.3])
+    assert queue.has_ended
+
+
+def test_a_listener_that_leaves_is_told_to_the_engine_once(queue: OutputQueue, closings: list[int]) -> None:
+    queue.put(chunk(0.1))
+    listener = iter(queue)
+    next(listener)
+
+    listener.close()
+
+    assert closings == [1]
+
+
+def test_nothing_may_end_twice(queue: OutputQueue) -> None:
+    queue.end()
+
+    with pytest.raises(AssertionError, match="twice"):
+        queue.end()
+
+
+def test_a_listener_that_never_began_leaves_too(queue: OutputQueue, closings: list[int]) -> None:
+    listener = iter(queue)
+
+    del listener
+
+    assert closings == [1]

@@ -1,0 +1,54 @@
+"""Availability decides when a stage works, never what it makes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s1_mini.core.stage import Progress, StagePolicy, Unit
+from tests.core.room import CODEC, MODEL
+from tests.toy.stages import policies
+
+POLICIES = [MODEL, CODEC, *policies(4)]
+
+
+def units_of(policy: StagePolicy, total: int, arrivals: list[int], profile: str) -> list[Unit]:
+    """All units of an utterance whose input of `total` items comes in the given parts."""
+    made, available, consumed, produced = [], 0, 0, 0
+    parts = iter(arrivals)
+    while True:
+        is_final = available == total
+        progress = Progress(available, is_final, consumed, produced, len(made), 50, profile)
+        if policy.is_done(progress):
+            return made
+        unit = policy.next_unit(progress)
+        if unit is None:
+            assert not is_final, "all is there, and nothing comes of it"
+            available = min(total, available + next(parts, total))
+            continue
+        made.append(unit._replace(is_last=False))  # as far as is known
+        consumed, produced = consumed + unit.consumes, produced + unit.steps
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@given(
+    total=st.integers(1, 90),
+    arrivals=st.lists(st.integers(1, 9), max_size=100),
+    profile=st.sampled_from(["ttfa", "balanced", "throughput"]),
+)
+def test_the_units_of_an_utterance_do_not_depend_on_when_its_items_come(
+    policy: StagePolicy, total: int, arrivals: list[int], profile: str
+) -> None:
+    assert units_of(policy, total, arrivals, profile) == units_of(policy, total, [total], profile)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@given(total=st.integers(1, 90), profile=st.sampled_from(["ttfa", "balanced", "throughput"]))
+def test_units_consume_every_item_once_and_see_none_that_is_not_there(
+    policy: StagePolicy, total: int, profile: str
+) -> None:
+    units = units_of(policy, total, [total], profile)
+
+    assert sum(unit.consumes for unit in units) == total
+    assert all(0 <= unit.start <= unit.stop <= total for unit in units)

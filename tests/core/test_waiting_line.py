@@ -1,0 +1,155 @@
+"""The door: bounded, in order, grouping by voice, never holding back longer than allowed, losing nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s1_mini.core.request import SPACING_S
+from s1_mini.core.waiting_line import WaitingLine
+from s1_mini.exceptions import QueueFullError
+from tests.core.room import request
+
+
+def test_pieces_leave_in_the_order_in_which_they_are_due() -> None:
+    queue = WaitingLine(10)
+    late, early = request(5.0), request(1.0)
+    queue.submit(late, 1.0)
+    queue.submit(early, 1.0)
+
+    assert [utterance.request for utterance in queue.take(2, now=6.0)] == [early, late]
+
+
+def test_a_long_text_does_not_keep_a_short_one_waiting() -> None:
+    queue = WaitingLine(10)
+    long, short = request(0.0, pieces=5), request(0.5)
+    queue.submit(long, 1.0)
+    queue.submit(short, 1.0)
+
+    assert [utterance.request for utterance in queue.take(2, now=1.0)] == [long, short]
+
+
+def test_later_pieces_are_not_put_off_for_ever() -> None:
+    queue = WaitingLine(100)
+    queue.submit(request(0.0, pieces=2), 1.0)
+    queue.take(1, now=0.0)
+    now, served = 0.0, False
+    while not served and now < 10 * SPACING_S:
+        now += 0.5
+        queue.submit(request(now), 1.0)
+        queue.submit(request(now), 1.0)
+        served = any(utterance.index == 1 for utterance in queue.take(1, now))
+
+    assert served
+
+
+def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
+    queue = WaitingLine(2)
+    queue.submit(request(pieces=2), 1.0)
+
+    with pytest.raises(QueueFullError, match=r"try again in 3\.5 s") as caught:
+        queue.submit(request(), 3.5)
+
+    assert caught.value.retry_after_s == 3.5
+    assert len(queue) == 2
+    assert (queue.stats.accepted, queue.stats.refused) == (1, 1)
+
+
+def test_an_empty_queue_takes_even_a_text_of_more_pieces_than_it_holds() -> None:
+    queue = WaitingLine(2)
+
+    queue.submit(request(pieces=5), 1.0)
+
+    assert len(queue) == 5
+
+
+def test_pieces_that_share_a_voice_leave_together() -> None:
+    queue = WaitingLine(10)
+    first, other, second = (
+        request(0.0, prefix_key="anna"),
+        request(0.1, prefix_key="ben"),
+        request(0.2, prefix_key="anna"),
+    )
+    for each in (first, other, second):
+        queue.submit(each, 1.0)
+
+    assert [utterance.request for utterance in queue.take(2, now=1.0)] == [first, second]
+    assert [utterance.request for utterance in queue.take(2, now=1.0)] == [other]
+
+
+def test_without_grouping_only_the_order_counts() -> None:
+    queue = WaitingLine(10, grouping=False)
+    jobs = [request(0.0, prefix_key="anna"), request(0.1, prefix_key="ben"), request(0.2, prefix_key="anna")]
+    for each in jobs:
+        queue.submit(each, 1.0)
+
+    assert [utterance.request for utterance in queue.take(2, now=1.0)] == jobs[:2]
+
+
+def test_a_piece_is_held_back_for_others_only_so_long() -> None:
+    queue = WaitingLine(10, batch_timeout_ms=200)
+    queue.submit(request(0.0), 1.0)
+
+    assert queue.take(4, now=0.1) == []
+    assert queue.wakes(0.1) == pytest.approx(0.1)
+    assert len(queue.take(4, now=0.2)) == 1
+    assert queue.wakes(0.2) is None
+
+
+def test_nobody_is_held_back_once_the_free_slots_are_asked_for() -> None:
+    queue = WaitingLine(10, batch_timeout_ms=200)
+    queue.submit(request(0.0), 1.0)
+    queue.submit(request(0.0), 1.0)
+
+    assert len(queue.take(2, now=0.0)) == 2
+
+
+def test_waits_and_batch_sizes_are_told() -> None:
+    queue = WaitingLine(10)
+    queue.submit(request(0.0), 1.0)
+    queue.submit(request(1.0), 1.0)
+    queue.take(2, now=3.0)
+
+    stats = queue.stats
+    assert (stats.mean_wait_s, stats.max_wait_s, stats.mean_batch_size) == (2.5, 3.0, 2.0)
+
+    queue.forget()
+    assert queue.stats == WaitingLine(10).stats
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from(["", "anna", "ben"]), st.integers(0, 5), st.booleans()),
+        max_size=30,
+    )
+)
+def test_every_piece_that_was_let_in_leaves_exactly_once(arrivals: list[tuple[int, str, int, bool]]) -> None:
+    queue = WaitingLine(20)
+    let_in, left, gone = [], [], set()
+    for now, (pieces, key, free, leaves) in enumerate(arrivals):
+        made = request(float(now), pieces=pieces, prefix_key=key)
+        try:
+            queue.submit(made, 1.0)
+            let_in += made.utterances
+        except QueueFullError:
+            pass
+        if leaves:
+            queue.remove(made)
+            gone |= {id(utterance) for utterance in made.utterances}
+        left += queue.take(free, float(now))
+    while taken := queue.take(3, 100.0):
+        left += taken
+
+    assert len({id(utterance) for utterance in left}) == len(left)
+    assert {id(utterance) for utterance in let_in} - gone == {id(utterance) for utterance in left}
+
+
+def test_grouping_takes_first_pieces_and_not_one_long_text_whole() -> None:
+    queue = WaitingLine(100)
+    long = request(0.0, pieces=10, shared=20, prefix_key="anna")
+    others = [request(0.1, shared=20, prefix_key=key) for key in ("anna", "ben")]
+    for each in (long, *others):
+        queue.submit(each, 1.0)
+
+    assert [utterance.request for utterance in queue.take(3, now=0.2)] == [long, *others]

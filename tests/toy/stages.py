@@ -1,0 +1,177 @@
+"""A family unlike S1 in everything: two autoregressive stages, the second of which begins before the first has ended;
+float frames, two a step, 13.3 ms each; a vocoder that looks ahead and flushes; voices that are a vector; 24 kHz.
+
+Its numbers are arithmetic, not speech, but each depends on all that it must: text, voice, seed, and what came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
+from s1_mini.core.stage import Autoregressive, Chunks, Progress, Spec, StagePolicy, Unit
+from s1_mini.execution.stage import Pending
+
+SAMPLE_RATE, SAMPLES = 24_000, 320  # a second, a frame
+WIDTH, WINDOW, FRAMES_A_TOKEN = 8, 4, 2
+PROMPT = Spec("int64", (1,))
+TOKENS = Spec("int64")
+FRAMES = Spec("float32", (WIDTH,), rate=SAMPLE_RATE / SAMPLES)
+WAVE = Spec("float32", rate=SAMPLE_RATE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows(StagePolicy):
+    """Autoregressive over windows of tokens; a window may be begun as soon as its tokens are there."""
+
+    def next_unit(self, progress: Progress) -> Unit | None:
+        """Give the next window; only the last is shorter."""
+        start, rest = progress.consumed, progress.available - progress.consumed
+        if rest < WINDOW and not (progress.is_final and rest):
+            return None
+        tokens = min(WINDOW, rest)
+        return Unit(start, start + tokens, tokens, steps=tokens, prefill=tokens, past=1)
+
+    def is_done(self, progress: Progress) -> bool:
+        """Tell whether all tokens have become frames."""
+        return progress.is_final and progress.consumed >= progress.available
+
+
+def policies(slots: int) -> tuple[StagePolicy, ...]:
+    """The chain."""
+    return (
+        Autoregressive(name="text", input=PROMPT, output=TOKENS, slots=slots, held_back=1),
+        Windows(name="frames", input=TOKENS, output=FRAMES, slots=max(1, slots // 2), holds="unit"),
+        Chunks(
+            name="vocoder",
+            input=FRAMES,
+            output=WAVE,
+            slots=2 * slots,
+            holds="unit",
+            sizes={"ttfa": (2, 4, 8), "balanced": (8, 16), "throughput": (32,)},
+            context=1,
+            look_ahead=2,
+            rows=(1, 2, 4, 8),
+            max_items=64,
+        ),
+    )
+
+
+class ToyStage:
+    """What the three share: no state but by slot, no graphs."""
+
+    device = torch.device("cpu")
+    launches_ahead = False
+
+    def __init__(self, *, launches_ahead: bool = False) -> None:
+        self.begun: dict[int, Begin] = {}
+        self.steps: dict[int, int] = {}
+        self.launches_ahead = launches_ahead
+
+    def capture(self) -> None:
+        """Nothing to capture."""
+
+    def begin(self, begins: Sequence[Begin]) -> None:
+        """Remember what a slot is to do."""
+        for begin in begins:
+            self.begun[begin.slot], self.steps[begin.slot] = begin, 0
+
+    def prefill(self, parts: Sequence[Prefill]) -> None:
+        """Most read nothing."""
+
+    def save(self, slot: int, positions: int) -> Saved:
+        """Most keep nothing."""
+        raise NotImplementedError
+
+    def load(self, slot: int, saved: Saved) -> None:
+        """Most keep nothing."""
+        raise NotImplementedError
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - any size
+        """Make a step of each slot, alone."""
+        made = []
+        for slot in slots:
+            made.append(self.make(self.begun[slot], self.steps[slot], slot))
+            self.steps[slot] += 1
+        values, stops = [value for value, _ in made], [stop for _, stop in made]
+        result = StepResult(
+            values, [len(value) for value in values], stops, [bool(np.isfinite(v).all()) for v in values]
+        )
+        return lambda: result
+
+    def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:
+        """What one step gives, and whether the unit is over."""
+        raise NotImplementedError
+
+
+class Text(ToyStage):
+    """Prompt to tokens."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__(**options)
+        self.read: dict[int, int] = {}  # a sum of what a slot has read
+        self.num_read = 0
+
+    def begin(self, begins: Sequence[Begin]) -> None:
+        """Forget what was read."""
+        super().begin(begins)
+        self.read |= {begin.slot: 7 for begin in begins}
+
+    def prefill(self, parts: Sequence[Prefill]) -> None:
+        """Add up, in order."""
+        for part in parts:
+            self.num_read += part.stop - part.start
+            for item in self.begun[part.slot].inputs[part.start : part.stop, 0]:
+                self.read[part.slot] = (31 * self.read[part.slot] + int(item)) % 65_521
+
+    def save(self, slot: int, positions: int) -> Saved:
+        """Keep the sum."""
+        return Saved(self.read[slot], positions, 8)
+
+    def load(self, slot: int, saved: Saved) -> None:
+        """Take the sum."""
+        self.read[slot] = saved.state
+
+    def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:
+        """A token, or the end; without temperature it never ends by itself."""
+        last = int(begin.inputs[-1, 0])
+        self.read[slot] = (31 * self.read[slot] + last + 17 * step + begin.conditions.seed) % 65_521
+        if step > 5 and self.read[slot] % 23 == 0 and begin.conditions.sampling.temperature > 0:
+            return np.zeros(0, np.int64), True
+        return np.array([self.read[slot]]), False
+
+
+class Frames(ToyStage):
+    """Tokens to frames, two a step, by the voice's vector and the last frame."""
+
+    def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:
+        """Two frames of one token."""
+        voice = np.asarray(begin.conditions.voice.get("speaker", np.zeros(WIDTH)), np.float32)
+        past = self.begun[slot].past
+        before = past[-1] if len(past) else np.zeros(WIDTH, np.float32)
+        base = np.float32(begin.inputs[step] % 97) / 97
+        frames = []
+        for part in range(FRAMES_A_TOKEN):
+            before = np.tanh(
+                0.5 * before + voice + base + np.float32(0.01) * part + np.arange(WIDTH, dtype=np.float32) / 10
+            )
+            frames.append(before)
+        made = np.stack(frames).astype(np.float32)
+        self.begun[slot] = self.begun[slot]._replace(past=made)
+        return made, False
+
+
+class Vocoder(ToyStage):
+    """Frames to sound; a frame's depends on the one before and the two behind it."""
+
+    def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:  # noqa: ARG002
+        """The chunk's sound."""
+        first = 1 if begin.produced else 0  # the context is a frame, but for the first chunk
+        count = len(begin.inputs) - first - (0 if begin.is_last else 2)
+        padded = np.concatenate([np.zeros((1 - first, WIDTH)), begin.inputs, np.zeros((2, WIDTH))]).astype(np.float32)
+        means = np.stack([padded[i : i + 4].mean() for i in range(count)]) if count else np.zeros(0)
+        return np.repeat(means, SAMPLES).astype(np.float32) * np.float32(0.5), False
