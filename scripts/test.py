@@ -23,6 +23,9 @@ import environment
 ROOT = Path(__file__).resolve().parent.parent
 # What needs nothing special and not long.
 EVERYWHERE = "not gpu and not java and not docker and not image and not schema and not sdk"
+# Each file's tests one after the other, since they share what takes long to start; `-n 0` for a debugger. One GPU is
+# one process's.
+SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")
 MIN_NODE = 20
 
 
@@ -72,7 +75,7 @@ def checks(python: Path, marks: str, pytest_arguments: "Sequence[str]") -> "list
         ("mypy", [*run, "mypy"]),
         ("mypy win32", [*run, "mypy", "--platform", "win32", "--cache-dir", ".mypy_cache/win32"]),
         ("lint-imports", [str(python.with_name("lint-imports" + python.suffix))]),  # has no `python -m`
-        ("pytest", [*run, "pytest", "-m", marks, *pytest_arguments]),
+        ("pytest", [*run, "pytest", "-m", marks, *(() if marks == "gpu" else SIDE_BY_SIDE), *pytest_arguments]),
     ]
 
 

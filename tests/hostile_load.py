@@ -38,7 +38,11 @@ import numpy as np
 import soundfile
 import websockets
 
-from s1_mini.bench.server_load import Answer, Place, quantile_ms, resident
+if not __package__:  # started as a file
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmark.server_load import Answer, Place, quantile_ms
+from s1_mini.bench.clients import resident_bytes
 
 JSON = "application/json"
 VANISHING = 0.6
@@ -358,7 +362,7 @@ def watch(place: Place, pid: int, told: Any, over: Any) -> None:
                 status = int(plug.recv(4096).split()[1])
             except (OSError, IndexError):
                 return
-            told.send((started, time.monotonic() - started, status, resident(pid) or 0))
+            told.send((started, time.monotonic() - started, status, resident_bytes(pid)))
             time.sleep(0.1)
 
 
@@ -474,7 +478,7 @@ def each(options: argparse.Namespace) -> list[dict[str, Any]]:
     for name, attack in ATTACKS.items():
         over = multiprocessing.Event()
         with served(options.checkpoint, options.slots) as (place, process):
-            before = resident(process.pid) or 0
+            before = resident_bytes(process.pid)
             pipe, told = multiprocessing.Pipe(duplex=False)
             watching = multiprocessing.Process(target=watch, args=(place, process.pid, told, over))
             watching.start()

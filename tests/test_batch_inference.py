@@ -168,10 +168,10 @@ class TestBatchPerformance:
     def test_a_batch_of_four_takes_few_more_steps_than_one(self, tiny: Path) -> None:
         config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=4, batch_timeout_ms=500)
         with ProductionTTSEngine(config) as engine:
-            runner, steps = engine._running.generator.worker.runner, []
-            step = runner.step
-            runner.step = lambda pieces: (steps.append(len(pieces)), step(pieces))[1]
+            model, steps = engine._running.synthesizer.core.runners[0].stage, []
+            step = model.step
+            model.step = lambda slots, size: (steps.append(len(slots)), step(slots, size))[1]
             engine.generate_batch(texts=["One.", "Two.", "Three.", "Four."], max_new_tokens=20, seed=1)
 
         assert 20 <= len(steps) <= 26  # 20, and a few while the prompts are read one after the other
-        assert sum(steps) > 2.5 * len(steps)  # pieces in a step
+        assert sum(steps) > 2.5 * len(steps)  # utterances in a step

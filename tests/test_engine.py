@@ -14,6 +14,7 @@ import soundfile
 import torch
 
 from s1_mini import EngineConfig, GenerationResponse, ProductionTTSEngine
+from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import (
     CheckpointNotFoundError,
     ConfigurationError,
@@ -25,7 +26,6 @@ from s1_mini.exceptions import (
     TextError,
 )
 from s1_mini.families.s1.network import S1Network
-from s1_mini.runtime.outbox import Outbox
 
 
 def test_a_text_becomes_sound_of_whole_frames(engine: ProductionTTSEngine) -> None:
@@ -242,7 +242,7 @@ def test_running_out_of_memory_is_an_error_of_its_own_and_fails_one_item(
 
 def test_samples_that_are_not_finite_are_an_error_and_never_sound(tiny: Path) -> None:
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
-        codec = engine._running.speaker.codec
+        codec = engine._running.speaker.loaded.codec
         codec.decoder.model[0].conv.bias.data[0] = float("nan")
 
         with pytest.raises(GenerationError, match="not finite"):
@@ -316,7 +316,7 @@ def test_a_reference_that_was_heard_before_is_not_encoded_again(
 ) -> None:
     wave = np.roll(tone, 100)
     first = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Ah.").audio
-    monkeypatch.setattr(engine._running.generator, "encode", lambda _: pytest.fail("encoded again"))
+    monkeypatch.setattr(engine._running.synthesizer, "encode", lambda _: pytest.fail("encoded again"))
 
     second = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Ah.").audio
     other = engine.generate("Hello.", seed=7, max_new_tokens=8, reference_audio=wave, reference_text="Oh.").audio
@@ -338,10 +338,10 @@ def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing
     engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
-    begun: list[Outbox] = []
+    begun: list[OutputQueue] = []
     plain = engine._begin_with
 
-    def slowly(*given: object, **named: object) -> Outbox:
+    def slowly(*given: object, **named: object) -> OutputQueue:
         reached.set()
         go_on.wait()
         begun.append(plain(*given, **named))

@@ -14,11 +14,13 @@ import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.checkpoint.verify import verify_checkpoint
-from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
+from s1_mini.codecs.dac.stage import DacDecoder
 from s1_mini.codecs.dac.weights import open_dac
-from s1_mini.runtime.capture import graph_streams
+from s1_mini.core.messages import Begin, Conditions
+from s1_mini.core.stage import Chunks, Spec
+from s1_mini.execution.graphs import STREAMS, graph_stream
 from s1_mini.runtime.loader import load
-from s1_mini.runtime.sound_graphs import SoundGraphs
+from s1_mini.types import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,16 +68,16 @@ def test_the_gpu_says_what_the_cpu_says(tiny: Path, gpu: ProductionTTSEngine) ->
     cpu.stop()
 
 
-@pytest.mark.parametrize("graphs", ["_graphs", "_sound_graphs"])
+@pytest.mark.parametrize(("stage", "graphs"), [(0, ("_steps", "_reads")), (1, ("_graphs",))])
 def test_captured_frames_and_sound_are_the_eager_ones(
-    graphs: str, gpu: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+    stage: int, graphs: tuple[str, ...], gpu: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"temperature": 0.0, "max_new_tokens": 45, "seed": 3}
     captured = [result.audio for result in gpu.generate_batch(TEXTS, **asked).results]
-    runner = gpu._running.generator.worker.runner
-    assert getattr(runner, graphs) is not None
-
-    monkeypatch.setattr(runner, graphs, None)
+    eager_stage = gpu._running.synthesizer.core.runners[stage].stage
+    for each in graphs:
+        assert getattr(eager_stage, each) is not None
+        monkeypatch.setattr(eager_stage, each, None)
     eager = [result.audio for result in gpu.generate_batch(TEXTS, **asked).results]
 
     for ours, theirs in zip(captured, eager, strict=True):
@@ -91,15 +93,15 @@ def test_kept_in_eight_bits_it_speaks_from_graphs_and_tells_what_the_gpu_can(
     narrow = start(tiny, "cuda", weights_dtype=weights, kv_dtype=kv)
 
     results = narrow.generate_batch(TEXTS, seed=3, max_new_tokens=30).results
-    health, running = narrow.health_check(), narrow._running.generator
+    health, running = narrow.health_check(), narrow._running.synthesizer
     narrow.stop()
 
     assert all(result.success and result.frames for result in results)
-    assert running.worker.runner._graphs is not None
+    assert running.core.runners[0].stage._steps is not None
     assert health["weights_dtype"]["value"] == (weights if has_fp8 else "int8")
     assert health["kv_dtype"]["value"] == (kv if has_fp8 else "full")
-    assert running.column_bytes * (4 if health["kv_dtype"]["value"] == "fp8" else 1) == (
-        gpu._running.generator.column_bytes
+    assert running._loaded.position_bytes * (4 if health["kv_dtype"]["value"] == "fp8" else 1) == (
+        gpu._running.synthesizer._loaded.position_bytes
     )
 
 
@@ -135,35 +137,53 @@ def test_streamed_sound_is_the_whole_sound(gpu: ProductionTTSEngine) -> None:
     assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - whole).max() < 1e-3
 
 
-@pytest.mark.parametrize("laid_out", [False, True])
-def test_rows_of_a_sound_graph_sound_as_they_do_alone(
-    oracle: Path, laid_out: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_of_a_captured_call_sound_as_they_do_alone(oracle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of any length, filled up at the end, in batches of any company."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     codec = open_dac(oracle, encodes=False, device=torch.device("cuda"))
     codes = torch.randint(0, 32, (5, 10, 30), generator=torch.Generator().manual_seed(1))
+    policy = Chunks(
+        name="codec",
+        input=Spec("int64", (10,)),
+        output=Spec("float32"),
+        slots=8,
+        sizes=dict.fromkeys(("ttfa", "balanced", "throughput"), (1, 4, 12)),
+        rows=(1, 2, 4, 8),
+        max_items=400,
+    )
     with torch.inference_mode():
-        stream = ChannelsLastDecoder(codec, 9) if laid_out else codec.open(9)
-        graphs = SoundGraphs(codec, stream.push_where, rows=8, sizes=(1, 4, 12), device=torch.device("cuda"))
+        stage = DacDecoder(codec, policy, number=1)
+        stage.capture()
         heard: list[list[np.ndarray]] = [[] for _ in range(5)]
-        for rows, begin, end in (([0, 1], 0, 4), ([2, 3, 4], 0, 1), ([2, 3, 4], 1, 13), ([0, 1], 4, 16)):
-            for row, wave in zip(rows, _decode(graphs, codes, rows, begin, end), strict=True):
-                heard[row].append(wave)
-        for rows, begin, end in (([4], 13, 20), ([1, 0], 16, 19)):
-            for row, wave in zip(rows, _decode(graphs, codes, rows, begin, end), strict=True):
-                heard[row].append(wave[: (end - begin) * 2048])
+        batches = (
+            ([0, 1], 0, 4),
+            ([2, 3, 4], 0, 1),
+            ([2, 3, 4], 1, 13),
+            ([0, 1], 4, 16),
+            ([4], 13, 20),
+            ([1, 0], 16, 19),
+        )
+        for slots, begin, end in batches:
+            for slot, wave in zip(slots, _decode(stage, codes, slots, begin, end), strict=True):
+                heard[slot].append(wave)
         for row, parts in enumerate(heard):
             wave = np.concatenate(parts)
             alone = codec.decode(codes[row : row + 1, :, : len(wave) // 2048].cuda())[0].cpu().numpy()
             assert np.abs(wave - alone).max() < 1e-3
 
 
-def _decode(graphs: SoundGraphs, codes: torch.Tensor, rows: list[int], begin: int, end: int) -> np.ndarray:
-    cut = [codes[row, :, begin:end].T.numpy() for row in rows]
-    waves, finite = graphs.decode(cut, rows, [begin == 0] * len(rows))
-    assert finite.all()
-    return waves
+def _decode(stage: DacDecoder, codes: torch.Tensor, slots: list[int], begin: int, end: int) -> list[np.ndarray]:
+    size = next(size for size in stage._policy.classes if size >= end - begin)
+    conditions = Conditions(SamplingParams(), 0, 0, 8, {})
+    stage.begin(
+        [
+            Begin(slot, begin, codes[slot, :, begin:end].T.numpy(), None, begin * 2048, 1, size, False, conditions)
+            for slot in slots
+        ]
+    )
+    result = stage.step(slots, size)()
+    assert all(result.valid)
+    return [wave[:count] for wave, count in zip(result.values, result.counts, strict=True)]
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -180,15 +200,15 @@ def test_nobody_waits_for_the_gpu_but_for_a_frame_and_its_sound(gpu: ProductionT
     assert len(result.audio)
 
 
-def test_frames_and_sound_are_captured_on_two_streams_however_many_others_there_are() -> None:
+def test_stages_are_captured_on_streams_of_their_own_however_many_others_there_are() -> None:
     """On one they share what cuBLAS counts in, and a saturated engine waits for ever."""
-    streams = graph_streams(torch.device("cuda"))
+    streams = [graph_stream(torch.device("cuda"), number) for number in range(STREAMS)]
     later = []
     for _ in range(40):  # torch has 32, and gives them in turn
         torch.cuda.Stream()
-        later.append(graph_streams(torch.device("cuda", 0)))
+        later.append([graph_stream(torch.device("cuda", 0), number) for number in range(STREAMS)])
 
-    assert streams.frames != streams.sound
+    assert len(set(streams)) == STREAMS
     assert later == [streams] * len(later)
 
 
@@ -231,10 +251,10 @@ def test_a_compiled_block_gives_on_the_gpu_what_it_gives_as_written(tiny: Path) 
     compiled, written = (
         load(EngineConfig(checkpoint_path=tiny, device="cuda", compile=switch)) for switch in ("true", "false")
     )
-    x = torch.randn(1, 7, compiled.model.network.config.slow.dim, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(1, 7, compiled.loaded.model.network.config.slow.dim, dtype=torch.bfloat16, device="cuda")
 
     with torch.inference_mode():
-        ours, theirs = (each.model.network.layers[0].feed(x) for each in (compiled, written))
+        ours, theirs = (each.loaded.model.network.layers[0].feed(x) for each in (compiled, written))
 
     assert compiled.compiler.choice.value == "inductor"
     assert torch.allclose(ours.float(), theirs.float(), atol=2**-5, rtol=2**-6)

@@ -25,9 +25,9 @@ from torch import Tensor
 if not __package__:  # started as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from s1_mini.families.base import Prompt, SamplingTensors
 from s1_mini.families.s1.loaded import as_s1
-from s1_mini.families.s1.model import S1Model
+from s1_mini.families.s1.model import S1Model, SamplingTensors
+from s1_mini.families.s1.prompt import Prompt
 from s1_mini.families.s1.settings import S1Settings
 from s1_mini.layers.randomness import uniforms
 from s1_mini.runtime.loader import Speaker, open_checkpoint
@@ -74,7 +74,7 @@ def choose_sentences(speaker: Speaker, skipped: int, count: int, seed: int) -> l
         elif line and not line.startswith("#"):
             lines.append(line)
     mixed = [text for texts in zip(*(sections[name] for name in SECTIONS), strict=False) for text in texts]
-    names, model = cycle(speaker.voices.names), speaker.model
+    names, model = cycle(speaker.voices.names), as_s1(speaker.loaded).model
     return [
         Sentence(
             text,
@@ -126,10 +126,11 @@ def listen(speaker: Speaker, sentences: Sequence[Sentence]) -> dict[str, float]:
     """Speak all sentences and hear them: word error and DNSMOS."""
     errors = words = frames = 0
     quality = []
+    loaded = as_s1(speaker.loaded)
     for sentence in sentences:
-        said = say(as_s1(speaker.loaded).model, sentence)
-        sound = speaker.codec.decode(said[1:].unsqueeze(0))[0].numpy()
-        wave = as_int16(resample(sound, speaker.codec.sample_rate, RATE_HZ))
+        said = say(loaded.model, sentence)
+        sound = loaded.codec.decode(said[1:].unsqueeze(0))[0].numpy()
+        wave = as_int16(resample(sound, loaded.codec.sample_rate, RATE_HZ))
         found = compare(sentence.text, recognise(wave))
         errors, words, frames = errors + found.word_errors, words + found.words, frames + said.shape[1]
         quality.append(overall_quality(wave))

@@ -109,7 +109,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     compile_backend: CompileBackend = Field("auto", description="eager runs as written; off likewise, because told so")
     compile_cache_path: Folder = Field(None, description="where compiled kernels are kept for the next start")
 
-    # Batching: requests join and leave at every frame (runtime/batch_worker.py).
+    # Batching: requests join and leave at every frame (core/scheduler.py).
     enable_batching: bool = Field(True, description="false: one piece at a time")
     max_batch_size: int | None = Field(
         None,

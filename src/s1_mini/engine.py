@@ -21,6 +21,7 @@ import torch
 
 from s1_mini.audio.container import AudioFormat, check_format
 from s1_mini.config import EngineConfig
+from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import (
     CapacityError,
     EngineNotReadyError,
@@ -33,14 +34,14 @@ from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, verify_directory
 from s1_mini.responses import BatchGenerationResponse, GenerationFailure, GenerationResponse, GenerationResult
-from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import Speaker, load
-from s1_mini.runtime.outbox import Outbox
 from s1_mini.runtime.recordings import Check, Recordings
-from s1_mini.runtime.voice_desk import VoiceDesk, open_roster
+from s1_mini.runtime.synthesizer import Synthesizer
+from s1_mini.runtime.voice_service import VoiceService, open_roster
 from s1_mini.text.normalize import is_speakable, normalize
 from s1_mini.text.split import split
 from s1_mini.types import (
+    DEFAULT_SAMPLING,
     AudioChunk,
     ChunkProfile,
     Reference,
@@ -63,19 +64,19 @@ class Running:
     """What there is between `start` and `stop`, and is exchanged as a whole by `reload`."""
 
     speaker: Speaker
-    generator: Generator
-    desk: VoiceDesk
+    synthesizer: Synthesizer
+    voices: VoiceService
     recordings: Recordings
     references: ReferenceEncoder
 
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
         """Take in nothing more; finish what was taken in, or end it."""
         started = time.monotonic()
-        self.desk.stop()
+        self.voices.stop()
         self.recordings.close(drains=drains, timeout_s=timeout_s)
         left_s = None if timeout_s is None else max(0.0, started + timeout_s - time.monotonic())
-        self.generator.close(drains=drains, timeout_s=left_s)
-        self.desk.join()
+        self.synthesizer.close(drains=drains, timeout_s=left_s)
+        self.voices.join()
 
     def listen(self, reference: Reference) -> Future[Voice]:
         """Give the voice of a reference: at once if it is known, else when its turn has come. Raises at once, too.
@@ -118,7 +119,7 @@ class ProductionTTSEngine:
         with self._lifecycle:
             if self._running is None:
                 self._running = self._load(self.config)
-                self._running.desk.start()
+                self._running.voices.start()
 
     def reload(self, checkpoint_path: str | Path | None = None, *, timeout_s: float | None = None) -> None:
         """Change to another checkpoint, or the same read anew, while requests go on coming.
@@ -133,15 +134,15 @@ class ProductionTTSEngine:
             old = self._ready()
             config = self.config.model_copy(update={"checkpoint_path": checkpoint_path})
             try:
-                new = self._load(config, old.desk)
+                new = self._load(config, old.voices)
             except torch.OutOfMemoryError as error:
                 reason = str(error).partition(".")[0]
                 raise CapacityError(f"no memory for a second checkpoint beside the one that speaks: {reason}") from None
             self.config, self._running = config, new
-            new.desk.start()
+            new.voices.start()
         old.close(drains=True, timeout_s=timeout_s)
 
-    def _load(self, config: EngineConfig, before: VoiceDesk | None = None) -> Running:
+    def _load(self, config: EngineConfig, before: VoiceService | None = None) -> Running:
         directory = find_checkpoint(config.checkpoint_path)
         if config.compile_cache_path is not None:
             keep_cache(config.compile_cache_path)
@@ -152,24 +153,24 @@ class ProductionTTSEngine:
             check_files(directory)
         speaker = load(config)
         roster = open_roster(speaker.description.voice, speaker.voices, config)
-        generator = Generator(speaker, config, self.metrics)
+        synthesizer = Synthesizer(speaker, config, self.metrics)
         references = ReferenceEncoder(
-            encode_wave=generator.encode,
-            cache=generator.references,
+            encode_wave=synthesizer.encode,
+            cache=synthesizer.references,
             sample_rate=speaker.description.voice.sample_rate,
             max_s=config.max_reference_s,
             max_bytes=config.max_reference_bytes,
             max_text_length=config.max_text_length,
         )
         try:
-            desk = VoiceDesk(roster, generator, references.encode, config)
+            voices = VoiceService(roster, synthesizer, references.encode, config)
             if before is not None:
-                desk.take_over(before)
+                voices.take_over(before)
         except BaseException:
-            generator.close(drains=False)
+            synthesizer.close(drains=False)
             raise
         recordings = Recordings(max_waiting=config.max_waiting_references)
-        return Running(speaker, generator, desk, recordings, references)
+        return Running(speaker, synthesizer, voices, recordings, references)
 
     def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Take in nothing more, finish what was taken in, and let go of the checkpoint.
@@ -207,13 +208,13 @@ class ProductionTTSEngine:
     @property
     def sample_rate(self) -> int:
         """Samples per second of all sound that this engine gives."""
-        return self._ready().speaker.codec.sample_rate
+        return self._ready().speaker.description.sample_rate
 
     @property
     def num_slots(self) -> int:
         """Pieces that are spoken at once; before the start, what the settings say of it, or 1."""
         running = self._running
-        return running.generator.worker.slots.count if running else self.config.max_batch_size or 1
+        return running.synthesizer.num_slots if running else self.config.max_batch_size or 1
 
     def stream(
         self,
@@ -222,10 +223,10 @@ class ProductionTTSEngine:
         voice: str | None = None,
         reference_audio: Audio | None = None,
         reference_text: str | None = None,
-        max_new_tokens: int = 1024,
-        temperature: float = 0.8,
-        top_p: float = 0.8,
-        repetition_penalty: float = 1.1,
+        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
+        temperature: float = DEFAULT_SAMPLING.temperature,
+        top_p: float = DEFAULT_SAMPLING.top_p,
+        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
     ) -> Iterator[AudioChunk]:
@@ -250,10 +251,10 @@ class ProductionTTSEngine:
         voice: str | None = None,
         reference_audio: Audio | None = None,
         reference_text: str | None = None,
-        max_new_tokens: int = 1024,
-        temperature: float = 0.8,
-        top_p: float = 0.8,
-        repetition_penalty: float = 1.1,
+        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
+        temperature: float = DEFAULT_SAMPLING.temperature,
+        top_p: float = DEFAULT_SAMPLING.top_p,
+        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
     ) -> AsyncIterator[AudioChunk]:
@@ -269,10 +270,10 @@ class ProductionTTSEngine:
         voice: str | None = None,
         reference_audio: Audio | None = None,
         reference_text: str | None = None,
-        max_new_tokens: int = 1024,
-        temperature: float = 0.8,
-        top_p: float = 0.8,
-        repetition_penalty: float = 1.1,
+        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
+        temperature: float = DEFAULT_SAMPLING.temperature,
+        top_p: float = DEFAULT_SAMPLING.top_p,
+        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
         return_bytes: bool = False,
@@ -295,10 +296,10 @@ class ProductionTTSEngine:
         voice: str | None = None,
         reference_audio: Audio | None = None,
         reference_text: str | None = None,
-        max_new_tokens: int = 1024,
-        temperature: float = 0.8,
-        top_p: float = 0.8,
-        repetition_penalty: float = 1.1,
+        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
+        temperature: float = DEFAULT_SAMPLING.temperature,
+        top_p: float = DEFAULT_SAMPLING.top_p,
+        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
         return_bytes: bool = False,
@@ -319,10 +320,10 @@ class ProductionTTSEngine:
         reference_texts: Sequence[str | None] | None = None,
         *,
         voice: str | None = None,
-        max_new_tokens: int = 1024,
-        temperature: float = 0.8,
-        top_p: float = 0.8,
-        repetition_penalty: float = 1.1,
+        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
+        temperature: float = DEFAULT_SAMPLING.temperature,
+        top_p: float = DEFAULT_SAMPLING.top_p,
+        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
         return_bytes: bool = False,
@@ -354,7 +355,7 @@ class ProductionTTSEngine:
             )
             for text, audio, said in zip(texts, audios, transcripts, strict=True)
         ]
-        results = [_collect(outbox, started, chosen, return_bytes=return_bytes) for outbox in begun]
+        results = [_collect(queue, started, chosen, return_bytes=return_bytes) for queue in begun]
         success = all(result.success for result in results)
         return BatchGenerationResponse(success, results, time.perf_counter() - started)
 
@@ -365,10 +366,10 @@ class ProductionTTSEngine:
         reference_texts: Sequence[str | None] | None = None,
         *,
         voice: str | None = None,
-        max_new_tokens: int = 1024,
-        temperature: float = 0.8,
-        top_p: float = 0.8,
-        repetition_penalty: float = 1.1,
+        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
+        temperature: float = DEFAULT_SAMPLING.temperature,
+        top_p: float = DEFAULT_SAMPLING.top_p,
+        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
         return_bytes: bool = False,
@@ -393,21 +394,21 @@ class ProductionTTSEngine:
 
     def count_tokens(self, text: str) -> int:
         """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
-        model = self._ready().speaker.model
+        model = self._ready().speaker.loaded
         prompts = [model.prompt(piece, ()) for piece in self._pieces(text)]
-        return sum(prompt.columns.shape[1] - prompt.num_shared for prompt in prompts)
+        return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
     def voice_names(self) -> list[str]:
         """Give the names of all voices, sorted, without looking at any file."""
-        return self._ready().desk.roster.names
+        return self._ready().voices.roster.names
 
     def voices(self) -> list[VoiceInfo]:
         """Tell of all named voices, sorted: the checkpoint's and those that were added."""
-        return self._ready().desk.roster.infos()
+        return self._ready().voices.roster.infos()
 
     def describe_voice(self, name: str) -> VoiceInfo:
         """Tell of one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it is there but cannot be used."""
-        return self._ready().desk.roster.info(name)
+        return self._ready().voices.roster.info(name)
 
     def add_voice(
         self, name: str, reference_audio: Audio, reference_text: str, *, description: str = "", replace: bool = False
@@ -430,7 +431,7 @@ class ProductionTTSEngine:
         running = self._ready()
 
         def add(check: Check) -> VoiceInfo:
-            return running.desk.add(name, reference, description=description, replace=replace, check=check)
+            return running.voices.add(name, reference, description=description, replace=replace, check=check)
 
         return running.recordings.submit(add)
 
@@ -451,25 +452,25 @@ class ProductionTTSEngine:
 
         Raises as `describe_voice`, or `VoiceReadOnlyError`.
         """
-        self._ready().desk.delete(name)
+        self._ready().voices.delete(name)
 
     def pin_voice(self, name: str) -> VoiceInfo:
         """Let a voice keep its place in the caches until `unpin_voice` or `stop`, and read it in soon.
 
         Raises as `describe_voice`, and `CapacityError` if the cache does not hold it beside what is pinned.
         """
-        return self._ready().desk.pin(name)
+        return self._ready().voices.pin(name)
 
     def unpin_voice(self, name: str) -> VoiceInfo:
         """Let a voice go from the caches as any other. Raises as `describe_voice`."""
-        return self._ready().desk.unpin(name)
+        return self._ready().voices.unpin(name)
 
     def health_check(self) -> dict[str, Any]:
         """Tell state, placement and memory; never waits for what is being spoken and never raises."""
         if self._running is None:
             return {"status": "stopped", "ready": False, "vram": _vram(None)}
         running = self._running
-        speaker, generator = running.speaker, running.generator
+        speaker, synthesizer = running.speaker, running.synthesizer
         choices = {
             "device": speaker.device,
             "precision": speaker.precision,
@@ -479,13 +480,13 @@ class ProductionTTSEngine:
             "compile": speaker.compiler.choice,
         }
         return {
-            "status": "ready" if generator.worker.is_alive else "failed",
-            "ready": generator.worker.is_alive,
+            "status": "ready" if synthesizer.core.is_alive else "failed",
+            "ready": synthesizer.core.is_alive,
             "checkpoint": str(speaker.directory),
-            "voices": running.desk.health(),
+            "voices": running.voices.health(),
             "recordings": running.recordings.health(),
             **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},
-            **generator.describe(),
+            **synthesizer.describe(),
             "vram": _vram(speaker.device.value),
         }
 
@@ -494,15 +495,15 @@ class ProductionTTSEngine:
         running, vram = self._running, self.health_check()["vram"]
         memory = {name.removesuffix("_gb"): gigabytes * 2**30 for name, gigabytes in vram.items()}
         families = [*self.metrics.families(), Family("gpu_memory_bytes", "gauge", "Memory of the GPU", memory, "part")]
-        return families if running is None else [*families, *running.generator.families()]
+        return families if running is None else [*families, *running.synthesizer.families()]
 
-    def _begin(self, make: partial[TTSRequest]) -> Outbox | S1MiniError:
+    def _begin(self, make: partial[TTSRequest]) -> OutputQueue | S1MiniError:
         try:
             return self._speak(make(), streams=False)
         except S1MiniError as error:
             return error
 
-    def _speak(self, request: TTSRequest, *, streams: bool) -> Outbox:
+    def _speak(self, request: TTSRequest, *, streams: bool) -> OutputQueue:
         deadline = self._deadline()
         while True:
             running = self._ready()
@@ -522,7 +523,7 @@ class ProductionTTSEngine:
             async for chunk in chunks:
                 yield chunk
 
-    async def _begin_async(self, request: TTSRequest) -> Outbox:
+    async def _begin_async(self, request: TTSRequest) -> OutputQueue:
         """Do as `_speak`; no thread waits for a recording, and who leaves takes its work along."""
         deadline = self._deadline()
         while True:
@@ -560,12 +561,12 @@ class ProductionTTSEngine:
         deadline: float,
         *,
         streams: bool,
-    ) -> Outbox:
+    ) -> OutputQueue:
         if request.voice is not None:
-            voices = [running.desk.roster.find(request.voice).voice]
+            voices = [running.voices.roster.find(request.voice).voice]
         elif not voices and running.speaker.voices.default:
             voices = [running.speaker.voices.default]
-        return running.generator.speak(
+        return running.synthesizer.speak(
             pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
         )
 
@@ -634,7 +635,7 @@ def _late() -> RequestTimeoutError:
 
 
 def _collect(
-    begun: Outbox | S1MiniError, started: float, audio_format: AudioFormat, *, return_bytes: bool
+    begun: OutputQueue | S1MiniError, started: float, audio_format: AudioFormat, *, return_bytes: bool
 ) -> GenerationResult:
     """Wait for one item of a batch; an item that fails, fails alone."""
     try:

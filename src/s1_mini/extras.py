@@ -10,12 +10,11 @@ from typing import Literal
 
 from s1_mini.exceptions import ConfigurationError
 
-Extra = Literal["server", "aws", "chart", "play"]
+Extra = Literal["server", "aws", "play"]
 
 MODULES: dict[Extra, tuple[str, ...]] = {  # as they are imported; requirements-EXTRA.txt has their versions
     "server": ("fastapi", "h11", "prometheus_client", "python_multipart", "uvicorn", "websockets"),
     "aws": ("boto3", "regex"),
-    "chart": ("matplotlib",),
     "play": ("sounddevice",),
 }
 

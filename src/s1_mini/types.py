@@ -1,7 +1,7 @@
 """What travels through the house: requests on the way in, chunks of sound on the way out (whole ones: `responses.py`).
 
 Plain frozen data with the checks a caller's mistake deserves. Knows no torch, no files and no engine.
-Tensors that travel between models and codecs are described in `families/base.py` and `codecs/base.py`.
+Items that travel between the stages of a family are described in `core/stage.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
-# How sound is cut into chunks: soonest first sound, fewest chunks, or something between (`runtime/job.py`).
+# How sound is cut into chunks: soonest first sound, fewest chunks, or something between (`core/stage.py`).
 ChunkProfile = Literal["ttfa", "balanced", "throughput"]
 
 VoiceSource = Literal["checkpoint", "added"]
@@ -144,3 +144,6 @@ def check_integer(name: str, value: int, low: int, high: int) -> None:
     """Raise `ParameterError` unless `value` is a whole number in [low, high]."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ParameterError(name, f"{value!r} is not a whole number in [{low}, {high}]")
+
+
+DEFAULT_SAMPLING = SamplingParams()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from s1_mini.bench.load import Clients
-from s1_mini.bench.scheduler import measure_scheduler
-from s1_mini.bench.voicing import choose_voicing, without_voices
+from s1_mini.bench.clients import Clients, resident_bytes
+from s1_mini.bench.report import table
+from s1_mini.bench.voices import choose_voice, without_voices
 from s1_mini.bench.workload import make_workload
 from s1_mini.cli.app import app
 from s1_mini.config import EngineConfig
@@ -22,6 +25,7 @@ from s1_mini.families.registry import family_of
 from s1_mini.voices.library import VoiceLibrary
 from s1_mini.weights.directory import DEFAULT_MODEL
 
+ROOT = Path(__file__).parents[2]
 Bench = Callable[..., tuple[list[str], dict[str, Any]]]
 MEASURES = {"first_byte_ms", "audible_ms", "end_to_end_ms", "real_time_factor", "audio_per_s"}
 
@@ -37,20 +41,14 @@ def bench(tiny: Path, capsys: pytest.CaptureFixture[str]) -> Bench:
     return run
 
 
-def test_a_turn_can_be_measured_without_a_device() -> None:
-    assert 0 < measure_scheduler(4, 10) < 1000
-
-
 def test_the_command_prints_a_table_and_a_line_of_json(bench: Bench) -> None:
-    lines, facts = bench(
-        *("--requests", 4, "--concurrency", "2,3", "--rate", 50, "--baseline", "sequential", "--scheduler")
-    )
+    lines, facts = bench("--requests", 4, "--concurrency", "2,3", "--rate", 50, "--baseline", "sequential")
 
     loads = facts["loads"]
     names = ["sequential, 1 slot", "idle, one at a time", "2 at a time", "3 at a time", "50 a second"]
     assert [load["name"] for load in loads] == names
     assert [(load["requests"], load["failed"]) for load in loads] == [(4, 0), (8, 0), (4, 0), (4, 0), (4, 0)]
-    assert {"speed_up", "first_p95_ratio", "scheduler_ms", "machine", "commit", "torch", "seed"} <= facts.keys()
+    assert {"speed_up", "first_p95_ratio", "machine", "commit", "torch", "seed"} <= facts.keys()
     assert facts["first_p95_ratio"] == loads[3]["first_p95_ratio"], "of the greatest concurrency"
     assert facts["speed_up"] == pytest.approx(loads[3]["audio_per_s"] / loads[0]["audio_per_s"])
     for load in loads:
@@ -74,14 +72,14 @@ def test_a_cold_voice_is_encoded_with_every_request_and_a_cached_one_once(tiny: 
     misses = {}
     for state in ("cold", "cached"):
         with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
-            Clients(engine, choose_voicing(state, engine, 0), "ttfa").warm_up(asks)  # type: ignore[arg-type]
+            Clients(engine, choose_voice(state, engine, 0), "ttfa").warm_up(asks)  # type: ignore[arg-type]
             misses[state] = engine.health_check()["reference_cache"]["misses"]
 
     assert misses == {"cold": 4, "cached": 1}
 
 
 def test_the_noise_that_makes_a_voice_new_is_not_heard(engine: ProductionTTSEngine) -> None:
-    cold = choose_voicing("cold", engine, 0)
+    cold = choose_voice("cold", engine, 0)
     first, again, other = (cold(number)["reference_audio"] for number in (0, 0, 1))
 
     np.testing.assert_array_equal(first, again)
@@ -123,3 +121,36 @@ def test_a_load_that_is_none_is_refused_by_name(bench: Bench, option: str, value
         bench(option, value)
     with pytest.raises(ParameterError, match="baseline"):
         bench("--rate", 1, "--baseline", "sequential")
+
+
+@pytest.mark.parametrize(
+    ("verb", "instead", "file"),
+    [
+        (["bench", "--gpu-suite", "--checkpoint", "a"], "python -m benchmark.gpu_suite", "benchmark/gpu_suite.py"),
+        (["bench", "--scheduler"], "python -m benchmark.scheduler", "benchmark/scheduler.py"),
+        (["load", "--streams", "8", "--pid", "3"], "python -m benchmark.server_load", "benchmark/server_load.py"),
+        (["profile", "--sweep"], "docs/complexity.md", "docs/complexity.md"),
+        (["profile", "--chart", "a.png"], "line of JSON", ""),
+    ],
+)
+def test_what_has_left_the_package_says_what_to_do_instead(verb: list[str], instead: str, file: str) -> None:
+    with pytest.raises(ParameterError, match=re.escape(instead)):
+        app(verb, standalone_mode=False)
+
+    assert (ROOT / file).exists()
+
+
+def test_a_table_has_text_on_the_left_and_numbers_in_three_digits() -> None:
+    rows = [["a", 1234.5, 0.012345], ["longer", None, 7]]
+
+    assert table(["name", "x", "y"], rows).splitlines() == [
+        "name       x       y",
+        "a       1234  0.0123",
+        "longer     –       7",
+    ]
+
+
+def test_the_memory_of_another_process_is_told_where_the_system_tells() -> None:
+    assert resident_bytes() > 50e6 or sys.platform == "win32"
+    assert resident_bytes(os.getpid()) == pytest.approx(resident_bytes(), rel=0.2) or sys.platform != "linux"
+    assert resident_bytes(2**30) == 0

@@ -21,6 +21,7 @@ from s1_mini.deploy.machines import has_own_disk, is_gpu
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.registry import get_family
 from s1_mini.families.s1.costs import Costs, count
+from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 
 Run = Callable[..., tuple[str, dict[str, Any]]]
@@ -75,9 +76,9 @@ def test_the_sizes_of_a_checkpoint_are_those_of_its_loaded_weights(tiny: Path) -
     sizes = get_family().sizes(tiny, Formats(codec=4), 0)
     step = sizes.stages[0].step
 
-    assert sizes.weight_bytes("memory") == speaker.model.num_bytes / 2  # which is float32 on a CPU
-    assert sizes.weight_bytes("compute") == 4 * count(speaker.codec)
-    assert step(1, 1).num_bytes - step(1, 0).num_bytes == speaker.model.column_bytes / 2
+    assert sizes.weight_bytes("memory") == speaker.loaded.model.num_bytes / 2  # which is float32 on a CPU
+    assert sizes.weight_bytes("compute") == 4 * count(speaker.loaded.codec)
+    assert step(1, 1).num_bytes - step(1, 0).num_bytes == speaker.loaded.model.column_bytes / 2
 
 
 def test_slots_fill_the_memory_and_no_more() -> None:
@@ -208,14 +209,12 @@ def test_a_card_is_known_by_what_its_driver_calls_it(said: str, card: str) -> No
 def test_what_an_engine_keeps_in_eight_bits_is_counted_as_such(tiny: Path) -> None:
     """Bytes of weights that a step reads less are those that the model has less."""
     full, narrow = (
-        load(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype=weights, kv_dtype=kv))
+        as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype=weights, kv_dtype=kv)).loaded).model
         for weights, kv in (("full", "full"), ("int8", "fp8"))
     )
-    before, after = (
-        Costs(each.model.network, each.codec, kv_item=each.model.kv_dtype.itemsize) for each in (full, narrow)
-    )
+    before, after = (Costs(each.network, kv_item=each.kv_dtype.itemsize) for each in (full, narrow))
 
-    assert after.column_bytes == narrow.model.column_bytes == before.column_bytes / 4
+    assert after.column_bytes == narrow.column_bytes == before.column_bytes / 4
     assert before.slow_step(1, 0).num_bytes - after.slow_step(1, 0).num_bytes == pytest.approx(
-        full.model.num_bytes - narrow.model.num_bytes
+        full.num_bytes - narrow.num_bytes
     )

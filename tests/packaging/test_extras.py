@@ -85,7 +85,7 @@ def test_verbs_that_need_no_extra_run_without(plain: dict[str, str], tmp_path: P
 
 DEPLOYMENT = ["--image", "1.dkr.ecr.eu-west-1.amazonaws.com/a:1", "--role", "arn:aws:iam::123456789012:role/a"]
 DEPLOYMENT += ["--artifact", "s3://bucket/1/model.tar.gz"]
-SERVER = [["serve"], ["serve", "--local-endpoint", "a"], ["load"], ["package", "--check", "model.tar.gz"]]
+SERVER = [["serve"], ["serve", "--local-endpoint", "a"], ["package", "--check", "model.tar.gz"]]
 AWS = [
     ["package", "--output", "model.tar.gz", "--upload", "s3://bucket/1"],
     ["endpoint", "plan", "create", "a", *DEPLOYMENT],
@@ -104,7 +104,6 @@ def test_what_a_verb_lacks_is_one_sentence_with_the_command_before_anything_is_m
     lacking = {
         "server": SERVER,
         "aws": AWS,
-        "chart": [["profile", "--chart", "a.png"]],
         "play": [["say", "Hello.", "--play"]],
     }
     wanted = [(extra, verb) for extra, verbs in lacking.items() for verb in verbs]

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from s1_mini.config import EngineConfig
-from s1_mini.runtime.generator import Generator
+from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.loader import Speaker, load
-from s1_mini.runtime.model_runner import ModelRunner
+from s1_mini.runtime.synthesizer import Synthesizer
 
-Equip = Callable[[ModelRunner, Speaker], None]
+Equip = Callable[[EngineCore], None]
 
 
 @pytest.fixture(scope="module")
@@ -22,25 +22,25 @@ def speaker(tiny: Path) -> Speaker:
     return load(EngineConfig(checkpoint_path=tiny, device="cpu"))
 
 
-def start_equipped(speaker: Speaker, settings: dict[str, Any], equip: Equip) -> Generator:
-    """An engine whose runner gets what a CPU has not, where a GPU captures its graphs."""
-    plain = ModelRunner.capture
+def start_equipped(speaker: Speaker, settings: dict[str, Any], equip: Equip) -> Synthesizer:
+    """An engine whose stages get what a CPU has not, before it starts."""
+    plain = EngineCore.start
 
-    def capture(self: ModelRunner) -> None:
-        plain(self)
+    def begin(self: EngineCore) -> None:
         with torch.inference_mode():
-            equip(self, speaker)
+            equip(self)
+        plain(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelRunner, "capture", capture)
-        return Generator(speaker, EngineConfig(device="cpu", **settings))
+        patch.setattr(EngineCore, "start", begin)
+        return Synthesizer(speaker, EngineConfig(device="cpu", **settings))
 
 
 @pytest.fixture(scope="module")
-def both(request: pytest.FixtureRequest, speaker: Speaker) -> Iterator[tuple[Generator, Generator]]:
-    """An engine with what the module's `equip` gives its runner, and one without; both by the module's `SETTINGS`."""
+def both(request: pytest.FixtureRequest, speaker: Speaker) -> Iterator[tuple[Synthesizer, Synthesizer]]:
+    """An engine with what the module's `equip` gives its stages, and one without; both by the module's `SETTINGS`."""
     settings, equip = request.module.SETTINGS, request.module.equip
-    made = start_equipped(speaker, settings, equip), Generator(speaker, EngineConfig(device="cpu", **settings))
+    made = start_equipped(speaker, settings, equip), Synthesizer(speaker, EngineConfig(device="cpu", **settings))
     yield made
-    for generator in made:
-        generator.close(drains=False)
+    for synthesizer in made:
+        synthesizer.close(drains=False)

@@ -12,29 +12,29 @@ import pytest
 import torch
 
 from s1_mini.config import EngineConfig
-from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, QueueFullError
-from s1_mini.runtime.generator import Generator
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, GenerationError, QueueFullError
+from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.runtime.loader import Speaker
-from s1_mini.runtime.model_runner import ModelRunner
-from s1_mini.runtime.outbox import Outbox
+from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams
 
 SLOTS = 4
 
 
-def start(speaker: Speaker, **settings: Any) -> Generator:
+def start(speaker: Speaker, **settings: Any) -> Synthesizer:
     values = {"device": "cpu", "max_batch_size": SLOTS, "max_columns": 512, "max_queue_size": 1000} | settings
-    return Generator(speaker, EngineConfig(**values))
+    return Synthesizer(speaker, EngineConfig(**values))
 
 
-def ask(generator: Generator, seed: int = 1, frames: int = 12, **options: Any) -> Outbox:
+def ask(synthesizer: Synthesizer, seed: int = 1, frames: int = 12, **options: Any) -> OutputQueue:
     options = {"deadline": float("inf")} | options
     sampling = SamplingParams(seed=seed, max_new_tokens=frames)
-    return generator.speak(options.pop("pieces", ["Hello."]), (), sampling, **options)
+    return synthesizer.speak(options.pop("pieces", ["Hello."]), (), sampling, **options)
 
 
-def sound(outbox: Outbox) -> np.ndarray:
-    return np.concatenate([chunk.audio for chunk in outbox])
+def sound(queue: OutputQueue) -> np.ndarray:
+    return np.concatenate([chunk.audio for chunk in queue])
 
 
 def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -44,185 +44,177 @@ def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def test_a_device_that_is_gone_ends_every_request_with_an_error(speaker: Speaker) -> None:
-    generator = start(speaker)
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("the device is gone")
-
-    outboxes = [ask(generator, frames=300) for _ in range(6)]
-    runner = generator.worker.runner
-    runner.release = runner.step = runner.step_alone = fail  # type: ignore[method-assign,assignment]
-
-    until(lambda: all(outbox.has_ended for outbox in outboxes))
-    assert not generator.worker.is_alive
-
-
-def test_a_lost_device_kills_the_engine_and_is_not_taken_for_a_bad_request(speaker: Speaker) -> None:
-    generator = start(speaker)
+@pytest.mark.parametrize("what", ["begin", "prefill", "step", "decode"])
+def test_a_lost_device_kills_the_engine_and_is_not_taken_for_a_bad_request(what: str, speaker: Speaker) -> None:
+    synthesizer = start(speaker)
 
     def fail(*_: Any) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    generator.worker.runner.step = fail  # type: ignore[method-assign,assignment]
+    patch(synthesizer, what, fail)
 
     with pytest.raises(EngineNotReadyError, match="has died"):
-        sound(ask(generator))
-    until(lambda: not generator.worker.is_alive)
+        sound(ask(synthesizer))
+    until(lambda: not synthesizer.core.is_alive)
 
 
-@pytest.mark.parametrize(("what", "who"), [("step", "engine's thread"), ("decode", "makes sound")])
+def test_a_model_that_fails_for_all_is_an_error_to_each(speaker: Speaker) -> None:
+    synthesizer = start(speaker)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no")
+
+    patch(synthesizer, "step", fail)
+    queues = [ask(synthesizer, frames=300) for _ in range(6)]
+
+    for queue in queues:
+        with pytest.raises(GenerationError, match="RuntimeError: no"):
+            sound(queue)
+    assert synthesizer.core.is_alive
+    synthesizer.close()
+    assert list(synthesizer.core.scheduler.audit()) == []
+
+
+@pytest.mark.parametrize(("what", "who"), [("begin", "of model"), ("step", "of model"), ("decode", "of sound")])
 def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
     what: str, who: str, speaker: Speaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if what == "decode":
-        monkeypatch.setattr("s1_mini.runtime.model_runner._num_cores", lambda: 2)  # so that sound has a thread
-    generator = start(speaker, stuck_after_s=1.0)
+    monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # so that sound has a thread
+    synthesizer = start(speaker, stuck_after_s=1.0)
     woken = threading.Event()
-    do = getattr(generator.worker.runner, what)
-
-    def hang(*arguments: Any) -> Any:
-        if what == "step" or threading.current_thread() is generator.worker.sound._thread:
-            woken.wait()
-        return do(*arguments)
+    hang_in(synthesizer, what, woken)
 
     def work() -> Iterator[None]:
         while True:
             yield
 
-    setattr(generator.worker.runner, what, hang)
-    outboxes = [ask(generator, frames=30) for _ in range(2 * SLOTS)]
-    task = generator.worker.do(work)  # type: ignore[arg-type]
+    queues = [ask(synthesizer, frames=30) for _ in range(2 * SLOTS)]
+    task = synthesizer.core.do(work)  # type: ignore[arg-type]
 
-    for outbox in outboxes:
+    for queue in queues:
         with pytest.raises(EngineNotReadyError, match="has died"):
-            sound(outbox)
-    assert not generator.worker.is_alive
-    assert who in str(generator.worker.failure)
+            sound(queue)
+    assert not synthesizer.core.is_alive
+    assert who in str(synthesizer.core.failure)
     with pytest.raises(EngineError, match="has not come back"):
-        ask(generator)
-    generator.close()  # does not wait for it
+        ask(synthesizer)
+    synthesizer.close()  # does not wait for it
     with pytest.raises(EngineNotReadyError, match="has died"):
         task.result(timeout=1)
 
     woken.set()  # a thread that comes back after all ends by itself
-    until(lambda: not any(thread in threading.enumerate() for thread in threads_of(generator)))
+    until(lambda: not any(worker.thread.is_alive() for worker in synthesizer.core.workers))
 
 
-def test_a_request_whose_end_hangs_hears_of_it(speaker: Speaker) -> None:
-    generator = start(speaker, stuck_after_s=1.0)
+def test_a_stop_comes_back_though_the_device_hangs(speaker: Speaker) -> None:
+    synthesizer = start(speaker, stuck_after_s=1.0)
     woken = threading.Event()
-    generator.worker.runner.release = lambda _: woken.wait()  # type: ignore[method-assign,assignment,return-value]
-    outbox = ask(generator, frames=400, deadline=time.monotonic() + 0.2)
+    hangs = hang_in(synthesizer, "step", woken)
+    queue = ask(synthesizer, frames=400)
+    assert hangs.wait(10.0)
+
+    synthesizer.close(drains=False)
 
     with pytest.raises(EngineNotReadyError, match="has died"):
-        sound(outbox)
-
-    woken.set()
-
-
-def test_a_stop_that_hangs_comes_back(speaker: Speaker) -> None:
-    generator = start(speaker, stuck_after_s=1.0)
-    woken = threading.Event()
-    outbox = ask(generator, frames=400)
-    until(lambda: bool(generator.worker.scheduler.running))
-    generator.worker.runner.release = lambda _: woken.wait()  # type: ignore[method-assign,assignment,return-value]
-
-    generator.close(drains=False)
-
-    with pytest.raises(EngineNotReadyError, match="has died"):
-        sound(outbox)
+        sound(queue)
     woken.set()
 
 
 def test_an_engine_that_dies_while_its_sound_hangs_tells_all(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("s1_mini.runtime.model_runner._num_cores", lambda: 2)  # so that sound has a thread
-    generator = start(speaker, stuck_after_s=1.0)
-    woken, hangs = threading.Event(), threading.Event()
-    do = generator.worker.runner.decode
+    monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # so that sound has a thread
+    synthesizer = start(speaker, stuck_after_s=1.0)
+    woken = threading.Event()
+    hangs = hang_in(synthesizer, "decode", woken)
 
-    def hang(*arguments: Any) -> Any:
-        if threading.current_thread() is generator.worker.sound._thread:
-            hangs.set()
-            woken.wait()
-        return do(*arguments)
-
-    def die(*_: Any) -> None:
+    def die(*_: Any, **__: Any) -> None:
         raise SystemError("the bookkeeping is broken")
 
-    generator.worker.runner.decode = hang  # type: ignore[method-assign]
-    outbox = ask(generator, frames=400)
+    queue = ask(synthesizer, frames=400)
     assert hangs.wait(10.0)
-    generator.worker.scheduler.reads = die  # type: ignore[method-assign,assignment]
+    synthesizer.core.scheduler.stages[0].plan = die  # type: ignore[method-assign,assignment]
 
     with pytest.raises(EngineNotReadyError, match="has died"):
-        sound(outbox)
-    assert "bookkeeping" in str(generator.worker.failure)
-    generator.close()
+        sound(queue)
+    assert "bookkeeping" in str(synthesizer.core.failure)
+    synthesizer.close()
     woken.set()
 
 
-def threads_of(generator: Generator) -> list[threading.Thread]:
-    own = (generator.worker._thread, generator.worker.sound._thread)
-    return [thread for thread in own if thread is not None]
+def patch(synthesizer: Synthesizer, what: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a stage do other `work`; give what it did."""
+    model, codec = (runner.stage for runner in synthesizer.core.runners)
+    stage, method = (codec, "step") if what == "decode" else (model, what)
+    plain: Callable[..., Any] = getattr(stage, method)
+    setattr(stage, method, work)
+    return plain
+
+
+def hang_in(synthesizer: Synthesizer, what: str, woken: threading.Event) -> threading.Event:
+    """Let a stage's own thread hang until it is woken; give what is set when it does."""
+    hangs = threading.Event()
+    own = synthesizer.core.workers[-1 if what == "decode" else 0].thread
+
+    def hang(*arguments: Any) -> Any:
+        if threading.current_thread() is own:
+            hangs.set()
+            woken.wait()
+        return plain(*arguments)
+
+    plain = patch(synthesizer, what, hang)
+    return hangs
 
 
 def test_a_codec_slower_than_the_model_fills_the_queue_and_no_hidden_one(speaker: Speaker) -> None:
-    generator = start(speaker, max_queue_size=8)
-    runner, plain = generator.worker.runner, generator.worker.runner.decode
-    runner.decode = lambda *given: (time.sleep(0.05), plain(*given))[1]  # type: ignore[method-assign,assignment]
+    synthesizer = start(speaker, max_queue_size=8)
+    plain = patch(synthesizer, "decode", lambda *given: (time.sleep(0.05), plain(*given))[1])
     accepted, refused = [], 0
     for _ in range(60):
         try:
-            accepted.append(ask(generator, frames=6, profile="throughput", streams=False))
+            accepted.append(ask(synthesizer, frames=6, profile="throughput", streams=False))
         except QueueFullError:
             refused += 1
         time.sleep(0.01)
 
     assert refused > 20
-    assert generator.worker.num_jobs <= 8 + 3 * SLOTS
-    for outbox in accepted:
-        assert len(sound(outbox)) == 6 * 2048
-    generator.close()
+    assert synthesizer.core.num_requests <= 8 + 3 * SLOTS
+    for queue in accepted:
+        assert len(sound(queue)) == 6 * 2048
+    synthesizer.close()
 
 
 @pytest.mark.parametrize("profile", ["ttfa", "balanced"])
 def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(speaker: Speaker, profile: str) -> None:
     plain = start(speaker)
     alone = {seed: sound(ask(plain, seed, 60, profile=profile)) for seed in range(4)}
-    generator = start_alone(speaker, max_batch_size=16)
-    outboxes = [ask(generator, seed % 4, 60, profile=profile) for seed in range(32)]
+    synthesizer = start_alone(speaker, max_batch_size=16)
+    queues = [ask(synthesizer, seed % 4, 60, profile=profile) for seed in range(32)]
 
     left = 0
-    while not all(outbox.has_ended for outbox in outboxes):
-        waiting = [len(p.frames) - p.num_decoded for job in generator.worker.scheduler.speaking for p in job.pieces]
-        left = max(left, sum(waiting))
+    while not all(queue.has_ended for queue in queues):
+        requests = list(synthesizer.core.scheduler.ledger.requests.values())
+        sequences = [
+            utterance.sequences[1] for each in requests for utterance in each.utterances if utterance.sequences
+        ]
+        left = max(left, sum(sequence.available - sequence.consumed for sequence in sequences))
         time.sleep(0.002)
 
-    assert all(np.array_equal(sound(outbox), alone[seed % 4]) for seed, outbox in enumerate(outboxes))
+    assert all(np.array_equal(sound(queue), alone[seed % 4]) for seed, queue in enumerate(queues))
     assert left < 16 * 60  # not all of a batch waits at once
-    for each in (plain, generator):
+    for each in (plain, synthesizer):
         each.close()
 
 
-def start_alone(speaker: Speaker, **settings: Any) -> Generator:
-    """A generator whose one thread makes the sound too, as on a GPU."""
-    plain = ModelRunner.__init__
-
-    def without(self: ModelRunner, *given: Any, **named: Any) -> None:
-        plain(self, *given, **named)
-        self.sounds_beside = False
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelRunner, "__init__", without)
+def start_alone(speaker: Speaker, **settings: Any) -> Synthesizer:
+    """An engine whose one thread makes the sound, too."""
+    with pytest.MonkeyPatch.context() as alone:
+        alone.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 1)
         return start(speaker, **settings)
 
 
 def test_a_chunk_that_is_made_again_is_made_once(speaker: Speaker) -> None:
     plain = start(speaker)
     expected = {seed: sound(ask(plain, seed, 60, profile="ttfa")) for seed in range(6)}
-    generator = start(speaker)
-    runner, decode = generator.worker.runner, generator.worker.runner.decode
+    synthesizer = start(speaker)
     calls = [0]
 
     def run_out(*given: Any) -> Any:
@@ -231,13 +223,13 @@ def test_a_chunk_that_is_made_again_is_made_once(speaker: Speaker) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a lot.")
         return decode(*given)
 
-    runner.decode = run_out  # type: ignore[method-assign,assignment]
-    outboxes = [ask(generator, seed, 60, profile="ttfa") for seed in range(6)]
+    decode = patch(synthesizer, "decode", run_out)
+    queues = [ask(synthesizer, seed, 60, profile="ttfa") for seed in range(6)]
 
-    assert all(np.array_equal(sound(outbox), expected[seed]) for seed, outbox in enumerate(outboxes))
+    assert all(np.array_equal(sound(queue), expected[seed]) for seed, queue in enumerate(queues))
     assert calls[0] > 20
-    generator.close()
-    assert list(generator.worker.audit()) == []
+    synthesizer.close()
+    assert list(synthesizer.core.scheduler.audit()) == []
     plain.close()
 
 
@@ -245,23 +237,23 @@ def test_pieces_follow_each_other_in_order_however_slowly_the_engine_turns(speak
     texts = ["One.", "Two.", "Three."]
     plain = start(speaker)
     expected = sound(ask(plain, 3, 20, pieces=texts))
-    generator = start(speaker)
-    maker = generator.worker.sound
-    end_piece = maker.end_piece
-    maker.end_piece = lambda job: (time.sleep(0.03), end_piece(job))[1]  # type: ignore[method-assign,assignment]
+    synthesizer = start(speaker)
+    scheduler = synthesizer.core.scheduler._pipeline
+    plain_end = scheduler._end_utterance
+    scheduler._end_utterance = lambda one: (time.sleep(0.03), plain_end(one))[1]  # type: ignore[method-assign,assignment,func-returns-value]
 
-    assert np.array_equal(sound(ask(generator, 3, 20, pieces=texts)), expected)
-    for each in (plain, generator):
+    assert np.array_equal(sound(ask(synthesizer, 3, 20, pieces=texts)), expected)
+    for each in (plain, synthesizer):
         each.close()
 
 
 def test_memory_that_runs_out_while_encoding_is_tried_again_and_else_a_capacity_error(
     speaker: Speaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generator = start(speaker)
+    synthesizer = start(speaker)
     codec = speaker.loaded.encoding_codec()
     wave = torch.randn(44_100, generator=torch.Generator().manual_seed(1)) / 10
-    expected, plain, times = generator.encode(wave)["codes"], codec.encode_by_blocks, [1]
+    expected, plain, times = synthesizer.encode(wave), codec.encode_by_blocks, [1]
 
     def run_out(given: torch.Tensor) -> Any:
         if times[0]:
@@ -271,12 +263,12 @@ def test_memory_that_runs_out_while_encoding_is_tried_again_and_else_a_capacity_
 
     monkeypatch.setattr(codec, "encode_by_blocks", run_out)
 
-    assert torch.equal(generator.encode(wave)["codes"], expected)
+    assert torch.equal(synthesizer.encode(wave)["codes"], expected["codes"])
     times[0] = 2
     with pytest.raises(CapacityError, match="out of memory"):
-        generator.encode(wave)
-    assert len(sound(ask(generator))) > 0
-    generator.close()
+        synthesizer.encode(wave)
+    assert len(sound(ask(synthesizer))) > 0
+    synthesizer.close()
 
 
 def test_a_start_that_fails_leaves_no_thread_behind(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,8 +277,7 @@ def test_a_start_that_fails_leaves_no_thread_behind(speaker: Speaker, monkeypatc
     def fail(*_: Any) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(ModelRunner, "step", fail)
-    monkeypatch.setattr(ModelRunner, "step_alone", fail)
+    monkeypatch.setattr(LanguageModel, "step", fail)
 
     with pytest.raises(Exception, match="failed on this request"):
         start(speaker)

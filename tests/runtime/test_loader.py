@@ -183,10 +183,10 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_encoding_half_is_loaded_with_the_first_reference_only(tiny: Path) -> None:
     speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
 
-    assert not speaker.codec.encodes
+    assert not speaker.loaded.codec.encodes
     assert speaker.loaded.encoding_codec().encodes
     assert speaker.loaded.encoding_codec() is speaker.loaded.encoding_codec()
-    assert speaker.loaded.encoding_codec().decoder is speaker.codec.decoder  # in memory once
+    assert speaker.loaded.encoding_codec().decoder is speaker.loaded.codec.decoder  # in memory once
 
 
 def test_the_codec_that_encodes_decodes_with_shared_weights_of_another_precision(tiny: Path) -> None:
@@ -218,9 +218,9 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 def test_an_engine_with_narrow_weights_speaks_and_tells_what_it_chose(
     weights: str, kv: str, chosen: tuple[str, str], share: float, tiny: Path
 ) -> None:
-    full = load(EngineConfig(checkpoint_path=tiny, device="cpu")).model
+    full = load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded.model
     config = EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype=weights, kv_dtype=kv)
-    model = load(config).model
+    model = load(config).loaded.model
 
     with ProductionTTSEngine(config) as engine:
         health = engine.health_check()

@@ -13,8 +13,8 @@ from s1_mini.capacity.plan import Wish, make_plans
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import get_family
-from s1_mini.runtime.generator import CPU_SLOTS, measure_slots, slots_for
 from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.sizing import CPU_SLOTS, measure_slots, slots_for
 
 PLENTY = 100 * GIB
 
@@ -47,13 +47,13 @@ def test_the_engine_has_the_slots_that_were_planned(speaker: Speaker, memory_mib
 
 def test_slots_are_as_many_as_there_is_room_for(speaker: Speaker, scarce: float) -> None:
     assert slots_for(scarce, speaker, config()) == (50, 2112)
-    assert slots_for(PLENTY, speaker, config()) == (AUTO_SLOTS, speaker.model.max_columns)
+    assert slots_for(PLENTY, speaker, config()) == (AUTO_SLOTS, speaker.loaded.model.max_columns)
 
 
 def test_what_was_asked_for_is_kept_where_there_is_room(speaker: Speaker, scarce: float) -> None:
-    assert slots_for(PLENTY, speaker, config(max_batch_size=700)) == (700, speaker.model.max_columns)
-    assert slots_for(scarce, speaker, config(max_batch_size=8)) == (8, speaker.model.max_columns)
-    assert slots_for(scarce, speaker, config(enable_batching=False)) == (1, speaker.model.max_columns)
+    assert slots_for(PLENTY, speaker, config(max_batch_size=700)) == (700, speaker.loaded.model.max_columns)
+    assert slots_for(scarce, speaker, config(max_batch_size=8)) == (8, speaker.loaded.model.max_columns)
+    assert slots_for(scarce, speaker, config(enable_batching=False)) == (1, speaker.loaded.model.max_columns)
     assert slots_for(scarce, speaker, config(max_columns=2560))[1] == 2560
     assert slots_for(scarce, speaker, config(max_columns=512))[0] > 50
 
@@ -69,5 +69,5 @@ def test_too_little_memory_is_told_with_what_is_needed(speaker: Speaker) -> None
 
 
 def test_on_a_cpu_there_are_four_where_nothing_is_said(speaker: Speaker) -> None:
-    assert measure_slots(speaker, config()) == (CPU_SLOTS, speaker.model.max_columns)
+    assert measure_slots(speaker, config()) == (CPU_SLOTS, speaker.loaded.model.max_columns)
     assert measure_slots(speaker, config(max_batch_size=9))[0] == 9

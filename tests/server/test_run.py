@@ -55,10 +55,10 @@ class Running:
 HANGS = """
 import atexit, sys, threading
 from s1_mini.cli.app import run
-from s1_mini.runtime.model_runner import ModelRunner
+from s1_mini.families.s1.language_model import LanguageModel
 
-wait, step = threading.Event().wait, ModelRunner.step
-ModelRunner.step = lambda runner, pieces: step(runner, pieces) if pieces[0].max_frames <= 2 else wait()  # the warm-up
+wait, begin = threading.Event().wait, LanguageModel.begin
+LanguageModel.begin = lambda stage, begins: begin(stage, begins) if begins[0].steps <= 2 else wait()  # the warm-up
 atexit.register(wait)  # as the driver of a GPU that hangs may do
 sys.exit(run())
 """

@@ -24,7 +24,6 @@ from s1_mini.exceptions import (
     VoiceNotFoundError,
     VoiceReadOnlyError,
 )
-from s1_mini.runtime.scheduler import Read
 from s1_mini.types import VoiceInfo
 from s1_mini.voices.added import VoiceDirectory
 from s1_mini.voices.library import FOLDER, NamedVoice, write_voice
@@ -203,7 +202,7 @@ def test_a_pinned_voice_is_read_in_and_survives_eviction_and_the_end_of_memory(
     tiny: Path, tone: np.ndarray, settled: Settled
 ) -> None:
     with engine_of(tiny, kv_cache_size=2) as engine:
-        prefixes = engine._running.generator.worker.prefixes
+        prefixes = engine._running.synthesizer.core.prefixes
         for index, name in enumerate(("mia", "nils", "olga", "paul")):
             engine.add_voice(name, np.roll(tone, 999 * index), "Ah.")
         assert engine.pin_voice("mia").pinned
@@ -269,31 +268,32 @@ def test_all_voices_are_warmed_as_far_as_the_cache_goes(voiced: Path, settled: S
 def test_reading_a_voice_ahead_gives_way_to_who_comes(voiced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = make_voice(7, frames=700)
     with engine_of(voiced, max_batch_size=2) as engine:
-        generator, outcomes = engine._running.generator, []
+        synthesizer, outcomes = engine._running.synthesizer, []
+        core, model = synthesizer.core, synthesizer.core.runners[0].stage
         alone = speak(engine, "anna")
-        worker, read = generator.worker, generator.worker._read
+        read = model.prefill
 
-        def slowly(some: Read) -> None:
+        def slowly(parts: Any) -> None:
             """Give whoever comes the time to come."""
-            while reader.is_alive() and not worker._cancelled:
+            while reader.is_alive() and core.num_requests < 2:
                 time.sleep(0.001)
-            read(some)
+            read(parts)
 
-        monkeypatch.setattr(worker, "_read", slowly)
-        accepted = generator.worker.queue.stats.accepted
-        reader = threading.Thread(target=lambda: outcomes.append(generator.read_prefix(long, threading.Event())))
+        monkeypatch.setattr(model, "prefill", slowly)
+        accepted = core.line.stats.accepted
+        reader = threading.Thread(target=lambda: outcomes.append(synthesizer.read_prefix(long, threading.Event())))
         reader.start()
-        while generator.worker.queue.stats.accepted == accepted:
+        while core.line.stats.accepted == accepted:
             pass
         beside = speak(engine, "anna")
         reader.join()
-        given_way = generator.worker.prefixes.stats.entries
+        given_way = core.prefixes.stats.entries
 
-        outcomes.append(generator.read_prefix(long, threading.Event()))
+        outcomes.append(synthesizer.read_prefix(long, threading.Event()))
 
         assert np.array_equal(alone, beside)
         assert (outcomes, given_way) == ([False, True], 1)
-        assert generator.worker.prefixes.stats.entries == 2
+        assert core.prefixes.stats.entries == 2
 
 
 def test_warming_ends_with_the_engine(voiced: Path) -> None:

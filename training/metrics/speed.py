@@ -1,6 +1,6 @@
 """How fast it speaks on two CPU cores: batch 1, streamed, voice encoded before, warmed up.
 
-Measures the engine's own loop (`runtime.generator`), so nothing of the engine is left out but the reading of the
+Measures the engine's own threads (`runtime.synthesizer`), so nothing of the engine is left out but the reading of the
 reference. Run it while the machine has nothing else to do. `evaluate.py` calls it, in its own process.
 """
 
@@ -16,8 +16,8 @@ import torch
 
 from s1_mini.config import EngineConfig
 from s1_mini.families.s1.loaded import as_s1
-from s1_mini.runtime.generator import Generator
 from s1_mini.runtime.loader import load
+from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import Reference, SamplingParams, Voice
 from s1_mini.voices.reference import ReferenceEncoder
 from s1_mini.voices.reference_cache import ReferenceCache
@@ -72,20 +72,23 @@ def _measure(checkpoint: Path, texts: Sequence[str], reference: Reference, sampl
     voice = encode()
     encoding_ms = 1000 * (time.perf_counter() - started)
 
-    generator = Generator(speaker, config)
-    for text in (*texts, *texts)[:WARM_UP]:
-        _speak(generator, text, voice, sampling)
-    times = np.array([_speak(generator, text, voice, sampling) for text in texts])
+    synthesizer = Synthesizer(speaker, config)
+    try:
+        for text in (*texts, *texts)[:WARM_UP]:
+            _speak(synthesizer, text, voice, sampling)
+        times = np.array([_speak(synthesizer, text, voice, sampling) for text in texts])
+    finally:
+        synthesizer.close(drains=False)
     first_ms, factors = 1000 * times[:, 0], times[:, 1] / times[:, 2]
     p90_ms = float(np.percentile(first_ms, 90))
     return Speed(float(np.median(factors)), float(np.median(first_ms)), p90_ms, encoding_ms, len(texts))
 
 
-def _speak(generator: Generator, text: str, voice: Voice, sampling: SamplingParams) -> tuple[float, float, float]:
+def _speak(synthesizer: Synthesizer, text: str, voice: Voice, sampling: SamplingParams) -> tuple[float, float, float]:
     """Seconds until the first samples, seconds in all, seconds of sound."""
     first_s, num_samples, rate = float("nan"), 0, 1
     started = time.perf_counter()
-    for chunk in generator.speak([text], [voice], sampling, deadline=time.monotonic() + TIMEOUT_S):
+    for chunk in synthesizer.speak([text], [voice], sampling, deadline=time.monotonic() + TIMEOUT_S):
         if num_samples == 0 and len(chunk.audio):
             first_s = time.perf_counter() - started
         num_samples, rate = num_samples + len(chunk.audio), chunk.sample_rate

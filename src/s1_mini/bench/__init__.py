@@ -1,1 +1,1 @@
-"""Numbers: what is asked of the engine, how it does, and how that is told."""
+"""What this machine gives: load on an engine, and where the time of an utterance goes."""

@@ -1,188 +1,224 @@
-"""Where the time of an utterance goes: its sections one after the other, as the engine does them, timed from outside.
+"""Where the time of an utterance goes: the engine's own scheduler and stages, timed from outside.
 
-The pieces are called through the interfaces of model and codec; no code of theirs knows that it is measured. Every
-frame is made three times from the same state: the slow step alone, the fast steps alone, and whole by `step`, which
-alone moves on. The whole step is no section but a check: it is the other two and the bookkeeping.
+One thread does one thing at a time, and the device is at rest before and after each, so that the times add up. In an
+engine stages may work side by side, and a GPU goes on while the host looks at what it has made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from s1_mini.audio.container import AudioFormat, encode
-from s1_mini.bench.meter import Meter, Section, Tell
-from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.families.base import Prompt, SamplingTensors
-from s1_mini.families.s1.costs import Costs
-from s1_mini.families.s1.kernels.draw import draw, probabilities
-from s1_mini.families.s1.loaded import as_s1
-from s1_mini.families.s1.model import S1Model, S1State
-from s1_mini.layers.randomness import uniforms
+from s1_mini.byte_cache import ByteCache
+from s1_mini.core.messages import Prefill, StepResult
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.core.prompt import Prompt
+from s1_mini.core.request import Request, Utterance
+from s1_mini.core.speech import Speech
+from s1_mini.core.stage import StagePolicy
+from s1_mini.core.waiting_line import WaitingLine
+from s1_mini.exceptions import CheckpointError
+from s1_mini.execution.stage import Pending, Stage
+from s1_mini.runtime.engine_core import EngineCore, Placement
 from s1_mini.runtime.loader import Speaker
-from s1_mini.runtime.model_runner import SPAN, ModelRunner
-from s1_mini.runtime.scheduler import PREFILL_COLUMNS
+from s1_mini.runtime.synthesizer import choose_placement
 from s1_mini.text.normalize import normalize
-from s1_mini.types import SamplingParams, Voice
+from s1_mini.types import SamplingParams
 
-WHOLE_STEP = "whole step"
+SCHEDULING = "scheduling"  # all that a turn does but its stages' work
 MAX_CHARACTERS = 20_000
-TONE_S = 2.0  # of the reference where the checkpoint has no voice
+
+Result = TypeVar("Result")
+
+_numbers = itertools.count()  # of requests
 
 
-@contextmanager
-def engine_threads(speaker: Speaker) -> Iterator[None]:
-    """Compute on as many CPU threads as the engine would."""
+@dataclass(frozen=True)
+class Section:
+    """What came of one section. Latencies are those of one call, of which a repetition makes `calls`."""
+
+    name: str
+    calls: float
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    total_ms: float  # of one repetition
+    share: float  # of all sections together
+
+
+class Timer:
+    """Seconds of calls by the name of their section, with the device at rest before and after each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds: dict[str, list[float]] = {}
+        self.total_s = 0.0
+
+    def time(self, name: str, work: Callable[[], Result]) -> Result:
+        """Do some work, and give its result."""
+        self._rest()
+        begun = time.perf_counter()
+        result = work()
+        self._rest()
+        self.add(name, time.perf_counter() - begun)
+        return result
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count a call that was timed otherwise."""
+        self._seconds.setdefault(name, []).append(seconds)
+        self.total_s += seconds
+
+    def forget(self) -> None:
+        """Begin anew, after a warm-up."""
+        self._seconds.clear()
+        self.total_s = 0.0
+
+    def sections(self, repeats: int) -> list[Section]:
+        """Tell what was measured over `repeats` repetitions, in the order of the first calls."""
+        return [_section(name, np.array(seconds), repeats, self.total_s) for name, seconds in self._seconds.items()]
+
+    def _rest(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
+
+
+def _section(name: str, seconds: np.ndarray, repeats: int, total_s: float) -> Section:
+    mean, p50, p95 = (1e3 * float(value) for value in (seconds.mean(), *np.percentile(seconds, (50, 95))))
+    total = float(seconds.sum())
+    return Section(name, len(seconds) / repeats, mean, p50, p95, 1e3 * total / repeats, total / total_s)
+
+
+class TimedStage:
+    """A stage whose calls are timed; each step is waited for at once."""
+
+    launches_ahead = False
+
+    def __init__(self, name: str, stage: Stage, timer: Timer) -> None:
+        self.device, self._name, self._stage, self._timer = stage.device, name, stage, timer
+        self.capture, self.begin, self.save, self.load = stage.capture, stage.begin, stage.save, stage.load
+
+    def prefill(self, parts: Sequence[Prefill]) -> None:
+        """Read parts of prompts."""
+        self._timer.time(f"{self._name}: prefill", lambda: self._stage.prefill(parts))
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:
+        """Make a step, and wait for it."""
+
+        def work() -> StepResult:
+            wait = self._stage.step(slots, size)
+            return wait()
+
+        made = self._timer.time(f"{self._name}: step", work)
+        return lambda: made
+
+
+class Profiler:
+    """One text, spoken by `rows` requests side by side as often as is wanted, always the same."""
+
+    def __init__(
+        self, speaker: Speaker, text: str, *, rows: int = 1, max_frames: int = 150, audio_format: AudioFormat = "wav"
+    ) -> None:
+        """Make the stages and their graphs, and set the threads of this process as the engine does.
+
+        Raises `ParameterError` or `CapacityError` for a text that cannot be said.
+        """
+        self.timer, self.frames = Timer(torch.device(speaker.device.value)), 0
+        self._text, self._rows, self._format = text, rows, audio_format
+        self._voices = [] if speaker.voices.default is None else [speaker.voices.default]
+        loaded = self._loaded = speaker.loaded
+        prompt = self._prompt()
+        chain = loaded.chain(rows, min(len(prompt.items) + max_frames, loaded.max_positions))
+        choose_placement(chain, loaded.num_bytes).enter()
+        names = [policy.name for policy in chain.policies]
+        stages = [TimedStage(*both, self.timer) for both in zip(names, chain.stages, strict=True)]
+        self._core, self._rate = unthreaded(chain.policies, stages, rows), chain.sample_rate
+        self._max_frames = min(max_frames, chain.room(prompt))
+
+    @torch.inference_mode()
+    def speak(self, recording: np.ndarray | None = None) -> list[np.ndarray]:
+        """Speak once, and encode a recording [samples] if there is one; give the sound of each row [samples]."""
+        timer, kind = self.timer, self._format
+        prompts = timer.time("text to prompt", lambda: [self._prompt() for _ in range(self._rows)])
+        if recording is not None:
+            timer.time("recording to voice", lambda: self._encode(recording))
+        queues = [
+            submit(self._core, self._rate, prompt, max_steps=self._max_frames, seed=row)
+            for row, prompt in enumerate(prompts)
+        ]
+        while self._core.num_requests:
+            begun, inside_s = time.perf_counter(), timer.total_s
+            self._core.workers[0].turn()
+            timer.add(SCHEDULING, time.perf_counter() - begun - (timer.total_s - inside_s))
+        chunks = [list(queue) for queue in queues]
+        self.frames = sum(chunk.frames for chunk in chunks[0])
+        waves = [np.concatenate([chunk.audio for chunk in row]) for row in chunks]
+        timer.time(f"sound to {kind}", lambda: [encode(wave, self._rate, kind) for wave in waves])
+        return waves
+
+    def can_encode(self, recording: np.ndarray) -> bool:
+        """Tell whether the checkpoint makes a voice of a recording, and was not written for decoding only."""
+        try:
+            self._encode(recording)
+        except CheckpointError:
+            return False
+        return True
+
+    @torch.inference_mode()
+    def _encode(self, recording: np.ndarray) -> None:
+        for _ in self._loaded.condition(torch.from_numpy(recording)):
+            pass
+
+    def _prompt(self) -> Prompt:
+        return self._loaded.prompt(normalize(self._text, MAX_CHARACTERS), self._voices)
+
+
+def measure_sections(
+    speaker: Speaker, text: str, *, repeats: int, tell: Callable[[str], None] = lambda _: None, **options: Any
+) -> tuple[list[Section], int]:
+    """Speak `repeats` times after one time to warm up; give the sections, and the frames of the first row.
+
+    `options` are those of `Profiler`; `tell` hears what comes next. The sound of the warm-up is the recording that is
+    encoded, where the checkpoint can do that.
+    """
     threads = torch.get_num_threads()
-    ModelRunner(speaker, slots=1, columns=SPAN).enter_thread()
     try:
-        yield
+        tell("warm-up")
+        profiler = Profiler(speaker, text, **options)
+        recording = profiler.speak()[0]
+        encoded = recording if profiler.can_encode(recording) else None
+        profiler.timer.forget()
+        for number in range(repeats):
+            tell(f"repetition {number + 1} of {repeats}")
+            profiler.speak(encoded)
+        return profiler.timer.sections(repeats), profiler.frames
     finally:
         torch.set_num_threads(threads)
 
 
-class Rehearsal:
-    """One text, spoken by `rows` rows side by side as often as is wanted, always the same."""
-
-    def __init__(
-        self, speaker: Speaker, text: str, *, rows: int, max_frames: int, audio_format: AudioFormat = "wav"
-    ) -> None:
-        loaded = as_s1(speaker.loaded)
-        self.model, self.text, self.rows, self.audio_format = loaded.model, text, rows, audio_format
-        self.voice, self.reference = find_reference(speaker)
-        self.codec = loaded.codec if self.reference is None else loaded.encoding_codec()
-        self.costs = Costs(self.model.network, self.codec, block=PREFILL_COLUMNS, kv_item=self.model.kv_dtype.itemsize)
-        columns = self._prompt().columns.shape[1]
-        self.num_columns = min(columns + max_frames, self.model.max_columns)
-        self.max_frames = min(max_frames, self.num_columns - columns, self.codec.max_frames)
-        self.frames: int | None = None  # known once it was spoken
-        self._state = self.model.allocate(rows, self.num_columns)
-        self._sampling = make_sampling(speaker, rows, self.max_frames)
-
-    @torch.inference_mode()
-    def speak(self, meter: Meter) -> None:
-        """Speak once. The first time ends when all rows have said all; later ones make as many frames."""
-        prompt = meter.measure("text to tokens", lambda: [self._prompt() for _ in range(self.rows)])[0]
-        if (wave := self.reference) is not None:
-            meter.measure("reference encode", lambda: self.codec.encode(wave))
-        prefill_bytes = self.rows * self.costs.read(prompt.columns.shape[1] - 1).num_bytes
-        meter.measure("prefill", lambda: self._prefill(prompt), prefill_bytes)
-        for slot in range(self.rows):
-            self.model.activate(self._state, slot, prompt)
-        codes = self._make_frames(meter, prompt.columns.shape[1])
-        self.frames = codes.shape[-1]
-        sound = meter.measure("codec", lambda: self.codec.decode(codes), self.costs.codec_bytes(self.frames))
-        waves = meter.measure("to host", lambda: sound.float().cpu().numpy())
-        rate, kind = self.codec.sample_rate, self.audio_format
-        meter.measure(f"encode to {kind}", lambda: [encode(wave, rate, kind) for wave in waves])
-
-    def _prompt(self) -> Prompt:
-        return self.model.prompt(normalize(self.text, MAX_CHARACTERS), [] if self.voice is None else [self.voice])
-
-    def _prefill(self, prompt: Prompt) -> None:
-        for slot in range(self.rows):
-            read(self.model, self._state, slot, prompt.columns[:, :-1])
-
-    def _make_frames(self, meter: Meter, columns: int) -> Tensor:
-        """Make frames until they are as many as the first time, or all rows have stopped: codes [B, K, F]."""
-        made: list[Tensor] = []
-        stopped = torch.zeros(self.rows, dtype=torch.bool, device=self.model.device)
-        for number in range(self.frames or self.max_frames):
-            span = min(-(-(columns + number) // SPAN) * SPAN, self.num_columns)
-            slow, fast = self.costs.slow_step(self.rows, span), self.costs.fast_steps(self.rows)
-            hidden, token = meter.measure("slow step", partial(self._slow, span), slow.num_bytes)
-            meter.measure("fast steps", partial(self._fast, hidden, token), fast.num_bytes)
-            whole = partial(self.model.step, self._state, self._sampling, span)
-            frame = meter.measure(WHOLE_STEP, whole, (slow + fast).num_bytes)
-            made.append(frame.codes)
-            stopped |= frame.stop
-            if self.frames is None and bool(stopped.all()):
-                break
-        return torch.stack(made, dim=-1)
-
-    def _slow(self, span: int) -> tuple[Tensor, Tensor]:
-        """Run the slow transformer and draw the main token; nothing moves on."""
-        hidden = self.model.hidden(self._state, span)
-        return hidden, self._draw(self.model.network.main_logits(hidden), 0)
-
-    def _fast(self, hidden: Tensor, token: Tensor) -> None:
-        network = self.model.network
-
-        def pick(codebook: int, logits: Tensor, embeddings: Tensor) -> Tensor:
-            return embeddings[self._draw(logits, codebook)]
-
-        first = network.fast_embeddings(token.clamp_max(network.config.codebook_size - 1))
-        network.fast(hidden, first, self._state.fast_cache, self._state.pairs, pick)
-
-    def _draw(self, logits: Tensor, codebook: int) -> Tensor:
-        chances = probabilities(logits, self._sampling.temperature, self._sampling.top_p)
-        return draw(chances, self._sampling.uniforms[:, 0, codebook])
+def unthreaded(policies: Sequence[StagePolicy], stages: Sequence[Stage], slots: int) -> EngineCore:
+    """Put an engine's scheduler and stages together without starting its thread: `workers[0].turn()` does the next."""
+    placement = Placement({"engine": range(len(stages))})
+    core = EngineCore(policies, stages, WaitingLine(slots), ByteCache(0), placement)
+    with torch.inference_mode():
+        for stage in stages:
+            stage.capture()
+    return core
 
 
-def measure_sections(rehearsal: Rehearsal, repeats: int, tell: Tell = lambda _: None) -> list[Section]:
-    """Speak `repeats` times after one time to warm up; the sections in their order, then the whole step.
-
-    `tell` hears what comes next.
-    """
-    meter = Meter(rehearsal.model.device)
-    tell("warm-up")
-    rehearsal.speak(meter)
-    meter.forget_times()
-    for number in range(repeats):
-        tell(f"repetition {number + 1} of {repeats}")
-        rehearsal.speak(meter)
-    meter.trace(lambda: rehearsal.speak(meter))
-    sections = meter.sections(repeats)
-    return sorted(sections, key=lambda section: section.name == WHOLE_STEP)
-
-
-@torch.inference_mode()
-def read(model: S1Model, state: S1State, slot: int, columns: Tensor, start: int = 0) -> None:
-    """Read prompt columns [K + 1, n] into a slot in the chunks of the engine."""
-    for begin in range(0, columns.shape[1], PREFILL_COLUMNS):
-        model.prefill(state, slot, columns[:, begin : begin + PREFILL_COLUMNS], start + begin)
-
-
-def make_sampling(speaker: Speaker, rows: int, frames: int) -> SamplingTensors:
-    """Default parameters, and random numbers of its own for each row."""
-    model, params = speaker.model, SamplingParams()
-    tables = [uniforms(seed, 0, frames, model.num_codebooks) for seed in range(rows)]
-
-    def every(value: float) -> Tensor:
-        return torch.full((rows,), value, device=model.device)
-
-    return SamplingTensors(
-        every(params.temperature),
-        every(params.top_p),
-        every(params.repetition_penalty),
-        torch.stack(tables).to(model.device),
-    )
-
-
-@torch.inference_mode()
-def find_reference(speaker: Speaker) -> tuple[Voice | None, Tensor | None]:
-    """Give the voice to speak in and a recording [samples] to encode; a tone where the checkpoint has no voice.
-
-    Without a recording the checkpoint was written for decoding only.
-    """
-    voice = speaker.voices.default
-    try:
-        codec = as_s1(speaker.loaded).encoding_codec()
-    except CheckpointMismatchError:
-        return voice, None
-    device = speaker.model.device
-    if voice is not None:
-        return voice, codec.decode(voice.tensors["codes"].unsqueeze(0).to(device))[0]
-    time = torch.arange(round(TONE_S * codec.sample_rate), device=device) / codec.sample_rate
-    wave = 0.2 * torch.sin(2 * torch.pi * 150 * time)
-    return Voice({"codes": codec.encode(wave).cpu()}, "A tone."), wave
-
-
-def shares(sections: Sequence[Section]) -> dict[str, float]:
-    """Give each section's share of the whole, which the check is no part of."""
-    whole = sum(section.total_ms for section in sections if section.name != WHOLE_STEP)
-    return {section.name: section.total_ms / whole for section in sections if section.name != WHOLE_STEP}
+def submit(core: EngineCore, sample_rate: int, prompt: Prompt, *, max_steps: int, seed: int) -> OutputQueue:
+    """Have one utterance spoken for somebody who listens; its sound comes out of the queue."""
+    queue, now = OutputQueue(lambda: core.cancel(request)), time.monotonic()
+    speech = Speech(queue, sample_rate=sample_rate, arrived=now, is_streamed=True)
+    request = Request(next(_numbers), speech, SamplingParams(), seed, now, deadline=float("inf"))
+    request.utterances = [Utterance(request, 0, prompt, max_steps)]
+    core.submit(request)
+    return queue

@@ -1,21 +1,42 @@
-"""How a benchmark is told: machine, commit and workload, a table, then one line of JSON."""
+"""How a measurement is told: machine and commit, a table for people, data for one line of JSON."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from s1_mini.bench.clients import Load
 from s1_mini.bench.figures import MEASURES
-from s1_mini.bench.load import Load
+from s1_mini.engine import ProductionTTSEngine
 
-_NONE = "–"
+NONE = "–"
+_HEAD = ["load", "requests", "failed", "audio s/s", "underruns", "100 ms buffer", "first p95 ratio", "memory MB"]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> str:
+    """Lay out rows in columns, text to the left and numbers to the right, these in three digits or so."""
+    cells = [list(head), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None or isinstance(value, str):
+        return NONE if value is None else value
+    return f"{value:.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -24,42 +45,20 @@ def describe_machine(device: str) -> dict[str, Any]:
     return {"machine": f"{platform.machine()}, {where}", "torch": torch.__version__, "commit": _commit()}
 
 
-def table(loads: Sequence[Load], idle: Load) -> str:
-    """Lay out what was measured: one line a load, then one for each of its measures."""
-    head = (
-        f"{'':<20} {'requests':>8} {'failed':>6} {'audio s/s':>9} {'underruns':>9} {'100 ms buffer':>13} "
-        f"{'first p95 ratio':>15} {'memory MB':>10}"
-    )
-    lines = [_load_line(load, idle) for load in loads]
-    second = f"{'':<20} {'of a request':<18} {'p50':>10} {'p95':>10} {'p99':>10}"
-    rows = [_measure_line(load, name) for load in loads for name in _told(load)]
-    return "\n".join((head, *lines, second, *rows))
+def describe_engine(engine: ProductionTTSEngine) -> dict[str, Any]:
+    """Tell where an engine runs, in which formats, and with how many slots."""
+    health = engine.health_check()
+    formats = {name: health[name]["value"] for name in ("precision", "weights_dtype", "kv_dtype", "compile")}
+    return describe_machine(health["device"]["value"]) | formats | {"slots": health["slots"]["total"]}
 
 
-def _told(load: Load) -> list[str]:
-    """All measures; where a client asks as soon as it can, nothing can be late."""
-    return [name for name in MEASURES if name != "late_ms" or load.rate is not None]
-
-
-def _load_line(load: Load, idle: Load) -> str:
-    return (
-        f"{load.name:<20} {len(load.outcomes):>8} {sum(load.failures.values()):>6} {load.audio_per_s:>9.2f} "
-        f"{_sum(load, 'underruns'):>9} {_sum(load, 'underruns_buffered'):>13} "
-        f"{_number(first_p95_ratio(load, idle)):>15} {load.growth_mb:>+10.1f}"
-    )
-
-
-def _measure_line(load: Load, name: str) -> str:
-    values = [_number(value) for value in load.figures[name].values()]
-    return f"{load.name:<20} {name:<18} " + " ".join(f"{value:>10}" for value in values)
-
-
-def _number(value: float | None) -> str:
-    return _NONE if value is None else f"{value:.0f}" if value >= 100 else f"{value:.2f}"
-
-
-def _sum(load: Load, name: str) -> int:
-    return sum(getattr(one, name) for one in load.outcomes)
+def load_tables(loads: Sequence[Load], idle: Load) -> str:
+    """Lay out what was measured: a table with one line a load, then one with each of its measures."""
+    whole = [[load.name, *_numbers(load, idle)] for load in loads]
+    # Where a client asks as soon as it can, nothing can be late.
+    told = [(load, name) for load in loads for name in MEASURES if name != "late_ms" or load.rate is not None]
+    measures = [[load.name, name, *load.figures[name].values()] for load, name in told]
+    return f"{table(_HEAD, whole)}\n{table(['load', 'of a request', 'p50', 'p95', 'p99'], measures)}"
 
 
 def failure_lines(loads: Sequence[Load]) -> list[str]:
@@ -73,36 +72,45 @@ def first_p95_ratio(load: Load, idle: Load) -> float | None:
     return None if here is None or there is None else here / there
 
 
-def json_line(facts: Mapping[str, Any], loads: Sequence[Load], idle: Load, **more: float | None) -> str:
-    """Everything for a machine."""
-    return json.dumps({**facts, "loads": [_load_data(load, idle) for load in loads], **more})
-
-
-def _load_data(load: Load, idle: Load) -> dict[str, Any]:
+def load_data(load: Load, idle: Load) -> dict[str, Any]:
+    """Everything of one load for a machine."""
+    requests, failed, audio_per_s, underruns, buffered, ratio, growth = _numbers(load, idle)
     return {
         "name": load.name,
         "concurrency": load.concurrency,
         "rate": load.rate,
-        "requests": len(load.outcomes),
-        "failed": sum(load.failures.values()),
+        "requests": requests,
+        "failed": failed,
         "failures": load.failures,
         "cut": sum(one.is_cut for one in load.outcomes),
         "seconds": load.seconds,
         "audio_s": load.audio_s,
-        "audio_per_s": load.audio_per_s,
-        "underruns": _sum(load, "underruns"),
-        "underruns_100ms": _sum(load, "underruns_buffered"),
-        "first_p95_ratio": first_p95_ratio(load, idle),
-        "memory_mb": {"at_tenth": load.early_bytes / 1e6, "at_end": load.late_bytes / 1e6, "growth": load.growth_mb},
+        "audio_per_s": audio_per_s,
+        "underruns": underruns,
+        "underruns_100ms": buffered,
+        "first_p95_ratio": ratio,
+        "memory_mb": {"at_tenth": load.early_bytes / 1e6, "at_end": load.late_bytes / 1e6, "growth": growth},
         "figures": load.figures,
     }
 
 
+def _numbers(load: Load, idle: Load) -> tuple[float | None, ...]:
+    """What a line of the table tells of a load, in its order."""
+    return (
+        len(load.outcomes),
+        sum(load.failures.values()),
+        load.audio_per_s,
+        sum(one.underruns for one in load.outcomes),
+        sum(one.underruns_buffered for one in load.outcomes),
+        first_p95_ratio(load, idle),
+        load.growth_mb,
+    )
+
+
 def _commit() -> str | None:
-    here = Path(__file__).parent
     try:
         done = subprocess.run(  # noqa: S603 - nothing of it comes from outside
-            ["git", "-C", str(here), "rev-parse", "--short", "HEAD"],  # noqa: S607
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],  # noqa: S607
             capture_output=True,
             text=True,
             check=True,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 GIB = 2**30
 AUTO_SLOTS = 256  # the most where nobody says how many: as far as the graphs' ladder goes
 STREAM_ROWS = 2  # rows of the codec a slot: a job may still sound when its slot is another's
-DECODED_FRAMES = 2  # at once, a slot (`runtime/sound_maker.py`)
+DECODED_FRAMES = 2  # at once, a slot
 SPARE_FRAMES = 32  # … and for all together
 CONTEXT_BYTES = GIB  # the driver's context and all kernels' code: in use before anything is asked for
 GRAPH_BYTES = GIB  # captured graphs with their shared pool, workspaces of the libraries

@@ -7,7 +7,7 @@ counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,11 +33,6 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.num_bytes + other.num_bytes, self.operations + other.operations)
-
-
-def total(costs: Iterable[Cost]) -> Cost:
-    """All together."""
-    return sum(costs, Cost(0.0, 0.0))
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from s1_mini.cli.suite import run_gpu_suite
+from s1_mini.cli.moved import gone
 from s1_mini.cli.verb import DEVICES, completing, engine_config
 from s1_mini.exceptions import ParameterError
 from s1_mini.types import ChunkProfile
 
-if TYPE_CHECKING:
-    from s1_mini.bench.campaign import Result
-
-SCHEDULER_ROWS, SCHEDULER_TURNS = 64, 500
 DEFAULT_CONCURRENCY = 8
 MAX_CLIENTS = 4096  # as many slots as an engine may have
+CHECKOUT = "in a checkout of the project: python -m benchmark."
 
 
 def bench(
@@ -38,7 +34,6 @@ def bench(
     baseline: Annotated[
         Literal["none", "sequential"], typer.Option(help="Do the same work one request at a time beside it.")
     ] = "none",
-    scheduler: Annotated[bool, typer.Option("--scheduler", help="Measure a turn's bookkeeping at 64 rows.")] = False,
     slots: Annotated[
         int | None, typer.Option(min=1, max=MAX_CLIENTS, help="[the greatest concurrency, or 8]", show_default=False)
     ] = None,
@@ -47,28 +42,24 @@ def bench(
         str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES))
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Same seed, same sentences and arrivals.")] = 0,
-    gpu_suite: Annotated[
-        bool, typer.Option("--gpu-suite", help="All figures that the engine is held to; in small without a GPU.")
-    ] = False,
     path: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the JSON.", show_default=False)
     ] = None,
+    scheduler: Annotated[bool, typer.Option("--scheduler", hidden=True)] = False,
+    gpu_suite: Annotated[bool, typer.Option("--gpu-suite", hidden=True)] = False,
 ) -> None:
     """Measure the engine on this machine: a table, then one line of JSON (docs/benchmark.md tells how to read it).
 
     Example: s1-mini bench --concurrency 1,4,8 --baseline sequential
     """
+    gone("scheduler", scheduler, f"{CHECKOUT}scheduler")
+    gone("gpu_suite", gpu_suite, f"{CHECKOUT}gpu_suite")
     engine_config(device=device)  # what is wrong is told before torch is loaded
-    if gpu_suite:
-        if concurrency or rate or baseline != "none" or scheduler:
-            raise ParameterError("gpu_suite", "has loads of its own; leave out --concurrency, --rate and --baseline")
-        run_gpu_suite(checkpoint, device=device, seed=seed, slots=slots, output=path)
-        return
+    import json
 
     from s1_mini.audio.container import check_writable
-    from s1_mini.bench.campaign import Plan, measure
-    from s1_mini.bench.report import failure_lines, json_line, table
-    from s1_mini.bench.scheduler import measure_scheduler
+    from s1_mini.bench.load_test import LoadTest, measure
+    from s1_mini.bench.report import NONE, failure_lines, load_data, load_tables
 
     if path is not None:
         check_writable(path)
@@ -77,7 +68,7 @@ def bench(
     many = tuple(_whole("concurrency", number) for number in _numbers("concurrency", given))
     if baseline == "sequential" and not many:
         raise ParameterError("baseline", "compares with a --concurrency; name one beside --rate")
-    plan = Plan(
+    test = LoadTest(
         concurrencies=many,
         rates=rates,
         requests=requests,
@@ -90,39 +81,27 @@ def bench(
         checkpoint=checkpoint,
         device=device,
     )
-    result = measure(plan)
-    more = _ratios(result)
-    if scheduler:
-        more["scheduler_ms"] = measure_scheduler(SCHEDULER_ROWS, SCHEDULER_TURNS)
-
-    facts = result.facts
-    work = {"requests": requests, "concurrency": list(many), "rate": list(rates), "profile": profile}
-    work |= {"voice_state": voice_state, "max_new_tokens": max_new_tokens, "seed": seed}
+    result = measure(test)
+    facts, loads = result.facts, result.all_loads
     typer.echo(
-        f"{facts['machine']}, torch {facts['torch']}, commit {facts['commit']}, {facts['precision']}, {_busy(facts)}"
+        f"{facts['machine']}, torch {facts['torch']}, commit {facts['commit']}, {facts['precision']}, "
+        f"load average {facts['load_average']} before"
     )
     typer.echo(
         f"{requests} requests a load, at most {max_new_tokens} frames each, voice {voice_state}, profile {profile}, "
         f"{facts['slots']} slots, seed {seed}"
     )
-    typer.echo(table(result.all_loads, result.idle))
-    for line in failure_lines(result.all_loads):
+    typer.echo(load_tables(loads, result.idle))
+    for line in failure_lines(loads):
         typer.echo(line)
-    for name, value in more.items():
-        typer.echo(f"{name} {value:.3f}" if value is not None else f"{name} –")
-    line = json_line(facts | work, result.all_loads, result.idle, **more)
+    for name, value in result.ratios.items():
+        typer.echo(f"{name} {NONE if value is None else format(value, '.3f')}")
+    work = {"requests": requests, "concurrency": list(many), "rate": list(rates), "profile": profile}
+    work |= {"voice_state": voice_state, "max_new_tokens": max_new_tokens, "seed": seed}
+    line = json.dumps(facts | work | {"loads": [load_data(load, result.idle) for load in loads]} | result.ratios)
     if path is not None:
         path.write_text(line + "\n", encoding="utf-8")
     typer.echo(line)
-
-
-def _busy(facts: Mapping[str, Any]) -> str:
-    return f"load average {facts['load_average']} before"
-
-
-def _ratios(result: Result) -> dict[str, float | None]:
-    ratios = {"first_p95_ratio": result.first_p95_ratio}
-    return ratios if result.sequential is None else ratios | {"speed_up": result.speed_up}
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from s1_mini.cli.moved import gone
 from s1_mini.cli.verb import DEVICES, FORMATS, completing, engine_config
 
 TEXT = "The children were playing in the garden behind the house."
@@ -24,57 +25,44 @@ def profile(
     audio_format: Annotated[
         str, typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm.", autocompletion=completing(*FORMATS))
     ] = "wav",
-    sweep: Annotated[bool, typer.Option("--sweep", help="Measure growth along each axis, too: minutes.")] = False,
-    path: Annotated[
-        Path | None,
-        typer.Option("--chart", metavar="FILE", help="PNG to draw; needs s1-mini[chart].", show_default=False),
-    ] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", hidden=True)] = False,
+    chart: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure the sections of an utterance on this machine: a table, then one line of JSON.
 
-    Example: s1-mini profile --repeats 10 --chart profile.png
+    Example: s1-mini profile --repeats 10 --rows 4
     """
     import json
+    from dataclasses import asdict
 
+    gone("sweep", sweep, "docs/complexity.md tells what it showed")
+    gone("chart", chart, "draw what you want to see from the line of JSON")
     config = engine_config(device=device)  # what is wrong is told before torch is loaded
 
-    from s1_mini.audio.container import check_format, check_writable
-    from s1_mini.bench.chart import draw_sections
-    from s1_mini.bench.profile import Rehearsal, engine_threads, measure_sections
-    from s1_mini.bench.report import describe_machine
-    from s1_mini.bench.sweep import Sweep
-    from s1_mini.bench.tables import axis_data, axis_table, section_data, section_table
-    from s1_mini.extras import require
+    from s1_mini.audio.container import check_format
+    from s1_mini.bench.profile import measure_sections
+    from s1_mini.bench.report import describe_machine, table
     from s1_mini.families.registry import check_files
     from s1_mini.runtime.loader import load
     from s1_mini.weights.directory import find_checkpoint
 
     chosen = check_format(audio_format)
-    if path is not None:
-        require("chart", "--chart")
-        check_writable(path)
     directory = check_files(find_checkpoint(checkpoint or config.checkpoint_path))
     speaker = load(config.model_copy(update={"checkpoint_path": directory}))
-    facts = describe_machine(speaker.device.value)
-    with engine_threads(speaker):
-        rehearsal = Rehearsal(speaker, text, rows=rows, max_frames=max_frames, audio_format=chosen)
-        sections = measure_sections(rehearsal, repeats, _tell)
-        frames = rehearsal.frames
-        measured = Sweep(speaker, repeats=repeats) if sweep else None
-        axes = [] if measured is None else measured.run(_tell)
-
+    facts = describe_machine(speaker.device.value) | {"precision": speaker.precision.value}
+    sections, frames = measure_sections(
+        speaker,
+        text,
+        repeats=repeats,
+        tell=lambda part: typer.echo(f"measuring: {part}", err=True),
+        rows=rows,
+        max_frames=max_frames,
+        audio_format=chosen,
+    )
     title = f"{facts['machine']}, torch {facts['torch']}, {rows} rows, {frames} frames, {repeats} repetitions"
-    typer.echo(f"{title}, commit {facts['commit']}, {speaker.precision.value}")
-    typer.echo(section_table(sections))
-    if measured is not None:
-        typer.echo(f"sweep: medians of {repeats}, {measured.clock.__name__}")
-        typer.echo(axis_table(axes))
-    if path is not None:
-        draw_sections(path, sections, title)
-        typer.echo(f"wrote {path}", err=True)
-    more = {"rows": rows, "frames": frames, "repeats": repeats, "precision": speaker.precision.value, "text": text}
-    typer.echo(json.dumps({**facts, **more, "sections": section_data(sections), "axes": axis_data(axes)}))
-
-
-def _tell(part: str) -> None:
-    typer.echo(f"measuring: {part}", err=True)
+    typer.echo(f"{title}, commit {facts['commit']}, {facts['precision']}")
+    head = ["section", "calls", "mean ms", "p50", "p95", "a repetition", "share %"]
+    found = [asdict(section) for section in sections]
+    typer.echo(table(head, [[*list(each.values())[:-1], 100 * each["share"]] for each in found]))
+    work = {"rows": rows, "frames": frames, "repeats": repeats, "text": text}
+    typer.echo(json.dumps({**facts, **work, "sections": found}))

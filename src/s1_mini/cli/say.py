@@ -16,7 +16,7 @@ import typer
 from s1_mini.cli.verb import DEVICES, FORMATS, PRECISIONS, check_pipe, completing, engine_config
 from s1_mini.exceptions import ParameterError, TextError
 from s1_mini.text.normalize import normalize
-from s1_mini.types import SamplingParams
+from s1_mini.types import DEFAULT_SAMPLING, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,10 +63,14 @@ def say(
         str | None, typer.Option(metavar="TEXT", help="What is said in the reference.", show_default=False)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same sound.", show_default=False)] = None,
-    temperature: Annotated[float, typer.Option(help="0 is always the likeliest.")] = 0.8,
-    top_p: Annotated[float, typer.Option(help="How much of the probability to draw from.")] = 0.8,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1 avoids repeating.")] = 1.1,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest sentence piece, in frames (S1-mini: 46 ms).")] = 1024,
+    temperature: Annotated[float, typer.Option(help="0 is always the likeliest.")] = DEFAULT_SAMPLING.temperature,
+    top_p: Annotated[float, typer.Option(help="How much of the probability to draw from.")] = DEFAULT_SAMPLING.top_p,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1 avoids repeating.")
+    ] = DEFAULT_SAMPLING.repetition_penalty,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Longest sentence piece, in frames (S1-mini: 46 ms).")
+    ] = DEFAULT_SAMPLING.max_new_tokens,
     stream: Annotated[
         bool, typer.Option("--stream", help="With -o -: send sound while it is made (wav or pcm).")
     ] = False,

@@ -60,7 +60,8 @@ class CarryRows(Carry):
 
     `chosen` [n] says which row of the whole each row of the input is; the others are left as they are. Given as a
     tensor on the device, together with `fresh` [n], true for rows that begin anew, nothing of it is known to the host:
-    so it can be captured in a CUDA graph.
+    so it can be captured in a CUDA graph. Nothing is remembered before `commit`, so that work that fails on the way
+    has changed nothing.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class CarryRows(Carry):
         self._past = whole._past
         self._num_rows = num_rows
         self._fresh = fresh
+        self._new: list[tuple[Tensor, Tensor]] = []  # what is to be remembered, and where
         self._chosen: slice | Tensor
         if isinstance(chosen, Tensor):
             self._chosen = chosen
@@ -92,7 +94,8 @@ class CarryRows(Carry):
             shape[axis] = context
             past = self._past[key] = new.new_zeros(shape)
         joined = torch.cat((self._gather(past), new), dim=axis)
-        past[self._chosen] = joined.narrow(axis, joined.shape[axis] - context, context)
+        end = joined.narrow(axis, joined.shape[axis] - context, context)
+        self._new.append((past, end.clone()))  # a copy, so that the whole is let go of
         return joined
 
     def advance(self, key: CarryKey, rows: int, count: int, device: torch.device) -> Tensor:
@@ -101,8 +104,14 @@ class CarryRows(Carry):
         if seen is None:
             seen = self._past[key] = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
         before = self._gather(seen).clone()
-        seen[self._chosen] = before + count
+        self._new.append((seen, before + count))
         return before
+
+    def commit(self) -> None:
+        """Remember the ends of all inputs."""
+        for past, new in self._new:
+            past[self._chosen] = new
+        self._new.clear()
 
     def _gather(self, past: Tensor) -> Tensor:
         gathered = past[self._chosen]

@@ -1,26 +1,28 @@
-"""The interface behind which every family stands, and the tensors that cross it.
+"""The interface behind which every family stands.
 
 A `Family` is what the registry names: it describes a checkpoint from its small files and opens it. A `LoadedModel` is
-what it opens. All else talks to these names only. Rows are slots: a model holds the state of B sequences side by side,
-and a row that is not active changes nothing that anyone sees. Importing this loads no torch.
-Shapes: B slots, S prompt columns, K codebooks, F frames.
+what it opens: it writes prompts, encodes voices, and makes a `Chain` of stages. All else talks to these names only.
+Importing this loads no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from pydantic import BaseModel
     from torch import Tensor, nn
 
     from s1_mini.capacity.memory import Demand
     from s1_mini.capacity.sizes import Formats, Sizes
-    from s1_mini.codecs.base import Codec
+    from s1_mini.core.prompt import Prompt
+    from s1_mini.core.stage import StagePolicy
+    from s1_mini.execution.stage import Stage
     from s1_mini.types import Voice
     from s1_mini.voices.format import VoiceFormat
     from s1_mini.weights.members import Member
@@ -105,125 +107,30 @@ class Family(Protocol):
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """What a model is asked to continue."""
+class Chain:
+    """The stages of one engine: what the scheduler knows of them, and what carries out its plans."""
 
-    columns: Tensor  # int64 [K + 1, S]: main token, then codes
-    num_shared: int  # leading columns that depend on the voice alone, not on the text
-    prefix_key: str = ""  # the same for prompts that share those columns
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """What a model remembers of the leading columns of a prompt, ready to be put into any slot."""
-
-    columns: int
-    num_bytes: int
-    state: Any  # the family's own
-
-
-@dataclass(frozen=True)
-class SamplingTensors:
-    """The sampling parameters of all rows, on the device."""
-
-    temperature: Tensor  # [B]
-    top_p: Tensor  # [B]
-    repetition_penalty: Tensor  # [B]
-    uniforms: Tensor  # [B, frames, draws per frame] in [0, 1)
-
-
-@dataclass(frozen=True)
-class Frames:
-    """One frame of every row; only active rows mean anything. One table, so that it comes to the host in one go."""
-
-    made: Tensor  # int64 [B, K + 3]: main token, K codes, stop, valid
-
-    @property
-    def codes(self) -> Tensor:
-        """Codes [B, K]."""
-        return self.made[:, 1:-2]
-
-    @property
-    def stop(self) -> Tensor:
-        """Whether this is no frame but the end of the utterance: [B] bool."""
-        return self.made[:, -2] != 0
-
-    @property
-    def valid(self) -> Tensor:
-        """Whether the logits were finite: [B] bool."""
-        return self.made[:, -1] != 0
-
-
-class SpeechModel(Protocol):
-    """Text and voice in, frames out. `State` is the family's own."""
-
-    num_codebooks: int
-    max_columns: int  # prompt and frames of one sequence together
-    num_bytes: int  # of the weights
-    column_bytes: int  # that a slot needs for each of its columns
-    device: torch.device
-
-    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
-        """Write the prompt for one sentence piece. Host only."""
-
-    def own_voice(self, codes: Tensor, text: str) -> Voice:
-        """Give the voice that was heard in what it made itself: codes [K, F] of `text`."""
-
-    def allocate(self, slots: int, columns: int) -> Any:
-        """Make the state of `slots` sequences of up to `columns` columns; every tensor, once."""
-
-    def prefill(self, state: Any, slot: int, columns: Tensor, start: int) -> None:
-        """Read prompt columns [K + 1, n] into `slot` from column `start` on."""
-
-    def prefill_rows(self, state: Any, columns: Tensor, slots: Tensor, positions: Tensor, span: int) -> None:
-        """Read columns [N, K + 1] of any prompts into `slots` at `positions` [N], nothing at -1; none beyond `span`."""
-
-    def save(self, state: Any, slot: int, columns: int) -> Prefix:
-        """Copy what `slot` holds of its first `columns` columns."""
-
-    def load(self, state: Any, slot: int, prefix: Prefix) -> None:
-        """Put a saved prefix into `slot`, as if its columns had just been read."""
-
-    def activate(self, state: Any, slot: int, prompt: Prompt) -> None:
-        """Let `slot` generate, once all columns of its prompt but the last are read."""
-
-    def pause(self, state: Any, slot: int) -> None:
-        """Keep `slot` from generating until `resume`; nothing it holds is lost."""
-
-    def resume(self, state: Any, slot: int) -> None:
-        """Let `slot` go on where it was paused."""
-
-    def release(self, state: Any, slot: int) -> None:
-        """Stop `slot` from generating; it may be given to another sequence."""
-
-    def step(self, state: Any, sampling: SamplingTensors, span: int, rows: int | None = None) -> Frames:
-        """Generate one frame for every active row of the first `rows`, or of all.
-
-        No row may have more than `span` columns, and none beyond `rows` may be active. What a row makes does not depend
-        on `rows`; on a CPU not by a bit.
-        """
-
-
-class Decoder(Protocol):
-    """Streams of sound that a CUDA graph can be made of."""
-
-    def push_where(self, codes: Tensor, chosen: Tensor, fresh: Tensor) -> Tensor:
-        """Decode the next frames [n, K, F] of the rows `chosen` [n], those that are `fresh` [n] from their beginning.
-
-        Gives samples [n, T]. All of it lies on the device. Nothing is checked, no length counted.
-        """
+    policies: tuple[StagePolicy, ...]
+    stages: tuple[Stage, ...]
+    sample_rate: int
+    room: Callable[[Prompt], int]  # steps that an utterance may make after its prompt; below 1 there is no room
 
 
 class LoadedModel(Protocol):
     """A checkpoint that is open: what speaks, and what encodes voices."""
 
-    @property
-    def model(self) -> SpeechModel:
-        """What makes frames."""
+    num_bytes: int  # of the weights that a step reads
+    position_bytes: int  # that a slot needs for each position of prompt and steps
+    max_positions: int  # of one utterance
 
-    @property
-    def codec(self) -> Codec:
-        """What makes sound of them."""
+    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
+        """Write the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
+
+    def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
+        """Give the voice that was heard in what the stages but the last have made of `text`."""
+
+    def chain(self, slots: int, positions: int) -> Chain:
+        """Make the stages of an engine, for `slots` utterances of up to `positions` positions each."""
 
     @property
     def networks(self) -> Sequence[nn.Module]:
@@ -234,9 +141,6 @@ class LoadedModel(Protocol):
 
     def needed_positions(self, reference_s: float, text_bytes: int) -> int:
         """Give the positions that a reference of so many seconds, a piece of text and its speech take."""
-
-    def open_decoder(self, rows: int) -> Decoder:
-        """Begin `rows` streams of sound."""
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         """Encode a recording [samples] to the tensors of a voice, with a `yield` after each bounded piece of work.

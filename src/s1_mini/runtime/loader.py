@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from s1_mini.codecs.base import Codec
 from s1_mini.config import EngineConfig, KVFormat, Precision, WeightFormat
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.families.base import Description, LoadedModel, Placement, SpeechModel
+from s1_mini.families.base import Description, LoadedModel, Placement
 from s1_mini.families.registry import family_of
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.runtime.compilation import Compiler, choose_backend
@@ -42,16 +41,6 @@ class Speaker:
     kv_dtype: Choice
     compiler: Compiler
     voices: VoiceLibrary
-
-    @property
-    def model(self) -> SpeechModel:
-        """What makes frames."""
-        return self.loaded.model
-
-    @property
-    def codec(self) -> Codec:
-        """What makes sound of them."""
-        return self.loaded.codec
 
 
 def load(config: EngineConfig) -> Speaker:

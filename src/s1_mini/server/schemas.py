@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from s1_mini.audio.container import AudioFormat
 from s1_mini.server.errors import InvalidError
-from s1_mini.types import MAX_REPETITION_PENALTY, MAX_SEED, MAX_TEMPERATURE, ChunkProfile
+from s1_mini.types import DEFAULT_SAMPLING, MAX_REPETITION_PENALTY, MAX_SEED, MAX_TEMPERATURE, ChunkProfile
 
 
 def _as_whole(value: Any) -> Any:
@@ -50,10 +50,10 @@ class SpeechRequest:
     streams: bool = False
     chunk_profile: ChunkProfile | None = None  # else ttfa for a stream, throughput for a whole answer
     seed: int | None = None
-    temperature: float = 0.8
-    top_p: float = 0.8
-    repetition_penalty: float = 1.1
-    max_new_tokens: int = 1024
+    temperature: float = DEFAULT_SAMPLING.temperature
+    top_p: float = DEFAULT_SAMPLING.top_p
+    repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty
+    max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens
 
     def arguments(self, profile: ChunkProfile) -> dict[str, Any]:
         """Give what the engine is to be called with beside the text; `profile` if none was asked for."""
@@ -83,7 +83,7 @@ class Sampling(Strict):
     temperature: float = Field(0.8, ge=0, le=MAX_TEMPERATURE, description="0 is always the likeliest.")
     top_p: float = Field(0.8, gt=0, le=1)
     repetition_penalty: float = Field(1.1, gt=0, le=MAX_REPETITION_PENALTY)
-    max_new_tokens: NumTokens = Field(1024, description="Longest sentence piece, in frames.")
+    max_new_tokens: NumTokens = Field(DEFAULT_SAMPLING.max_new_tokens, description="Longest sentence piece, in frames.")
 
 
 class SpeechBody(Sampling):

@@ -214,7 +214,7 @@ class Dac(nn.Module):
 
     def _encode_blocks(self, waves: Tensor) -> Generator[None, None, Tensor]:
         assert self.encodes, "this codec was loaded for decoding only"
-        self._check_length(-(-waves.shape[-1] // self.samples_per_frame))
+        self.check_length(-(-waves.shape[-1] // self.samples_per_frame))
         waves = nn.functional.pad(waves, (0, -waves.shape[-1] % self.samples_per_frame))
         carry, codes = Carry(), []
         for block in waves.unsqueeze(1).split(ENCODE_BLOCK * self.samples_per_frame, dim=-1):
@@ -231,7 +231,8 @@ class Dac(nn.Module):
         """Samples [B, 1, T] of quantised vectors [B, C, F]."""
         return self.decoder(self.quantizer.upsample(self.quantizer.post_module(vectors, carry), carry), carry)
 
-    def _check_length(self, frames: int) -> None:
+    def check_length(self, frames: int) -> None:
+        """Raise `CapacityError` if a stream of so many frames is longer than the codec can remember."""
         if frames > self.max_frames:
             rate = self.samples_per_frame / self.sample_rate
             raise CapacityError(
@@ -252,22 +253,27 @@ class DacStream:
     def push(self, codes: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, T].
 
-        Raises `CapacityError` beyond the codec's longest, and decodes nothing then.
+        Raises `CapacityError` beyond the codec's longest. What raises has changed nothing.
         """
         chosen = range(self.rows) if rows is None else rows
         assert codes.shape[:2] == (len(chosen), self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"
-        self._codec._check_length(max(self._frames[row] for row in chosen) + codes.shape[-1])
+        self._codec.check_length(max(self._frames[row] for row in chosen) + codes.shape[-1])
+        carry = CarryRows(self._carry, self.rows, chosen, codes.device)
+        samples = self._codec.push(codes, carry)
+        carry.commit()
         for row in chosen:
             self._frames[row] += codes.shape[-1]
-        carry = self._carry if rows is None else CarryRows(self._carry, self.rows, rows, codes.device)
-        return self._codec.push(codes, carry)
+        return samples
 
     def push_where(self, codes: Tensor, chosen: Tensor, fresh: Tensor) -> Tensor:
         """Decode the next frames [n, K, F] of the rows `chosen` [n], those that are `fresh` [n] from their beginning.
 
         All of it lies on the device, so that a graph can be made of it. Nothing is checked, no length counted.
         """
-        return self._codec.push(codes, CarryRows(self._carry, self.rows, chosen, codes.device, fresh))
+        carry = CarryRows(self._carry, self.rows, chosen, codes.device, fresh)
+        samples = self._codec.push(codes, carry)
+        carry.commit()
+        return samples
 
     def reset(self, row: int) -> None:
         """Begin a new utterance in one row."""

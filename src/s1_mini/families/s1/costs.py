@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from s1_mini.capacity.memory import Demand
-from s1_mini.capacity.sizes import Cost, Formats, Sizes, StageSizes, total
+from s1_mini.capacity.sizes import Cost, Formats, Sizes, StageSizes
 from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.model import DECODE_BLOCK, ENCODE_BLOCK, Dac
+from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.weights.fit import skeleton
@@ -36,7 +36,7 @@ def measure_sizes(config: S1Config, dac: DacConfig, formats: Formats, prefix_cac
     network.to(torch.float16)  # any format of two bytes
     codec.to(torch.float32 if formats.codec == 4 else torch.float16)
     codec.prepare()
-    costs = Costs(network, codec, slow_item=formats.large, kv_item=formats.kv)
+    costs = Costs(network, slow_item=formats.large, kv_item=formats.kv)
     slow = count(network.layers)
     model_bytes = formats.large * slow + formats.weights * (count(network) - slow)
     codec_bytes, operations = formats.codec * count(codec), codec_operations(codec)
@@ -114,25 +114,16 @@ def count(*modules: nn.Module) -> int:
 
 
 class Costs:
-    """The counts of one checkpoint."""
+    """What a frame of one checkpoint costs."""
 
-    def __init__(
-        self,
-        network: S1Network,
-        codec: Dac,
-        *,
-        block: int = 256,
-        slow_item: float | None = None,
-        kv_item: float | None = None,
-    ) -> None:
-        """Count with prompts read `block` columns at a time.
+    def __init__(self, network: S1Network, *, slow_item: float | None = None, kv_item: float | None = None) -> None:
+        """Count; `slow_item` is the bytes of a weight of the slow layers, `kv_item` of a number of keys and values.
 
-        `slow_item` is how many bytes a weight of the slow layers has, `kv_item` a number of their keys and values,
-        where those are others than the network's own.
+        Both are the network's own if not given.
         """
         config = network.config
         self._item = network.norm.weight.element_size()
-        self._slow_item, self._block = slow_item or _item(network.layers), block
+        self._slow_item = slow_item or _item(network.layers)
         slow = config.slow
         self.column_bytes = 2 * config.num_layers * slow.num_kv_heads * slow.head_dim * (kv_item or self._item)
         self._layers = count(network.layers)
@@ -143,23 +134,6 @@ class Costs:
         self._meeting = 4 * config.num_layers * config.slow.num_heads * config.slow.head_dim
         self._fast_meeting = 4 * config.num_fast_layers * config.fast.num_heads * config.fast.head_dim
         self._fast_column = 2 * config.num_fast_layers * config.fast.num_kv_heads * config.fast.head_dim * self._item
-        codec_weights = [*codec.quantizer.post_module.parameters(), *codec.quantizer.upsample.parameters()]
-        codec_weights += [*codec.decoder.parameters()]
-        self._codec_bytes = sum(weight.numel() * weight.element_size() for weight in codec_weights)
-
-    def prefill(self, columns: int, start: int = 0) -> Cost:
-        """Read `columns` columns of one prompt at once, after `start` that are read already."""
-        end = start + columns
-        met = columns * start + columns * columns  # the mask hides the upper half, but it is computed
-        return Cost(
-            self._layers * self._slow_item + end * self.column_bytes,
-            2 * self._layers * columns + self._meeting * met,
-        )
-
-    def read(self, columns: int, start: int = 0) -> Cost:
-        """Read them in the chunks of the engine."""
-        begins = range(start, start + columns, self._block)
-        return total(self.prefill(min(self._block, start + columns - at), at) for at in begins)
 
     def slow_step(self, rows: int, span: int) -> Cost:
         """Make the main token of `rows` rows that look at `span` columns each."""
@@ -179,10 +153,6 @@ class Costs:
     def step(self, rows: int, span: int) -> Cost:
         """Make a whole frame of `rows` rows."""
         return self.slow_step(rows, span) + self.fast_steps(rows)
-
-    def codec_bytes(self, frames: int, block: int = DECODE_BLOCK) -> float:
-        """Weights that the codec reads to decode `frames` frames, `block` at a time, whatever the rows."""
-        return float(self._codec_bytes * -(-frames // block))
 
 
 def _item(module: nn.Module) -> float:

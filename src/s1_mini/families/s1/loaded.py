@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from s1_mini.capacity.memory import Demand
-from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.dac.stage import MAX_FRAMES, ROWS, DacDecoder
 from s1_mini.codecs.dac.weights import open_dac, read_dac_config
+from s1_mini.core.prompt import Prompt
+from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.families.base import LoadedModel, Placement
+from s1_mini.families.base import Chain, LoadedModel, Placement
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.costs import measure_demand, needed_positions
+from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.model import S1Model
 from s1_mini.families.s1.settings import S1Settings
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.families.s1.weights import build_network
 from s1_mini.layers.quantized import quantize_linears
+from s1_mini.types import ChunkProfile, Voice
 from s1_mini.weights.files import find_tensors, read_json, read_tensors
+
+# Frames of the first, second, … chunk of an utterance, the last for all further ones (as Nari's Qwen3-TTS server).
+CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
+    "ttfa": (1, 2, 4, 8, 12),
+    "balanced": (4, 4, 8, 16, 25),
+    "throughput": (25,),
+}
+CODEC_SLOTS = 2  # for each of the model's: an utterance may still sound when its slot is another's
+SPARE_FRAMES = 32  # that become sound in a turn of a thread that makes both, beyond twice the frames it makes
 
 
 class LoadedS1:
@@ -31,6 +46,7 @@ class LoadedS1:
     def __init__(self, directory: Path, model: S1Model, codec: Dac) -> None:
         self.model, self.codec = model, codec
         self.networks = (model.network,)
+        self.num_bytes, self.position_bytes, self.max_positions = model.num_bytes, model.column_bytes, model.max_columns
         self._directory = directory
         self._encoder: Dac | None = None
         self._lock = threading.Lock()
@@ -48,9 +64,53 @@ class LoadedS1:
         """Give the positions that a reference of so many seconds, a piece of text and its speech take."""
         return needed_positions(self.codec.config, reference_s, text_bytes)
 
-    def open_decoder(self, rows: int) -> ChannelsLastDecoder:
-        """Begin `rows` streams of the codec that a CUDA graph can be made of."""
-        return ChannelsLastDecoder(self.codec, rows)
+    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
+        """Write the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
+        prompt = self.model.prompt(text, voices)
+        return Prompt(prompt.columns.T.contiguous().numpy(), prompt.num_shared, prompt.prefix_key)
+
+    def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
+        """Give the voice that was heard in what the stages but the last have made of `text`."""
+        return Voice({"codes": torch.from_numpy(made[0].T.copy())}, text)
+
+    def chain(self, slots: int, positions: int) -> Chain:
+        """Make the stages of an engine, for `slots` utterances of up to `positions` positions each."""
+        model, codec = self.model, self.codec
+        positions = min(positions, model.max_columns)
+        is_captured = model.device.type == "cuda"  # elsewhere, rows of one call differ in the last bit
+        rows = tuple(sorted({min(rows, CODEC_SLOTS * slots) for rows in ROWS}))
+        frames = Spec("int64", (model.num_codebooks,), rate=codec.sample_rate / codec.samples_per_frame)
+        policies = (
+            Autoregressive(
+                name="language model",
+                input=Spec("int64", (model.num_codebooks + 1,)),
+                output=frames,
+                slots=slots,
+                held_back=1,
+                not_finite="the model's logits were not finite",
+            ),
+            Chunks(
+                name="codec",
+                input=frames,
+                output=Spec("float32", rate=codec.sample_rate),
+                slots=CODEC_SLOTS * slots,
+                sizes=CHUNK_FRAMES,
+                rows=rows if is_captured else (1,),
+                max_items=MAX_FRAMES,
+                items_a_turn=SPARE_FRAMES + 2 * slots,
+                not_finite="the codec gave samples that are not finite; its weights may be damaged",
+            ),
+        )
+        stages = (
+            LanguageModel(model, slots=slots, positions=positions),
+            DacDecoder(codec, policies[1], number=1),
+        )
+        return Chain(
+            policies=policies,
+            stages=stages,
+            sample_rate=codec.sample_rate,
+            room=lambda prompt: min(positions - len(prompt.items), codec.max_frames),
+        )
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         """Encode a recording [samples] to its codes, with a `yield` after each block. Raises `CapacityError`."""

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from s1_mini.core.messages import Saved
 from s1_mini.exceptions import CapacityError
-from s1_mini.families.base import Frames, Prefix, Prompt, SamplingTensors
 from s1_mini.families.s1.kernels.columns import take_frame
 from s1_mini.families.s1.kernels.draw import Asked, MainTokens, draw_code, draw_main
 from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
 from s1_mini.families.s1.network import Pairs, S1Network
-from s1_mini.families.s1.prompt import build_prompt
+from s1_mini.families.s1.prompt import Prompt, build_prompt
 from s1_mini.families.s1.settings import Heads, RepetitionMode
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.kernels.decode_attention import used_columns
@@ -33,6 +33,38 @@ CPU_ROWS = 4
 
 
 @dataclass(frozen=True)
+class SamplingTensors:
+    """The sampling parameters of all rows, on the device."""
+
+    temperature: Tensor  # [B]
+    top_p: Tensor  # [B]
+    repetition_penalty: Tensor  # [B]
+    uniforms: Tensor  # [B, frames, draws per frame] in [0, 1)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """One frame of every row; only active rows mean anything. One table, so that it comes to the host in one go."""
+
+    made: Tensor  # int64 [B, K + 3]: main token, K codes, stop, valid
+
+    @property
+    def codes(self) -> Tensor:
+        """Codes [B, K]."""
+        return self.made[:, 1:-2]
+
+    @property
+    def stop(self) -> Tensor:
+        """Whether this is no frame but the end of the utterance: [B] bool."""
+        return self.made[:, -2] != 0
+
+    @property
+    def valid(self) -> Tensor:
+        """Whether the logits were finite: [B] bool."""
+        return self.made[:, -1] != 0
+
+
+@dataclass(frozen=True)
 class S1State:
     """Everything S1 remembers of B sequences. Tensors are changed in place, never replaced."""
 
@@ -43,7 +75,7 @@ class S1State:
     column: Tensor  # [B, K + 1]: what the row reads next; set by activate and step
     position: Tensor  # [B]: the column it will stand in; set by activate and step
     count: Tensor  # [B]: frames made; set by activate and step
-    active: Tensor  # [B] bool; set by activate and release
+    active: Tensor  # [B] bool: who steps; the others rest, and nothing they hold is lost
 
     @property
     def max_columns(self) -> int:
@@ -96,10 +128,6 @@ class S1Model:
                 "Use a shorter reference or fewer of them."
             )
         return prompt
-
-    def own_voice(self, codes: Tensor, text: str) -> Voice:
-        """Give the voice that was heard in what it made itself: codes [K, F] of `text`."""
-        return Voice({"codes": codes}, text)
 
     def allocate(self, slots: int, columns: int) -> S1State:
         """Make the state of `slots` sequences of up to `columns` prompt and frame columns each."""
@@ -161,34 +189,26 @@ class S1Model:
         x, where = self._enter(state, columns, positions, span, slots=slots)
         self.network.slow_step(x, state.cache, where)
 
-    def save(self, state: S1State, slot: int, columns: int) -> Prefix:
+    def save(self, state: S1State, slot: int, columns: int) -> Saved:
         """Copy the keys and values of the first `columns` columns of `slot`."""
         saved = state.cache.save(slot, columns)
-        return Prefix(columns, sum(part.numel() * part.element_size() for part in saved), saved)
+        return Saved(saved, columns, sum(part.numel() * part.element_size() for part in saved))
 
-    def load(self, state: S1State, slot: int, prefix: Prefix) -> None:
+    def load(self, state: S1State, slot: int, saved: Saved) -> None:
         """Put a saved prefix into `slot`, as if its columns had just been read."""
-        state.cache.load(slot, prefix.state)
+        state.cache.load(slot, saved.state)
+
+    def begin(self, state: S1State, slot: int, column: Tensor, position: int) -> None:
+        """Let `slot` stand before its first step, which reads `column` [K + 1] at `position`; it rests until active."""
+        state.column[slot] = stage(column, self.device)
+        state.position[slot].fill_(position)  # assigned, a number is waited for
+        state.count[slot].zero_()
+        state.window.history[slot].zero_()
 
     def activate(self, state: S1State, slot: int, prompt: Prompt) -> None:
         """Let `slot` generate from the end of `prompt`, whose columns but the last are read already."""
-        state.column[slot] = stage(prompt.columns[:, -1], self.device)
-        state.position[slot].fill_(prompt.columns.shape[1] - 1)  # assigned, a number is waited for
-        state.count[slot].zero_()
-        state.window.history[slot].zero_()
+        self.begin(state, slot, prompt.columns[:, -1], prompt.columns.shape[1] - 1)
         state.active[slot].fill_(True)
-
-    def pause(self, state: S1State, slot: int) -> None:
-        """Keep `slot` from generating until `resume`; nothing it holds is lost."""
-        state.active[slot].fill_(False)
-
-    def resume(self, state: S1State, slot: int) -> None:
-        """Let `slot` go on where it was paused."""
-        state.active[slot].fill_(True)
-
-    def release(self, state: S1State, slot: int) -> None:
-        """Stop `slot` from generating; what it holds is overwritten by the next prompt."""
-        state.active[slot].fill_(False)
 
     def step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int | None = None) -> Frames:
         """Generate one frame for every active row of the first `rows`, none of which may have over `span` columns."""

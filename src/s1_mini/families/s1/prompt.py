@@ -10,17 +10,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from s1_mini.exceptions import VoiceError
-from s1_mini.families.base import Prompt
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
 
 SPEAKER = "<|speaker:0|>"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the model is asked to continue."""
+
+    columns: Tensor  # int64 [K + 1, S]: main token, then codes
+    num_shared: int  # leading columns that depend on the voice alone, not on the text
+    prefix_key: str = ""  # the same for prompts that share those columns
 
 
 def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Sequence[Voice]) -> Prompt:

@@ -1,0 +1,155 @@
+"""How often the same is said another way: captured or eager, alone or in company, by kernels or by torch.
+
+The first way speaks freely. The others follow what it said, frame by frame, and choose for themselves at each: so one
+difference does not make all that comes after it differ. Shapes: F frames, B rows, K codebooks.
+
+python -m benchmark.agreement --checkpoint full-size --rows 64
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmark.command import make_parser, run
+from s1_mini.bench.report import describe_machine, table
+from s1_mini.config import EngineConfig
+from s1_mini.core.messages import Begin, Conditions
+from s1_mini.families.s1.language_model import LanguageModel
+from s1_mini.families.s1.loaded import as_s1
+from s1_mini.families.s1.model import S1Model, SamplingTensors
+from s1_mini.kernels.backend import without_triton
+from s1_mini.layers.randomness import uniforms
+from s1_mini.runtime.loader import load
+from s1_mini.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Which share of the tokens are the same."""
+
+    main: float
+    codes: float  # after codes of the frame that are the same
+    frames: int  # compared
+
+    @classmethod
+    def between(cls, ours: Tensor, theirs: Tensor) -> Agreement:
+        """Compare frames [F, B, K + 1]."""
+        same = ours == theirs
+        asked = same[..., :-1].cummin(-1).values[..., 1:]  # the codes after the first, which is the main token's
+        told = same[..., 2:] & asked
+        return cls(
+            float(same[..., 0].float().mean()), float(told.sum() / asked.sum().clamp_min(1)), same[..., 0].numel()
+        )
+
+
+@dataclass(frozen=True)
+class NoiseRows:
+    """Rows that begin with `context` positions of noise, each by its number, and make `frames` frames."""
+
+    context: int
+    frames: int
+
+    def speak(
+        self,
+        model: S1Model,
+        rows: Sequence[int],
+        *,
+        temperature: float = SamplingParams().temperature,
+        along: Tensor | None = None,
+        captured: bool = False,
+    ) -> Tensor:
+        """Give the frames [F, B, K + 1] that rows of these numbers choose, after their own or those of `along`."""
+        positions = self.context + self.frames + 1
+        stage = LanguageModel(model, slots=len(rows), positions=positions)
+        state = stage.state
+        sampling = self._sampling(model, rows, temperature)
+        if captured:  # before anybody begins: capturing makes frames, too
+            stage.make_graphs()
+
+        def step() -> None:
+            if captured:
+                wait = stage.step(range(len(rows)), 1)
+                wait()
+            else:
+                model.step(state, sampling, positions)
+
+        self._begin(model, stage, rows, temperature)
+        made = []
+        for frame in range(self.frames):
+            before = [tensor.clone() for tensor in (state.position, state.count, state.window.history)]
+            step()
+            made.append(state.column.clone())
+            if along is not None:
+                for tensor, value in zip((state.position, state.count, state.window.history), before, strict=True):
+                    tensor.copy_(value)
+                model.advance(state, along[frame].to(model.device))
+        return torch.stack(made).cpu()
+
+    def _begin(self, model: S1Model, stage: LanguageModel, rows: Sequence[int], temperature: float) -> None:
+        codes, books = model.network.fast_output.out_features, model.num_codebooks
+        for slot, row in enumerate(rows):
+            chance = torch.Generator().manual_seed(row)
+            columns = torch.randint(0, codes, (books + 1, self.context), generator=chance)
+            columns[0] = columns[1] + model.tokenizer.semantic_begin
+            model.prefill(stage.state, slot, columns[:, :-1])
+            steps = self.frames + 1
+            asked = Conditions(SamplingParams(temperature), row, 0, steps, {})
+            prompt = columns.T.contiguous().numpy()
+            stage.begin([Begin(slot, 0, prompt, None, 0, steps, 1, is_last=True, conditions=asked)])
+        stage.state.active.fill_(True)
+
+    def _sampling(self, model: S1Model, rows: Sequence[int], temperature: float) -> SamplingTensors:
+        """What the stage makes of the same for itself."""
+        params, device = SamplingParams(), model.device
+        heat, top_p, penalty = (
+            torch.full((len(rows),), value, device=device)
+            for value in (temperature, params.top_p, params.repetition_penalty)
+        )
+        tables = [uniforms(row, 0, self.frames + 1, model.num_codebooks) for row in rows]
+        return SamplingTensors(heat, top_p, penalty, torch.stack(tables).to(device))
+
+
+@torch.inference_mode()
+def measure_agreement(model: S1Model, *, rows: int, context: int, frames: int, alone: int) -> dict[str, Any]:
+    """Let `rows` rows speak every way, `alone` of them alone as well; the shares by the way."""
+    noise = NoiseRows(context, frames)
+    spoken = noise.speak(model, range(rows))
+    captured = noise.speak(model, range(rows), captured=True)
+    apart = [noise.speak(model, [row], along=spoken[:, row : row + 1]) for row in range(alone)]
+    likeliest = noise.speak(model, range(alone), temperature=0.0)
+    with without_triton():
+        by_torch = noise.speak(model, range(alone), temperature=0.0, along=likeliest)
+    found = {
+        "captured as eager": Agreement.between(spoken, captured),
+        "alone as in company": Agreement.between(spoken[:, :alone], torch.cat(apart, dim=1)),
+        "by kernels as by torch": Agreement.between(likeliest, by_torch),
+    }
+    return {name: asdict(agreement) for name, agreement in found.items()}
+
+
+def main() -> int:
+    """Measure, and print a table and a line of JSON."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--rows", type=int, default=8, help="that speak together")
+    parser.add_argument("--alone", type=int, default=2, help="of them, that speak alone as well")
+    parser.add_argument("--context", type=int, default=300, help="positions that each has at first")
+    parser.add_argument("--frames", type=int, default=40, help="of each row")
+    options = parser.parse_args()
+    speaker = load(EngineConfig(checkpoint_path=options.checkpoint, device=options.device))
+    sizes = {name: getattr(options, name) for name in ("rows", "context", "frames", "alone")}
+    found = measure_agreement(as_s1(speaker.loaded).model, **sizes)
+    print(table(["way", "main tokens", "codes", "frames"], [[name, *each.values()] for name, each in found.items()]))
+    facts = describe_machine(speaker.device.value) | {"precision": speaker.precision.value}
+    print(json.dumps(facts | sizes | {"agreement": found}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

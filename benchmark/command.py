@@ -1,0 +1,36 @@
+"""What the commands of this folder share: their options, and how an error looks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from s1_mini.exceptions import S1MiniError
+
+
+def make_parser(description: str | None, *, opens: bool = True) -> argparse.ArgumentParser:
+    """Make the parser of a command; if it `opens` a checkpoint, with the options that name it and the device."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if opens:
+        parser.add_argument("--checkpoint", type=Path, help="[the voice that ships]")
+        parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    return parser
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Read whole numbers above 0 with commas between them. Raises `ValueError`."""
+    found = tuple(int(word) for word in text.split(","))
+    if min(found) < 1:
+        raise ValueError(text)
+    return found
+
+
+def run(main: Callable[[], int]) -> int:
+    """Run a command; give its exit code."""
+    try:
+        return main()
+    except S1MiniError as error:
+        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        return 1

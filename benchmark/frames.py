@@ -1,0 +1,134 @@
+"""How long a frame of S1 takes at some numbers of rows: the device alone, by its own clock where it has one.
+
+python -m benchmark.frames --checkpoint full-size --rows 1,64,128
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmark.command import make_parser, numbers, run
+from s1_mini.bench.report import describe_machine, table
+from s1_mini.config import EngineConfig
+from s1_mini.core.messages import Begin, Conditions
+from s1_mini.families.s1.language_model import SPAN, LanguageModel
+from s1_mini.families.s1.loaded import LoadedS1, as_s1
+from s1_mini.families.s1.model import S1Model
+from s1_mini.runtime.loader import load
+from s1_mini.runtime.synthesizer import choose_placement
+from s1_mini.types import SamplingParams
+
+WARM_UP = 5  # frames
+
+
+@dataclass(frozen=True)
+class FrameTime:
+    """Milliseconds of one frame of `rows` rows."""
+
+    rows: int
+    device_ms: float  # replays of the frame's graph back to back; without graphs the same as `step_ms`
+    step_ms: float  # as the engine makes it, with what the host looks at
+
+    @property
+    def host_ms(self) -> float:
+        """What the host adds."""
+        return max(0.0, self.step_ms - self.device_ms)
+
+    def data(self) -> dict[str, Any]:
+        """Everything for a machine."""
+        return asdict(self) | {"host_ms": self.host_ms}
+
+
+class FrameBench:
+    """A language model whose slots have `context` positions each and make `frames` frames at a time."""
+
+    def __init__(self, model: S1Model, *, slots: int, context: int, frames: int) -> None:
+        self._frames, self._device = frames, model.device
+        self._steps = frames + WARM_UP + 1
+        positions = -(-(context + self._steps) // SPAN) * SPAN
+        self._stage = LanguageModel(model, slots=slots, positions=positions)
+        self._stage.capture()
+        # Keys and values stay zeros: how long it takes does not depend on what they are.
+        self._prompt = np.zeros((context, model.num_codebooks + 1), np.int64)
+
+    def measure(self, rows: int) -> FrameTime:
+        """Make frames with `rows` rows, once as the engine does and once launched back to back."""
+        slots = range(rows)
+
+        def step() -> None:
+            wait = self._stage.step(slots, 1)
+            wait()
+
+        self._begin(slots)
+        step_ms = self._time(step)
+        self._begin(slots)
+        is_captured = self._stage.replay(rows)
+        device_ms = self._time(lambda: self._stage.replay(rows)) if is_captured else step_ms
+        return FrameTime(rows, device_ms, step_ms)
+
+    def _begin(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            asked = Conditions(SamplingParams(), seed=slot, utterance=0, max_steps=self._steps, voice={})
+            begin = Begin(slot, 0, self._prompt, None, 0, self._steps, 1, is_last=True, conditions=asked)
+            self._stage.begin([begin])
+
+    def _time(self, work: Callable[[], object]) -> float:
+        """Milliseconds of one call of many."""
+        for _ in range(WARM_UP):
+            work()
+        if self._device.type != "cuda":
+            begun = time.perf_counter()
+            for _ in range(self._frames):
+                work()
+            return 1000 * (time.perf_counter() - begun) / self._frames
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        first.record()
+        for _ in range(self._frames):
+            work()
+        last.record()
+        torch.cuda.synchronize()
+        return float(first.elapsed_time(last)) / self._frames
+
+
+@torch.inference_mode()
+def measure_frames(loaded: LoadedS1, rows: Sequence[int], *, context: int, frames: int) -> list[FrameTime]:
+    """Measure each number of rows, with `context` positions at first and `frames` more at the end.
+
+    On a CPU on as many threads as the engine would.
+    """
+    threads = torch.get_num_threads()
+    choose_placement(loaded.chain(1, SPAN), loaded.num_bytes).enter()
+    try:
+        bench = FrameBench(loaded.model, slots=max(rows), context=context, frames=frames)
+        return [bench.measure(count) for count in rows]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def main() -> int:
+    """Measure, and print a table and a line of JSON."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--rows", type=numbers, default=(1, 4, 8), help="how many speak at once, as 1,64,128")
+    parser.add_argument("--context", type=int, default=300, help="positions in use in each row at first")
+    parser.add_argument("--frames", type=int, default=100, help="that are timed")
+    options = parser.parse_args()
+    speaker = load(EngineConfig(checkpoint_path=options.checkpoint, device=options.device))
+    times = measure_frames(as_s1(speaker.loaded), options.rows, context=options.context, frames=options.frames)
+    facts = describe_machine(speaker.device.value) | {"precision": speaker.precision.value}
+    head = ["rows", "device ms", "step ms", "host ms"]
+    print(table(head, [[str(each.rows), *list(each.data().values())[1:]] for each in times]))
+    print(json.dumps(facts | {"context": options.context, "frames": [each.data() for each in times]}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,127 @@
+"""What the bookkeeping of a turn costs: the engine's own scheduler with stages that do nothing and take no time.
+
+python -m benchmark.scheduler --rows 1,16,64,128
+
+A turn is a plan, its launch and its report at each stage; all requests stream. A line tells the median over blocks of
+turns, so that what else the machine does is in few of them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from benchmark.command import make_parser, numbers, run
+from s1_mini.bench.profile import submit, unthreaded
+from s1_mini.bench.report import describe_machine, table
+from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
+from s1_mini.core.prompt import Prompt
+from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
+from s1_mini.execution.stage import Pending
+
+ROWS, TURNS, BLOCKS = (1, 16, 64, 128), 500, 10
+SAMPLE_RATE, SAMPLES, CODEBOOKS = 16_000, 640, 10  # 25 frames a second
+FOREVER = 10**9  # steps
+WARM_UP = 100  # turns, until all chunks have their largest size
+
+
+def policies(rows: int) -> tuple[StagePolicy, ...]:
+    """A language model and a codec."""
+    frames = Spec("int64", (CODEBOOKS,), rate=SAMPLE_RATE / SAMPLES)
+    prompt = Spec("int64", (CODEBOOKS + 1,))
+    return (
+        Autoregressive(name="language model", input=prompt, output=frames, slots=rows, held_back=1),
+        Chunks(
+            name="codec",
+            input=frames,
+            output=Spec("float32", rate=SAMPLE_RATE),
+            slots=2 * rows,
+            sizes=dict.fromkeys(("ttfa", "balanced", "throughput"), (1, 2, 4, 8, 12)),
+            rows=(1, 2, 4, 8, 16, 32, 64),
+            max_items=400,
+            items_a_turn=32 + 2 * rows,
+        ),
+    )
+
+
+class NullStage:
+    """A stage whose steps give the same items again, which are nothing."""
+
+    device, launches_ahead = torch.device("cpu"), False
+
+    def __init__(self, item: np.ndarray, *, is_over: bool) -> None:
+        """Give `item` [items of a unit of size 1, *shape] for each step; `is_over` says whether that ends its unit."""
+        self._item, self._is_over = item, is_over
+
+    def capture(self) -> None:
+        """Do nothing."""
+
+    def begin(self, begins: Sequence[Begin]) -> None:
+        """Do nothing."""
+
+    def prefill(self, parts: Sequence[Prefill]) -> None:
+        """Do nothing."""
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:
+        """Give as many items as the size says."""
+        items, rows = (
+            np.broadcast_to(self._item, (size, *self._item.shape)).reshape(-1, *self._item.shape[1:]),
+            len(slots),
+        )
+        result = StepResult([items] * rows, [len(items)] * rows, [self._is_over] * rows, [True] * rows)
+        return lambda: result
+
+    def save(self, slot: int, positions: int) -> Saved:
+        """There is nothing to save."""
+        raise NotImplementedError
+
+    def load(self, slot: int, saved: Saved) -> None:
+        """There is nothing to load."""
+        raise NotImplementedError
+
+
+def measure_scheduler(rows: int, turns: int = TURNS) -> float:
+    """Milliseconds that one turn costs beside the device's work, with `rows` requests that all stream."""
+    stages = (
+        NullStage(np.zeros((1, CODEBOOKS), np.int64), is_over=False),
+        NullStage(np.zeros(SAMPLES, np.float32), is_over=True),
+    )
+    core = unthreaded(policies(rows), stages, rows)
+    prompt = Prompt(np.zeros((40, CODEBOOKS + 1), np.int64))
+    queues = [submit(core, SAMPLE_RATE, prompt, max_steps=FOREVER, seed=row) for row in range(rows)]
+    turn, running = core.workers[0].turn, core.scheduler.stages[0].running
+    while len(running) < rows:
+        turn()
+    for _ in range(WARM_UP):
+        turn()
+    blocks = []
+    for _ in range(BLOCKS):
+        begun = time.perf_counter()
+        for _ in range(turns // BLOCKS):
+            turn()
+        blocks.append(1000 * (time.perf_counter() - begun) / (turns // BLOCKS))
+    for queue in queues:
+        queue.close()
+    return statistics.median(blocks)
+
+
+def main() -> int:
+    """Measure, and print a table and a line of JSON."""
+    parser = make_parser(__doc__, opens=False)
+    parser.add_argument("--rows", type=numbers, default=ROWS, help="requests at once, as 1,16,64,128")
+    parser.add_argument("--turns", type=int, default=TURNS, help="that count")
+    options = parser.parse_args()
+    took = {rows: measure_scheduler(rows, options.turns) for rows in options.rows}
+    print(table(["rows", "ms a turn"], [[str(rows), ms] for rows, ms in took.items()]))
+    print(json.dumps(describe_machine("cpu") | {"turns": options.turns, "scheduler_ms": took}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,344 @@
+"""Load on a server over HTTP: streams, half of whose clients vanish, and what is lost of the others'.
+
+Every answer that is listened to must be whole, and those to the same text and seed equal to the byte. Memory is read
+from /proc, so only on Linux. Prints a table by minutes, then one line of JSON; the exit code is 1 if anything was lost.
+
+python -m benchmark.server_load --checkpoint tests/assets/s1_tiny --streams 64 --seconds 180
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from benchmark.command import make_parser
+from benchmark.command import run as run_command
+from s1_mini.bench.clients import resident_bytes
+from s1_mini.bench.report import table
+from s1_mini.exceptions import EngineNotReadyError
+from s1_mini.extras import require
+
+KEY = "S1_MINI_SERVER_API_KEY"
+TEXT = "The morning train was late again, and nobody knew why."
+SEEDS = 16  # so many different requests there are
+PAUSE_S = 0.1  # between two looks at /ping
+ROOM_S = 120.0  # an answer that takes longer is lost
+SAMPLE_S = 0.5  # between two looks at the memory
+
+
+@dataclass
+class Minute:
+    """What happened in one minute."""
+
+    whole: int = 0
+    vanished: int = 0
+    pings_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)  # bytes
+
+
+@dataclass
+class Tally:
+    """Everything that was seen, from the start of the load."""
+
+    started: float = field(default_factory=time.monotonic)
+    minutes: list[Minute] = field(default_factory=list)
+    asked: int = 0
+    failed: Counter[str] = field(default_factory=Counter)  # what clients that stayed got instead of a whole answer
+    answered: set[str] = field(default_factory=set)  # request ids
+    digests: dict[int, set[str]] = field(default_factory=dict)  # of the answers to each seed
+    free_ms: float = 0.0  # from the moment that all clients vanish until every slot is free
+
+    @property
+    def minute(self) -> Minute:
+        """The minute that runs."""
+        number = int((time.monotonic() - self.started) // 60)
+        while len(self.minutes) <= number:
+            self.minutes.append(Minute())
+        return self.minutes[number]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the server is."""
+
+    host: str
+    port: int
+    key: str | None = None
+
+    async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+        """Send one request on a connection of its own; give the answer once its head is there."""
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        lines = {"Host": self.host, "Content-Length": str(len(body)), "Connection": "close", **headers}
+        if self.key:
+            lines["Authorization"] = f"Bearer {self.key}"
+        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
+        try:
+            writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+            told = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        except BaseException:
+            writer.transport.abort()
+            raise
+        pairs = (line.partition(":") for line in told[1:] if line)
+        return Answer(
+            int(told[0].split()[1]), {name.lower(): value.strip() for name, _, value in pairs}, reader, writer
+        )
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """Get a small answer: status and body."""
+        answer = await self.ask("GET", path)
+        with answer:
+            return answer.status, await answer.reader.read()
+
+
+@dataclass
+class Answer:
+    """The head of an answer, and the connection on which its body comes."""
+
+    status: int
+    headers: dict[str, str]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()
+
+    async def chunk(self) -> bytes:
+        """Give the next piece of a body of unknown length; nothing at its end mark."""
+        size = int(await self.reader.readline(), 16)
+        return (await self.reader.readexactly(size + 2))[:-2]
+
+
+async def stay(place: Place, tally: Tally, number: int) -> None:
+    """Listen to a stream until its end mark, and note what it was."""
+    seed, started = number % SEEDS, time.monotonic()
+    try:
+        async with asyncio.timeout(ROOM_S):
+            with await speak(place, number) as answer:
+                if answer.status != 200:
+                    tally.failed[f"status {answer.status}"] += 1
+                    return
+                sound = hashlib.sha256()
+                length = 0
+                while piece := await answer.chunk():
+                    if not length:
+                        tally.minute.first_s.append(time.monotonic() - started)
+                    sound.update(piece)
+                    length += len(piece)
+    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+        tally.failed[type(error).__name__] += 1
+        return
+    name = answer.headers["x-request-id"]
+    if not length:
+        tally.failed["empty"] += 1
+    elif name != f"load-{number}" or name in tally.answered:
+        tally.failed["answered twice or to another"] += 1
+    else:
+        tally.answered.add(name)
+        tally.digests.setdefault(seed, set()).add(f"{length} {sound.hexdigest()}")
+        tally.minute.whole += 1
+
+
+async def vanish(place: Place, tally: Tally, number: int, chance: random.Random) -> None:
+    """Listen to some of a stream and go, politely or not."""
+    try:
+        async with asyncio.timeout(ROOM_S):
+            with await speak(place, number) as answer:
+                if answer.status != 200:
+                    tally.failed[f"status {answer.status}"] += 1
+                    return
+                for _ in range(chance.randint(0, 3)):
+                    await answer.chunk()
+                if chance.random() < 0.5:
+                    answer.writer.transport.abort()
+        tally.minute.vanished += 1
+    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+        tally.failed[type(error).__name__] += 1
+
+
+async def speak(place: Place, number: int, frames: int = 60) -> Answer:
+    """Ask for a stream."""
+    wanted = {"text": TEXT, "seed": number % SEEDS, "max_new_tokens": frames, "format": "pcm", "stream": True}
+    kind = {"Content_Type": "application/json", "X_Request_Id": f"load-{number}"}
+    return await place.ask("POST", "/v1/tts", json.dumps(wanted).encode(), **kind)
+
+
+async def run(place: Place, streams: int, seconds: float, pid: int | None) -> Tally:
+    """Keep so many streams going for so long; then let so many clients vanish at one moment."""
+    tally, chance = Tally(), random.Random(1)  # noqa: S311 - a choice, no secret
+    ends = tally.started + seconds
+
+    async def client(index: int) -> None:
+        while time.monotonic() < ends:
+            tally.asked += 1
+            number = tally.asked
+            await (stay(place, tally, number) if index % 2 else vanish(place, tally, number, chance))
+
+    async def ping() -> None:
+        started = time.monotonic()
+        status, _ = await place.get("/ping")
+        tally.minute.pings_s.append(time.monotonic() - started)
+        if status != 200:
+            tally.failed[f"ping {status}"] += 1
+
+    async def look() -> None:
+        if pid is not None and (memory := resident_bytes(pid)):
+            tally.minute.memory.append(memory)
+
+    watching = [asyncio.create_task(every(PAUSE_S, ping)), asyncio.create_task(every(SAMPLE_S, look))]
+    await asyncio.gather(*(client(index) for index in range(streams)))
+    for task in watching:
+        task.cancel()
+    for ended in await asyncio.gather(*watching, return_exceptions=True):
+        if not isinstance(ended, asyncio.CancelledError):
+            tally.failed[f"watching: {ended}"] += 1
+    tally.free_ms = await free_after_all_vanish(place, streams)
+    return tally
+
+
+async def every(pause_s: float, act: Callable[[], Awaitable[None]]) -> None:
+    """Do something again and again until cancelled."""
+    while True:
+        await act()
+        await asyncio.sleep(pause_s)
+
+
+async def free_after_all_vanish(place: Place, streams: int) -> float:
+    """Begin long streams, close them all at one moment, and give the ms until the engine holds nothing of them."""
+
+    async def told() -> dict[str, Any]:
+        health: dict[str, Any] = json.loads((await place.get("/health"))[1])
+        return health
+
+    begun = [asyncio.create_task(speak(place, number, frames=600)) for number in range(streams)]
+    ends = time.monotonic() + ROOM_S
+    while (await told())["requests"] < streams and time.monotonic() < ends:
+        await asyncio.sleep(0.02)
+    for stream in begun:
+        if not stream.cancel():
+            stream.result().writer.transport.abort()
+    gone = time.monotonic()
+    while (health := await told()) and time.monotonic() < ends:
+        slots = health["slots"]
+        if health["requests"] == health["server"]["requests"] == 0 and slots["free"] == slots["total"]:
+            return (time.monotonic() - gone) * 1000
+    return float("inf")
+
+
+def report(tally: Tally, streams: int, seconds: float) -> tuple[str, dict[str, Any]]:
+    """Give the table and what the line of JSON tells."""
+    rows: list[list[str | float | None]] = []
+    figures = []
+    for number, minute in enumerate(tally.minutes, 1):
+        mib = round(sum(minute.memory) / len(minute.memory) / 2**20, 1) if minute.memory else 0.0
+        ping50, ping99 = quantile_ms(minute.pings_s, 0.5), quantile_ms(minute.pings_s, 0.99)
+        figures.append({"whole": minute.whole, "vanished": minute.vanished, "mib": mib, "ping_p99": ping99})
+        first = quantile_ms(minute.first_s, 0.5)
+        rows.append([str(number), minute.whole, minute.vanished, first, ping50, ping99, mib])
+    head = ["minute", "whole", "vanished", "first ms p50", "/ping ms p50", "p99", "MiB"]
+    pings = [seen for minute in tally.minutes for seen in minute.pings_s]
+    different = sum(len(digests) - 1 for digests in tally.digests.values())
+    facts = {
+        "streams": streams,
+        "seconds": seconds,
+        "whole": sum(minute.whole for minute in tally.minutes),
+        "vanished": sum(minute.vanished for minute in tally.minutes),
+        "failed": dict(tally.failed),
+        "different": different,
+        "ping_ms_p50": quantile_ms(pings, 0.5),
+        "ping_ms_p99": quantile_ms(pings, 0.99),
+        "free_ms": round(tally.free_ms, 1),
+        "minutes": figures,
+    }
+    return table(head, rows), facts
+
+
+def has_lost(facts: dict[str, Any]) -> bool:
+    """Tell whether anything was lost, doubled or changed, or nothing was heard at all."""
+    return bool(facts["failed"] or facts["different"] or not facts["whole"])
+
+
+def quantile_ms(seen: Sequence[float], share: float) -> float:
+    """Give the value below which `share` of all lie, of seconds in ms; 0 of nothing."""
+    return round(1000 * float(np.quantile(seen, share)), 1) if seen else 0.0
+
+
+async def until_ready(place: Place, is_alive: Callable[[], bool]) -> None:
+    """Wait until the server speaks. Raises `EngineNotReadyError` if it ends or takes too long."""
+    ends = time.monotonic() + ROOM_S
+    while is_alive() and time.monotonic() < ends:
+        with suppress(OSError):
+            if (await place.get("/ping"))[0] == 200:
+                return
+        await asyncio.sleep(0.1)
+    raise EngineNotReadyError("the server does not come up; `s1-mini serve` tells why")
+
+
+@contextmanager
+def served(checkpoint: Path | None, slots: int) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
+    """Serve until the block ends: where, and by which process."""
+    require("server", "a server of our own (or name one with --url)")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--host", "127.0.0.1", "--port", str(port), "--max-batch-size", str(slots)]
+    options += ["--checkpoint", str(checkpoint)] if checkpoint else []
+    command = [sys.executable, "-m", "s1_mini", "serve", *options]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:  # noqa: S603 - ourselves
+        try:
+            yield Place("127.0.0.1", port, os.environ.get(KEY)), process
+        finally:
+            process.terminate()
+
+
+def measure(
+    place: Place, streams: int, seconds: float, pid: int | None, is_alive: Callable[[], bool] = lambda: True
+) -> int:
+    """Load a server and tell what came of it; give the exit code."""
+    asyncio.run(until_ready(place, is_alive))
+    rows, facts = report(asyncio.run(run(place, streams, seconds, pid)), streams, seconds)
+    print(rows)
+    print(f"{facts['whole']} whole, {facts['vanished']} vanished, failed: {facts['failed'] or 'none'}")
+    print(json.dumps(facts))
+    return int(has_lost(facts))
+
+
+def main() -> int:
+    """Load the server that is named, or one of our own."""
+    parser = make_parser(__doc__, opens=False)
+    parser.add_argument("--streams", type=int, default=64, help="at a time; every second client vanishes")
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--url", help="of a server [one is started]")
+    parser.add_argument("--pid", type=int, help="of that server, for its memory")
+    parser.add_argument("--checkpoint", type=Path, help="[the voice that ships]")
+    parser.add_argument("--max-batch-size", type=int, default=16, help="sentences spoken at once")
+    options = parser.parse_args()
+    if options.url is not None:
+        parts = urlsplit(options.url)
+        place = Place(parts.hostname or "127.0.0.1", parts.port or 80, os.environ.get(KEY))
+        return measure(place, options.streams, options.seconds, options.pid)
+    with served(options.checkpoint, options.max_batch_size) as (place, process):
+        return measure(place, options.streams, options.seconds, process.pid, lambda: process.poll() is None)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,117 @@
+"""The codec's decoding half as a stage: chunks of codes in, sound out; what a slot remembers is carried on.
+
+A chunk that ends its utterance may be filled up to the next size: the codec is causal, and its slot begins anew.
+Shapes: n slots of a call, K codebooks, F frames, T samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
+from s1_mini.codecs.dac.model import Dac
+from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
+from s1_mini.core.stage import Chunks
+from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs, graph_stream
+from s1_mini.execution.stage import Pending
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
+MAX_FRAMES = 400  # of all slots of one captured call: beyond, a GPU is full, and first sounds would wait
+
+
+class DacDecoder:
+    """One stream in each slot."""
+
+    launches_ahead = False
+
+    def __init__(self, codec: Dac, policy: Chunks, *, number: int) -> None:
+        """Decode with the weights of `codec`; `number` is the stage's in its chain, for its stream on a GPU."""
+        self.device, self._codec, self._policy, self._number = codec.device, codec, policy, number
+        self._stream = codec.open(policy.slots)
+        self._begun: dict[int, Begin] = {}
+        self._graphs: StepGraphs[tuple[int, int]] | None = None
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Make the graphs of chunks of all sizes, on a GPU."""
+        if self.device.type == "cuda":
+            self.make_graphs()
+
+    def make_graphs(self) -> None:
+        """Do so; on a CPU they run step by step, to be looked at."""
+        stream = pool = None
+        if self.device.type == "cuda":
+            stream, pool = graph_stream(self.device, self._number), torch.cuda.graph_pool_handle()
+        # The last slot is for what fills up a call.
+        decoder = self._decoder = ChannelsLastDecoder(self._codec, self._policy.slots + 1)
+        books, samples = self._codec.num_codebooks, self._codec.samples_per_frame
+        policy = self._policy
+        keys = [(n, size) for size in policy.classes for n in policy.rows if n <= policy.most_together(size)]
+
+        def call(_: tuple[int, int], codes: Tensor, rows: Tensor) -> list[Tensor]:
+            sound = decoder.push_where(codes.transpose(1, 2), rows[0], rows[1].bool()).float()
+            return [sound, sound.isfinite().all(-1)]
+
+        self._graphs = StepGraphs(
+            call,
+            sorted(keys, key=lambda key: -key[0] * key[1]),
+            lambda key: [Buffer((*key, books)), Buffer((2, key[0]))],
+            lambda key: [Buffer((key[0], key[1] * samples), torch.float32), Buffer((key[0],), torch.bool)],
+            device=self.device,
+            options=GraphOptions(stream, pool, is_beside=True, sleeps=True, own_kernels=True),
+        )
+
+    def begin(self, begins: Sequence[Begin]) -> None:
+        """Take the next chunks of some slots."""
+        self._begun |= {begin.slot: begin for begin in begins}
+
+    def prefill(self, parts: Sequence[Prefill]) -> None:
+        """There is nothing to read."""
+
+    def save(self, slot: int, positions: int) -> Saved:
+        """There is nothing to save."""
+        raise NotImplementedError
+
+    def load(self, slot: int, saved: Saved) -> None:
+        """There is nothing to load."""
+        raise NotImplementedError
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:
+        """Decode the chunks of some slots. Raises `CapacityError` beyond the codec's longest stream."""
+        begun = [self._begun[slot] for slot in slots]
+        for begin in begun:
+            self._codec.check_length(begin.produced // self._codec.samples_per_frame + len(begin.inputs))
+        if self._graphs is not None:
+            samples, finite = self._launch(self._graphs, begun, size)
+        else:
+            samples = [self._push(begin) for begin in begun]
+            finite = [bool(np.isfinite(wave).all()) for wave in samples]
+        rate = self._codec.samples_per_frame
+        counts = [len(begin.inputs) * rate for begin in begun]
+        result = StepResult(samples, counts, [True] * len(begun), finite)
+        return lambda: result
+
+    def _launch(
+        self, graphs: StepGraphs[tuple[int, int]], begun: list[Begin], size: int
+    ) -> tuple[Sequence[np.ndarray], list[bool]]:
+        n = next(rows for rows in self._policy.rows if rows >= len(begun))
+        codes = np.zeros((n, size, self._codec.num_codebooks), np.int64)
+        rows = np.full((2, n), self._policy.slots)
+        rows[1] = 1
+        for at, begin in enumerate(begun):
+            codes[at, : len(begin.inputs)] = begin.inputs
+            rows[:, at] = begin.slot, begin.number == 0
+        samples, finite = graphs.launch((n, size), codes, rows)()
+        return list(samples), finite.tolist()
+
+    def _push(self, begin: Begin) -> np.ndarray:
+        """Decode one chunk, alone: of several, a CPU gives other last bits."""
+        if begin.number == 0:
+            self._stream.reset(begin.slot)
+        codes = torch.from_numpy(begin.inputs.T.copy()).unsqueeze(0).to(self.device)
+        wave: np.ndarray = self._stream.push(codes, [begin.slot])[0].float().cpu().numpy()
+        return wave

@@ -1,0 +1,159 @@
+"""The language model as a stage: a prompt in, a frame of codes a step out, until it stops.
+
+A step computes the slots up to the last that is in it and attends to positions up to a multiple of `SPAN`, in such
+shapes that a slot's numbers do not depend on its neighbours, on a CPU not by a bit.
+Shapes: B slots of a call, S positions, K codebooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
+from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs, graph_stream
+from s1_mini.execution.stage import Pending
+from s1_mini.families.s1.model import S1Model, SamplingTensors
+from s1_mini.layers.randomness import uniforms
+from s1_mini.layers.staging import stage
+
+SPAN = 64  # positions; a multiple of what attention adds up at once
+# Slots of the captured steps: a call runs in the smallest that holds it.
+LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+READS = (16, 32, 64, 128, 256)  # positions of prompts that are read in one go
+
+
+class LanguageModel:
+    """S1's two transformers at work: made once, for `slots` sequences of up to `positions` positions each."""
+
+    def __init__(self, model: S1Model, *, slots: int, positions: int) -> None:
+        self.device, self.launches_ahead = model.device, model.device.type == "cuda"
+        self._model, self._slots, self._positions = model, slots, min(positions, model.max_columns)
+        with torch.inference_mode():
+            self.state = model.allocate(slots, self._positions)
+            ones = torch.ones(3, slots, device=self.device)
+            table = torch.zeros(slots, self._positions + 1, model.num_codebooks, device=self.device)
+            self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
+        self._prompts: dict[int, np.ndarray] = {}  # by slot, [S, K + 1]
+        self._lengths = [0] * slots  # positions of prompt and frames
+        self._active: frozenset[int] = frozenset()  # slots that the state says step
+        self._steps: StepGraphs[int] | None = None
+        self._reads: StepGraphs[int] | None = None
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Make the graphs of a frame and of the reading of prompts, on a GPU."""
+        if self.device.type == "cuda":
+            self.make_graphs()
+
+    def make_graphs(self) -> None:
+        """Do so; on a CPU they run step by step, to be looked at."""
+        stream = pool = None
+        if self.device.type == "cuda":
+            stream, pool = graph_stream(self.device, 0), torch.cuda.graph_pool_handle()
+        books = self._model.num_codebooks
+        rows = [rows for rows in LADDER if rows < self._slots] + [self._slots]
+        self._reads = StepGraphs(
+            self._read,
+            READS[::-1],
+            lambda count: [Buffer((count, books + 3))],
+            lambda _: [],
+            device=self.device,
+            options=GraphOptions(stream, pool, is_staged=True),
+        )
+        self._steps = StepGraphs(
+            lambda rows: [self._model.step(self.state, self._sampling, self._positions, rows).made],
+            rows[::-1],
+            lambda _: [],
+            lambda rows: [Buffer((rows, books + 3))],
+            device=self.device,
+            options=GraphOptions(stream, pool),
+        )
+
+    def begin(self, begins: Sequence[Begin]) -> None:
+        """Let sequences begin, by their requests' parameters and their own random numbers."""
+        for begin in begins:
+            slot, asked, prompt = begin.slot, begin.conditions.sampling, begin.inputs
+            self._sampling.temperature[slot].fill_(asked.temperature)  # assigned, a number is waited for
+            self._sampling.top_p[slot].fill_(asked.top_p)
+            self._sampling.repetition_penalty[slot].fill_(asked.repetition_penalty)
+            table = uniforms(begin.conditions.seed, begin.conditions.utterance, begin.steps, self._model.num_codebooks)
+            self._sampling.uniforms[slot, : begin.steps] = stage(table, self.device)
+            self._model.begin(self.state, slot, torch.from_numpy(prompt[-1]), len(prompt) - 1)
+            self._prompts[slot], self._lengths[slot] = prompt, len(prompt)
+
+    def prefill(self, parts: Sequence[Prefill]) -> None:
+        """Read parts of prompts; captured, all together."""
+        if self._reads is None:
+            for part in parts:
+                columns = torch.from_numpy(self._prompts[part.slot][part.start : part.stop].T.copy())
+                self._model.prefill(self.state, part.slot, columns, part.start)
+            return
+        rows = [self._asked(part) for part in parts]
+        asked = np.concatenate(rows)
+        for at in range(0, len(asked), READS[-1]):
+            some = asked[at : at + READS[-1]]
+            size = next(size for size in READS if size >= len(some))
+            self._reads.launch(size, np.concatenate((some, self._nothing(size - len(some)))))
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
+        """Make one frame of every slot."""
+        self._set_active(frozenset(slots))
+        rows = 1 + max(slots)
+        if self._steps is not None:
+            wait = self._steps.launch(next(count for count in (*LADDER, self._slots) if rows <= count <= self._slots))
+            return lambda: _result(slots, wait()[0])
+        longest = max(self._lengths[slot] for slot in slots)
+        span = min(-(-longest // SPAN) * SPAN, self._positions)
+        made = self._model.step(self.state, self._sampling, span, rows).made.cpu().numpy()
+        for slot in slots:
+            self._lengths[slot] += 1
+        return lambda: _result(slots, made)
+
+    def save(self, slot: int, positions: int) -> Saved:
+        """Copy the keys and values of a slot's first positions."""
+        return self._model.save(self.state, slot, positions)
+
+    def load(self, slot: int, saved: Saved) -> None:
+        """Put saved keys and values into a slot."""
+        self._model.load(self.state, slot, saved)
+
+    def replay(self, rows: int) -> bool:
+        """Launch a captured frame of the first slots and do not look at it; tell whether there is one."""
+        if self._steps is not None:
+            self._steps.replay(next(count for count in (*LADDER, self._slots) if rows <= count <= self._slots))
+        return self._steps is not None
+
+    def _set_active(self, slots: frozenset[int]) -> None:
+        """Let these slots step and the others rest."""
+        if slots != self._active:
+            active = torch.zeros(self._slots, dtype=torch.bool)
+            active[list(slots)] = True
+            self.state.active.copy_(stage(active, self.device))
+            self._active = slots
+
+    def _asked(self, part: Prefill) -> np.ndarray:
+        """Give what is to be read [n, K + 3]: a prompt's items, the slot, their positions."""
+        items = self._prompts[part.slot][part.start : part.stop]
+        slots = np.full((len(items), 1), part.slot)
+        return np.concatenate((items, slots, np.arange(part.start, part.stop)[:, None]), axis=1)
+
+    def _nothing(self, count: int) -> np.ndarray:
+        nothing = np.zeros((count, self._model.num_codebooks + 3), np.int64)
+        nothing[:, -1] = -1
+        return nothing
+
+    def _read(self, _: int, asked: Tensor) -> list[Tensor]:
+        slots, positions = asked[:, -2].contiguous(), asked[:, -1].contiguous()
+        self._model.prefill_rows(self.state, asked[:, :-2], slots, positions, self._positions)
+        return []
+
+
+def _result(slots: Sequence[int], made: np.ndarray) -> StepResult:
+    """Part what a step made, [rows, K + 3], among its slots."""
+    rows = made[list(slots)]
+    stops = rows[:, -2] != 0
+    return StepResult(rows[:, None, 1:-2], (~stops).astype(int).tolist(), stops.tolist(), (rows[:, -1] != 0).tolist())

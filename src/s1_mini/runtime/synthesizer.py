@@ -1,0 +1,269 @@
+"""What speaks: one loaded checkpoint, its memory, its waiting line and its threads, put together.
+
+From here upward nobody knows of slots or plans: pieces of text go in, a queue of sound comes out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.byte_cache import ByteCache
+from s1_mini.config import EngineConfig
+from s1_mini.core.messages import Saved
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.core.prompt import Prompt
+from s1_mini.core.request import Request, Utterance
+from s1_mini.core.speech import Speech
+from s1_mini.core.waiting_line import WaitingLine
+from s1_mini.exceptions import CapacityError, QueueFullError
+from s1_mini.families.base import Chain
+from s1_mini.metrics import EngineMetrics, Family
+from s1_mini.runtime.engine_core import EngineCore, Placement
+from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.sizing import measure_slots
+from s1_mini.types import ChunkProfile, SamplingParams, Voice
+from s1_mini.voices.format import Tensors
+from s1_mini.voices.reference_cache import ReferenceCache
+
+REFERENCE_BYTES = 64_000_000  # in memory: some hours of references
+CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
+    ("entries", "gauge", "Entries of a cache"),
+    ("num_bytes", "gauge", "Bytes that a cache holds"),
+    ("hits", "counter", "Lookups that found something"),
+    ("misses", "counter", "Lookups that found nothing"),
+    ("evictions", "counter", "Entries let go for others"),
+)
+WARM_UP = SamplingParams(max_new_tokens=2, seed=0)
+ONE_STEP = SamplingParams(max_new_tokens=1, seed=0)
+WARM_UP_TEXT = "Ready."
+CHECK_S = 0.05  # how often who encodes looks whether anybody still wants it
+GIVE_WAY_S = 0.005  # how often a request of no urgency looks whether somebody has come
+
+# A model smaller than this steps on one CPU thread: its kernels are so small that a second thread is waited for longer
+# than it helps (26 ms a frame on two, 17 on one, with the voice that ships; 2026-11).
+ONE_THREAD_BYTES = 200e6
+NUM_THREADS = torch.get_num_threads()  # as it is before any engine runs
+
+
+class Synthesizer:
+    """Speaks sentence pieces with one loaded checkpoint; safe to use from several threads."""
+
+    def __init__(self, speaker: Speaker, config: EngineConfig, metrics: EngineMetrics | None = None) -> None:
+        self._speaker, self._loaded = speaker, speaker.loaded
+        slots, self.positions = measure_slots(speaker, config)
+        self._chain = self._loaded.chain(slots, self.positions)
+        line = WaitingLine(
+            config.max_queue_size, batch_timeout_ms=config.batch_timeout_ms, grouping=config.batch_grouping
+        )
+        prefixes: ByteCache[Saved] = ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size)
+        self.core = EngineCore(
+            self._chain.policies,
+            self._chain.stages,
+            line,
+            prefixes,
+            choose_placement(self._chain, self._loaded.num_bytes),
+            clears_memory=config.vram_clear_on_oom,
+            stuck_after_s=config.stuck_after_s,
+        )
+        self.references = ReferenceCache(
+            speaker.description.voice,
+            max_bytes=REFERENCE_BYTES,
+            max_entries=config.reference_cache_size,
+            directory=config.reference_cache_path,
+        )
+        self._numbers = itertools.count()
+        self.core.start()
+        try:
+            self._warm_up()
+        except BaseException:
+            self.core.stop(drains=False)
+            raise
+        self.core.scheduler.ledger.metrics = metrics or EngineMetrics()  # the warm-up is not counted
+        line.forget()
+        self.core.watch()  # what is compiled or loaded with the first words may take its time
+
+    def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
+        """Take in no more; end what is being spoken, or finish it first."""
+        self.core.stop(drains=drains, timeout_s=timeout_s)
+
+    def encode(self, wave: Tensor, check: Callable[[], None] = lambda: None) -> Tensors:
+        """Encode one reference wave [samples] to the tensors of a voice; what only that needs is loaded at the first.
+
+        `check` is called now and then; what it raises ends the work. Raises `QueueFullError`, `CapacityError` or
+        `EngineNotReadyError`.
+        """
+        encoding = self.core.do(partial(self._loaded.condition, wave))
+        while True:
+            try:
+                return {name: tensor.cpu() for name, tensor in encoding.result(CHECK_S).items()}
+            except TimeoutError:
+                try:
+                    check()
+                except BaseException:
+                    encoding.cancel()
+                    raise
+
+    def speak(
+        self,
+        pieces: Sequence[str],
+        voices: Sequence[Voice],
+        sampling: SamplingParams,
+        *,
+        deadline: float,
+        profile: ChunkProfile = "balanced",
+        streams: bool = True,
+    ) -> OutputQueue:
+        """Begin to speak `pieces`; their sound comes out in order, the finish reason with the last chunk.
+
+        `deadline` is a `time.monotonic()`. Raises `CapacityError`, `QueueFullError` or `EngineNotReadyError` at once;
+        from the queue come `CapacityError`, `GenerationError`, `RequestTimeoutError` and `EngineNotReadyError`.
+        """
+        queue = OutputQueue(lambda: self.core.cancel(request))
+        arrived = time.monotonic()
+        request = Request(
+            number=next(self._numbers),
+            speech=Speech(queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams),
+            sampling=sampling,
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            arrived=arrived,
+            deadline=deadline,
+            profile=profile,
+        )
+        if voices or len(pieces) == 1:
+            request.utterances = self._utterances(request, pieces, voices)
+        else:
+            request.utterances = self._utterances(request, pieces[:1], ())
+            request.continue_with = partial(self._continue, request, pieces)
+        self.core.submit(request)
+        return queue
+
+    def prompt(self, voice: Voice) -> Prompt:
+        """Give the prompt that `voice` begins, for what is shared of it and the key of that.
+
+        Raises `VoiceError` if it does not fit the model, `CapacityError` if it leaves no room for a text.
+        """
+        prompt = self._loaded.prompt(WARM_UP_TEXT, [voice])
+        if len(prompt.items) >= self.positions:
+            raise CapacityError(
+                f"the voice makes {prompt.num_shared} positions of {self.positions} that a slot holds; "
+                "use a shorter reference"
+            )
+        return prompt
+
+    def prefix_bytes(self, prompt: Prompt) -> int:
+        """Give the memory that what is shared of a prompt takes once it is read."""
+        return prompt.num_shared * self._loaded.position_bytes
+
+    @property
+    def num_slots(self) -> int:
+        """Utterances that are spoken at once."""
+        return self.core.scheduler.stages[0].slots.count
+
+    @property
+    def has_room_to_spare(self) -> bool:
+        """Whether nobody waits, and one more request would leave a slot for the next who comes."""
+        slots = self.core.scheduler.stages[0].slots
+        return not len(self.core.line) and slots.num_free > min(1, slots.count - 1)
+
+    def read_prefix(self, voice: Voice, stopped: threading.Event) -> bool:
+        """Have the prefix of `voice` read into its cache, by a request of one step that gives way to any newcomer.
+
+        Tell whether it came to its end. Raises `EngineError`.
+        """
+        accepted = self.core.line.stats.accepted
+        try:
+            queue = self.speak([WARM_UP_TEXT], [voice], ONE_STEP, deadline=float("inf"), streams=False)
+        except QueueFullError:
+            return False
+        while not queue.has_ended:
+            if stopped.wait(GIVE_WAY_S) or self.core.line.stats.accepted > accepted + 1:
+                queue.close()
+                break
+        return all(chunk.finish_reason != "cancelled" for chunk in queue)
+
+    def describe(self) -> dict[str, Any]:
+        """Tell of waiting line, slots and caches at this moment."""
+        core, slots = self.core, self.core.scheduler.stages[0].slots
+        return {
+            "queue": asdict(core.line.stats) | {"max_size": core.line.max_size},
+            "slots": {"free": slots.num_free, "total": slots.count, "columns": self.positions},
+            "requests": core.num_requests,
+            "prefix_cache": asdict(core.prefixes.stats),
+            "reference_cache": asdict(self.references.stats),
+        }
+
+    def families(self) -> Iterator[Family]:
+        """Give as metrics what is so at this moment, and what the caches and the waiting line have counted."""
+        queue, slots = self.core.line.stats, self.core.scheduler.stages[0].slots
+        yield Family("queue_waiting", "gauge", "Sentence pieces that wait for a slot", queue.waiting)
+        yield Family("queue_refused_total", "counter", "Requests refused since the queue was full", queue.refused)
+        yield Family(
+            "slots", "gauge", "Slots", {"taken": slots.count - slots.num_free, "free": slots.num_free}, "state"
+        )
+        stats = {"prefix": self.core.prefixes.stats, "reference": self.references.stats}
+        for name, kind, description in CACHE_FAMILIES:
+            figures = {cache: float(getattr(values, name)) for cache, values in stats.items()}
+            suffix = "_total" if kind == "counter" else ""
+            yield Family(f"cache_{name.removeprefix('num_')}{suffix}", kind, description, figures, "cache")
+
+    def _utterances(
+        self, request: Request, texts: Sequence[str], voices: Sequence[Voice], first: int = 0
+    ) -> list[Utterance]:
+        return [self._utterance(request, first + index, text, voices) for index, text in enumerate(texts)]
+
+    def _utterance(self, request: Request, index: int, text: str, voices: Sequence[Voice]) -> Utterance:
+        prompt = self._loaded.prompt(text, voices)
+        room = self._chain.room(prompt)
+        if room < 1:
+            raise CapacityError(
+                f"text and references make {len(prompt.items)} positions; a slot holds {self.positions}. "
+                "Use a shorter reference, fewer of them, or give the engine more memory or larger slots "
+                "(S1_MINI_KV_CACHE_GB, S1_MINI_MAX_COLUMNS)."
+            )
+        return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room))
+
+    def _continue(self, request: Request, texts: Sequence[str], made: Sequence[np.ndarray]) -> list[Utterance]:
+        """Make the other utterances, in the voice that the first has found."""
+        return self._utterances(request, texts[1:], [self._loaded.own_voice(made, texts[0])], first=1)
+
+    def _warm_up(self) -> None:
+        """Run everything once, so that nothing is made anew for the first request."""
+        list(self.speak([WARM_UP_TEXT], (), WARM_UP, deadline=float("inf")))
+
+
+def choose_placement(chain: Chain, num_bytes: int) -> Placement:
+    """Choose the threads of a chain's stages: what makes sound has one of its own, where that is worth it.
+
+    On a CPU with a small model, step and codec keep a core busy each; on a GPU each has a queue of work there, and
+    while one thread waits for a frame, the other hands out sound.
+    """
+    device = chain.stages[0].device
+    steps_on_one = device.type == "cpu" and num_bytes < ONE_THREAD_BYTES
+
+    def enter() -> None:
+        torch.set_num_threads(1 if steps_on_one else NUM_THREADS)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+
+    last = len(chain.stages) - 1
+    if last and ((steps_on_one and num_cores() > 1) or device.type == "cuda"):
+        threads = {"model": tuple(range(last)), "sound": (last,)}
+        return Placement(threads, helps=device.type == "cpu", enter=enter)
+    return Placement({"engine": tuple(range(last + 1))}, enter=enter)
+
+
+def num_cores() -> int:
+    """Cores that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,62 @@
+"""A frame's time is told by the model alone: no request is forged, and nothing is left in the way of the next."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmark.command import run
+from benchmark.frames import FrameTime, main, measure_frames
+from s1_mini.config import EngineConfig
+from s1_mini.families.s1.loaded import as_s1
+from s1_mini.runtime.loader import load
+
+
+def test_each_number_of_rows_is_timed_on_the_threads_of_the_engine(tiny: Path) -> None:
+    loaded = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded)
+    threads, seen = torch.get_num_threads(), []
+    step = loaded.model.step
+
+    def count(*given: object) -> object:
+        seen.append(torch.get_num_threads())
+        return step(*given)  # type: ignore[arg-type]
+
+    loaded.model.step = count  # type: ignore[method-assign,assignment]
+    times = measure_frames(loaded, (1, 3), context=40, frames=4)
+
+    assert [each.rows for each in times] == [1, 3]
+    assert all(each.device_ms == each.step_ms > 0 for each in times), "without graphs both are the same"
+    assert len(seen) == 2 * (4 + 5)
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == threads
+
+
+def test_the_host_adds_what_a_step_takes_longer_than_its_replay() -> None:
+    assert FrameTime(8, device_ms=2.0, step_ms=2.5).host_ms == 0.5
+    assert FrameTime(8, device_ms=2.0, step_ms=1.5).host_ms == 0.0
+
+
+def test_the_command_prints_a_table_and_a_line_of_json(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--checkpoint", tiny, "--device", "cpu", "--rows", "1,2", "--frames", "2", "--context", "20"]
+    monkeypatch.setattr(sys, "argv", ["frames", *map(str, options)])
+
+    assert run(main) == 0
+    *table, line = capsys.readouterr().out.splitlines()
+
+    assert [each["rows"] for each in json.loads(line)["frames"]] == [1, 2]
+    assert [row.split()[0] for row in table] == ["rows", "1", "2"]
+
+
+def test_a_checkpoint_that_is_none_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["frames", "--checkpoint", str(tmp_path)])
+
+    assert run(main) == 1
+    assert capsys.readouterr().err.startswith("frames: ")

@@ -1,0 +1,150 @@
+"""The figures that the engine is held to come of one command, in small where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmark import gpu_suite
+from benchmark.command import run
+from benchmark.frames import measure_frames
+from benchmark.gpu_suite import FULL, SMALL, Parts, listen_in_real_time, main, measure_starts
+from benchmark.targets import TARGETS, judge, lay_out
+from s1_mini.bench.clients import Clients
+from s1_mini.bench.workload import make_workload
+from s1_mini.capacity.memory import AUTO_SLOTS
+from s1_mini.capacity.sizes import Formats
+from s1_mini.config import EngineConfig
+from s1_mini.engine import ProductionTTSEngine
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.families.s1.loaded import as_s1
+from s1_mini.runtime.loader import load
+
+KEPT = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200.json"
+TINIER = replace(SMALL, rows=(1, 2), frames=3, max_new_tokens=4, rate_s=1.0, saturated_s=0.5, most_streams=2)
+
+
+def fields(data: dict[str, Any]) -> dict[str, Any]:
+    """Names of everything that the suite tells, however much it measured."""
+    details = data["details"]
+    figures = details["loads"]["idle"]
+    return {
+        "top": list(data),
+        "workload": list(data["workload"]),
+        "figures": [
+            list(data["figures"][0])[:3],
+            *[name for each in data["figures"] if (name := each["name"])[:6] != "frame_"],
+        ],
+        "details": list(details),
+        "frames": list(details["frames"][0]),
+        "agreement": {name: list(each) for name, each in details["agreement"].items()},
+        "load": {name: list(each) for name, each in figures.items()},
+        "streams": list(details["streams"][0]),
+    }
+
+
+def test_the_suite_runs_on_a_cpu_and_keeps_its_json(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_suite, "SMALL", TINIER)
+    kept = tmp_path / "suite.json"
+
+    options = ["--checkpoint", tiny, "--device", "cpu", "--output", kept]
+    monkeypatch.setattr(sys, "argv", ["gpu_suite", *map(str, options)])
+    assert run(main) == 0
+
+    *lines, line = capsys.readouterr().out.splitlines()
+    data = json.loads(line)
+    values = {figure["name"]: figure["value"] for figure in data["figures"]}
+    assert json.loads(kept.read_text()) == data
+    assert values.keys() == {"frame_1", "frame_2", *TARGETS.keys() - {"frame_1", "frame_64", "frame_128"}}
+    assert all(value > 0 for name, value in values.items() if name not in {"underruns_busy", "streams"})
+    assert all("must" not in figure for figure in data["figures"]), "targets are for what was measured in full"
+    assert data["details"]["failures"] == {}
+    assert {"machine", "commit", "torch", "workload", "slots", "seconds"} <= data.keys()
+    assert any("4 slots" in row for row in lines)
+    assert fields(data) == fields(json.loads(KEPT.read_text())), "as they were kept, to be compared"
+
+
+def test_a_figure_is_judged_by_what_it_must_be() -> None:
+    figures = [judge("frame_1", ms, is_full=True) for ms in (0.5, 1.0, 2.0)]
+    figures += [judge("streams", count, is_full=True) for count in (1000, 300, 299)]
+
+    assert [figure.verdict for figure in figures] == ["aim", "must", "missed"] * 2
+    assert judge("streams", None, is_full=True).verdict == "–"
+    assert "≤ 1.5" in lay_out(figures)
+    assert "≥ 300" in lay_out(figures)
+
+
+@pytest.mark.parametrize(("can_hold", "tolerated"), [(0, 0), (1, 0), (100, 10), (1000, 100), (5000, 904)])
+def test_the_most_streams_are_found_to_a_tenth(can_hold: int, tolerated: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = object.__new__(Parts)
+    parts._scale = FULL
+
+    def listen(count: int) -> dict[str, Any]:
+        return {"held": count <= can_hold}
+
+    monkeypatch.setattr(parts, "_listen", listen)
+    held, levels = parts.streams()
+
+    assert can_hold - tolerated <= held <= can_hold
+    assert len(levels) <= 14
+
+
+def test_a_listener_asks_again_when_he_has_heard_it_all(engine: ProductionTTSEngine) -> None:
+    clients = Clients(engine, lambda _: {}, "ttfa")
+
+    load = listen_in_real_time(clients, make_workload(4, 0, 4), streams=2, length_s=0.2)
+
+    assert len(load.outcomes) == 4
+    assert load.failures == {}
+    heard_s = min(one.audio_s for one in load.outcomes)
+    assert load.seconds > 0.1 + heard_s, "the second request waits for the first one's sound"
+
+
+def test_after_its_time_a_load_asks_no_more(engine: ProductionTTSEngine) -> None:
+    load = Clients(engine, lambda _: {}, "ttfa").closed("", make_workload(50, 0, 2), concurrency=1, limit_s=0.05)
+
+    assert 1 <= len(load.outcomes) < 50
+
+
+def test_an_engine_that_does_not_start_is_told_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    with pytest.raises(ConfigurationError, match=r"did not start.*is no checkpoint: it lacks "):
+        measure_starts(EngineConfig(checkpoint_path=tmp_path, device="cpu"))
+
+
+def test_the_floor_is_of_the_formats_that_speak(tiny: Path) -> None:
+    wide = load(EngineConfig(checkpoint_path=tiny, device="cpu", codec_dtype="bfloat16"))
+    narrow = load(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype="int8", kv_dtype="fp8"))
+
+    assert gpu_suite.formats_of(wide) == Formats(weights=4, large=4, kv=4, codec=2)
+    assert gpu_suite.formats_of(narrow) == Formats(weights=4, large=1, kv=1, codec=4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_frames_are_timed_as_replays_of_their_graphs(tiny: Path) -> None:
+    loaded = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cuda")).loaded)
+
+    times = measure_frames(loaded, (1, 4), context=300, frames=20)
+
+    assert [each.rows for each in times] == [1, 4]
+    assert all(0 < each.device_ms <= 1.1 * each.step_ms for each in times)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_slots_are_chosen_by_its_memory(tiny: Path) -> None:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cuda")) as engine:
+        health = engine.health_check()
+
+        assert health["slots"]["total"] == engine.num_slots == AUTO_SLOTS
+        assert health["vram"]["used_gb"] < health["vram"]["total_gb"]

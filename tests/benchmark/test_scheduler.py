@@ -1,0 +1,49 @@
+"""What a turn of the scheduler costs is measured without a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmark import scheduler
+from benchmark.command import run
+from benchmark.scheduler import SAMPLES, NullStage, main, measure_scheduler
+
+
+def test_a_turn_can_be_measured_without_a_device() -> None:
+    assert 0 < measure_scheduler(4, 10) < 1000
+
+
+def test_a_null_stage_gives_as_many_items_as_were_asked_for() -> None:
+    frames = NullStage(np.zeros((1, 10), np.int64), is_over=False).step([3, 5], 1)()
+    sound = NullStage(np.zeros(SAMPLES, np.float32), is_over=True).step([3, 5], 12)()
+
+    assert (np.shape(frames.values), frames.counts, frames.stops) == ((2, 1, 10), [1, 1], [False, False])
+    assert (np.shape(sound.values), sound.counts, sound.stops) == ((2, 12 * SAMPLES), [12 * SAMPLES] * 2, [True, True])
+
+
+def test_in_every_turn_all_rows_make_a_frame_and_their_sound_is_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores, unthreaded = [], scheduler.unthreaded
+    monkeypatch.setattr(scheduler, "unthreaded", lambda *given: cores.append(unthreaded(*given)) or cores[0])
+
+    measure_scheduler(3, 20)
+
+    (core,) = cores
+    frames = core.scheduler.ledger.metrics.frames
+    assert frames == pytest.approx(3 * (20 + scheduler.WARM_UP), abs=9), "and the first turns, until all had begun"
+    assert core.scheduler.ledger.metrics.audio_s == pytest.approx(0.04 * frames, abs=3 * 0.04 * 12)
+
+
+def test_the_command_tells_each_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["scheduler", "--rows", "1,2", "--turns", "10"])
+
+    assert run(main) == 0
+
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])["scheduler_ms"]
+    assert set(told) == {"1", "2"}
+    assert all(ms > 0 for ms in told.values())

@@ -1,0 +1,73 @@
+"""The load that finds what is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmark.command import run
+from benchmark.server_load import Minute, Tally, has_lost, main, report
+from plain_install import plain_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["server_load", *options])
+    return run(main)
+
+
+def test_nothing_is_lost_or_doubled_while_half_of_the_clients_vanish(
+    oracle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--streams", "8", "--seconds", "3", "--max-batch-size", "4", "--checkpoint", str(oracle)]
+
+    code = load(monkeypatch, *options)
+    out = capsys.readouterr().out
+    told = json.loads(out.splitlines()[-1])
+
+    assert code == 0, out
+    assert told["failed"] == {}
+    assert told["different"] == 0
+    assert told["whole"] >= 4
+    assert told["vanished"] >= 4
+    assert told["ping_ms_p99"] < 1000
+    assert told["free_ms"] < 1000
+    assert told["minutes"][0]["mib"] > 50
+
+
+@pytest.mark.parametrize("lost", ["failed", "different", "nothing heard"])
+def test_what_is_lost_is_told(lost: str) -> None:
+    tally = Tally(minutes=[Minute(whole=0 if lost == "nothing heard" else 2)], digests={1: {"a"}})
+    if lost == "failed":
+        tally.failed["IncompleteReadError"] += 1
+    if lost == "different":
+        tally.digests[1].add("b")
+
+    assert has_lost(report(tally, 8, 3.0)[1])
+
+
+def test_a_server_that_cannot_start_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load(monkeypatch, "--checkpoint", str(tmp_path), "--seconds", "1") == 1
+
+    assert "does not come up" in capsys.readouterr().err
+
+
+def test_without_the_extra_it_says_what_it_lacks(tmp_path: Path) -> None:
+    plain = plain_environment(tmp_path)
+    path = os.pathsep.join((plain["PYTHONPATH"], str(ROOT))) if "PYTHONPATH" in plain else str(ROOT)
+    command = [sys.executable, "-m", "benchmark.server_load"]
+
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=plain | {"PYTHONPATH": path}, check=False
+    )
+
+    assert done.returncode == 1, done.stderr
+    assert 'pip install "s1-mini[server]"' in done.stderr

@@ -1,0 +1,335 @@
+"""An engine keeps its promises under load and under faults: each request ends once, and as it would have alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini.config import EngineConfig
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.exceptions import (
+    CapacityError,
+    EngineError,
+    EngineNotReadyError,
+    GenerationError,
+    QueueFullError,
+    RequestTimeoutError,
+    S1MiniError,
+)
+from s1_mini.families.s1.language_model import LanguageModel
+from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.synthesizer import Synthesizer
+from s1_mini.types import SamplingParams, Voice
+
+SLOTS = 4
+FOREVER = float("inf")
+
+
+def start(speaker: Speaker, **settings: Any) -> Synthesizer:
+    values = {"device": "cpu", "max_batch_size": SLOTS, "max_columns": 512, "max_queue_size": 10_000} | settings
+    return Synthesizer(speaker, EngineConfig(**values))
+
+
+@pytest.fixture
+def synthesizer(speaker: Speaker) -> Iterator[Synthesizer]:
+    made = start(speaker)
+    yield made
+    made.close(drains=False)
+
+
+def some_voice(speaker: Speaker, seed: int, frames: int = 20) -> Voice:
+    codes = torch.randint(
+        0, 64, (speaker.loaded.model.num_codebooks, frames), generator=torch.Generator().manual_seed(seed)
+    )
+    return Voice({"codes": codes}, f"Voice number {seed}.")
+
+
+def sound(queue: OutputQueue) -> np.ndarray:
+    return np.concatenate([chunk.audio for chunk in queue])
+
+
+def ask(synthesizer: Synthesizer, text: str = "Hello.", seed: int = 1, frames: int = 12, **options: Any) -> OutputQueue:
+    options = {"voices": (), "deadline": FOREVER} | options
+    pieces = options.pop("pieces", [text])
+    voices = options.pop("voices")
+    return synthesizer.speak(pieces, voices, SamplingParams(seed=seed, max_new_tokens=frames), **options)
+
+
+def test_requests_in_any_company_sound_as_they_do_alone(synthesizer: Synthesizer, speaker: Speaker) -> None:
+    voices = [(), (some_voice(speaker, 1),), (some_voice(speaker, 2, 40),)]
+    asked = [(f"Text number {i}.", i, 5 + 3 * i, voices[i % 3]) for i in range(10)]
+    alone = [sound(ask(synthesizer, text, seed, frames, voices=voice)) for text, seed, frames, voice in asked]
+
+    together = [ask(synthesizer, text, seed, frames, voices=voice) for text, seed, frames, voice in asked]
+
+    assert all(np.array_equal(sound(queue), wave) for queue, wave in zip(together, alone, strict=True))
+
+
+def test_another_engine_says_the_same(synthesizer: Synthesizer, speaker: Speaker) -> None:
+    other = start(speaker)
+
+    assert np.array_equal(sound(ask(other)), sound(ask(synthesizer)))
+    other.close()
+
+
+def test_a_cached_voice_sounds_as_one_read_anew(speaker: Speaker) -> None:
+    voice = some_voice(speaker, 3, 100)
+    fresh, cached = start(speaker, kv_cache_size=0), start(speaker)
+    sound(ask(cached, "Something else.", voices=(voice,)))
+
+    assert np.array_equal(sound(ask(cached, voices=(voice,))), sound(ask(fresh, voices=(voice,))))
+    assert cached.core.prefixes.stats.hits == 1
+    assert fresh.core.prefixes.stats.entries == 0
+    for each in (fresh, cached):
+        each.close()
+
+
+def test_requests_that_share_a_voice_read_it_once(synthesizer: Synthesizer, speaker: Speaker) -> None:
+    voice = some_voice(speaker, 4, 150)
+    read: list[int] = []
+    model = synthesizer.core.runners[0].stage
+    plain = model.prefill
+    model.prefill = lambda parts: (read.extend(part.stop - part.start for part in parts), plain(parts))  # type: ignore[method-assign,assignment,return-value,func-returns-value]
+
+    queues = [ask(synthesizer, f"Text {i}.", voices=(voice,)) for i in range(3)]
+    for queue in queues:
+        sound(queue)
+
+    prompt = speaker.loaded.prompt("Text 0.", [voice])
+    rest = len(prompt.items) - 1 - prompt.num_shared
+    assert sum(read) == prompt.num_shared + 3 * rest
+
+
+def test_later_pieces_speak_with_the_voice_that_the_first_has_found(synthesizer: Synthesizer) -> None:
+    texts = ["One sentence.", "And another one.", "The last."]
+
+    both = sound(ask(synthesizer, pieces=texts, seed=5))
+
+    first = ask(synthesizer, texts[0], seed=5)
+    assert len(both) > len(sound(first))
+    assert np.array_equal(both, sound(ask(synthesizer, pieces=texts, seed=5)))
+
+
+def test_what_a_listener_leaves_is_given_up_within_a_frame(synthesizer: Synthesizer) -> None:
+    queue = ask(synthesizer, frames=400)
+    listener = iter(queue)
+    next(listener)
+
+    listener.close()
+
+    until = time.monotonic() + 5
+    while synthesizer.core.num_requests and time.monotonic() < until:
+        time.sleep(0.01)
+    assert queue.has_ended
+    assert list(synthesizer.core.scheduler.audit()) == []
+
+
+def test_the_last_chunk_tells_where_the_first_seconds_went(synthesizer: Synthesizer) -> None:
+    started = time.monotonic()
+    *before, last = ask(synthesizer)
+    took = time.monotonic() - started
+
+    assert before
+    assert all(chunk.timing is None for chunk in before)
+    assert last.timing is not None
+    assert min(last.timing.queue_s, last.timing.prefill_s) >= 0
+    assert last.timing.queue_s + last.timing.prefill_s <= last.timing.first_chunk_s <= took
+
+
+def test_what_was_left_before_its_turn_tells_of_no_prefill(synthesizer: Synthesizer) -> None:
+    queues = [ask(synthesizer, frames=400) for _ in range(synthesizer.num_slots + 1)]
+    for queue in queues:
+        queue.close()
+
+    assert [chunk.timing.prefill_s for chunk in queues[-1] if chunk.timing] == [None]
+
+
+def test_a_full_queue_refuses_and_what_was_taken_in_is_spoken(speaker: Speaker) -> None:
+    synthesizer = start(speaker, max_queue_size=2, max_batch_size=1)
+    queues, refusals = [], []
+    for i in range(8):
+        try:
+            queues.append(ask(synthesizer, f"Text {i}.", frames=30))
+        except QueueFullError as error:
+            refusals.append(error.retry_after_s)
+
+    assert refusals
+    assert min(refusals) >= 1
+    assert all(len(sound(queue)) for queue in queues)
+    synthesizer.close()
+
+
+def test_stopping_finishes_what_was_taken_in_and_refuses_what_comes(speaker: Speaker) -> None:
+    synthesizer = start(speaker)
+    queues = [ask(synthesizer, f"Text {i}.") for i in range(6)]
+
+    synthesizer.close()
+
+    assert all(len(sound(queue)) for queue in queues)
+    with pytest.raises(EngineNotReadyError, match="takes in nothing more"):
+        ask(synthesizer)
+
+
+def test_a_request_past_its_deadline_ends_with_an_error_and_frees_its_slot(synthesizer: Synthesizer) -> None:
+    queue = ask(synthesizer, frames=400, deadline=time.monotonic() + 0.05)
+
+    with pytest.raises(RequestTimeoutError, match="not finished in time"):
+        sound(queue)
+    assert list(synthesizer.core.scheduler.audit()) == []
+
+
+def test_a_request_larger_than_a_slot_is_refused_at_once(synthesizer: Synthesizer, speaker: Speaker) -> None:
+    with pytest.raises(CapacityError, match="a slot holds 512"):
+        ask(synthesizer, voices=(some_voice(speaker, 1, 600),))
+
+
+def test_a_step_that_fails_fails_the_row_it_belongs_to(synthesizer: Synthesizer) -> None:
+    expected = sound(ask(synthesizer, "Good.", frames=20))
+    poison(synthesizer, RuntimeError("a bad row"))
+
+    bad, good = ask(synthesizer, "Bad.", frames=20), ask(synthesizer, "Good.", frames=20)
+
+    assert np.array_equal(sound(good), expected)
+    with pytest.raises(GenerationError, match="a bad row"):
+        sound(bad)
+
+
+def test_a_thread_that_dies_is_an_error_to_all_and_is_noticed(speaker: Speaker) -> None:
+    synthesizer = start(speaker)
+
+    def die(*_: Any, **__: Any) -> None:
+        raise SystemError("the bookkeeping is broken")
+
+    synthesizer.core.scheduler.stages[0].plan = die  # type: ignore[method-assign,assignment]
+    queue = ask(synthesizer)
+
+    with pytest.raises(EngineNotReadyError, match="has died"):
+        sound(queue)
+    assert not synthesizer.core.is_alive
+    with pytest.raises(EngineError, match="bookkeeping is broken"):
+        ask(synthesizer)
+
+
+def test_a_sound_thread_that_dies_is_noticed_too(speaker: Speaker) -> None:
+    synthesizer = start(speaker)
+
+    def die(*_: Any, **__: Any) -> None:
+        raise SystemError("the choice is broken")
+
+    synthesizer.core.scheduler.stages[1].plan = die  # type: ignore[method-assign,assignment]
+
+    with pytest.raises(EngineError, match="has died"):  # of who was taken in, or, if it died sooner, of who asks
+        sound(ask(synthesizer))
+    assert not synthesizer.core.is_alive
+
+
+def poison(synthesizer: Synthesizer, error: Exception) -> None:
+    """Let every step fail in which a text takes part that begins with "Bad"."""
+    stage = synthesizer.core.runners[0].stage
+    assert isinstance(stage, LanguageModel)
+    step = stage.step
+
+    def is_bad(slot: int) -> bool:
+        prompt = stage._prompts[slot]
+        return b"Bad" in bytes(token % 256 for token in prompt[:, 0]) and stage._lengths[slot] - len(prompt) >= 2
+
+    def checked(slots: Any, size: int) -> Any:
+        if any(is_bad(slot) for slot in slots):
+            raise error
+        return step(slots, size)
+
+    stage.step = checked  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(speaker: Speaker) -> None:
+    chance = random.Random(7)
+    voices = [(), *((some_voice(speaker, seed, 10 * seed),) for seed in (2, 4, 6))]
+    asked = [
+        {
+            "pieces": [f"Text {i}.", "And more of it."][: chance.choice((1, 1, 1, 2))] if i % 20 else [f"Bad {i}."],
+            "seed": chance.randrange(10**6),
+            "frames": chance.randrange(3, 24),
+            "voices": chance.choice(voices),
+            "profile": chance.choice(("ttfa", "balanced", "throughput")),
+            "streams": chance.random() < 0.5,
+        }
+        for i in range(500)
+    ]
+    bad = {i for i in range(500) if i % 20 == 0}
+    leaves = {i for i in range(500) if chance.random() < 0.2}
+
+    synthesizer = start(speaker, max_batch_size=8, prefix_cache_mb=0.2)
+    runs_out = exhaust_memory(synthesizer, chance)
+    poison(synthesizer, RuntimeError("a bad row"))
+    outcomes: dict[int, np.ndarray | S1MiniError | None] = {}
+    ended: list[OutputQueue] = []
+
+    def listen(i: int) -> None:
+        queue = ask(synthesizer, **asked[i])
+        ended.append(queue)
+        waves = []
+        try:
+            for number, chunk in enumerate(queue):
+                waves.append(chunk.audio)
+                if i in leaves and number == i % 3:
+                    outcomes[i] = None
+                    return
+            outcomes[i] = np.concatenate(waves)
+        except S1MiniError as error:
+            outcomes[i] = error
+
+    threads = []
+    for i in range(500):
+        threads.append(threading.Thread(target=listen, args=(i,)))
+        threads[-1].start()
+        time.sleep(chance.expovariate(1 / 0.004))
+    for thread in threads:
+        thread.join(120)
+    synthesizer.close()
+
+    assert len(outcomes) == 500
+    assert all(queue.has_ended for queue in ended)
+    assert list(synthesizer.core.scheduler.audit()) == []
+    assert synthesizer.core.prefixes.stats.num_bytes <= 0.2e6
+    assert sorted(runs_out) == ["decode", "prefill", "step"]
+    failed = {i for i, outcome in outcomes.items() if isinstance(outcome, S1MiniError)}
+    assert {i for i in failed if isinstance(outcomes[i], GenerationError)} <= bad
+    assert len(failed - bad) <= 3  # who was the newest when memory ran out twice
+
+    plain = start(speaker, max_batch_size=8)
+    survivors = [i for i, outcome in outcomes.items() if isinstance(outcome, np.ndarray)]
+    assert len(survivors) > 300
+    for i in chance.sample(survivors, 100):
+        assert np.array_equal(outcomes[i], sound(ask(plain, **asked[i]))), asked[i]
+    plain.close()
+
+
+def exhaust_memory(synthesizer: Synthesizer, chance: random.Random) -> list[str]:
+    """Let the memory run out three times: in a step, in prefill, in decoding. Give what it happened in."""
+    model, codec = (runner.stage for runner in synthesizer.core.runners)
+    happened: list[str] = []
+
+    def wrap(stage: Any, method: str, name: str) -> None:
+        plain, calls, at = getattr(stage, method), [0], chance.randrange(20, 60)
+
+        def work(*arguments: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == at:
+                happened.append(name)
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a lot.")
+            return plain(*arguments)
+
+        setattr(stage, method, work)
+
+    wrap(model, "step", "step")
+    wrap(model, "prefill", "prefill")
+    wrap(codec, "step", "decode")
+    return happened

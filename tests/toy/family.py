@@ -1,0 +1,109 @@
+"""The toy family as the registry knows it: a checkpoint is its config.json and its voices, a speaker's vector each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+from safetensors.torch import save_file
+from torch import Tensor
+
+from s1_mini.capacity.memory import Demand
+from s1_mini.capacity.sizes import Cost, Formats, Sizes, StageSizes
+from s1_mini.core.prompt import Prompt
+from s1_mini.families.base import Chain, Check, Conversion, Description, Placement
+from s1_mini.types import Voice
+from s1_mini.voices.format import TensorFormat, VoiceFormat
+from s1_mini.weights.members import Member, copied
+from tests.toy.stages import FRAMES, SAMPLE_RATE, WIDTH, Frames, Text, Vocoder, policies
+
+NAME = "toy"
+MAX_POSITIONS = 4096
+VOICES = {"low": -0.4, "high": 0.3}  # the first speaks where none is asked for
+
+
+class ToySettings(BaseModel, frozen=True):
+    """There is nothing to choose."""
+
+
+class LoadedToy:
+    """A toy checkpoint that is open."""
+
+    num_bytes, position_bytes, max_positions = 1000, 8, MAX_POSITIONS
+    networks = ()
+
+    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
+        """A text's bytes; the voice goes to the stage of frames, and shares nothing of the prompt."""
+        items = np.frombuffer(text.encode(), np.uint8).astype(np.int64)[:, None]
+        return Prompt(items, voice={"speaker": voices[0].tensors["speaker"].numpy()} if voices else {})
+
+    def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
+        """The mean of its frames."""
+        return Voice({"speaker": torch.from_numpy(made[1].mean(0)) / 2}, text)
+
+    def chain(self, slots: int, positions: int) -> Chain:
+        """Three stages."""
+        made = policies(slots)
+        return Chain(made, (Text(), Frames(), Vocoder()), SAMPLE_RATE, lambda prompt: positions - len(prompt.items))
+
+    def demand(self, prefix_cache_bytes: int) -> Demand:
+        """Little."""
+        return Demand(
+            self.position_bytes, stream_row=0, frame=1280, prefix_cache=prefix_cache_bytes, encoding=0, copies=0
+        )
+
+    def needed_positions(self, reference_s: float, text_bytes: int) -> int:  # noqa: ARG002 - a voice is no positions
+        """Text, and its tokens."""
+        return 4 * text_bytes
+
+    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
+        """A vector of loudness."""
+        yield
+        return {"speaker": torch.stack([part.abs().mean() for part in wave.chunk(WIDTH)])}
+
+
+class Toy:
+    """What the registry names."""
+
+    title, settings, needed_files = "Toy", ToySettings, (("config.json",),)
+
+    def describe(self, directory: Path) -> Description:  # noqa: ARG002 - all are alike
+        """A speaker's vector is a voice."""
+        form = {"speaker": TensorFormat((WIDTH,), is_integer=False)}
+        return Description(
+            SAMPLE_RATE, VoiceFormat(form, encoder="toy", sample_rate=SAMPLE_RATE, seconds=lambda _: 0.0)
+        )
+
+    def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:  # noqa: ARG002
+        """Two stages that read weights, one that computes."""
+        stages = tuple(StageSizes(1e6, lambda rows, _: Cost(1e6, 2e6 * rows), "memory") for _ in range(2))
+        vocoder = StageSizes(1e5, lambda rows, _: Cost(1e5, 1e7 * rows), "compute")
+        demand = LoadedToy().demand(prefix_cache_bytes)
+        return Sizes((*stages, vocoder), demand, 1 / FRAMES.rate, MAX_POSITIONS, LoadedToy().needed_positions)
+
+    def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedToy:  # noqa: ARG002
+        """There is nothing to load."""
+        return LoadedToy()
+
+    def files(self, directory: Path, conversion: Conversion) -> list[Member]:  # noqa: ARG002 - nothing to convert
+        """Its config."""
+        return [copied(directory / "config.json", "config.json")]
+
+    def verify(self, *_: Any) -> Iterator[Check] | None:
+        """Nobody else has computed it."""
+        return None
+
+    def write_random(self, directory: Path, *, size: str, form: str, seed: int) -> None:  # noqa: ARG002
+        """Write config and voices."""
+        (directory / "voices").mkdir(parents=True)
+        (directory / "config.json").write_text(json.dumps({"model_type": NAME}))
+        for name, value in VOICES.items():
+            told = {"text": "", "description": f"a {name} voice", "default": "true" if name == "low" else "false"}
+            save_file(
+                {"speaker": torch.full((WIDTH,), value)}, directory / "voices" / f"{name}.safetensors", metadata=told
+            )

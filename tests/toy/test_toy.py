@@ -1,0 +1,123 @@
+"""A third family, unlike S1 in everything, is a tenant: no line outside its folder but its registration."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from typer.testing import CliRunner
+
+from container_room import running
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families import registry
+from tests.toy.family import NAME, VOICES, Toy
+from tests.toy.stages import SAMPLE_RATE, SAMPLES
+
+TEXT = "One sentence. " * 30
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one line of the registry."""
+    monkeypatch.setitem(registry.FAMILIES, NAME, "tests.toy.family:Toy")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("toy") / "checkpoint"
+    Toy().write_random(directory, size="tiny", form="compact", seed=0)
+    return directory
+
+
+@pytest.fixture
+def engine(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", max_batch_size=4)) as engine:
+        yield engine
+
+
+def test_it_speaks_in_its_voices(engine: ProductionTTSEngine) -> None:
+    low, high, default = (engine.generate("Hello.", voice=voice, seed=1) for voice in (*VOICES, None))
+
+    assert engine.sample_rate == SAMPLE_RATE
+    assert len(low.audio) == low.frames * SAMPLES
+    assert not np.array_equal(low.audio, high.audio)
+    assert np.array_equal(low.audio, default.audio)
+
+
+def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: ProductionTTSEngine) -> None:
+    texts = ["One.", "Two of them.", TEXT, "The last one."] * 3
+    alone = [engine.generate(text, seed=3, max_new_tokens=40).audio for text in texts]
+
+    together = engine.generate_batch(texts, seed=3, max_new_tokens=40).results
+    streamed = [list(engine.stream(text, seed=3, max_new_tokens=40, chunk_profile="ttfa")) for text in texts]
+
+    for wave, other, chunks in zip(alone, together, streamed, strict=True):
+        assert np.array_equal(wave, other.audio)
+        assert np.array_equal(wave, np.concatenate([chunk.audio for chunk in chunks]))
+    assert list(engine._running.synthesizer.core.scheduler.audit()) == []
+
+
+def test_a_listener_that_leaves_holds_nobody_up(engine: ProductionTTSEngine) -> None:
+    chunks = engine.stream(TEXT, temperature=0.0, max_new_tokens=3000)
+    next(chunks)
+
+    chunks.close()
+
+    assert engine.generate("Hello.", seed=1).frames
+    assert engine.health_check()["requests"] == 0
+
+
+def test_a_recording_becomes_a_voice_and_is_kept(checkpoint: Path, tmp_path: Path) -> None:
+    tone = np.sin(np.linspace(0, 2000, 2 * SAMPLE_RATE)).astype(np.float32) / 2
+    config = EngineConfig(checkpoint_path=checkpoint, device="cpu", voices_path=tmp_path / "voices")
+    with ProductionTTSEngine(config) as engine:
+        heard = engine.generate("Hello.", reference_audio=tone, seed=1).audio
+        engine.add_voice("mine", tone, "Aah.")
+    with ProductionTTSEngine(config) as engine:
+        kept = engine.generate("Hello.", voice="mine", seed=1).audio
+
+    assert np.array_equal(heard, kept)
+
+
+def test_it_is_served_over_http_and_at_the_door_of_sagemaker(engine: ProductionTTSEngine, tmp_path: Path) -> None:
+    expected = engine.generate("Hello there.", seed=5, voice="high").audio
+    with running(engine, tmp_path) as container, container.http() as client:
+        body = {"text": "Hello there.", "seed": 5, "voice": "high", "format": "wav"}
+        answers = [client.post(path, json=body) for path in ("/v1/tts", "/invocations")]
+
+    for answer in answers:
+        assert answer.status_code == 200
+        wave, rate = soundfile.read(io.BytesIO(answer.content), dtype="float32")
+        assert rate == SAMPLE_RATE
+        assert np.abs(wave - expected).max() < 1e-3
+
+
+def test_it_is_written_packaged_and_planned_by_the_commands(checkpoint: Path, tmp_path: Path) -> None:
+    from s1_mini.cli.app import app
+
+    commands = (
+        ["package", "--checkpoint", str(checkpoint), "-o", str(tmp_path / "model.tar.gz")],
+        ["convert", "--checkpoint", str(checkpoint), "-o", str(tmp_path / "compact")],
+        ["plan", "--checkpoint", str(checkpoint), "--gpu", "l4", "--json"],
+    )
+    told = [CliRunner().invoke(app, command) for command in commands]
+
+    assert [result.exit_code for result in told] == [0, 0, 0], [result.output for result in told]
+    assert (tmp_path / "model.tar.gz").stat().st_size > 0
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "compact", device="cpu")) as engine:
+        assert engine.voice_names() == sorted(VOICES)
+    plan = json.loads(told[2].stdout)
+    assert plan
+
+
+def test_without_the_line_it_is_no_family_of_this_engine(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(registry.FAMILIES, NAME)
+
+    with pytest.raises(CheckpointMismatchError, match="model_type='toy' is no family"):
+        ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")).start()
