@@ -185,7 +185,7 @@ def test_the_machines_are_those_that_deployment_knows() -> None:
 
 
 def test_the_table_for_choosing_a_machine_is_the_plan() -> None:
-    text = (Path(__file__).parents[2] / "docs/deploy.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/machines.md").read_text(encoding="utf-8")
     for plan in make_plans(S1_MINI, list(CARDS.values()), Wish()):
         (line,) = [line for line in text.splitlines() if line.startswith("| `ml.") and f"({plan.card.title})" in line]
         cells = [cell.strip().removesuffix(" a GPU").replace(",", "") for cell in line.split("|")[4:7]]

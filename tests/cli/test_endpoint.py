@@ -166,8 +166,9 @@ def test_without_credentials_every_verb_says_what_to_run_and_fails(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_deploy_page_names_options_and_variables_that_exist() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+def test_the_pages_on_deploying_name_options_and_variables_that_exist() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page = "".join((docs / name).read_text(encoding="utf-8") for name in ("deploy.md", "machines.md"))
     verbs = get_command(commands).commands.values()
     others = [get_command(app).commands[name] for name in ("package", "plan")]
     parameters = [parameter for verb in verbs for parameter in verb.params]

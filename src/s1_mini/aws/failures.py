@@ -249,7 +249,7 @@ _REFUSALS: tuple[tuple[str, _Refusal], ...] = (
     (
         r"instance ?type",
         lambda _c, message, _a: (
-            f"{message.rstrip('.')}: name another --instance-type (docs/deploy.md has those that fit)"
+            f"{message.rstrip('.')}: name another --instance-type (docs/machines.md has those that fit)"
         ),
     ),
     (
