@@ -136,7 +136,7 @@ def num_parts(rows: int, outputs: int, inputs: int) -> int:
 
 
 def many_tile(rows: int, outputs: int, inputs: int, gated: bool) -> Tile:
-    """Sizes of a program with more rows; the fastest of some hundred tried on an H200 (docs/performance.md)."""
+    """Sizes of a program with more rows; the fastest of some hundred tried on an H200 (docs/kernels.md)."""
     block = min(128, max(16, triton.next_power_of_2(inputs)))
     if rows <= TALL:
         small = outputs <= 1024 and inputs <= 1024 and not gated
