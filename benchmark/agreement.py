@@ -102,7 +102,7 @@ class NoiseRows:
             steps = self.frames + 1
             asked = Conditions(SamplingParams(temperature), row, 0, steps, {})
             prompt = columns.T.contiguous().numpy()
-            stage.begin([Begin(slot, 0, prompt, None, 0, steps, 1, is_last=True, conditions=asked)])
+            stage.begin([Begin(slot, 0, prompt, None, 0, steps, 1, context=0, consumes=len(prompt), conditions=asked)])
         stage.state.active.fill_(True)
 
     def _sampling(self, model: S1Model, rows: Sequence[int], temperature: float) -> SamplingTensors:

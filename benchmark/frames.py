@@ -77,7 +77,9 @@ class FrameBench:
     def _begin(self, slots: Sequence[int]) -> None:
         for slot in slots:
             asked = Conditions(SamplingParams(), seed=slot, utterance=0, max_steps=self._steps, voice={})
-            begin = Begin(slot, 0, self._prompt, None, 0, self._steps, 1, is_last=True, conditions=asked)
+            begin = Begin(
+                slot, 0, self._prompt, None, 0, self._steps, 1, context=0, consumes=len(self._prompt), conditions=asked
+            )
             self._stage.begin([begin])
 
     def _time(self, work: Callable[[], object]) -> float:

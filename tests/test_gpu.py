@@ -177,7 +177,18 @@ def _decode(stage: DacDecoder, codes: torch.Tensor, slots: list[int], begin: int
     conditions = Conditions(SamplingParams(), 0, 0, 8, {})
     stage.begin(
         [
-            Begin(slot, begin, codes[slot, :, begin:end].T.numpy(), None, begin * 2048, 1, size, False, conditions)
+            Begin(
+                slot,
+                begin,
+                codes[slot, :, begin:end].T.numpy(),
+                None,
+                begin * 2048,
+                1,
+                size,
+                0,
+                end - begin,
+                conditions,
+            )
             for slot in slots
         ]
     )

@@ -445,7 +445,8 @@ def test_pytest_runs_last_and_on_gpu_tests_only_if_asked(check):
 
         names = ["ruff check", "ruff format", "mypy", "mypy win32", "lint-imports", "pytest"]
         assert [name for name, _ in checks] == names
-        assert checks[-1][1] == ["python", "-m", "pytest", "-m", marker, "-k", "scheduler"]
+        together = () if marker == "gpu" else check.SIDE_BY_SIDE
+        assert checks[-1][1] == ["python", "-m", "pytest", "-m", marker, *together, "-k", "scheduler"]
 
 
 def test_infra_is_one_command_in_an_environment_of_its_own(check, monkeypatch):

@@ -53,6 +53,15 @@ def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **o
     return queue
 
 
+def settle(core: EngineCore) -> None:
+    """Wait until nothing is open, and look that nothing is held."""
+    ends = time.monotonic() + 10
+    while core.num_requests or any(queue.in_flight for queue in core.scheduler.stages):
+        assert time.monotonic() < ends, "it does not settle"
+        time.sleep(0.005)
+    assert list(core.scheduler.audit()) == []
+
+
 def sound(queue: OutputQueue) -> np.ndarray:
     return np.concatenate([chunk.audio for chunk in queue])
 

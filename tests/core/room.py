@@ -25,6 +25,7 @@ CODEC = Chunks(
     sizes=SIZES,
     rows=(1, 2, 4, 8, 16),
     max_items=400,
+    helped_size=4,
 )
 
 _numbers = count()

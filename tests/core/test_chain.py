@@ -7,10 +7,11 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
-from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
+from s1_mini.exceptions import CapacityError, EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
 from s1_mini.runtime.engine_core import EngineCore
-from tests.core.conftest import ONE_THREAD, THREE_THREADS, ask, sound, start
+from tests.core.conftest import ONE_THREAD, THREE_THREADS, ask, settle, sound, start
 from tests.toy.stages import SAMPLES, Text
 
 PLACEMENTS = pytest.mark.parametrize("threads", [ONE_THREAD, {"model": (0, 1), "vocoder": (2,)}, THREE_THREADS])
@@ -113,12 +114,13 @@ def test_a_deadline_ends_a_request_wherever_it_is(core: EngineCore) -> None:
 
     with pytest.raises(RequestTimeoutError, match="not finished in time"):
         sound(queue)
-    assert list(core.scheduler.audit()) == []
+    settle(core)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_thread_that_dies_is_an_error_to_all(stage: int) -> None:
-    core = start()
+def test_a_thread_that_dies_is_an_error_to_all(stage: int, ahead: bool) -> None:
+    core = start(ahead=ahead)
 
     def die(*_: object) -> None:
         raise SystemError("broken")
@@ -144,3 +146,125 @@ def test_a_stop_finishes_what_was_taken_in_or_ends_it(drains: bool) -> None:
         else:
             with pytest.raises(EngineNotReadyError, match="was stopped"):
                 sound(queue)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("threads", [ONE_THREAD, THREE_THREADS])
+def test_a_stop_at_once_does_not_wait_for_the_last_step(threads: dict, ahead: bool) -> None:
+    core = start(threads, ahead=ahead)
+    queue = ask(core, max_steps=10**6, temperature=0.0)
+    listener = iter(queue)
+    next(listener)
+
+    core.stop(drains=False)
+
+    assert core.scheduler.stages[0].policy.slots  # it has come back
+    with pytest.raises(EngineNotReadyError, match="was stopped"):
+        list(listener)
+
+
+def test_reading_is_put_off_for_who_runs_dry_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one thread for all: somebody is always about to run dry, and a long prompt is read all the same."""
+    monkeypatch.setattr("s1_mini.core.urgency.RESERVE_S", 1e6)
+    core = start(ONE_THREAD)
+    endless = iter(ask(core, max_steps=10**6, temperature=0.0, profile="ttfa"))
+    next(endless)
+
+    assert len(sound(ask(core, ["A long prompt. " * 100], max_steps=10)))
+
+    endless.close()
+    core.stop()
+
+
+def test_a_stage_that_put_out_nothing_ends_the_utterance() -> None:
+    core = start()
+    text = core.runners[0].stage
+    text.make = lambda *_: (np.zeros(0, np.int64), True)  # type: ignore[method-assign]
+
+    assert len(sound(ask(core, ["One.", "Two."]))) == 0
+
+    settle(core)
+    core.stop()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_memory_that_runs_out_in_a_batch_costs_one_request_at_most(stage: int) -> None:
+    core, plain = start(slots=6), start(ONE_THREAD, slots=1)
+    failing = core.runners[stage].stage
+    step = failing.step
+
+    def run_out(slots, size):
+        if len(slots) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return step(slots, size)
+
+    failing.step = run_out
+    queues = [ask(core, ["Some text."], seed, max_steps=20) for seed in range(6)]
+
+    outcomes = []
+    for seed, queue in enumerate(queues):
+        try:
+            outcomes.append(np.array_equal(sound(queue), sound(ask(plain, ["Some text."], seed, max_steps=20))))
+        except CapacityError:
+            outcomes.append(None)
+    assert False not in outcomes
+    assert True in outcomes
+    assert stage < 2 or None not in outcomes  # what is not autoregressive is tried alone
+    for each in (core, plain):
+        settle(each)
+        each.stop()
+
+
+def test_bookkeeping_that_is_broken_leaves_no_listener_alone() -> None:
+    core = start()
+    queues = [ask(core, max_steps=10**6, temperature=0.0) for _ in range(3)]
+    listeners = [iter(queue) for queue in queues]
+    for listener in listeners:
+        next(listener)
+
+    def lose(_: int) -> None:
+        raise KeyError("a slot that nobody has")
+
+    core.scheduler.stages[0].slots.free = lose  # type: ignore[method-assign]
+    queues[0].close()
+
+    for listener in listeners[1:]:
+        with pytest.raises(S1MiniError, match="has died"):
+            list(listener)
+    core.stop()
+
+
+def test_the_garbage_collector_may_let_go_of_a_listener_in_any_thread(core: EngineCore) -> None:
+    """Even in one that holds the scheduler's lock."""
+    listener = iter(ask(core, max_steps=10**6, temperature=0.0))
+    next(listener)
+
+    with core.scheduler._lock:
+        del listener
+
+    settle(core)
+
+
+def test_what_fails_only_when_it_is_waited_for_is_an_error_of_its_slots(core: EngineCore) -> None:
+    vocoder = core.runners[2].stage
+    plain = vocoder.step
+
+    def fail() -> None:
+        raise RuntimeError("late")
+
+    vocoder.step = lambda *_: fail  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(GenerationError, match="late"):
+        sound(ask(core))
+    vocoder.step = plain  # type: ignore[method-assign]
+    assert len(sound(ask(core)))
+
+
+@pytest.mark.parametrize("profile", ["ttfa", "balanced", "throughput"])
+def test_every_item_becomes_sound_once_whatever_their_number(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.toy.stages.FRAMES_A_TOKEN", 1)
+    core = start()
+
+    lengths = [len(sound(ask(core, max_steps=steps, temperature=0.0, profile=profile))) for steps in range(1, 44)]
+
+    assert lengths == [steps * SAMPLES for steps in range(1, 44)]
+    core.stop()

@@ -120,7 +120,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def begin(slot: int, prompt: torch.Tensor) -> Begin:
     conditions = Conditions(SamplingParams(), 0, 0, 8, {})
-    return Begin(slot, 0, prompt.T.contiguous().numpy(), None, 0, 8, 1, True, conditions)
+    return Begin(slot, 0, prompt.T.contiguous().numpy(), None, 0, 8, 1, 0, prompt.shape[1], conditions)
 
 
 def test_prompts_are_read_together_and_each_into_its_slot(speaker: Speaker) -> None:

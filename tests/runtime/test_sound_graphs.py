@@ -84,7 +84,7 @@ def test_sound_that_is_not_finite_is_its_own_slots_error(speaker: Speaker) -> No
         stage.make_graphs()
         for number in range(2):
             stage.begin(
-                [Begin(slot, number, codes, None, number * 2 * RATE, 1, 2, False, conditions) for slot in (0, 1)]
+                [Begin(slot, number, codes, None, number * 2 * RATE, 1, 2, 0, 2, conditions) for slot in (0, 1)]
             )
             result = stage.step([0, 1], 2)()
             stage._decoder._last.past[1] = torch.nan

@@ -170,8 +170,7 @@ class Vocoder(ToyStage):
 
     def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:  # noqa: ARG002
         """The chunk's sound."""
-        first = 1 if begin.produced else 0  # the context is a frame, but for the first chunk
-        count = len(begin.inputs) - first - (0 if begin.is_last else 2)
-        padded = np.concatenate([np.zeros((1 - first, WIDTH)), begin.inputs, np.zeros((2, WIDTH))]).astype(np.float32)
-        means = np.stack([padded[i : i + 4].mean() for i in range(count)]) if count else np.zeros(0)
+        before, after = np.zeros((1 - begin.context, WIDTH)), np.zeros((2, WIDTH))
+        padded = np.concatenate([before, begin.inputs, after]).astype(np.float32)
+        means = np.stack([padded[i : i + 4].mean() for i in range(begin.consumes)])
         return np.repeat(means, SAMPLES).astype(np.float32) * np.float32(0.5), False

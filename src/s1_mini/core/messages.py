@@ -30,7 +30,8 @@ class Begin(NamedTuple):
     produced: int  # items that the stage put out before
     steps: int  # at most
     size: int  # its shape class
-    is_last: bool  # whether no unit follows, as far as is known
+    context: int  # of the inputs, how many at the beginning earlier units have consumed
+    consumes: int  # of the inputs, how many behind the context it is to consume; what follows is look-ahead
     conditions: Conditions
 
 
@@ -64,10 +65,11 @@ class Plan:
 
     stage: int
     number: int
+    is_autoregressive: bool = True
     begins: list[Begin] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)  # slots, who came last stands last
+    steps: list[int] = field(default_factory=list)  # slots, the newest sequence's last
     size: int = 1  # shape class of the steps
 
     @property

@@ -86,9 +86,11 @@ class Pipeline:
             self.ledger.metrics.rows.observe(len(plan.steps))
         for row, slot in enumerate(plan.steps):
             sequence, units = owners[slot]
+            if sequence.units != units or sequence.request.has_ended:
+                continue  # it was launched ahead of an end, for nothing
             if slot in report.skipped:
                 sequence.num_launched -= 1
-            elif sequence.units == units and not sequence.request.has_ended:
+            else:
                 self._take(queue, sequence, row, report)
 
     def _take(self, queue: StageQueue, sequence: StageSequence, row: int, report: Report) -> None:
@@ -174,9 +176,11 @@ class Pipeline:
         if request.has_ended:
             return
         request.has_ended = True
-        self._line.remove(request)
-        for utterance in request.utterances:
-            for sequence in utterance.sequences:
-                self.stages[sequence.stage].drop(sequence)
-        self.ledger.end(request, error, reason, self._clock())
-        self._on_end()
+        try:
+            self._line.remove(request)
+            for utterance in request.utterances:
+                for sequence in utterance.sequences:
+                    self.stages[sequence.stage].drop(sequence)
+        finally:
+            self.ledger.end(request, error, reason, self._clock())
+            self._on_end()

@@ -1,13 +1,15 @@
 """The requests of a chain of stages, from submission to their end, which comes exactly once.
 
 Threads that carry out the plans of some stages ask `wait` and `plan` what to do, and `report` what came of it. One lock
-guards everything; no work is done with it held.
+guards everything; no stage works with it held.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from s1_mini.byte_cache import ByteCache
@@ -23,6 +25,8 @@ from s1_mini.exceptions import (
     RequestTimeoutError,
     S1MiniError,
 )
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
 LOOK_S = 0.01  # and otherwise
@@ -53,8 +57,9 @@ class Scheduler:
         changed = [threading.Condition(self._lock) for _ in threads]
         self._changed = {stage: changed[thread] for thread, stages in enumerate(threads) for stage in stages}
         self._takes_in, self._drains = True, True
+        self._cancelled: deque[Request] = deque()
         self._pipeline = Pipeline(
-            self.stages, self.ledger, line, wake=self._wake, on_end=self._wake_for_end, extend=self.extend, clock=clock
+            self.stages, self.ledger, line, wake=self._wake, on_end=self._wake_all, extend=self.extend, clock=clock
         )
         self._next_look = 0.0  # for requests whose time is over
 
@@ -68,15 +73,19 @@ class Scheduler:
             # A guess of when there will be room: an utterance takes some seconds, and all slots work at once.
             self.line.submit(request, max(1.0, 2.0 * len(self.line) / self.stages[0].policy.slots))
             self.ledger.add(request)
+            if not self.takes_in:  # `tell_all` did not wait, and may have missed it
+                self.ledger.tell_end(request, EngineNotReadyError("the engine has died"))
             self._wake(0)
 
     def cancel(self, request: Request) -> None:
-        """End a request whose listener has gone; does nothing if it has ended."""
-        with self._lock:
-            if not request.has_ended:
-                now = self.clock()
-                request.speech.finish("cancelled", now, queue_s=request.queue_s, prefill_s=request.prefill_s)
-                self._pipeline.end(request, reason="cancelled")
+        """End a request whose listener has gone, soon; does nothing if it has ended.
+
+        It may be called by the garbage collector, in any thread, even in one that holds the lock: so it takes none.
+        """
+        self._cancelled.append(request)
+        if self._lock.acquire(blocking=False):
+            self._wake_all()
+            self._lock.release()
 
     def close(self, *, drains: bool) -> None:
         """Take in no more; what was taken in is finished, or left where it is."""
@@ -88,12 +97,15 @@ class Scheduler:
         """End every request with an error."""
         with self._lock:
             for request in self.ledger.all():
-                self._pipeline.end(request, error)
+                try:
+                    self._pipeline.end(request, error)
+                except Exception:  # of bookkeeping that is broken; the listener has been told, and the others must be
+                    logger.exception("the end of a request failed")
 
     def tell_all(self, error: S1MiniError) -> None:
         """Take in no more and tell every listener, in spite of a thread that does not come back, even with the lock."""
-        held = self._lock.acquire(timeout=LOOK_S)
         self._takes_in = self._drains = False
+        held = self._lock.acquire(timeout=LOOK_S)
         try:
             for request in self.ledger.all():
                 self.ledger.tell_end(request, error)
@@ -114,8 +126,7 @@ class Scheduler:
         with self._lock:
             while True:
                 now = self.clock()
-                if 0 in stages:
-                    self._end_late(now)
+                self._end_unwanted(now)
                 if not self._takes_in and (not self._drains or not (self.ledger or has_other_work())):
                     self._wake_all()
                     return False
@@ -133,11 +144,14 @@ class Scheduler:
         """Choose what a stage does next; None if there is nothing to do. With `only_first` small first sounds alone."""
         with self._lock:
             now, queue = self.clock(), self.stages[stage]
+            self._end_unwanted(now)
             if stage == 0:
-                self._end_late(now)
                 self._pipeline.admit(now)
+            if not (self._takes_in or self._drains):
+                return None
             holds_back = stage > 0 and self._pipeline.is_behind(stage)
-            plan = queue.plan(now, only_first=only_first, holds_back=holds_back, puts_off=self._put_off(queue))
+            puts_off = stage == 0 and self._put_off(queue)
+            plan = queue.plan(now, only_first=only_first, holds_back=holds_back, puts_off=puts_off)
             return None if plan.is_empty else plan
 
     def deliver(self, plan: Plan, report: Report) -> None:
@@ -179,14 +193,15 @@ class Scheduler:
         """Whether a plan of a stage is being carried out."""
         return bool(self.stages[stage].in_flight)
 
-    def is_reading(self, stage: int) -> bool:
-        """Whether a stage has prompts to read."""
-        return bool(self.stages[stage].reading or self.stages[stage].ready)
+    @property
+    def is_reading(self) -> bool:
+        """Whether the first stage has prompts to read."""
+        return bool(self.stages[0].reading or self.stages[0].ready)
 
     @property
     def has_speech(self) -> bool:
-        """Whether the first stage has something to do."""
-        return bool(self.stages[0].reading or self.stages[0].running)
+        """Whether an autoregressive stage has something to do."""
+        return any(queue.reading or queue.running for queue in self.stages if queue.policy.is_autoregressive)
 
     def audit(self) -> Iterator[str]:
         """Tell what is held though no request holds it; nothing, if all is well."""
@@ -212,13 +227,19 @@ class Scheduler:
 
     def _put_off(self, queue: StageQueue) -> bool:
         """Whether this plan reads nothing, for the sake of who is about to run dry; not so for ever."""
-        is_put_off = self._puts_off and queue.index == 0 and self.stages[-1].urgency.somebody_runs_dry
+        is_put_off = self._puts_off and self.stages[-1].urgency.somebody_runs_dry
         self._num_put_off = self._num_put_off + 1 if is_put_off and queue.reading else 0
         if self._num_put_off > MAX_PUT_OFF:
             self._num_put_off = 0
         return self._num_put_off > 0
 
-    def _end_late(self, now: float) -> None:
+    def _end_unwanted(self, now: float) -> None:
+        """End what nobody waits for any more, and what takes too long."""
+        while self._cancelled:
+            request = self._cancelled.popleft()
+            if not request.has_ended:
+                request.speech.finish("cancelled", now, queue_s=request.queue_s, prefill_s=request.prefill_s)
+                self._pipeline.end(request, reason="cancelled")
         if now < self._next_look:
             return
         self._next_look = now + LOOK_S
@@ -228,13 +249,6 @@ class Scheduler:
 
     def _wake(self, stage: int) -> None:
         self._changed[stage].notify_all()
-
-    def _wake_for_end(self) -> None:
-        """A slot may be free, or all be over."""
-        if self._takes_in:
-            self._wake(0)
-        else:
-            self._wake_all()
 
     def _wake_all(self) -> None:
         for changed in set(self._changed.values()):

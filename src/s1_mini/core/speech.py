@@ -1,6 +1,6 @@
 """What a request gives: its utterances joined into one stream of sound, and how its listener fares.
 
-Owned by the thread that makes its next sound, of which there is one at a time; others only look.
+The thread that makes its next sound writes to it, of which there is one at a time, and whoever ends the request.
 """
 
 from __future__ import annotations

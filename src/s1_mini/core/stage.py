@@ -46,7 +46,6 @@ class Unit(NamedTuple):
     prefill: int = 0  # positions to read before the first step
     past: int = 0  # of the stage's own last items, that it sees too
     size: int = 1  # shape class: one call makes steps of units of one size
-    is_last: bool = False  # whether no other follows it, as far as is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +59,7 @@ class StagePolicy:
     holds: Literal["utterance", "unit"] = "utterance"  # how long a slot is kept: state is carried over, or is not
     is_autoregressive: bool = True  # all units step together; else the most urgent are chosen for each call
     stops: bool = False  # whether a unit ends by itself; if so, running out of steps cuts the speech off
+    helped_size: int = 0  # first sounds of units up to this size another thread may make, too, at the same time
     items_a_turn: int = 0  # of a thread with several stages, before the next one's turn; one call at the least
     not_finite: str = "the model's output was not finite"  # what is told when a step's values are no numbers
 
@@ -72,7 +72,7 @@ class StagePolicy:
 
     def is_done(self, progress: Progress) -> bool:
         """Tell whether nothing is left to do for the utterance."""
-        return progress.is_final and progress.consumed >= progress.available and progress.units > 0
+        return progress.is_final and progress.consumed >= progress.available
 
     def most_together(self, size: int) -> int:  # noqa: ARG002 - others have other bounds for large ones
         """Give how many units of this size one call takes."""
@@ -94,7 +94,7 @@ class Autoregressive(StagePolicy):
         if not progress.is_final or progress.units:
             return None
         length = progress.available
-        return Unit(0, length, length, progress.max_steps, prefill=length - self.held_back, is_last=True)
+        return Unit(0, length, length, progress.max_steps, prefill=max(0, length - self.held_back))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +128,7 @@ class Chunks(StagePolicy):
             stop=min(progress.consumed + taken + self.look_ahead, progress.available),
             consumes=taken,
             size=next(each for each in self.classes if each >= taken),
-            is_last=progress.is_final and taken == rest,
         )
-
-    def is_done(self, progress: Progress) -> bool:
-        """Tell whether all items have become output."""
-        return progress.is_final and progress.consumed >= progress.available
 
     def most_together(self, size: int) -> int:
         """Give how many chunks of this size one call takes."""

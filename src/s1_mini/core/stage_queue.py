@@ -18,7 +18,6 @@ from s1_mini.core.urgency import Urgency
 PREFILL_POSITIONS = 256  # of all sequences, that one plan reads
 MAX_PREFILLS = 4  # of one plan: each costs some time of its own, however short
 MIN_SHARED = 16  # positions; shorter prefixes are read sooner than they are found
-SMALL_CHUNK = 4  # items of a first sound that may be made between two steps
 
 
 Owners = dict[int, tuple[StageSequence, int]]  # by slot: whose it is, and how many units were over then
@@ -74,7 +73,7 @@ class StageQueue:
 
         With `only_first` small first sounds alone; with `holds_back` no utterance is begun, with `puts_off` none read.
         """
-        plan = Plan(self.index, self._num_plans)
+        plan = Plan(self.index, self._num_plans, is_autoregressive=self.policy.is_autoregressive)
         begun: list[StageSequence] = []
         if self.policy.is_autoregressive:
             self._begin_all(plan, holds_back=holds_back)
@@ -82,7 +81,7 @@ class StageQueue:
             for sequence in self.running:
                 self._step(sequence, plan)
         else:
-            self._begin_chosen(plan, now, only_first=only_first)
+            self._begin_chosen(plan, now, only_first=only_first, holds_back=holds_back)
         if not plan.is_empty:
             self._num_plans += 1
             self.in_flight[plan.number] = Flight(self._owners(plan), begun)
@@ -103,11 +102,13 @@ class StageQueue:
             if sequence.num_read == 0:
                 self._load_prefix(sequence, plan)
 
-    def _begin_chosen(self, plan: Plan, now: float, *, only_first: bool) -> None:
-        able = [sequence for sequence in self.ready if self.can_begin(sequence)]
+    def _begin_chosen(self, plan: Plan, now: float, *, only_first: bool, holds_back: bool) -> None:
+        able = [seq for seq in self.ready if self.can_begin(seq) and (seq.units or not holds_back)]
         if only_first:
-            able = [seq for seq in able if seq.request.speech.is_awaited and _size(seq) <= SMALL_CHUNK]
+            most = self.policy.helped_size
+            able = [seq for seq in able if seq.request.speech.is_awaited and _size(seq) <= most]
         if not able:
+            self.urgency.somebody_runs_dry = False
             return
         first = self.urgency.choose(able, now)
         plan.size = _size(first)
@@ -124,6 +125,7 @@ class StageQueue:
     def _begin(self, sequence: StageSequence, plan: Plan) -> None:
         unit, utterance = sequence.next_unit, sequence.utterance
         assert unit is not None
+        assert unit.steps == 1 or self.policy.is_autoregressive, "a unit that is chosen for one call has one step"
         if sequence.slot is None:
             sequence.slot = self.slots.allocate()
         self.ready.remove(sequence)
@@ -141,7 +143,8 @@ class StageQueue:
                 produced=produced,
                 steps=unit.steps,
                 size=unit.size,
-                is_last=unit.is_last,
+                context=sequence.consumed - unit.start,
+                consumes=unit.consumes,
                 conditions=utterance.conditions,
             )
         )

@@ -123,9 +123,6 @@ class StepGraphs(Generic[Key]):
             key: self._prepare(key, self._views("in", inputs(key)), self._views("out", outputs(key))) for key in keys
         }
 
-    def __len__(self) -> int:
-        return len(self._graphs)
-
     def launch(self, key: Key, *arrays: np.ndarray) -> Wait:
         """Begin the call of a key; give what waits for its outputs."""
         graph = self._graphs[key]

@@ -70,19 +70,33 @@ class StageRunner:
         if not plan.steps:
             return report
         if len(parts) == 1 and len(parts[0][0]) == len(plan.steps):
-            report.result = parts[0][1]()
+            report.result = self._wait(plan, parts[0], report)
             return report
         count = len(plan.steps)
         values: list[Any] = [np.zeros(0)] * count
         joined = StepResult(values, [0] * count, [False] * count, [True] * count)
         for rows, pending in parts:
-            result = pending()
+            result = self._wait(plan, (rows, pending), report)
+            if result is None:
+                continue
             for at, row in enumerate(rows):
                 values[row] = result.values[at]
                 joined.counts[row], joined.stops[row] = result.counts[at], result.stops[at]
                 joined.valid[row] = result.valid[at]
         report.result = joined
         return report
+
+    @staticmethod
+    def _wait(plan: Plan, part: Part, report: Report) -> StepResult | None:
+        """Wait for some steps; what fails only now is the error of all of them."""
+        rows, pending = part
+        try:
+            return pending()
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            report.errors |= {plan.steps[row]: as_error(error) for row in rows}
+            return None
 
     def _each(self, rows: Sequence[Row], work: Callable[[Sequence[Row]], object], report: Report) -> None:
         """Do some work for all rows together; if that fails, for each alone, so that it fails for those alone."""
@@ -109,11 +123,11 @@ class StageRunner:
             return [(rows, self._with_memory(lambda: self.stage.step(slots, plan.size)))]
         except torch.AcceleratorError:
             raise  # the device is lost, and all that comes would fail
-        except torch.OutOfMemoryError as error:
-            report.errors[slots[-1]] = as_error(error)  # who came last makes room for the others
-            report.skipped |= set(slots[:-1])
-            return []
         except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) and plan.is_autoregressive:
+                report.errors[slots[-1]] = as_error(error)  # the newest makes room for the others
+                report.skipped |= set(slots[:-1])
+                return []
             logger.warning("a step failed; each slot is tried alone", exc_info=error)
             return self._step_alone(plan, rows, report)
 

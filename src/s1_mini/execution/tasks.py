@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -64,7 +65,7 @@ class Tasks:
     ) -> None:
         self._max_size, self._let_go, self._clock = max_size, let_go, clock
         self._tasks: deque[_Task] = deque()
-        self._is_open = True
+        self._is_open, self._lock = True, threading.Lock()
         self._next = 0.0  # when the next bit may be done beside speech
 
     def __len__(self) -> int:
@@ -72,12 +73,13 @@ class Tasks:
 
     def submit(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
         """Have done what `make` begins, one `yield` at a time. Raises `QueueFullError` or `EngineNotReadyError`."""
-        if not self._is_open:
-            raise EngineNotReadyError("the engine is stopping and takes in nothing more")
-        if len(self._tasks) >= self._max_size:
-            raise QueueFullError(len(self._tasks), self._max_size, float(len(self._tasks)))
         task = _Task(make)
-        self._tasks.append(task)
+        with self._lock:
+            if not self._is_open:
+                raise EngineNotReadyError("the engine is stopping and takes in nothing more")
+            if len(self._tasks) >= self._max_size:
+                raise QueueFullError(len(self._tasks), self._max_size, float(len(self._tasks)))
+            self._tasks.append(task)
         return task.future
 
     def step(self, *, beside_speech: bool) -> None:
@@ -97,12 +99,10 @@ class Tasks:
         now = self._clock()
         self._next = now + SPEAKING_SHARE * (now - started)
 
-    def close(self) -> None:
-        """Take in no more."""
-        self._is_open = False
-
     def end(self, error: Exception, *, tells_only: bool = False) -> None:
-        """End all tasks with an error; with `tells_only` without touching what another thread may be at."""
+        """Take in no more, and end all with an error; with `tells_only` without touching what a thread may be at."""
+        with self._lock:
+            self._is_open = False
         for task in list(self._tasks):
             (task.fail if tells_only else task.end)(error)
 

@@ -114,7 +114,6 @@ class EngineCore:
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         """Take in no more; finish what was taken in, or end it with `EngineNotReadyError`."""
         self.scheduler.close(drains=drains and self.failure is None)
-        self._tasks.close()
         if not self._over.wait(timeout_s):  # it took too long: give up on the rest
             self.scheduler.close(drains=False)
             self._over.wait()
@@ -149,7 +148,6 @@ class EngineCore:
             self.failure = self.failure or failure
             logger.error("a thread of the engine has died", exc_info=failure)
             self.scheduler.close(drains=False)
-            self._tasks.close()
         with self._ending:
             self._num_ended += 1
             if self._num_ended < len(self.workers):
@@ -168,7 +166,6 @@ class EngineCore:
         self._is_given_up = True
         try:
             self.scheduler.tell_all(EngineNotReadyError("the engine has died while this was being spoken"))
-            self._tasks.close()
             self._tasks.end(EngineNotReadyError("the engine has died"), tells_only=True)
         finally:
             self._over.set()

@@ -141,7 +141,7 @@ class Synthesizer:
             deadline=deadline,
             profile=profile,
         )
-        if voices or len(pieces) == 1:
+        if voices or len(pieces) == 1 or len(self._chain.stages) == 1:
             request.utterances = self._utterances(request, pieces, voices)
         else:
             request.utterances = self._utterances(request, pieces[:1], ())
@@ -260,7 +260,7 @@ def choose_placement(chain: Chain, num_bytes: int) -> Placement:
     last = len(chain.stages) - 1
     if last and ((steps_on_one and num_cores() > 1) or device.type == "cuda"):
         threads = {"model": tuple(range(last)), "sound": (last,)}
-        return Placement(threads, helps=device.type == "cpu", enter=enter)
+        return Placement(threads, helps=chain.policies[-1].helped_size > 0, enter=enter)
     return Placement({"engine": tuple(range(last + 1))}, enter=enter)
 
 

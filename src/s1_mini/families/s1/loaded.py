@@ -37,6 +37,7 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "throughput": (25,),
 }
 CODEC_SLOTS = 2  # for each of the model's: an utterance may still sound when its slot is another's
+SMALL_CHUNK = 4  # frames of a first sound that the model's thread makes, if that of sound is at another's
 SPARE_FRAMES = 32  # that become sound in a turn of a thread that makes both, beyond twice the frames it makes
 
 
@@ -97,6 +98,7 @@ class LoadedS1:
                 sizes=CHUNK_FRAMES,
                 rows=rows if is_captured else (1,),
                 max_items=MAX_FRAMES,
+                helped_size=0 if is_captured else SMALL_CHUNK,
                 items_a_turn=SPARE_FRAMES + 2 * slots,
                 not_finite="the codec gave samples that are not finite; its weights may be damaged",
             ),
