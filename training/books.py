@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.codecs.dac.model import Quantizer
@@ -16,7 +19,12 @@ class Books:
     def __init__(self, quantizer: Quantizer, device: torch.device) -> None:
         self._books: list[VectorQuantizer] = [*quantizer.semantic_quantizer.books, *quantizer.quantizer.books]
         self._used = torch.zeros(len(self._books), len(self._books[0].codebook.weight), device=device)
-        self._projected: list[Tensor] = []  # what the books saw last
+        self._projected: list[Tensor] = []  # what the books saw last, [B, F, D] each
+        self._residual: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, list[Tensor]]] = self._sum
+
+    def compile_parts(self) -> None:
+        """Let torch's compiler join the many small sums."""
+        self._residual = torch.compile(self._sum, dynamic=False, fullgraph=True)
 
     @property
     def num_used(self) -> list[int]:
@@ -29,34 +37,46 @@ class Books:
 
         A share `dropout` of the rows uses only the first few books, a share `bypass` is not quantised.
         """
-        rows, rest, device = len(exact), exact, exact.device
+        rows, device = len(exact), exact.device
         shortened = torch.rand(rows, device=device) < dropout
         some = torch.randint(1, len(self._books) + 1, (rows,), device=device)
         kept = torch.where(shortened, some, len(self._books))
-        total, commitment = torch.zeros_like(exact), exact.new_zeros(())
-        self._projected = []
+        total, commitment, codes, self._projected = self._residual(exact, kept)
+        numbers = codes + torch.arange(len(self._books), device=device).view(-1, 1, 1) * self._used.shape[1]
+        self._used.view(-1).scatter_add_(0, numbers.flatten(), self._ones(numbers.numel()))
+        skips = torch.rand(rows, 1, 1, device=device) < bypass
+        return torch.where(skips, exact, total), commitment
+
+    def _ones(self, count: int) -> Tensor:
+        return torch.ones(count, device=self._used.device)
+
+    def _sum(self, exact: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Sum of the first `kept` [B] books' vectors, commitment, codes [K, B, F], and what the books saw."""
+        rest = exact.transpose(1, 2)  # [B, F, C]
+        total, commitment = torch.zeros_like(rest), exact.new_zeros(())
+        all_codes, all_projected = [], []
         for index, book in enumerate(self._books):
-            projected = book.in_proj(rest)
-            codes = book.nearest(projected)
-            entry = book.codebook(codes).transpose(1, 2)
+            projected = F.linear(rest, book.in_proj.weight.squeeze(2), book.in_proj.bias)
+            codes = book.nearest(projected.transpose(1, 2))
+            entry = book.codebook(codes)
             inside = (index < kept).float()
             pull = (entry - projected.detach()).square().mean((1, 2))
             push = (entry.detach() - projected).square().mean((1, 2))
             commitment = commitment + ((pull + 0.25 * push) * inside).mean()
-            vector = book.out_proj(projected + (entry - projected).detach())
+            straight = projected + (entry - projected).detach()
+            vector = F.linear(straight, book.out_proj.weight.squeeze(2), book.out_proj.bias)
             total = total + vector * inside.view(-1, 1, 1)
             rest = rest - vector
-            self._used[index].scatter_add_(0, codes.flatten(), torch.ones_like(codes.flatten(), dtype=torch.float32))
-            self._projected.append(projected.detach())
-        skips = torch.rand(rows, 1, 1, device=device) < bypass
-        return torch.where(skips, exact, total), commitment
+            all_codes.append(codes)
+            all_projected.append(projected.detach())
+        return total.transpose(1, 2), commitment, torch.stack(all_codes), all_projected
 
     def revive(self, group: Group) -> None:
         """Move entries that nothing used, in no process of `group`, to random vectors of the last batch."""
         group.add(self._used)
         for used, book, projected in zip(self._used, self._books, self._projected, strict=True):
             dead = (used < 1).nonzero()[:, 0]
-            vectors = projected.transpose(1, 2).flatten(0, 1)
+            vectors = projected.flatten(0, 1)
             chosen = torch.randint(len(vectors), (len(dead),), device=vectors.device)
             with torch.no_grad():
                 book.codebook.weight[dead] = vectors[chosen]

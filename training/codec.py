@@ -117,7 +117,7 @@ class CodecTraining(TimedTraining):
         with self.half():
             decoded = self.synthesise(vectors, carry)
         mel = self.mel(wave, decoded.float())
-        self.descend(MEL_WEIGHT * mel + commitment)
+        self.derive(MEL_WEIGHT * mel + commitment)
         self.report.lerp_(torch.stack((mel.detach(), commitment.detach())), 0.02)
 
     def between(self) -> None:

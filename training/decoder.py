@@ -47,7 +47,7 @@ class DecoderTraining(CodecTraining):
         with self.half():
             decoded = self.synthesise(vectors, carry)
         mel = self.mel(wave, decoded.float())
-        self.descend(mel)
+        self.derive(mel)
         self.report[0].lerp_(mel.detach(), 0.02)
 
     def revive(self) -> None:

@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph.
+"""A training step as two CUDA graphs.
 
 Launching thousands of small kernels one by one is what makes small models slow to train.
 """
@@ -18,18 +18,32 @@ def use_capture_stream(device: torch.device) -> None:
         torch.cuda.set_stream(torch.cuda.Stream())
 
 
-def capture(step: Step, device: torch.device, *, warm_up: int = 3) -> Step:
-    """Run `step` a few times, then give a function that replays it; on a CPU give `step` itself.
+def capture(first: Step, between: Step, last: Step, device: torch.device, *, warm_up: int = 3) -> Step:
+    """Run a step's three parts a few times, then give a function that replays the first and the last.
 
-    `step` may not look at values, and its optimisers must be capturable.
+    What is `between` is called as it is: there processes may talk. The others may not look at values, and their
+    optimisers must be capturable. On a CPU all three are called.
     """
+
+    def whole() -> None:
+        first()
+        between()
+        last()
+
     if device.type != "cuda":
-        return step
+        return whole
     for _ in range(warm_up):
-        step()
+        whole()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # Only this thread is watched: NCCL's own may ask for its events meanwhile.
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
-        step()
-    return graph.replay
+    graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    for graph, part in zip(graphs, (first, last), strict=True):
+        # Only this thread is watched: NCCL's own may ask for its events meanwhile.
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            part()
+
+    def replay() -> None:
+        graphs[0].replay()
+        between()
+        graphs[1].replay()
+
+    return replay

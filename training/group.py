@@ -1,7 +1,8 @@
 """Several processes that train one network, each on a GPU and on speech of its own.
 
-Started by `python -m torch.distributed.run --nproc-per-node N -m MODULE …`, or alone, as one process. All take the same
-steps at the same rates: gradients are averaged inside the captured step, and the time is the leader's.
+Started by `python -m torch.distributed.run --nproc-per-node N -m MODULE …`, or with `RANK` and the rest that it tells
+them, or alone, as one process. All take the same steps at the same rates: gradients are averaged between the two
+captured parts of a step, and the time is the leader's.
 """
 
 from __future__ import annotations
@@ -40,21 +41,23 @@ class Group:
         """Whether this process prints and saves."""
         return self.rank == 0
 
-    def average(self, parameters: Iterable[Tensor]) -> None:
-        """Replace every gradient by the mean of all processes' gradients; safe inside a captured step."""
+    def pack(self, parameters: Iterable[Tensor]) -> Tensor:
+        """All gradients one after another, for `add`; of nothing if there is one process."""
+        gradients = _gradients(parameters) if self.size > 1 else []
+        return torch.cat([gradient.flatten() for gradient in gradients]) if gradients else torch.empty(0)
+
+    def unpack(self, packed: Tensor, parameters: Iterable[Tensor]) -> None:
+        """Replace every gradient by the mean over all processes, of whose gradients `packed` is the sum."""
         if self.size == 1:
             return
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        distributed.all_reduce(flat)
-        flat.div_(self.size)
-        pieces = flat.split([gradient.numel() for gradient in gradients])
+        gradients = _gradients(parameters)
+        pieces = (packed / self.size).split([gradient.numel() for gradient in gradients])
         torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(pieces, gradients, strict=True)])
 
-    def add(self, counts: Tensor) -> None:
-        """Replace counts by their sum over all processes."""
+    def add(self, numbers: Tensor) -> None:
+        """Replace numbers by their sum over all processes."""
         if self.size > 1:
-            distributed.all_reduce(counts)
+            distributed.all_reduce(numbers)
 
     def share(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by the leader's."""
@@ -84,3 +87,7 @@ class Group:
         """End what `join` began."""
         if self.size > 1:
             distributed.destroy_process_group()
+
+
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

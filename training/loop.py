@@ -45,6 +45,7 @@ class TimedTraining(ABC):
         self.mean = [parameter.detach().clone() for parameter in self.parameters]
         self.rate = torch.tensor(0.0, device=device)
         self.group = Group()  # one process, unless another is set
+        self._packed = torch.empty(0)
         self.spent, self.steps = 0.0, 0
 
     def adam(self, groups: Sequence[Mapping[str, Any]], betas: tuple[float, float]) -> torch.optim.AdamW:
@@ -57,11 +58,14 @@ class TimedTraining(ABC):
     @property
     @abstractmethod
     def optimiser(self) -> torch.optim.Optimizer:
-        """What `descend` moves the weights with."""
+        """What `move` moves the weights with."""
 
     @abstractmethod
     def step(self) -> None:
-        """Train on one batch; is captured, so it may not look at values."""
+        """Take the gradients of one batch; is captured, so it may not look at values."""
+
+    def wait(self) -> None:  # noqa: B027 - some have all they need
+        """Wait for what the first step needs; called once steps are captured, which takes long and looks at nothing."""
 
     def between(self) -> None:  # noqa: B027 - most have nothing to do there
         """Do what a captured step cannot; called after every step."""
@@ -70,15 +74,30 @@ class TimedTraining(ABC):
     def tell(self, steps_per_s: float) -> None:
         """Print how it goes; called every `report_every` steps and at the end."""
 
-    def descend(self, loss: Tensor) -> None:
-        """Follow the gradient of one loss, and let the mean weights follow the weights."""
+    @property
+    def learners(self) -> list[Tensor]:
+        """All weights that `step` takes gradients of."""
+        return self.parameters
+
+    def derive(self, loss: Tensor) -> None:
+        """Take the gradients of one loss."""
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        self.group.average(self.parameters)
+
+    def move(self) -> None:
+        """Follow the gradients, and let the mean weights follow the weights; is captured, too."""
         nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
         self.optimiser.step()
         with torch.no_grad():
             torch._foreach_lerp_(self.mean, self.parameters, 1 - self.schedule.mean_decay)
+
+    def _step_and_pack(self) -> None:
+        self.step()
+        self._packed = self.group.pack(self.learners)
+
+    def _unpack_and_move(self) -> None:
+        self.group.unpack(self._packed, self.learners)
+        self.move()
 
     def half(self) -> torch.autocast:
         """Compute in bfloat16 where there is a GPU."""
@@ -90,13 +109,15 @@ class TimedTraining(ABC):
             print(f"{self.name}: finished before", flush=True)
             return
         clock = self.group.clock()
-        began, before = clock(), self.spent
+        began, before, marked = clock(), self.spent, time.monotonic()
         seconds = min(seconds, self.schedule.total_s - before)
         self._set_rate()
-        replay = capture(self.step, self.device)
-        captured = clock() - began
+        replay = capture(
+            self._step_and_pack, lambda: self.group.add(self._packed), self._unpack_and_move, self.device
+        )  # fmt: skip
         if self.group.leads:
-            print(f"{self.name}: captured in {captured:.1f} s", flush=True)
+            print(f"{self.name}: captured in {time.monotonic() - marked:.1f} s", flush=True)
+        self.wait()
         marked, first = time.monotonic(), self.steps
         while (passed := clock() - began) < seconds:
             self.spent = before + passed

@@ -184,7 +184,7 @@ class ModelTraining(TimedTraining):
         windows = self.corpus.windows(self.corpus.random_groups(self.batch.rows), self.batch.columns)
         with self.half():
             slow, fast = self.losses(*windows)
-        self.descend(slow + fast)
+        self.derive(slow + fast)
         self.report.lerp_(torch.stack((slow.detach(), fast.detach())), 0.02)
 
     def between(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ class SpeechPool:
 
     def __init__(self, directory: Path, *, max_samples: int, device: torch.device) -> None:
         self._directory = directory
+        self.part, self.parts = 0, 1  # of several processes, each reads its own share of the shards
         self._read: set[Path] = set()
         self._wave = torch.zeros(max_samples, dtype=torch.int16, device=device)
         self._filled = 0
@@ -27,7 +29,8 @@ class SpeechPool:
 
     def refill(self, max_shards: int = 64) -> None:
         """Read shards that are new, while there is room."""
-        new = [path for path in sorted(self._directory.glob("shard_*.npz")) if path not in self._read]
+        found = (path for path in sorted(self._directory.glob("shard_*.npz")) if path not in self._read)
+        new = [path for path in found if sha256(path.name.encode()).digest()[0] % self.parts == self.part]
         for path in new[:max_shards]:
             self._read.add(path)
             with np.load(path) as shard:

@@ -6,14 +6,20 @@ et al. 2020). Waves are [B, 1, T]; every discriminator gives its verdict and the
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from recipes.voice.passes import distance, leaky, squares
+
 WINDOWS = (2048, 1024, 512)
 PERIODS = (2, 3, 5, 7, 11)
-SLOPE = 0.1
+
+Features = list[Tensor]
+Weights = list[Tensor]
 
 
 class _Judge(nn.Module):
@@ -22,20 +28,39 @@ class _Judge(nn.Module):
     def __init__(self, layers: list[nn.Conv2d]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(weight_norm(layer) for layer in layers)
+        self._convolutions = layers  # the same, with their type
 
-    def judge(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        features = []
-        for layer in self.layers[:-1]:
-            x = F.leaky_relu(layer(x), SLOPE)
-            features.append(x)
-        return self.layers[-1](x), features
+    @abstractmethod
+    def prepare(self, wave: Tensor) -> Tensor:
+        """What the layers look at of a wave: [B, C, H, W], channels last."""
+
+    def weights(self) -> Weights:
+        """The layers' weights; the last one's with seven empty outputs more, since for one cuDNN is slow."""
+        *weights, last = [layer.weight for layer in self._convolutions]
+        weights.append(F.pad(last, (0, 0, 0, 0, 0, 0, 0, 7)))
+        dtype = torch.bfloat16 if last.is_cuda else last.dtype
+        return [weight.to(dtype, memory_format=torch.channels_last) for weight in weights]
+
+    def judge(self, wave: Tensor, weights: Weights) -> tuple[Tensor, Features]:
+        """The verdict, and the features of the layers before."""
+        x = self.prepare(wave).to(weights[0].dtype)
+        features: Features = []
+        for layer, weight in zip(self._convolutions, weights, strict=True):
+            assert layer.bias is not None
+            x = F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation)
+            if len(features) == len(weights) - 1:
+                x = x[:, :1].float() + layer.bias
+            else:
+                x = leaky(x, layer.bias)
+                features.append(x)
+        return x, features
 
 
 class SpectrumJudge(_Judge):
     """Looks at real and imaginary parts of a spectrum."""
 
     def __init__(self, window: int, channels: int = 32) -> None:
-        layers = [nn.Conv2d(2, channels, (3, 9), padding=(1, 4))]
+        layers = [nn.Conv2d(2, channels, (3, 9), (1, 2), padding=(1, 4))]
         for dilation in (1, 2, 4):
             layers.append(nn.Conv2d(channels, channels, (3, 9), (1, 2), padding=(dilation, 4), dilation=(dilation, 1)))
         layers.append(nn.Conv2d(channels, channels, 3, padding=1))
@@ -45,13 +70,10 @@ class SpectrumJudge(_Judge):
         self.window: Tensor
         self.register_buffer("window", torch.hann_window(window) / (window * 0.375) ** 0.5, persistent=False)
 
-    def forward(self, wave: Tensor) -> tuple[Tensor, list[Tensor]]:
-        with torch.autocast(wave.device.type, enabled=False):
-            spectrum = torch.stft(
-                wave.squeeze(1).float(), self._size, self._size // 4, window=self.window, return_complex=True
-            )
-        both = torch.view_as_real(spectrum).permute(0, 3, 2, 1)  # [B, 2, T, F]
-        return self.judge(both.contiguous(memory_format=torch.channels_last))
+    def prepare(self, wave: Tensor) -> Tensor:
+        """Spectra [B, 2, T, F]."""
+        spectrum = torch.stft(wave.squeeze(1), self._size, self._size // 4, window=self.window, return_complex=True)
+        return torch.view_as_real(spectrum).permute(0, 3, 2, 1).contiguous(memory_format=torch.channels_last)
 
 
 class PeriodJudge(_Judge):
@@ -67,10 +89,10 @@ class PeriodJudge(_Judge):
         super().__init__(layers)
         self._period = period
 
-    def forward(self, wave: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def prepare(self, wave: Tensor) -> Tensor:
+        """Folded waves [B, 1, T / period, period]."""
         padded = F.pad(wave, (0, -wave.shape[-1] % self._period), "reflect")
-        folded = padded.unflatten(2, (-1, self._period))
-        return self.judge(folded.contiguous(memory_format=torch.channels_last))
+        return padded.unflatten(2, (-1, self._period)).contiguous(memory_format=torch.channels_last)
 
 
 class Adversary(nn.Module):
@@ -78,27 +100,30 @@ class Adversary(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.judges = nn.ModuleList([SpectrumJudge(window) for window in WINDOWS])
-        self.judges.extend(PeriodJudge(period) for period in PERIODS)
+        self._all: list[_Judge] = [SpectrumJudge(window) for window in WINDOWS]
+        self._all.extend(PeriodJudge(period) for period in PERIODS)
+        self.judges = nn.ModuleList(self._all)
+        self._weights: list[Weights] = []  # what the last `loss` was of
 
-    def loss(self, real: Tensor, decoded: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
+    def loss(self, real: Tensor, decoded: Tensor) -> tuple[Tensor, Features]:
         """What the judges are to make small (least squares, Mao et al. 2017), and the features of `real`."""
-        total, features = real.new_zeros(()), []
-        both = torch.cat((real, decoded.detach()))
-        for judge in self.judges:
-            verdict, seen = judge(both)
-            on_real, on_decoded = verdict.float().chunk(2)
-            total = total + (1 - on_real).square().mean() + on_decoded.square().mean()
-            features.append([feature.detach()[: len(real)] for feature in seen])
-        return total, features
+        both = torch.cat((real, decoded)).detach()
+        verdicts, all_features = [], []
+        self._weights = [judge.weights() for judge in self._all]
+        for judge, weights in zip(self._all, self._weights, strict=True):
+            verdict, features = judge.judge(both, weights)
+            verdicts.append(verdict)
+            all_features += [feature.detach()[: len(real)] for feature in features]
+        return squares(verdicts, (1.0, 0.0)), all_features
 
-    def deceive(self, decoded: Tensor, features: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
-        """What the decoder is to make small: verdicts, and the distance to the features of real speech."""
-        verdicts, distance = decoded.new_zeros(()), decoded.new_zeros(())
-        for judge, of_real in zip(self.judges, features, strict=True):
-            verdict, seen = judge(decoded)
-            verdicts = verdicts + (1 - verdict.float()).square().mean()
-            for mine, real in zip(seen, of_real, strict=True):
-                scale = real.abs().mean(dtype=torch.float32) + 1e-3  # so that no judge weighs more than another
-                distance = distance + (mine - real).abs().mean(dtype=torch.float32) / scale
-        return verdicts, distance
+    def deceive(self, decoded: Tensor, features: Features) -> tuple[Tensor, Tensor]:
+        """What the decoder is to make small: verdicts, and the distance to the features of real speech.
+
+        The judges are those of the last `loss`, and learn nothing of it.
+        """
+        verdicts, all_features = [], []
+        for judge, weights in zip(self._all, self._weights, strict=True):
+            verdict, mine = judge.judge(decoded, [weight.detach() for weight in weights])
+            verdicts.append(verdict)
+            all_features += mine
+        return squares(verdicts, (1.0,)), distance(all_features, features)

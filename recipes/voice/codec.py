@@ -6,7 +6,7 @@ python -m recipes.voice.codec spectral|adversarial|decoder --work DIR --size slo
 2. adversarial: the same against discriminators, at a fresh rate.
 3. decoder: against them too, while encoder and codebooks stay; what was encoded before stays valid.
 
-With `python -m torch.distributed.run --nproc-per-node N -m recipes.voice.codec …` N GPUs share every step.
+Several GPUs share every step, if one process is started for each (`run.py`, or `torch.distributed.run`).
 
 `DIR/speech` holds shards (more may appear meanwhile), `DIR/codec.safetensors` and `DIR/codec_config.json` the result.
 """
@@ -24,9 +24,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recipes.voice.adversary import Adversary
+from recipes.voice.channels import ChannelsLast
 from recipes.voice.sizes import CODECS
 from recipes.voice.stages import STAGES, Stage
-from s1_mini.codecs.carry import NoCarry
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from training.books import Books
@@ -39,11 +39,11 @@ from training.pool import SpeechPool
 
 SCALES = ((64, 10, 0.5), (128, 20, 0.5), (256, 40, 1.0), (512, 80, 1.0), (1024, 100, 1.0), (2048, 160, 1.0))
 FLOOR = 2e-3  # some -70 dB: a fifth of the teacher's frames is softer than that, and nobody hears them
-MEL, VERDICT, FEATURES = 15.0, 1.0, 0.5  # weights of the losses
-REVIVE_EVERY, REVIVE_UNTIL = 200, 0.6  # steps; share of a stage
-CROP_S = 0.64  # of every row: what the discriminators see
+MEL, VERDICT, FEATURES = 15.0, 1.0, 0.7  # weights of the losses
+REVIVE_EVERY, REVIVE_UNTIL = 500, 0.6  # steps; share of a stage
+CROP_S = 0.5  # of every row: what the discriminators see
 LENIENT_UNTIL = 0.6  # share of a stage; after it every row is quantised by all books
-SAVE_EVERY_S = 120.0
+SAVE_EVERY_S, PUBLISH_EVERY_S = 300.0, 60.0
 SOFTER_SHARE, SOFTEST = 0.5, 0.3  # of rows are made softer, down to this
 POOL_S = 110 * 3600  # of speech on the device at most
 MIN_POOL_S, MAX_WAIT_S = 60, 120
@@ -53,7 +53,7 @@ DECODING = ("decoder.", "quantizer.post_module.", "quantizer.upsample.")
 class CodecTraining(TimedTraining):
     """The codec, its discriminators if any, the speech it learns from, and its steps."""
 
-    report_every = 500
+    report_every = 1000
 
     def __init__(
         self, name: str, size: str, work: Path, stage: Stage, device: torch.device, *, compiles: bool = True
@@ -77,12 +77,13 @@ class CodecTraining(TimedTraining):
         self._books = Books(self.codec.quantizer, device)
         self._report = torch.zeros(5, device=device)  # running means: mel, commitment, verdict, features, judges'
         self._lenient = torch.ones((), device=device)  # 0 once every row is to be quantised by all books
-        self._saved = 0.0  # seconds of the schedule
-        self._latents, self._synthesise = self.codec.latents, self.codec.synthesise
-        if compiles and device.type == "cuda":
+        self._saved = self._published = 0.0  # seconds of the schedule
+        compiles = compiles and device.type == "cuda"
+        self._halves = ChannelsLast(self.codec, compiles=compiles)
+        if compiles:
             torch._dynamo.config.recompile_limit = 64
-            self._latents = torch.compile(self.codec.latents, dynamic=False, fullgraph=True)
-            self._synthesise = torch.compile(self.codec.synthesise, dynamic=False, fullgraph=True)
+            for part in (self.mel, self._books):
+                part.compile_parts()
 
     @property
     def optimiser(self) -> torch.optim.Optimizer:
@@ -93,29 +94,34 @@ class CodecTraining(TimedTraining):
         wave = self._softened(self.pool.batch(self.stage.rows, self.samples_per_row))
         vectors, commitment = self._coded(wave)
         with self.half():
-            decoded = self._synthesise(vectors, NoCarry()).float()
+            decoded = self._halves.synthesise(vectors).float()
         mel = self.mel(wave, decoded)
         loss = MEL * mel + commitment
         zero = mel.new_zeros(())
         told = [mel, commitment, zero, zero, zero]
         if self.stage.is_adversarial:
             real, false = self._cropped(torch.cat((wave, decoded), dim=1)).split(1, dim=1)
-            with self.half():
-                judged, features = self.adversary.loss(real.detach(), false)
+            judged, features = self.adversary.loss(real.detach(), false)
             self._judges_optimiser.zero_grad(set_to_none=True)
             judged.backward()
-            self.group.average(self._judges)
-            nn.utils.clip_grad_norm_(self._judges, 10.0, foreach=True)
-            with self.half():
-                verdict, distance = self._deceive(false, features)
+            verdict, distance = self._deceive(false, features)
             loss = loss + VERDICT * verdict + FEATURES * distance
             told = [mel, commitment, verdict, distance, judged]
-        self.descend(loss)
-        if self.stage.is_adversarial:
-            self._judges_optimiser.step()
+        self.derive(loss)
         self._report.lerp_(torch.stack([one.detach().float() for one in told]), 0.02)
 
-    def _deceive(self, false: Tensor, features: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+    @property
+    def learners(self) -> list[Tensor]:
+        return [*self.parameters, *self._judges]
+
+    def move(self) -> None:
+        """Let the codec and its discriminators follow their gradients."""
+        super().move()
+        if self.stage.is_adversarial:
+            nn.utils.clip_grad_norm_(self._judges, 10.0, foreach=True)
+            self._judges_optimiser.step()
+
+    def _deceive(self, false: Tensor, features: list[Tensor]) -> tuple[Tensor, Tensor]:
         """The decoder's loss. The judges' gradients, which are there already, stay as they are."""
         for judge in self._judges:
             judge.requires_grad_(False)
@@ -138,7 +144,7 @@ class CodecTraining(TimedTraining):
     def _coded(self, wave: Tensor) -> tuple[Tensor, Tensor]:
         """Quantised vectors of waves, and what is lost by quantising them."""
         with self.half():
-            exact = self._latents(wave, NoCarry())
+            exact = self._halves.latents(wave)
         exact = exact.float()
         if self.stage.keeps_codes:
             with torch.no_grad():
@@ -149,15 +155,23 @@ class CodecTraining(TimedTraining):
     def _quantise(self, exact: Tensor) -> tuple[Tensor, Tensor]:
         return self._books.quantise(exact, self.stage.dropout * self._lenient, self.stage.bypass * self._lenient)
 
+    def wait(self) -> None:
+        """Wait for the first speech; raises `SystemExit` if it does not come in time."""
+        self.pool.wait(MIN_POOL_S * self.codec.sample_rate, MAX_WAIT_S)
+
     def between(self) -> None:
-        if self.steps % 100 == 0:
+        if self.steps % 200 == 0:
             self.pool.refill()
             if self.spent > LENIENT_UNTIL * self.schedule.total_s:
                 self._lenient.zero_()
             if self.spent - self._saved > SAVE_EVERY_S:
-                self._saved = self.spent
+                self._saved = self._published = self.spent
                 if self.group.leads:
                     self.save()
+            if self.spent - self._published > PUBLISH_EVERY_S:
+                self._published = self.spent
+                if self.group.leads:
+                    self.publish()
         revives = not self.stage.keeps_codes and self.spent < REVIVE_UNTIL * self.schedule.total_s
         if revives and self.steps % REVIVE_EVERY == 0:
             self._books.revive(self.group)
@@ -181,6 +195,10 @@ class CodecTraining(TimedTraining):
         """Write what the next call goes on from, and the codec of the mean weights."""
         super().save()
         torch.save(self.adversary.state_dict(), self.work / "adversary.pt")
+        self.publish()
+
+    def publish(self) -> None:
+        """Write the codec of the mean weights."""
         self.export(torch.float32)
         (self.work / f"{self.name}.safetensors").replace(self.work / "codec.safetensors")
         config = json.dumps(CODECS[self.size], indent=2) + "\n"
@@ -225,9 +243,9 @@ def main() -> None:
     stage = replace(stage, schedule=schedule, rows=options.rows or stage.rows)
     training = CodecTraining(options.stage, options.size, options.work, stage, device, compiles=not options.no_compile)
     training.group = group
+    training.pool.part, training.pool.parts = group.rank, group.size
     training.resume()
     group.share([*training.parameters, *training.mean, *training.adversary.parameters()])
-    training.pool.wait(MIN_POOL_S * training.codec.sample_rate, MAX_WAIT_S)
     sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in training.codec.named_children()}
     if group.leads:
         print("parameters", sizes, sum(sizes.values()), flush=True)

@@ -3,7 +3,7 @@
 python -m recipes.voice.run --work DIR --teacher DIR --phonemes FILE --seconds 1500 [--stages spectral,adversarial]
 
 A codec that is in `DIR` already is trained further, with `--stages adversarial` or `decoder` say.
-Speech is made in `--makers` processes beside the first stage, which compiles for its first hundred seconds anyway.
+Speech is made in `--makers` processes beside the first stage, which compiles for its first minute anyway.
 `DIR/codec.safetensors` is the result, in half precision in `DIR/codec_half.safetensors`.
 """
 
@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from recipes.voice.generator import RATE
-from recipes.voice.speech import write_shard
 from recipes.voice.stages import STAGES
-
-FIRST_S = 65  # of noise, so that the first stage can compile before there is speech
 
 
 def share(seconds: float, stages: list[str]) -> dict[str, float]:
@@ -37,9 +33,6 @@ def make_speech(options: argparse.Namespace, num_gpus: int) -> list[subprocess.P
     """Begin to make speech; gives the processes."""
     speech = options.work / "speech"
     speech.mkdir(parents=True, exist_ok=True)
-    if not any(speech.glob("shard_*.npz")):
-        noise = (np.random.default_rng(0).standard_normal(FIRST_S * RATE) * 300).astype(np.int16)
-        write_shard(speech / "shard_first.npz", [(0, 0, noise)])
     command = [sys.executable, "-m", "recipes.voice.speech", "--teacher", options.teacher, "--output", speech]
     command += ["--phonemes", options.phonemes, "--seconds", str(options.speech_seconds)]
     makers = []
@@ -51,15 +44,37 @@ def make_speech(options: argparse.Namespace, num_gpus: int) -> list[subprocess.P
 
 
 def train(stage: str, seconds: float, options: argparse.Namespace, num_gpus: int) -> None:
-    """Run one stage of the codec on all GPUs."""
-    start = [sys.executable, "-m"]
-    if num_gpus > 1:
-        start += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_gpus), "-m"]
-    limits = ["--seconds", str(seconds), "--total", str(seconds)]
+    """Run one stage of the codec on all GPUs; raises `SystemExit` if it fails."""
+    command = [sys.executable, "-m", "recipes.voice.codec", stage, "--work", str(options.work), "--size", options.size]
+    command += ["--seconds", str(seconds), "--total", str(seconds)]
     if options.rate is not None:
-        limits += ["--rate", str(options.rate)]
-    command = [*start, "recipes.voice.codec", stage, "--work", str(options.work), "--size", options.size, *limits]
-    subprocess.run(command, check=True)
+        command += ["--rate", str(options.rate)]
+    running = [subprocess.Popen(command, env=os.environ | told) for told in environments(num_gpus)]
+    try:
+        while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
+            time.sleep(0.5)
+        if any(process.poll() for process in running):
+            raise SystemExit(f"{stage} failed")
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def environments(num_gpus: int) -> list[dict[str, str]]:
+    """What each of the processes that train together is told.
+
+    Each sees its own GPU alone, as number 0: so what torch's compiler made for one of them serves all.
+    """
+    if num_gpus < 2:
+        return [{}]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    return [
+        meeting | {"RANK": str(rank), "WORLD_SIZE": str(num_gpus), "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": str(rank)}
+        for rank in range(num_gpus)
+    ]
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
 
 from recipes.voice import codec as codec_stage
 from recipes.voice.codec import MIN_POOL_S, CodecTraining
-from recipes.voice.run import share
+from recipes.voice.run import environments, share
 from recipes.voice.sizes import CODECS
 from recipes.voice.speech import write_shard
 from recipes.voice.stages import STAGES
@@ -77,6 +77,7 @@ def test_every_stage_leaves_a_codec_that_the_engine_opens(work: Path) -> None:
     for name in STAGES:
         stage = training(work, name)
         stage.step()
+        stage.move()
         stage.tell(1.0)
         stage.save()
         opened = open_dac(work, encodes=True)
@@ -94,6 +95,7 @@ def test_the_first_stage_brings_the_spectrum_nearer(work: Path) -> None:
     for _ in range(12):
         stage._report.zero_()
         stage.step()
+        stage.move()
         told.append(stage._report[0].item())
     assert np.mean(told[-3:]) < 0.8 * np.mean(told[:3])
 
@@ -126,6 +128,7 @@ def test_discriminators_learn_only_from_their_own_loss(work: Path, monkeypatch: 
 def test_the_last_stage_moves_the_decoder_and_no_code(work: Path) -> None:
     first = training(work, "adversarial")
     first.step()
+    first.move()
     first.save()
     stage = training(work, "decoder")
     wave, codec = tone(300.0, 0.2, 0.3), stage.codec
@@ -133,6 +136,7 @@ def test_the_last_stage_moves_the_decoder_and_no_code(work: Path) -> None:
         codes, sound = codec.encode(wave), codec.decode(codec.encode(wave)[None])
     for _ in range(3):
         stage.step()
+        stage.move()
     with torch.inference_mode():
         assert torch.equal(codec.encode(wave), codes)
         assert not torch.allclose(codec.decode(codes[None]), sound, atol=1e-4)
@@ -163,14 +167,14 @@ group.leave()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="torch.distributed.run wants libuv, which torch lacks there")
+@pytest.mark.skipif(sys.platform == "win32", reason="torch.distributed wants libuv, which torch lacks there")
 def test_processes_that_train_together_have_one_codec_of_all_their_speech(work: Path) -> None:
     root = Path(__file__).parents[2]
     (work / "together.py").write_text(TOGETHER)
-    started = "import torch.distributed.run as run; run.main()"
-    command = [sys.executable, "-c", started, "--standalone", "--nproc-per-node", "2", str(work / "together.py")]
+    command = [sys.executable, str(work / "together.py"), str(work), json.dumps(TINY)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(root / "src"), str(root))), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, str(work), json.dumps(TINY)], check=True, timeout=240, env=environment)
+    running = [subprocess.Popen(command, env=environment | told) for told in environments(2)]
+    assert [process.wait(240) for process in running] == [0, 0]
     (drawn, *first), (other, *second) = (json.loads((work / f"rank_{rank}.json").read_text()) for rank in range(2))
     assert drawn != other
     assert first == second
