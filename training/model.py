@@ -31,6 +31,7 @@ from s1_mini.layers.kv_cache import KVStore
 from s1_mini.layers.transformer import Attention, FeedForward
 from training.corpus import Corpus
 from training.graph import use_capture_stream
+from training.group import Group
 from training.loop import Schedule, TimedTraining
 from training.vocabulary import write_vocabulary
 
@@ -85,10 +86,18 @@ class ModelTraining(TimedTraining):
     report_every = 1000
 
     def __init__(
-        self, work: Path, schedule: Schedule, batch: Batch, device: torch.device, *, compiles: bool = True
+        self,
+        work: Path,
+        schedule: Schedule,
+        batch: Batch,
+        device: torch.device,
+        *,
+        sizes: Mapping[str, Any] = CONFIG,
+        held_back: str = HELD_BACK,
+        compiles: bool = True,
     ) -> None:
         self.batch = batch
-        values = CONFIG | {"vocab_size": write_vocabulary(work)}
+        values = {**sizes, "vocab_size": write_vocabulary(work)}
         (work / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         self.tokenizer = S1Tokenizer.from_directory(work)
         config = S1Config.from_json(values)
@@ -109,8 +118,8 @@ class ModelTraining(TimedTraining):
             num_books=config.num_codebooks,
             device=device,
         )
-        self.corpus = corpus(lambda name: name != HELD_BACK, max_tokens=MAX_TOKENS)
-        self.held_back = corpus(lambda name: name == HELD_BACK, max_tokens=MAX_HELD_TOKENS)
+        self.corpus = corpus(lambda name: name != held_back, max_tokens=MAX_TOKENS)
+        self.held_back = corpus(lambda name: name == held_back, max_tokens=MAX_HELD_TOKENS)
         self.mask = torch.ones(batch.columns, batch.columns, dtype=torch.bool, device=device).tril()
         books = config.num_codebooks
         self.fast_mask = torch.ones(books, books, dtype=torch.bool, device=device).tril()
@@ -239,9 +248,9 @@ class ModelTraining(TimedTraining):
         self.best = state["best"]
 
 
-def main() -> None:
-    """Train for some seconds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(usage: str | None) -> argparse.ArgumentParser:
+    """The options of a training."""
+    parser = argparse.ArgumentParser(description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--total", type=float, default=SCHEDULE.total_s, help="seconds of all calls together")
@@ -251,19 +260,33 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=Batch.frames)
     parser.add_argument("--dropout", type=float, default=Batch.dropout)
     parser.add_argument("--no-compile", action="store_true")
-    options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return parser
+
+
+def train(options: argparse.Namespace, sizes: Mapping[str, Any], held_back: str) -> None:
+    """Train for some seconds, together with the other processes that were started, if any."""
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.manual_seed(0)
+    group, device = Group.join(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     use_capture_stream(device)
     schedule = replace(SCHEDULE, total_s=options.total, rate=options.rate)
     batch = Batch(options.rows, options.columns, options.frames, options.dropout)
-    training = ModelTraining(options.work, schedule, batch, device, compiles=not options.no_compile)
+    training = ModelTraining(
+        options.work, schedule, batch, device, sizes=sizes, held_back=held_back, compiles=not options.no_compile
+    )
+    training.group = group
     training.resume()
+    group.share([*training.parameters, *training.mean])
     parameters = sum(parameter.numel() for parameter in training.parameters)
     training.wait_for_tokens()
     print(f"{parameters} parameters, {training.corpus.num_utterances} utterances", flush=True)
     training.run(options.seconds)
+    group.leave()
+
+
+def main() -> None:
+    """Train the voice that ships."""
+    train(arguments(__doc__).parse_args(), CONFIG, HELD_BACK)
 
 
 if __name__ == "__main__":
