@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from training.texts import spoken
+
 Wave = NDArray[np.float32]
 EAR_RATE = 16_000
 
@@ -24,9 +26,14 @@ class Ears:
         self._packages = packages
 
     def words(self, wave: Wave, rate: int) -> str:
-        """What Whisper base understands."""
-        segments, _ = self._whisper.transcribe(_at_16k(wave, rate), language="en", beam_size=5, temperature=0.0)
-        return " ".join(segment.text for segment in segments)
+        """What Whisper base understands, with figures as they are read aloud.
+
+        Where it repeats itself over and over, it is asked again at a higher temperature, as it is meant to be.
+        """
+        segments, _ = self._whisper.transcribe(
+            _at_16k(wave, rate), language="en", beam_size=5, temperature=(0.0, 0.2, 0.4)
+        )
+        return spoken(" ".join(segment.text.strip() for segment in segments))
 
     def naturalness(self, wave: Wave, rate: int) -> float:
         """DistillMOS, from 1 to 5."""
