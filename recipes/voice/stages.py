@@ -21,6 +21,6 @@ class Stage:
 
 STAGES = {
     "spectral": Stage(Schedule(290.0, 8e-4, 600), 12, 0.5, 0.15, is_adversarial=False),
-    "adversarial": Stage(Schedule(980.0, 4e-4, 300), 12, 0.25, 0.1),
+    "adversarial": Stage(Schedule(980.0, 4e-4, 1000, 0.9995), 6, 0.0, 0.0),
     "decoder": Stage(Schedule(450.0, 3e-4, 300), 12, 0.0, 0.0, keeps_codes=True),
 }
