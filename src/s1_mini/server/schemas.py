@@ -18,6 +18,8 @@ from s1_mini.audio.container import AudioFormat
 from s1_mini.server.errors import InvalidError
 from s1_mini.types import DEFAULT_SAMPLING, MAX_REPETITION_PENALTY, MAX_SEED, MAX_TEMPERATURE, ChunkProfile
 
+BASE64_WINDOW = 2**18  # characters, a multiple of four
+
 
 def _as_whole(value: Any) -> Any:
     """Take 3.0 for 3, as JSON does."""
@@ -316,7 +318,11 @@ def decode_base64(field: str, text: str) -> bytes:
     """Decode base64, with or without a data: prefix. Raises `InvalidError` naming `field`."""
     if text.startswith("data:"):
         text = text.partition(",")[2]
+    if len(text) % 4 or "=" in text[:-2]:
+        raise InvalidError(field, "is not base64: it ends too soon, or has more behind its end")
     try:
-        return base64.b64decode(text, validate=True)
+        # In pieces: one call holds the interpreter, for 16 MB 40 ms and more.
+        parts = (text[start : start + BASE64_WINDOW] for start in range(0, len(text), BASE64_WINDOW))
+        return b"".join(base64.b64decode(part, validate=True) for part in parts)
     except (binascii.Error, ValueError) as error:
         raise InvalidError(field, f"is not base64: {error}") from None
