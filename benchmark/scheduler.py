@@ -20,10 +20,10 @@ import torch
 from benchmark.command import make_parser, numbers, run
 from s1_mini.bench.profile import submit, unthreaded
 from s1_mini.bench.report import describe_machine, table
-from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
+from s1_mini.core.messages import Begin, StepResult
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
-from s1_mini.execution.stage import Pending
+from s1_mini.execution.stage import Pending, SimpleStage
 
 ROWS, TURNS, BLOCKS = (1, 16, 64, 128), 500, 10
 SAMPLE_RATE, SAMPLES, CODEBOOKS = 16_000, 640, 10  # 25 frames a second
@@ -50,7 +50,7 @@ def policies(rows: int) -> tuple[StagePolicy, ...]:
     )
 
 
-class NullStage:
+class NullStage(SimpleStage):
     """A stage whose steps give the same items again, which are nothing."""
 
     device, launches_ahead = torch.device("cpu"), False
@@ -59,13 +59,7 @@ class NullStage:
         """Give `item` [items of a unit of size 1, *shape] for each step; `is_over` says whether that ends its unit."""
         self._item, self._is_over = item, is_over
 
-    def capture(self) -> None:
-        """Do nothing."""
-
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Do nothing."""
-
-    def prefill(self, parts: Sequence[Prefill]) -> None:
         """Do nothing."""
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
@@ -76,14 +70,6 @@ class NullStage:
         )
         result = StepResult([items] * rows, [len(items)] * rows, [self._is_over] * rows, [True] * rows)
         return lambda: result
-
-    def save(self, slot: int, positions: int) -> Saved:
-        """There is nothing to save."""
-        raise NotImplementedError
-
-    def load(self, slot: int, saved: Saved) -> None:
-        """There is nothing to load."""
-        raise NotImplementedError
 
 
 def measure_scheduler(rows: int, turns: int = TURNS) -> float:

@@ -14,7 +14,7 @@ import torch
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
 from s1_mini.core.stage import Autoregressive, Chunks, Progress, Spec, StagePolicy, Unit
-from s1_mini.execution.stage import Pending
+from s1_mini.execution.stage import Pending, SimpleStage
 
 SAMPLE_RATE, SAMPLES = 24_000, 320  # a second, a frame
 WIDTH, WINDOW, FRAMES_A_TOKEN = 8, 4, 2
@@ -61,7 +61,7 @@ def policies(slots: int) -> tuple[StagePolicy, ...]:
     )
 
 
-class ToyStage:
+class ToyStage(SimpleStage):
     """What the three share: no state but by slot, no graphs."""
 
     device = torch.device("cpu")
@@ -72,24 +72,10 @@ class ToyStage:
         self.steps: dict[int, int] = {}
         self.launches_ahead = launches_ahead
 
-    def capture(self) -> None:
-        """Nothing to capture."""
-
     def begin(self, begins: Sequence[Begin]) -> None:
         """Remember what a slot is to do."""
         for begin in begins:
             self.begun[begin.slot], self.steps[begin.slot] = begin, 0
-
-    def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Most read nothing."""
-
-    def save(self, slot: int, positions: int) -> Saved:
-        """Most keep nothing."""
-        raise NotImplementedError
-
-    def load(self, slot: int, saved: Saved) -> None:
-        """Most keep nothing."""
-        raise NotImplementedError
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - any size
         """Make a step of each slot, alone."""

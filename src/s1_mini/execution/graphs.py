@@ -92,6 +92,13 @@ class GraphOptions:
     sleeps: bool = False  # whether who waits for one gives its core away
     own_kernels: bool = False  # whether cuDNN is left out, which makes plans for every size
 
+    @classmethod
+    def of_stage(cls, device: torch.device, stage_number: int) -> GraphOptions:
+        """Capture on the stage's stream, in a pool of its own; on a CPU nothing is."""
+        if device.type != "cuda":
+            return cls()
+        return cls(graph_stream(device, stage_number), torch.cuda.graph_pool_handle())
+
 
 class StepGraphs(Generic[Key]):
     """One call for several keys, such as sizes of a batch: inputs and outputs lie in pinned memory that all share.

@@ -39,3 +39,21 @@ class Stage(Protocol):
 
     def load(self, slot: int, saved: Saved) -> None:
         """Put saved positions into a slot, as if they had just been read."""
+
+
+class SimpleStage(Stage):
+    """A stage that captures, reads and keeps nothing, but for what it says itself."""
+
+    def capture(self) -> None:
+        """There is nothing to capture."""
+
+    def prefill(self, parts: Sequence[Prefill]) -> None:
+        """There is nothing to read."""
+
+    def save(self, slot: int, positions: int) -> Saved:
+        """There is nothing to save."""
+        raise NotImplementedError
+
+    def load(self, slot: int, saved: Saved) -> None:
+        """There is nothing to load."""
+        raise NotImplementedError

@@ -7,6 +7,7 @@ Shapes: n slots of a call, K codebooks, F frames, T samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,16 +15,16 @@ from torch import Tensor
 
 from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.model import Dac
-from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
+from s1_mini.core.messages import Begin, StepResult
 from s1_mini.core.stage import Chunks
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs, graph_stream
-from s1_mini.execution.stage import Pending
+from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.execution.stage import Pending, SimpleStage
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
 MAX_FRAMES = 400  # of all slots of one captured call: beyond, a GPU is full, and first sounds would wait
 
 
-class DacDecoder:
+class DacDecoder(SimpleStage):
     """One stream in each slot."""
 
     launches_ahead = False
@@ -43,9 +44,6 @@ class DacDecoder:
 
     def make_graphs(self) -> None:
         """Do so; on a CPU they run step by step, to be looked at."""
-        stream = pool = None
-        if self.device.type == "cuda":
-            stream, pool = graph_stream(self.device, self._number), torch.cuda.graph_pool_handle()
         # The last slot is for what fills up a call.
         decoder = self._decoder = ChannelsLastDecoder(self._codec, self._policy.slots + 1)
         books, samples = self._codec.num_codebooks, self._codec.samples_per_frame
@@ -56,29 +54,19 @@ class DacDecoder:
             sound = decoder.push_where(codes.transpose(1, 2), rows[0], rows[1].bool()).float()
             return [sound, sound.isfinite().all(-1)]
 
+        options = GraphOptions.of_stage(self.device, self._number)
         self._graphs = StepGraphs(
             call,
             sorted(keys, key=lambda key: -key[0] * key[1]),
             lambda key: [Buffer((*key, books)), Buffer((2, key[0]))],
             lambda key: [Buffer((key[0], key[1] * samples), torch.float32), Buffer((key[0],), torch.bool)],
             device=self.device,
-            options=GraphOptions(stream, pool, is_beside=True, sleeps=True, own_kernels=True),
+            options=replace(options, is_beside=True, sleeps=True, own_kernels=True),
         )
 
     def begin(self, begins: Sequence[Begin]) -> None:
         """Take the next chunks of some slots."""
         self._begun |= {begin.slot: begin for begin in begins}
-
-    def prefill(self, parts: Sequence[Prefill]) -> None:
-        """There is nothing to read."""
-
-    def save(self, slot: int, positions: int) -> Saved:
-        """There is nothing to save."""
-        raise NotImplementedError
-
-    def load(self, slot: int, saved: Saved) -> None:
-        """There is nothing to load."""
-        raise NotImplementedError
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
         """Decode the chunks of some slots. Raises `CapacityError` beyond the codec's longest stream."""

@@ -8,13 +8,14 @@ Shapes: B slots of a call, S positions, K codebooks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs, graph_stream
+from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.execution.stage import Pending
 from s1_mini.families.s1.model import S1Model, SamplingTensors
 from s1_mini.layers.randomness import uniforms
@@ -37,6 +38,7 @@ class LanguageModel:
             ones = torch.ones(3, slots, device=self.device)
             table = torch.zeros(slots, self._positions + 1, model.num_codebooks, device=self.device)
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
+        self._ladder = [*(rows for rows in LADDER if rows < slots), slots]  # rows of the captured steps
         self._prompts: dict[int, np.ndarray] = {}  # by slot, [S, K + 1]
         self._lengths = [0] * slots  # positions of prompt and frames
         self._active: frozenset[int] = frozenset()  # slots that the state says step
@@ -51,26 +53,23 @@ class LanguageModel:
 
     def make_graphs(self) -> None:
         """Do so; on a CPU they run step by step, to be looked at."""
-        stream = pool = None
-        if self.device.type == "cuda":
-            stream, pool = graph_stream(self.device, 0), torch.cuda.graph_pool_handle()
         books = self._model.num_codebooks
-        rows = [rows for rows in LADDER if rows < self._slots] + [self._slots]
+        options = GraphOptions.of_stage(self.device, 0)
         self._reads = StepGraphs(
             self._read,
             READS[::-1],
             lambda count: [Buffer((count, books + 3))],
             lambda _: [],
             device=self.device,
-            options=GraphOptions(stream, pool, is_staged=True),
+            options=replace(options, is_staged=True),
         )
         self._steps = StepGraphs(
             lambda rows: [self._model.step(self.state, self._sampling, self._positions, rows).made],
-            rows[::-1],
+            self._ladder[::-1],
             lambda _: [],
             lambda rows: [Buffer((rows, books + 3))],
             device=self.device,
-            options=GraphOptions(stream, pool),
+            options=options,
         )
 
     def begin(self, begins: Sequence[Begin]) -> None:
@@ -104,7 +103,7 @@ class LanguageModel:
         self._set_active(frozenset(slots))
         rows = 1 + max(slots)
         if self._steps is not None:
-            wait = self._steps.launch(next(count for count in (*LADDER, self._slots) if rows <= count <= self._slots))
+            wait = self._steps.launch(self._captured_rows(rows))
             return lambda: _result(slots, wait()[0])
         longest = max(self._lengths[slot] for slot in slots)
         span = min(-(-longest // SPAN) * SPAN, self._positions)
@@ -124,8 +123,12 @@ class LanguageModel:
     def replay(self, rows: int) -> bool:
         """Launch a captured frame of the first slots and do not look at it; tell whether there is one."""
         if self._steps is not None:
-            self._steps.replay(next(count for count in (*LADDER, self._slots) if rows <= count <= self._slots))
+            self._steps.replay(self._captured_rows(rows))
         return self._steps is not None
+
+    def _captured_rows(self, rows: int) -> int:
+        """Give the rows of the smallest captured step that holds so many."""
+        return next(count for count in self._ladder if count >= rows)
 
     def _set_active(self, slots: frozenset[int]) -> None:
         """Let these slots step and the others rest."""
