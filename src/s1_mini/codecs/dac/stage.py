@@ -94,7 +94,7 @@ class DacDecoder(SimpleStage):
             codes[at, : len(begin.inputs)] = begin.inputs
             rows[:, at] = begin.slot, begin.number == 0
         samples, finite = graphs.launch((n, size), codes, rows)()
-        return list(samples), finite.tolist()
+        return list(samples[: len(begun)]), finite[: len(begun)].tolist()
 
     def _push(self, begin: Begin) -> np.ndarray:
         """Decode one chunk, alone: of several, a CPU gives other last bits."""
