@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from s1_mini.cli.verb import DEVICES, completing, engine_config
+from s1_mini.exceptions import ParameterError
+from s1_mini.families.registry import SHORT_NAMES, get_family
 
 Checkpoint = Annotated[Path, typer.Option("--checkpoint", help="Checkpoint directory.", show_default=False)]
 
@@ -27,13 +29,6 @@ class CodecPrecision(StrEnum):
 
     float16 = "float16"
     float32 = "float32"
-
-
-class Size(StrEnum):
-    """Sizes of a random checkpoint."""
-
-    tiny = "tiny"
-    full = "full"
 
 
 class Form(StrEnum):
@@ -109,7 +104,10 @@ def verify(
 
 def random_checkpoint(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New directory to write.", show_default=False)],
-    size: Annotated[Size, typer.Option(help="tiny: under a megabyte; full: S1-mini's own.")] = Size.tiny,
+    family: Annotated[
+        str, typer.Option(help=f"Which architecture: {', '.join(SHORT_NAMES)}.", autocompletion=completing(*SHORT_NAMES))
+    ] = next(iter(SHORT_NAMES)),
+    size: Annotated[str, typer.Option(help="Which size; a wrong one is answered with those of the family.")] = "tiny",
     form: Annotated[Form, typer.Option(help="As published (.pth) or compact (safetensors).")] = Form.compact,
     seed: Annotated[int, typer.Option(min=0, help="Which random weights.")] = 0,
 ) -> None:
@@ -117,7 +115,12 @@ def random_checkpoint(
 
     Example: s1-mini random-checkpoint noise && s1-mini say "Hello" --checkpoint noise -o noise.wav
     """
-    from s1_mini.families.registry import get_family
-
-    get_family().write_random(directory, size=size.value, form=form.value, seed=seed)
+    chosen = SHORT_NAMES.get(family)
+    if chosen is None:
+        raise ParameterError("family", f"{family!r} is none of {', '.join(SHORT_NAMES)}")
+    found = get_family(chosen)
+    if size not in found.random_sizes:
+        allowed = "; ".join(f"{name}: {told}" for name, told in found.random_sizes.items())
+        raise ParameterError("size", f"{size!r} is no size of {found.title} ({allowed})")
+    found.write_random(directory, size=size, form=form.value, seed=seed)
     typer.echo(f"wrote {directory}", err=True)

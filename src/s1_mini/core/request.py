@@ -71,6 +71,7 @@ class StageSequence:
             self.units,
             utterance.max_steps,
             self.request.profile,
+            utterance.prompt.facts,
         )
 
     def begin(self) -> None:

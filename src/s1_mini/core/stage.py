@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from s1_mini.types import ChunkProfile
@@ -34,6 +35,7 @@ class Progress(NamedTuple):
     units: int  # that are over
     max_steps: int  # that the request allows an autoregressive stage
     profile: ChunkProfile
+    facts: Mapping[str, int] = MappingProxyType({})  # of the utterance's prompt
 
 
 class Unit(NamedTuple):

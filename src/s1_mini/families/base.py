@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 ModelPrecision = Literal["keep", "float32", "float16", "bfloat16"]
 CodecPrecision = Literal["float32", "float16"]
 Form = Literal["published", "compact"]
-Size = Literal["tiny", "full"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,7 @@ class Family(Protocol):
     title: str  # of what it was made for, as people call it
     settings: type[BaseModel]  # which are settings of the engine, too
     needed_files: Sequence[Sequence[str]]  # of a checkpoint directory: each by one of its names
+    random_sizes: Mapping[str, str]  # of random checkpoints, the first by default: what each is
 
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
@@ -102,8 +102,8 @@ class Family(Protocol):
         Raises `CheckpointError`; going through the checks raises whatever an oracle of another form leads to.
         """
 
-    def write_random(self, directory: Path, *, size: Size, form: Form, seed: int) -> None:
-        """Write a new checkpoint directory with random weights. Raises `CheckpointFileError`."""
+    def write_random(self, directory: Path, *, size: str, form: Form, seed: int) -> None:
+        """Write a new checkpoint directory with random weights, one of `random_sizes`. Raises `CheckpointFileError`."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FAMILIES = {
     "dual_ar": "s1_mini.families.s1.family:S1",
 }
+SHORT_NAMES = {"s1": "dual_ar"}  # on a command line
 DEFAULT = "dual_ar"  # of a config.json that says nothing, and where no checkpoint is named
 
 
@@ -58,6 +59,6 @@ def family_settings() -> tuple[type[BaseModel], ...]:
 
 
 def get_family(name: str = DEFAULT) -> Family:
-    """Give a family of the registry."""
-    family: Family = resolve_name(FAMILIES[name])()
+    """Give a family of the registry, by either name."""
+    family: Family = resolve_name(FAMILIES[SHORT_NAMES.get(name, name)])()
     return family

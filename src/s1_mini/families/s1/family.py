@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from s1_mini.capacity.sizes import Formats, Sizes
-    from s1_mini.families.base import Check, Conversion, Description, Form, Placement, Size
+    from s1_mini.families.base import Check, Conversion, Description, Form, Placement
     from s1_mini.families.s1.loaded import LoadedS1
     from s1_mini.weights.members import Member
 
@@ -26,6 +26,8 @@ class S1:
     title = "S1-mini"
     settings = S1Settings
     needed_files = (*((name,) for name in SMALL_FILES), names_of("model"), names_of("codec"))
+
+    random_sizes: Mapping[str, str] = {"tiny": "under a megabyte", "full": "S1-mini's own"}  # noqa: RUF012
 
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
@@ -69,7 +71,7 @@ class S1:
 
         return verify_s1(directory, oracle, device, tolerance)
 
-    def write_random(self, directory: Path, *, size: Size, form: Form, seed: int) -> None:
+    def write_random(self, directory: Path, *, size: str, form: Form, seed: int) -> None:
         """Write a new checkpoint directory with random weights. Raises `CheckpointFileError`."""
         import torch
 
