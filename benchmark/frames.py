@@ -23,7 +23,7 @@ from s1_mini.families.s1.language_model import SPAN, LanguageModel
 from s1_mini.families.s1.loaded import LoadedS1, as_s1
 from s1_mini.families.s1.model import S1Model
 from s1_mini.runtime.loader import load
-from s1_mini.runtime.synthesizer import choose_placement
+from s1_mini.runtime.synthesizer import choose_threads
 from s1_mini.types import SamplingParams
 
 WARM_UP = 5  # frames
@@ -108,7 +108,7 @@ def measure_frames(loaded: LoadedS1, rows: Sequence[int], *, context: int, frame
     On a CPU on as many threads as the engine would.
     """
     threads = torch.get_num_threads()
-    choose_placement(loaded.chain(1, SPAN), loaded.num_bytes).enter()
+    choose_threads(loaded.chain(1, SPAN), loaded.num_bytes).enter(0)
     try:
         bench = FrameBench(loaded.model, slots=max(rows), context=context, frames=frames)
         return [bench.measure(count) for count in rows]

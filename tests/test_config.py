@@ -15,6 +15,7 @@ from s1_mini.exceptions import ConfigurationError
 FIELDS = [
     "checkpoint_path",
     "device",
+    "placement",
     "precision",
     "codec_dtype",  # float16 and bfloat16 differ in sound; whose codec overflows the one takes the other
     "weights_dtype",  # what is heard is no longer what was trained: its owner decides

@@ -14,8 +14,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import family_settings
@@ -62,6 +62,27 @@ def _path(value: Any) -> Any:
     return value
 
 
+def _placement(value: Any) -> Any:
+    """Read `stage=device` with commas between."""
+    if not isinstance(value, str):
+        return value
+    devices: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in value.split(","))):
+        stage, _, device = (word.strip() for word in part.partition("="))
+        if not stage or stage in devices:
+            raise ValueError(f"{part!r} is no stage=device, or names a stage twice")
+        devices[stage] = device
+    return devices
+
+
+def _device(value: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
+        raise ValueError("is no device; allowed are auto, cpu, mps, cuda and cuda:N")
+    return value
+
+
+Device = Annotated[str, AfterValidator(_device)]
+Placement = Annotated[dict[str, Device], BeforeValidator(_placement), NoDecode]
 Folder = Annotated[Path | None, BeforeValidator(_path)]
 
 
@@ -73,18 +94,14 @@ class LoadSettings(BaseSettings):
     )
 
     checkpoint_path: Folder = Field(None, description="folder of a checkpoint; without it the voice in the package")
-    device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:N")
+    device: Device = Field("auto", description="auto, cpu, mps, cuda or cuda:N")
+    placement: Placement = Field(
+        {}, description="stages that are elsewhere, such as codec=cuda:1; a wrong name is answered with the right ones"
+    )
     precision: Precision = Field("auto", description="of the model; auto is bfloat16 on a GPU that has it")
     codec_dtype: Precision = Field("auto", description="of the decoding half of the codec; auto is float16 on a GPU")
     weights_dtype: WeightFormat = Field("full", description="of the model's large products; full is as precision says")
     kv_dtype: KVFormat = Field("full", description="of the model's keys and values")
-
-    @field_validator("device")
-    @classmethod
-    def _check_device(cls, value: str) -> str:
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
-            raise ValueError("is no device; allowed are auto, cpu, mps, cuda and cuda:N")
-        return value
 
     @field_validator("precision", "codec_dtype", mode="before")
     @classmethod

@@ -486,6 +486,7 @@ class ProductionTTSEngine:
             "voices": running.voices.health(),
             "recordings": running.recordings.health(),
             **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},
+            "placement": {stage: choice.value for stage, choice in speaker.devices.items()},
             **synthesizer.describe(),
             "vram": _vram(speaker.device.value),
         }

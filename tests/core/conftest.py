@@ -16,7 +16,7 @@ from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import Request, Utterance
 from s1_mini.core.speech import Speech
 from s1_mini.core.waiting_line import WaitingLine
-from s1_mini.runtime.engine_core import EngineCore, Placement
+from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.types import SamplingParams
 from tests.toy.stages import SAMPLE_RATE, Frames, Text, Vocoder, policies
 
@@ -29,7 +29,7 @@ def start(
     threads: dict[str, Sequence[int]] = THREE_THREADS, slots: int = 4, *, ahead: bool = False, **options: Any
 ) -> EngineCore:
     stages = Text(launches_ahead=ahead), Frames(launches_ahead=ahead), Vocoder()
-    core = EngineCore(policies(slots), stages, WaitingLine(1000), ByteCache(10**6), Placement(threads), **options)
+    core = EngineCore(policies(slots), stages, WaitingLine(1000), ByteCache(10**6), Threads(threads), **options)
     core.start()
     return core
 

@@ -8,8 +8,10 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from s1_mini import EngineConfig
+from s1_mini.cli.app import app
 from s1_mini.config import LoadSettings, known_variables
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.registry import FAMILIES, family_of, family_settings, find_family, get_family
@@ -51,3 +53,14 @@ def test_a_foreign_checkpoint_is_refused_with_the_names_that_are_known(name: obj
 
     assert all(known in str(caught.value) for known in FAMILIES)
     assert len(str(caught.value)) < 200
+
+
+def test_a_random_checkpoint_is_of_a_family_and_a_size_that_there_is(tmp_path: Path) -> None:
+    run = CliRunner()
+    made = run.invoke(app, ["random-checkpoint", str(tmp_path / "a"), "--family", "s1", "--size", "tiny"])
+    foreign = run.invoke(app, ["random-checkpoint", str(tmp_path / "b"), "--family", "bass"])
+    huge = run.invoke(app, ["random-checkpoint", str(tmp_path / "c"), "--size", "huge"])
+
+    assert made.exit_code == 0
+    assert "'bass' is none of s1" in str(foreign.exception)
+    assert "'huge' is no size of S1-mini (tiny: under a megabyte" in str(huge.exception)

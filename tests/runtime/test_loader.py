@@ -246,3 +246,25 @@ def test_what_a_device_cannot_do_is_replaced_and_told(monkeypatch: pytest.Monkey
     assert [choice.value for choice in on_ada] == ["fp8", "fp8"]
     assert choose_kv_dtype("fp8", "mps").value == "full"
     assert choose_weights_dtype("full", "cpu").value == choose_kv_dtype("full", "cpu").value == "full"
+
+
+def test_stages_are_placed_by_name_and_a_wrong_placement_is_refused_before_weights_are_read(
+    tiny: Path, tmp_path: Path
+) -> None:
+    placed = load(EngineConfig(checkpoint_path=tiny, device="cpu", placement="codec=cpu, language_model=auto"))
+    shutil.copytree(tiny, tmp_path / "c")
+    (tmp_path / "c" / "model.safetensors").write_bytes(b"broken")
+
+    def refusal(placement: str) -> str:
+        with pytest.raises(ConfigurationError) as refused:
+            load(EngineConfig(checkpoint_path=tmp_path / "c", device="cpu", placement=placement))
+        return str(refused.value)
+
+    assert {stage: choice.value for stage, choice in placed.devices.items()} == {
+        "language_model": "cpu",
+        "codec": "cpu",
+    }
+    assert "no stage vocoder; its stages are language_model, codec" in refusal("vocoder=cpu")
+    assert "placement: codec='cuda:7': this machine has 0 CUDA devices" in refusal("codec=cuda:7")
+    assert "is no device" in refusal("codec=gpu")
+    assert "'codec=cpu' is no stage=device, or names a stage twice" in refusal("codec=cpu,codec=cpu")

@@ -71,6 +71,7 @@ class Toy:
     """What the registry names."""
 
     title, settings, needed_files = "Toy", ToySettings, (("config.json",),)
+    stage_names = ("text", "frames", "vocoder")
     random_sizes = {"tiny": "a file of text"}  # noqa: RUF012
 
     def describe(self, directory: Path) -> Description:  # noqa: ARG002 - all are alike

@@ -26,9 +26,9 @@ from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CheckpointError
 from s1_mini.execution.stage import Pending, Stage
-from s1_mini.runtime.engine_core import EngineCore, Placement
+from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.runtime.loader import Speaker
-from s1_mini.runtime.synthesizer import choose_placement
+from s1_mini.runtime.synthesizer import choose_threads
 from s1_mini.text.normalize import normalize
 from s1_mini.types import SamplingParams
 
@@ -137,7 +137,7 @@ class Profiler:
         loaded = self._loaded = speaker.loaded
         prompt = self._prompt()
         chain = loaded.chain(rows, min(len(prompt.items) + max_frames, loaded.max_positions))
-        choose_placement(chain, loaded.num_bytes).enter()
+        choose_threads(chain, loaded.num_bytes).enter(0)
         names = [policy.name for policy in chain.policies]
         stages = [TimedStage(*both, self.timer) for both in zip(names, chain.stages, strict=True)]
         self._core, self._rate = unthreaded(chain.policies, stages, rows), chain.sample_rate
@@ -206,8 +206,8 @@ def measure_sections(
 
 def unthreaded(policies: Sequence[StagePolicy], stages: Sequence[Stage], slots: int) -> EngineCore:
     """Put an engine's scheduler and stages together without starting its thread: `workers[0].turn()` does the next."""
-    placement = Placement({"engine": range(len(stages))})
-    core = EngineCore(policies, stages, WaitingLine(slots), ByteCache(0), placement)
+    threads = Threads({"engine": range(len(stages))})
+    core = EngineCore(policies, stages, WaitingLine(slots), ByteCache(0), threads)
     with torch.inference_mode():
         for stage in stages:
             stage.capture()

@@ -105,7 +105,8 @@ def verify(
 def random_checkpoint(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New directory to write.", show_default=False)],
     family: Annotated[
-        str, typer.Option(help=f"Which architecture: {', '.join(SHORT_NAMES)}.", autocompletion=completing(*SHORT_NAMES))
+        str,
+        typer.Option(help=f"Which architecture: {', '.join(SHORT_NAMES)}.", autocompletion=completing(*SHORT_NAMES)),
     ] = next(iter(SHORT_NAMES)),
     size: Annotated[str, typer.Option(help="Which size; a wrong one is answered with those of the family.")] = "tiny",
     form: Annotated[Form, typer.Option(help="As published (.pth) or compact (safetensors).")] = Form.compact,

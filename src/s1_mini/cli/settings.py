@@ -103,12 +103,14 @@ def _variables(name: str, field: FieldInfo, prefix: str) -> tuple[str, ...]:
 
 def _written(value: Any) -> str:
     """Write a value as a variable would have it; a secret never."""
-    if value is None or value in ("", ()):
+    if value is None or value in ("", (), {}):
         return "–"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
         return ",".join(value)
+    if isinstance(value, dict):
+        return ",".join(f"{name}={each}" for name, each in value.items())
     if isinstance(value, PurePath):
         return value.as_posix()
     return f"{value:.15g}" if isinstance(value, float) else str(value)

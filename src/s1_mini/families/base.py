@@ -8,7 +8,7 @@ Importing this loads no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -49,6 +49,11 @@ class Placement:
     codec_dtype: torch.dtype  # of what makes sound
     weights_dtype: torch.dtype | None = None  # of the large products, where it is a narrower one
     kv_dtype: torch.dtype | None = None  # of keys and values, likewise
+    devices: Mapping[str, torch.device] = field(default_factory=dict)  # of stages that are elsewhere, by their names
+
+    def of(self, stage: str) -> torch.device:
+        """Give the device of a stage."""
+        return self.devices.get(stage, self.device)
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class Family(Protocol):
 
     title: str  # of what it was made for, as people call it
     settings: type[BaseModel]  # which are settings of the engine, too
+    stage_names: Sequence[str]  # in the order of the chain, as `placement` names them
     needed_files: Sequence[Sequence[str]]  # of a checkpoint directory: each by one of its names
     random_sizes: Mapping[str, str]  # of random checkpoints, the first by default: what each is
 

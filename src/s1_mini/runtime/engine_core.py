@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -36,12 +37,12 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Placement:
+class Threads:
     """Which stages share a thread, by the threads' names; the first works on tasks, too."""
 
-    threads: Mapping[str, Sequence[int]]
+    stages: Mapping[str, Sequence[int]]
     helps: bool = False  # whether the first thread makes first sounds where that of the last stage is at others'
-    enter: Callable[[], None] = lambda: None  # called by each thread before all else
+    enter: Callable[[int], None] = lambda _: None  # called by each thread before all else, with its first stage
 
 
 class EngineCore:
@@ -53,13 +54,13 @@ class EngineCore:
         stages: Sequence[Stage],
         line: WaitingLine,
         prefixes: ByteCache[Saved],
-        placement: Placement,
+        threads: Threads,
         *,
         clears_memory: bool = True,
         stuck_after_s: float = float("inf"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scheduler = Scheduler(policies, line, prefixes, threads=list(placement.threads.values()), clock=clock)
+        self.scheduler = Scheduler(policies, line, prefixes, threads=list(threads.stages.values()), clock=clock)
         self.line, self.prefixes = line, prefixes
         self.runners = [StageRunner(stage, self._let_go) for stage in stages]
         self.failure: BaseException | None = None  # what killed a thread
@@ -70,12 +71,12 @@ class EngineCore:
                 name,
                 self.scheduler,
                 {stage: self.runners[stage] for stage in numbers},
-                enter=placement.enter,
+                enter=partial(threads.enter, numbers[0]),
                 on_end=self._count_end,
                 tasks=None if at else self._tasks,
-                helps=(len(stages) - 1, self.runners[-1]) if placement.helps and not at else None,
+                helps=(len(stages) - 1, self.runners[-1]) if threads.helps and not at else None,
             )
-            for at, (name, numbers) in enumerate(placement.threads.items())
+            for at, (name, numbers) in enumerate(threads.stages.items())
         ]
         self._num_ended, self._ending = 0, threading.Lock()
         self._over = threading.Event()  # nobody waits for anything any more

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from s1_mini.config import EngineConfig, KVFormat, Precision, WeightFormat
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.families.base import Description, LoadedModel, Placement
+from s1_mini.families.base import Description, Family, LoadedModel, Placement
 from s1_mini.families.registry import family_of
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.runtime.compilation import Compiler, choose_backend
@@ -35,6 +37,7 @@ class Speaker:
     description: Description
     loaded: LoadedModel
     device: Choice
+    devices: Mapping[str, Choice]  # of each stage, by its name
     precision: Choice
     codec_dtype: Choice
     weights_dtype: Choice
@@ -48,12 +51,15 @@ def load(config: EngineConfig) -> Speaker:
     directory = find_checkpoint(config.checkpoint_path)
     device = choose_device(config.device)
     precision = choose_precision(config.precision, device.value)
-    codec_dtype = choose_codec_dtype(config.codec_dtype, device.value)
+    family = family_of(directory)
+    devices = choose_devices(config.placement, family, device)
+    codec_dtype = choose_codec_dtype(config.codec_dtype, devices[family.stage_names[-1]].value)
     weights_dtype = choose_weights_dtype(config.weights_dtype, device.value)
     kv_dtype = choose_kv_dtype(config.kv_dtype, device.value)
     speaker = open_checkpoint(
         directory,
         device=device,
+        devices=devices,
         precision=precision,
         codec_dtype=codec_dtype,
         weights_dtype=weights_dtype,
@@ -79,6 +85,7 @@ def open_checkpoint(
     directory: Path,
     *,
     device: Choice,
+    devices: Mapping[str, Choice] = MappingProxyType({}),
     precision: Choice,
     codec_dtype: Choice | None = None,
     weights_dtype: Choice = FULL,
@@ -94,6 +101,7 @@ def open_checkpoint(
         getattr(torch, codec_dtype.value),
         NARROW.get(weights_dtype.value),
         NARROW.get(kv_dtype.value),
+        {stage: torch.device(choice.value) for stage, choice in devices.items()},
     )
     loaded = family.open(directory, placement, settings)
     description = family.describe(directory)
@@ -102,6 +110,7 @@ def open_checkpoint(
         description=description,
         loaded=loaded,
         device=device,
+        devices={stage: devices.get(stage, device) for stage in family.stage_names},
         precision=precision,
         codec_dtype=codec_dtype,
         weights_dtype=weights_dtype,
@@ -111,8 +120,22 @@ def open_checkpoint(
     )
 
 
-def choose_device(setting: str) -> Choice:
-    """Choose where to run. Raises `ConfigurationError` for a device that is not there."""
+def choose_devices(placement: Mapping[str, str], family: Family, device: Choice) -> dict[str, Choice]:
+    """Choose where each stage runs. Raises `ConfigurationError` for a stage or a device that is not there."""
+    unknown = sorted(set(placement) - set(family.stage_names))
+    if unknown:
+        raise ConfigurationError(
+            f"placement: {family.title} has no stage {', '.join(unknown)}; its stages are "
+            f"{', '.join(family.stage_names)} (S1_MINI_PLACEMENT)"
+        )
+    return {
+        stage: choose_device(placement[stage], f"placement: {stage}") if stage in placement else device
+        for stage in family.stage_names
+    }
+
+
+def choose_device(setting: str, name: str = "device") -> Choice:
+    """Choose where to run. Raises `ConfigurationError` for a device that is not there, by the setting's `name`."""
     cuda = torch.cuda.is_available()
     if setting == "auto":
         if cuda:
@@ -121,9 +144,9 @@ def choose_device(setting: str) -> Choice:
     if setting.startswith("cuda"):
         index = int(setting.partition(":")[2] or 0)
         if not cuda or index >= torch.cuda.device_count():
-            raise ConfigurationError(f"device={setting!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+            raise ConfigurationError(f"{name}={setting!r}: this machine has {torch.cuda.device_count()} CUDA devices")
     if setting == "mps" and not torch.backends.mps.is_available():
-        raise ConfigurationError("device='mps': this machine has no Metal device; use auto or cpu")
+        raise ConfigurationError(f"{name}='mps': this machine has no Metal device; use auto or cpu")
     return Choice(setting, "named by the settings")
 
 

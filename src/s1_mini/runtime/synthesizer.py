@@ -30,7 +30,7 @@ from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CapacityError, QueueFullError
 from s1_mini.families.base import Chain
 from s1_mini.metrics import EngineMetrics, Family
-from s1_mini.runtime.engine_core import EngineCore, Placement
+from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.sizing import measure_slots
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
@@ -73,7 +73,7 @@ class Synthesizer:
             self._chain.stages,
             line,
             prefixes,
-            choose_placement(self._chain, self._loaded.num_bytes),
+            choose_threads(self._chain, self._loaded.num_bytes),
             clears_memory=config.vram_clear_on_oom,
             stuck_after_s=config.stuck_after_s,
         )
@@ -243,25 +243,29 @@ class Synthesizer:
         list(self.speak([WARM_UP_TEXT], (), WARM_UP, deadline=float("inf")))
 
 
-def choose_placement(chain: Chain, num_bytes: int) -> Placement:
-    """Choose the threads of a chain's stages: what makes sound has one of its own, where that is worth it.
+def choose_threads(chain: Chain, num_bytes: int) -> Threads:
+    """Choose the threads of a chain's stages: one for each device, and what makes sound alone where that is worth it.
 
     On a CPU with a small model, step and codec keep a core busy each; on a GPU each has a queue of work there, and
     while one thread waits for a frame, the other hands out sound.
     """
-    device = chain.stages[0].device
-    steps_on_one = device.type == "cpu" and num_bytes < ONE_THREAD_BYTES
+    devices = [stage.device for stage in chain.stages]
+    last = len(devices) - 1
+    steps_on_one = all(device.type == "cpu" for device in devices) and num_bytes < ONE_THREAD_BYTES
 
-    def enter() -> None:
+    def enter(stage: int) -> None:
         torch.set_num_threads(1 if steps_on_one else NUM_THREADS)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        if devices[stage].type == "cuda":
+            torch.cuda.set_device(devices[stage])
 
-    last = len(chain.stages) - 1
-    if last and ((steps_on_one and num_cores() > 1) or device.type == "cuda"):
-        threads = {"model": tuple(range(last)), "sound": (last,)}
-        return Placement(threads, helps=chain.policies[-1].helped_size > 0, enter=enter)
-    return Placement({"engine": tuple(range(last + 1))}, enter=enter)
+    if last and ((steps_on_one and num_cores() > 1) or any(device.type == "cuda" for device in devices)):
+        groups: dict[str, tuple[int, ...]] = {}
+        for stage, device in enumerate(devices[:-1]):
+            name = "model" if device == devices[0] else f"model on {device}"
+            groups[name] = (*groups.get(name, ()), stage)
+        helps = chain.policies[-1].helped_size > 0 and devices[0] == devices[last]
+        return Threads({**groups, "sound": (last,)}, helps=helps, enter=enter)
+    return Threads({"engine": tuple(range(last + 1))}, enter=enter)
 
 
 def num_cores() -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from s1_mini.families.s1.loaded import LoadedS1
     from s1_mini.weights.members import Member
 
+STAGES = ("language_model", "codec")
 SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")
 
 
@@ -25,9 +26,10 @@ class S1:
 
     title = "S1-mini"
     settings = S1Settings
+    stage_names = STAGES
     needed_files = (*((name,) for name in SMALL_FILES), names_of("model"), names_of("codec"))
 
-    random_sizes: Mapping[str, str] = {"tiny": "under a megabyte", "full": "S1-mini's own"}  # noqa: RUF012
+    random_sizes: Mapping[str, str] = {"tiny": "under a megabyte", "full": "S1-mini's own"}
 
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""

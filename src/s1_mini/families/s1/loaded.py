@@ -124,7 +124,8 @@ class LoadedS1:
         with self._lock:
             if self._encoder is None:
                 encoder = open_dac(self._directory, encodes=True, device=self.model.device)
-                encoder.share_decoding(self.codec)
+                if self.codec.device == encoder.device:
+                    encoder.share_decoding(self.codec)
                 self._encoder = encoder
             return self._encoder
 
@@ -146,7 +147,7 @@ def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> Load
     codec_config = read_dac_config(directory)
     model = open_model(directory, placement, settings, residual_codes=codec_config.codebook_size)
     _check_pair(model, codec_config)
-    codec = open_dac(directory, encodes=False, dtype=placement.codec_dtype, device=placement.device)
+    codec = open_dac(directory, encodes=False, dtype=placement.codec_dtype, device=placement.of("codec"))
     return LoadedS1(directory, model, codec)
 
 
@@ -162,7 +163,7 @@ def open_model(directory: Path, placement: Placement, settings: S1Settings, *, r
         heads=settings.heads,
         residual_codes=residual_codes,
         dtype=placement.dtype,
-        device=placement.device,
+        device=placement.of("language_model"),
         source=path.name,
     )
     if placement.weights_dtype is not None:

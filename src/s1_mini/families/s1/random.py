@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.transformer import WindowTransformer
-from s1_mini.families.base import Form, Size
+from s1_mini.families.base import Form
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.layers.rope import rope_table
@@ -101,7 +101,7 @@ TINY_CODEC = {
     "q_inter": 64,
     "q_window": 16,
 }
-RECIPES: dict[Size, Recipe] = {
+RECIPES: dict[str, Recipe] = {
     "tiny": Recipe(TINY_MODEL, TINY_CODEC, num_semantic=64),
     "full": Recipe(FULL_MODEL, num_text_tokens=151_643),
 }
