@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from s1_mini.exceptions import VoiceFileError as VoiceFileError
     from s1_mini.exceptions import VoiceNotFoundError as VoiceNotFoundError
     from s1_mini.exceptions import VoiceReadOnlyError as VoiceReadOnlyError
+    from s1_mini.exceptions import VoiceUnsupportedError as VoiceUnsupportedError
     from s1_mini.responses import BatchGenerationResponse as BatchGenerationResponse
     from s1_mini.responses import GenerationFailure as GenerationFailure
     from s1_mini.responses import GenerationResponse as GenerationResponse
@@ -92,6 +93,7 @@ _HOMES = {
     "VoiceInfo": "s1_mini.types",
     "VoiceNotFoundError": "s1_mini.exceptions",
     "VoiceReadOnlyError": "s1_mini.exceptions",
+    "VoiceUnsupportedError": "s1_mini.exceptions",
     "VoiceSource": "s1_mini.types",
 }
 

@@ -157,7 +157,7 @@ class ProductionTTSEngine:
         references = ReferenceEncoder(
             encode_wave=synthesizer.encode,
             cache=synthesizer.references,
-            sample_rate=speaker.description.voice.sample_rate,
+            form=speaker.description.voice,
             max_s=config.max_reference_s,
             max_bytes=config.max_reference_bytes,
             max_text_length=config.max_text_length,
@@ -226,6 +226,7 @@ class ProductionTTSEngine:
         max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
         temperature: float = DEFAULT_SAMPLING.temperature,
         top_p: float = DEFAULT_SAMPLING.top_p,
+        top_k: int = DEFAULT_SAMPLING.top_k,
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
@@ -236,7 +237,7 @@ class ProductionTTSEngine:
         those of `SamplingParams`. What the caller got wrong raises `RequestError` at once; what fails later raises
         `EngineError` from the iterator.
         """
-        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
         return iter(
             self._speak(
                 make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile),
@@ -254,12 +255,13 @@ class ProductionTTSEngine:
         max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
         temperature: float = DEFAULT_SAMPLING.temperature,
         top_p: float = DEFAULT_SAMPLING.top_p,
+        top_k: int = DEFAULT_SAMPLING.top_k,
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
     ) -> AsyncIterator[AudioChunk]:
         """Do as `stream` for an event loop, which is not blocked while sound is made."""
-        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
         request = make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile)
         return self._speak_async(request)
 
@@ -273,6 +275,7 @@ class ProductionTTSEngine:
         max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
         temperature: float = DEFAULT_SAMPLING.temperature,
         top_p: float = DEFAULT_SAMPLING.top_p,
+        top_k: int = DEFAULT_SAMPLING.top_k,
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
@@ -284,7 +287,7 @@ class ProductionTTSEngine:
         Its `audio_bytes` are a file of `audio_format`: made when they are first read, or at once with `return_bytes`.
         Raises as `stream` does, and `ParameterError` for a format that is none.
         """
-        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
         request = make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile)
         chosen, started = check_format(audio_format), time.perf_counter()
         return _whole(self._speak(request, streams=False), started, chosen, return_bytes=return_bytes)
@@ -299,6 +302,7 @@ class ProductionTTSEngine:
         max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
         temperature: float = DEFAULT_SAMPLING.temperature,
         top_p: float = DEFAULT_SAMPLING.top_p,
+        top_k: int = DEFAULT_SAMPLING.top_k,
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
@@ -306,7 +310,7 @@ class ProductionTTSEngine:
         audio_format: AudioFormat = "wav",
     ) -> GenerationResponse:
         """Do as `generate` for an event loop, which is not blocked; cancelling it ends the work."""
-        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
         request = make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile)
         chosen, started = check_format(audio_format), time.perf_counter()
         async with aclosing(self._speak_async(request)) as chunks:  # type: ignore[type-var]
@@ -323,6 +327,7 @@ class ProductionTTSEngine:
         max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
         temperature: float = DEFAULT_SAMPLING.temperature,
         top_p: float = DEFAULT_SAMPLING.top_p,
+        top_k: int = DEFAULT_SAMPLING.top_k,
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
@@ -336,7 +341,7 @@ class ProductionTTSEngine:
         """
         self._ready()
         started = time.perf_counter()
-        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
         chosen = check_format(audio_format)
         texts = _listed("texts", texts)
         audios = _matched("reference_audios", reference_audios, len(texts))
@@ -369,6 +374,7 @@ class ProductionTTSEngine:
         max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
         temperature: float = DEFAULT_SAMPLING.temperature,
         top_p: float = DEFAULT_SAMPLING.top_p,
+        top_k: int = DEFAULT_SAMPLING.top_k,
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
@@ -385,6 +391,7 @@ class ProductionTTSEngine:
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_p=top_p,
+            top_k=top_k,
             repetition_penalty=repetition_penalty,
             seed=seed,
             chunk_profile=chunk_profile,
@@ -563,6 +570,7 @@ class ProductionTTSEngine:
         *,
         streams: bool,
     ) -> OutputQueue:
+        running.speaker.description.check_sampling(request.sampling)
         if request.voice is not None:
             voices = [running.voices.roster.find(request.voice).voice]
         elif not voices and running.speaker.voices.default:

@@ -103,6 +103,12 @@ class TextError(RequestError):
     code = "text_invalid"
 
 
+class VoiceUnsupportedError(RequestError):
+    """A recording was given, and the checkpoint has nothing that makes a voice of one."""
+
+    code = "voice_unsupported"
+
+
 class ParameterError(RequestError):
     """A sampling or output parameter is out of its range."""
 

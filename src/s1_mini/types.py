@@ -29,6 +29,7 @@ AudioFormat = Literal["wav", "flac", "mp3", "opus", "ogg", "pcm"]
 
 # Upstream's defaults and bounds (ServeTTSRequest at d3df505); temperature 0 is ours and means greedy.
 MAX_TEMPERATURE = 2.0
+MAX_TOP_K = 2**17
 MAX_REPETITION_PENALTY = 2.0
 MAX_SEED = 2**63 - 1
 
@@ -37,7 +38,8 @@ MAX_SEED = 2**63 - 1
 class SamplingParams:
     """How one request draws its tokens; checked on construction.
 
-    `max_new_tokens` limits the frames of one sentence piece.
+    `max_new_tokens` limits the frames of one sentence piece; `top_k` 0 lets all tokens be drawn.
+    Not every family has all of them: one that is changed and means nothing to a checkpoint is refused by its name.
     Without `seed` every request draws its own. Raises `ParameterError`.
     """
 
@@ -46,11 +48,13 @@ class SamplingParams:
     repetition_penalty: float = 1.1
     max_new_tokens: int = 1024
     seed: int | None = None
+    top_k: int = 0
 
     def __post_init__(self) -> None:
         check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         check_range("top_p", self.top_p, 0.0, 1.0, open_below=True)
         check_range("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY, open_below=True)
+        check_integer("top_k", self.top_k, 0, MAX_TOP_K)
         check_integer("max_new_tokens", self.max_new_tokens, 1, 2**20)
         if self.seed is not None:
             check_integer("seed", self.seed, 0, MAX_SEED)

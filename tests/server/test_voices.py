@@ -74,7 +74,7 @@ def test_a_voice_of_the_checkpoint_stays(client: httpx2.Client) -> None:
         ({"name": "Anna!", "text": "Ah."}, True, "name: 'Anna!' is no name; use up to 64 of a-z"),
         ({"text": "Ah."}, True, "name: is missing"),
         ({"name": "carl", "text": "Ah."}, False, "audio: is missing"),
-        ({"name": "carl"}, True, "text: is missing"),
+        ({"name": "carl"}, True, "text: it is empty"),
         ({"name": "carl", "text": ""}, True, "text: it is empty"),
         ({"name": "carl", "text": " "}, True, "text: it is empty"),
         (

@@ -77,8 +77,10 @@ class Toy:
     def describe(self, directory: Path) -> Description:  # noqa: ARG002 - all are alike
         """A speaker's vector is a voice."""
         form = {"speaker": TensorFormat((WIDTH,), is_integer=False)}
+        vector = lambda arrays: {"speaker": torch.from_numpy(arrays[""])}  # noqa: E731
         return Description(
-            SAMPLE_RATE, VoiceFormat(form, encoder="toy", sample_rate=SAMPLE_RATE, seconds=lambda _: 0.0)
+            SAMPLE_RATE,
+            VoiceFormat(form, encoder="toy", sample_rate=SAMPLE_RATE, seconds=lambda _: 0.0, from_arrays=vector),
         )
 
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:  # noqa: ARG002

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,12 @@ from typer.testing import CliRunner
 
 from container_room import running
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.exceptions import (
+    CheckpointMismatchError,
+    ParameterError,
+    ReferenceAudioError,
+    VoiceUnsupportedError,
+)
 from s1_mini.families import registry
 from tests.toy.family import NAME, VOICES, Toy
 from tests.toy.stages import SAMPLE_RATE, SAMPLES
@@ -121,3 +127,39 @@ def test_without_the_line_it_is_no_family_of_this_engine(checkpoint: Path, monke
 
     with pytest.raises(CheckpointMismatchError, match="model_type='toy' is no family"):
         ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")).start()
+
+
+def test_a_voice_file_of_its_own_is_a_voice_and_a_wrong_one_is_refused(engine: ProductionTTSEngine) -> None:
+    def file(vector: np.ndarray) -> bytes:
+        written = io.BytesIO()
+        np.save(written, vector)
+        return written.getvalue()
+
+    engine.add_voice("mine", file(np.full(8, 0.3, np.float32)), "")
+
+    assert np.array_equal(
+        engine.generate("Hi.", voice="mine", seed=1).audio, engine.generate("Hi.", voice="high", seed=1).audio
+    )
+    with pytest.raises(ReferenceAudioError, match=r"its speaker are torch.float32 \[9\], not real numbers \[8\]"):
+        engine.add_voice("other", file(np.zeros(9, np.float32)), "")
+
+
+def test_where_recordings_make_no_voice_they_are_refused_and_voice_files_taken(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe = Toy.describe
+    monkeypatch.setattr(
+        Toy,
+        "describe",
+        lambda toy, path: replace(told := describe(toy, path), voice=replace(told.voice, clones=False)),
+    )
+    with (
+        ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine,
+        pytest.raises(VoiceUnsupportedError, match="cannot make a voice of a recording; name one of its voices"),
+    ):
+        engine.generate("Hello.", reference_audio=np.ones(2 * SAMPLE_RATE, np.float32) / 2)
+
+
+def test_a_parameter_that_means_nothing_is_refused_by_its_name(engine: ProductionTTSEngine) -> None:
+    with pytest.raises(ParameterError, match="top_k: means nothing to this checkpoint, which has temperature, top_p"):
+        engine.generate("Hello.", top_k=5)

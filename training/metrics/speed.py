@@ -57,7 +57,7 @@ def _measure(checkpoint: Path, texts: Sequence[str], reference: Reference, sampl
     encoder = ReferenceEncoder(
         encode_wave=lambda wave, _: {"codes": codec.encode(wave)},
         cache=ReferenceCache(speaker.description.voice, max_bytes=0),
-        sample_rate=codec.sample_rate,
+        form=speaker.description.voice,
         max_s=config.max_reference_s,
         max_bytes=config.max_reference_bytes,
         max_text_length=config.max_text_length,

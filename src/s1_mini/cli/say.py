@@ -65,6 +65,7 @@ def say(
     seed: Annotated[int | None, typer.Option(help="Same seed, same sound.", show_default=False)] = None,
     temperature: Annotated[float, typer.Option(help="0 is always the likeliest.")] = DEFAULT_SAMPLING.temperature,
     top_p: Annotated[float, typer.Option(help="How much of the probability to draw from.")] = DEFAULT_SAMPLING.top_p,
+    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest; 0: all.")] = DEFAULT_SAMPLING.top_k,
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1 avoids repeating.")
     ] = DEFAULT_SAMPLING.repetition_penalty,
@@ -94,7 +95,7 @@ def say(
     from s1_mini.cli.play import find_loudspeaker, played
 
     # What is wrong is told before torch is loaded, which takes seconds.
-    sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed)
+    sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
     _check_voice(voice, reference_audio, reference_text)
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, device=device, precision=precision)
     path = path or (None if play else "out.wav")

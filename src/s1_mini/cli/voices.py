@@ -68,10 +68,17 @@ def describe_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path:
 @app.command("add", cls=Verb)
 def add_voice(
     voice: Name,
-    reference_audio: Annotated[Path, typer.Argument(metavar="RECORDING", help="Any sound file.", show_default=False)],
-    reference_text: Annotated[
-        str, typer.Option("--text", help="What is said in it, word for word.", show_default=False)
+    reference_audio: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECORDING",
+            help="Any sound file, or a voice file (.npz, .npy).",
+            show_default=False,
+        ),
     ],
+    reference_text: Annotated[
+        str, typer.Option("--text", help="What is said in a recording, word for word.", show_default=False)
+    ] = "",
     description: Annotated[str, typer.Option(help="A few words about the voice.", show_default=False)] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Even if there is a voice of that name.")] = False,
     checkpoint_path: Checkpoint = None,

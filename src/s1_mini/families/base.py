@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from s1_mini.exceptions import ParameterError
+from s1_mini.types import DEFAULT_SAMPLING
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from s1_mini.core.prompt import Prompt
     from s1_mini.core.stage import StagePolicy
     from s1_mini.execution.stage import Stage
-    from s1_mini.types import Voice
+    from s1_mini.types import SamplingParams, Voice
     from s1_mini.voices.format import VoiceFormat
     from s1_mini.weights.members import Member
 
@@ -38,6 +41,14 @@ class Description:
 
     sample_rate: int  # Hz of the sound
     voice: VoiceFormat  # what a voice is made of, and what encodes it
+    sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # the parameters that mean something
+
+    def check_sampling(self, asked: SamplingParams) -> None:
+        """Raise `ParameterError` for a parameter that was changed and means nothing."""
+        for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
+            if name not in self.sampling and getattr(asked, name) != getattr(DEFAULT_SAMPLING, name):
+                allowed = ", ".join(self.sampling) or "none"
+                raise ParameterError(name, f"means nothing to this checkpoint, which has {allowed}; leave it out")
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class VoiceService:
         Raises `RequestError` or `EngineError`.
         """
         description = check_description(description)
-        if not reference.text:
+        if not reference.text and self.roster.added.form.from_arrays is None:
             raise TextError("reference_text", "it is empty; write word for word what is said in the recording")
         with self.roster.adding(name, replace=replace):
             voice = self._encode(reference, check)

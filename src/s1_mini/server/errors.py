@@ -27,6 +27,7 @@ from s1_mini.exceptions import (
     VoiceFileError,
     VoiceNotFoundError,
     VoiceReadOnlyError,
+    VoiceUnsupportedError,
 )
 
 MAX_MESSAGE = 600  # characters; what a client sent is quoted, but not at any length
@@ -181,6 +182,7 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     ContentTypeError: Row(415),
     RequestError: Row(422),
     ReferenceAudioError: Row(422),
+    VoiceUnsupportedError: Row(422),
     CapacityError: Row(422),
     TooManyRequestsError: Row(429, 1),
     BusyError: Row(503, 1),

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from s1_mini.audio.container import AudioFormat
 from s1_mini.server.errors import InvalidError
-from s1_mini.types import DEFAULT_SAMPLING, MAX_REPETITION_PENALTY, MAX_SEED, MAX_TEMPERATURE, ChunkProfile
+from s1_mini.types import DEFAULT_SAMPLING, MAX_REPETITION_PENALTY, MAX_SEED, MAX_TEMPERATURE, MAX_TOP_K, ChunkProfile
 
 BASE64_WINDOW = 2**18  # characters, a multiple of four
 
@@ -28,6 +28,7 @@ def _as_whole(value: Any) -> Any:
 
 # The bounds stand before the validator: behind it, pydantic would not tell them as JSON Schema does.
 Seed = Annotated[int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)]  # 2^63 is a double, MAX_SEED none
+TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K), BeforeValidator(_as_whole)]
 NumTokens = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_as_whole)]
 ChunkLength = Annotated[int, Field(ge=50, le=1000), BeforeValidator(_as_whole)]
 # What a text must have and which voices there are, the engine judges, in one sentence whichever way it is asked.
@@ -54,6 +55,7 @@ class SpeechRequest:
     seed: int | None = None
     temperature: float = DEFAULT_SAMPLING.temperature
     top_p: float = DEFAULT_SAMPLING.top_p
+    top_k: int = DEFAULT_SAMPLING.top_k
     repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty
     max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens
 
@@ -66,6 +68,7 @@ class SpeechRequest:
             "max_new_tokens": self.max_new_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
+            "top_k": self.top_k,
             "repetition_penalty": self.repetition_penalty,
             "seed": self.seed,
             "chunk_profile": self.chunk_profile or profile,
@@ -84,6 +87,7 @@ class Sampling(Strict):
     seed: Seed | None = Field(None, description="Same seed, same sound.")
     temperature: float = Field(0.8, ge=0, le=MAX_TEMPERATURE, description="0 is always the likeliest.")
     top_p: float = Field(0.8, gt=0, le=1)
+    top_k: TopK = Field(0, description="Draw from so many of the likeliest, 0 from all; not every family has it.")
     repetition_penalty: float = Field(1.1, gt=0, le=MAX_REPETITION_PENALTY)
     max_new_tokens: NumTokens = Field(DEFAULT_SAMPLING.max_new_tokens, description="Longest sentence piece, in frames.")
 
@@ -294,7 +298,7 @@ class VoiceForm(Strict):
     """The fields of `POST /v1/voices` beside its file `audio`."""
 
     name: str = Field(examples=["grandmother"], json_schema_extra={"pattern": r"^[a-z0-9][a-z0-9_-]{0,63}$"})
-    text: str = Field(description="What is said in the recording, word for word.", json_schema_extra=_NOT_EMPTY)
+    text: str = Field("", description="What is said in the recording, word for word; a voice file needs none.")
     description: str = Field("", max_length=500)
     replace: bool = Field(False, description="Take the place of an added voice of this name.")
 

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from safetensors import safe_open
 
+from s1_mini.voices.arrays import read_arrays
+
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 Tensors: TypeAlias = "Mapping[str, Tensor]"
@@ -49,6 +52,8 @@ class VoiceFormat:
     sample_rate: int  # Hz of the recordings that it takes
     seconds: Callable[[Shapes], float]  # of the recording, as far as shapes tell; else 0
     fault: Callable[[Tensors], str] = lambda _: ""  # why values cannot be, after the name of a file; empty if they can
+    clones: bool = True  # whether recordings can be made voices; if not, `from_arrays` is the way to new ones
+    from_arrays: Callable[[Mapping[str, np.ndarray]], Tensors] | None = None  # of a numpy file; raises `ValueError`
 
     def read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Read the tensors of a file and its metadata. Raises `SafetensorError`, `OSError` or `ValueError`."""
@@ -57,6 +62,19 @@ class VoiceFormat:
             metadata = file.metadata() or {}
             # Copied: the file may vanish under a mapping.
             return {name: _in_memory(file.get_tensor(name)) for name in self.tensors}, metadata
+
+    def from_file(self, data: bytes) -> Tensors:
+        """Read the tensors of a numpy file as other programs write them. Raises `ValueError`."""
+        if self.from_arrays is None:
+            raise ValueError("this checkpoint has no voices in numpy files; send a recording")
+        tensors = self.from_arrays(read_arrays(data))
+        for name, wanted in self.tensors.items():
+            tensor = tensors[name]
+            if not wanted.fits(tuple(tensor.shape), is_integer=not tensor.is_floating_point()):
+                raise ValueError(f"its {name} are {tensor.dtype} {list(tensor.shape)}, not {wanted}")
+        if fault := self.fault(tensors):
+            raise ValueError(fault)
+        return tensors
 
     def read_shapes(self, path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
         """Read the shapes of the tensors of a file and its metadata. Raises as `read`."""

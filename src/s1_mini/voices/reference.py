@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from s1_mini.audio.reference import load_reference, naming, read_recording
-from s1_mini.exceptions import TextError
+from s1_mini.exceptions import ReferenceAudioError, TextError, VoiceUnsupportedError
 from s1_mini.text.normalize import normalize
 from s1_mini.types import Reference, Voice
-from s1_mini.voices.format import Tensors
+from s1_mini.voices.arrays import is_array_file
+from s1_mini.voices.format import Tensors, VoiceFormat
 from s1_mini.voices.reference_cache import ReferenceCache
 
 Check = Callable[[], None]  # raises if nobody wants the work any more
@@ -29,7 +30,7 @@ class ReferenceEncoder:
 
     encode_wave: Encode
     cache: ReferenceCache
-    sample_rate: int  # Hz, of the wave
+    form: VoiceFormat
     max_s: float
     max_bytes: int
     max_text_length: int
@@ -42,18 +43,33 @@ class ReferenceEncoder:
     def encode(self, reference: Reference, check: Check = lambda: None) -> Voice:
         """Give the voice of a reference, with `encode_wave` if it is new; what `check` raises ends the work.
 
-        Raises `ReferenceAudioError` for the recording and `TextError` for its transcript, which may be empty.
+        A voice file of the family's own is read as it is. Raises `ReferenceAudioError` for the recording,
+        `VoiceUnsupportedError` where none can be encoded, and `TextError` for its transcript, which may be empty.
         """
         text, recording = self._text(reference), self._read(reference)
+        if isinstance(recording, bytes) and is_array_file(recording):
+            return Voice(self._from_file(recording), text)
+        if not self.form.clones:
+            raise VoiceUnsupportedError(
+                "reference_audio",
+                "this checkpoint cannot make a voice of a recording; name one of its voices, or send a voice file "
+                "(.npz, .npy)",
+            )
 
         def encode_recording() -> Tensors:
             wave = load_reference(
-                recording, sample_rate=self.sample_rate, max_s=self.max_s, max_bytes=self.max_bytes, check=check
+                recording, sample_rate=self.form.sample_rate, max_s=self.max_s, max_bytes=self.max_bytes, check=check
             )
             return self.encode_wave(torch.from_numpy(wave), check)
 
         with naming(reference.audio):
             return Voice(self.cache.get(self.cache.key(recording), encode_recording), text)
+
+    def _from_file(self, data: bytes) -> Tensors:
+        try:
+            return self.form.from_file(data)
+        except ValueError as error:
+            raise ReferenceAudioError("reference_audio", f"is no voice of this checkpoint: {error}") from None
 
     def _read(self, reference: Reference) -> bytes | np.ndarray:
         return read_recording(reference.audio, self.max_bytes)

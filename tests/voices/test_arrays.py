@@ -1,0 +1,61 @@
+"""Voice files of other programs are read within bounds, and never as programs."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from s1_mini.voices.arrays import is_array_file, read_arrays
+
+
+def saved(save: Callable[..., None], *arrays: np.ndarray, **named: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    save(file, *arrays, **named)
+    return file.getvalue()
+
+
+def bomb() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", bytes(2**25))
+    return file.getvalue()
+
+
+def huge() -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (2**40,)})
+    return file.getvalue()
+
+
+WRONG = {
+    "pickled objects": (saved(np.save, np.array([{"a": 1}], dtype=object)), "object, not numbers"),
+    "letters": (saved(np.save, np.array(["a"])), "not numbers"),
+    "an archive that unpacks to much": (bomb(), "more than 16 arrays or"),
+    "a header that promises much": (huge(), "has the shape"),
+    "too many arrays": (saved(np.savez, **{f"a{i}": np.zeros(1) for i in range(17)}), "more than 16 arrays"),
+    "an archive that is cut": (saved(np.savez, a=np.zeros(9))[:80], "damaged"),
+    "an array that is cut": (saved(np.save, np.zeros(9))[:-8], "."),
+}
+
+
+def test_arrays_come_by_their_names() -> None:
+    several, one = saved(np.savez, a=np.arange(3), b=np.ones((2, 2))), saved(np.save, np.arange(4.0))
+
+    assert is_array_file(several)
+    assert is_array_file(one)
+    assert not is_array_file(b"RIFF....WAVE")
+    assert {name: array.tolist() for name, array in read_arrays(several).items()} == {
+        "a": [0, 1, 2],
+        "b": [[1, 1], [1, 1]],
+    }
+    assert read_arrays(one)[""].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("data", "complaint"), WRONG.values(), ids=WRONG)
+def test_what_is_no_such_file_is_refused(data: bytes, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read_arrays(data)
