@@ -1,8 +1,4 @@
-"""Translate the published names of a DAC checkpoint into the codec's, and fit them strictly.
-
-Weight norm comes in two spellings and is folded: w = g · v / ‖v‖ with the norm over all axes but the first
-(Salimans & Kingma 2016), for transposed convolutions too.
-"""
+"""Translate the published names of a DAC checkpoint into the codec's, and fit them strictly."""
 
 from __future__ import annotations
 
@@ -18,8 +14,9 @@ from s1_mini.codecs.dac.model import Dac
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.weights.files import find_tensors, read_tensors
 from s1_mini.weights.fit import check_fit, fit, skeleton, strip_prefix
+from s1_mini.weights.weight_norm import fold_weight_norm
+from s1_mini.weights.weight_norm import folded_name as folded_name  # noqa: PLC0414 - asked for here, too
 
-_SPELLINGS = ((".weight_g", ".weight_v"), (".parametrizations.weight.original0", ".parametrizations.weight.original1"))
 _BUFFERS = (".freqs_cis", ".causal_mask")  # computed, not loaded; the masks alone are 302 MB in S1-mini
 _ENCODING = ("encoder.", "quantizer.pre_module.", "quantizer.downsample.")
 
@@ -33,21 +30,7 @@ def translate(tensors: Mapping[str, Tensor], *, encodes: bool = True) -> dict[st
     named = {name: tensor for name, tensor in named.items() if not name.endswith(_BUFFERS)}
     if not encodes:
         named = {name: tensor for name, tensor in named.items() if not _is_encoding(name)}
-    for scale_suffix, direction_suffix in _SPELLINGS:
-        for name in [name for name in named if name.endswith(scale_suffix)]:
-            stem = name.removesuffix(scale_suffix)
-            if stem + direction_suffix not in named:
-                raise CheckpointMismatchError(f"codec weights have {name} but no {stem}{direction_suffix}")
-            if f"{stem}.weight" in named:
-                raise CheckpointMismatchError(f"codec weights have {name} and {stem}.weight, which is the same twice")
-            named[f"{stem}.weight"] = _fold(stem, named.pop(name), named.pop(stem + direction_suffix))
-    return named
-
-
-def folded_name(name: str) -> str:
-    """Give the name of the tensor that the two of a weight norm become, any other name as it is."""
-    suffix = next((suffix for pair in _SPELLINGS for suffix in pair if name.endswith(suffix)), None)
-    return name if suffix is None else name.removesuffix(suffix) + ".weight"
+    return fold_weight_norm(named)
 
 
 def can_encode(tensors: Mapping[str, Tensor]) -> bool:
@@ -57,17 +40,6 @@ def can_encode(tensors: Mapping[str, Tensor]) -> bool:
 
 def _is_encoding(name: str) -> bool:
     return name.startswith(_ENCODING) or ".in_proj." in name
-
-
-def _fold(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
-    if direction.dim() < 2 or scale.shape != (len(direction), *[1] * (direction.dim() - 1)):
-        raise CheckpointMismatchError(
-            f"codec weights: the scale of {stem} has shape {tuple(scale.shape)}, its direction {tuple(direction.shape)}"
-        )
-    if direction.is_meta:  # asked for shapes only; arithmetic on none would have torch load sympy
-        return direction
-    norm = torch.linalg.vector_norm(direction.float(), dim=tuple(range(1, direction.dim())), keepdim=True)
-    return (direction.float() * (scale.float() / norm)).to(direction.dtype)
 
 
 def build_codec(
