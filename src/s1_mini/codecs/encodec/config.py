@@ -1,0 +1,199 @@
+"""Sizes of an Encodec: the keys of transformers' config, in a file of its own or as `codec_config` in Bark's."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from s1_mini.exceptions import CheckpointMismatchError
+
+# Far beyond any codec, near enough that a damaged config cannot ask for the machine's whole memory.
+MAX_SIZE = 2**18
+_MAX_PARTS = 32  # ratios, bandwidths, layers
+_MAX_CHANNELS = 2**13  # the published one has 512
+_MAX_BOOKS = 256
+
+# What the layers here are made for; a config that says otherwise is another codec, such as the one at 48 kHz.
+_FIXED: Mapping[str, Any] = {
+    "audio_channels": 1,
+    "normalize": False,
+    "norm_type": "weight_norm",
+    "use_causal_conv": True,
+    "pad_mode": "reflect",
+    "trim_right_ratio": 1.0,
+    "chunk_length_s": None,
+    "overlap": None,
+}
+
+
+@dataclass(frozen=True)
+class EncodecConfig:
+    """Architecture of one codec; the defaults are those of facebook/encodec_24khz."""
+
+    sampling_rate: int = 24_000
+    hidden_size: int = 128  # channels between encoder, codebooks and decoder
+    num_filters: int = 32
+    num_residual_layers: int = 1
+    upsampling_ratios: tuple[int, ...] = (8, 5, 4, 2)
+    kernel_size: int = 7
+    last_kernel_size: int = 7
+    residual_kernel_size: int = 3
+    dilation_growth_rate: int = 2
+    compress: int = 2
+    num_lstm_layers: int = 2
+    codebook_size: int = 1024
+    use_conv_shortcut: bool = True
+    target_bandwidths: tuple[float, ...] = (1.5, 3.0, 6.0, 12.0, 24.0)  # kbit/s
+
+    @property
+    def samples_per_frame(self) -> int:
+        """Product of the ratios: 320, so 75 frames/s at 24 kHz."""
+        return math.prod(self.upsampling_ratios)
+
+    @property
+    def frame_rate(self) -> int:
+        """Frames a second, rounded up."""
+        return -(-self.sampling_rate // self.samples_per_frame)
+
+    @property
+    def width(self) -> int:
+        """Channels of the LSTMs."""
+        return self.num_filters * 2 ** len(self.upsampling_ratios)
+
+    @property
+    def num_codebooks(self) -> int:
+        """All codebooks, which the highest bandwidth takes."""
+        return self._books(self.target_bandwidths[-1])
+
+    def codebooks_of(self, bandwidth: float) -> int:
+        """Codes of one frame at a bandwidth in kbit/s. Raises `ValueError` for one that the codec lacks."""
+        if bandwidth not in self.target_bandwidths:
+            allowed = ", ".join(f"{each:g}" for each in self.target_bandwidths)
+            raise ValueError(f"bandwidth {bandwidth} kbit/s: this codec has {allowed}")
+        return min(max(1, self._books(bandwidth)), self.num_codebooks)
+
+    def _books(self, bandwidth: float) -> int:
+        return int(1000 * bandwidth // (self.frame_rate * (self.codebook_size.bit_length() - 1)))
+
+    @property
+    def first_frames(self) -> int:
+        """Frames that the first ones depend on, since a stream's beginning is mirrored: 7.
+
+        A stream that has more must begin with a chunk of so many at the least.
+        """
+        reaches = [self.kernel_size, *self._reaches_of_codes()]
+        rate = 1
+        for ratio in self.upsampling_ratios:
+            rate *= ratio
+            reaches.append(-(-self._residual_reach() // rate))
+        reaches.append(-(-self.last_kernel_size // rate))
+        return max(reaches)
+
+    def _reaches_of_codes(self) -> list[int]:
+        """Frames that the encoder's layers mirror, each at its own rate."""
+        rate = self.samples_per_frame
+        reaches = [-(-self.kernel_size // rate), self.last_kernel_size]
+        for ratio in reversed(self.upsampling_ratios):
+            reaches += [-(-self._residual_reach() // rate), -(-(ratio + 1) // rate)]
+            rate //= ratio
+        return reaches
+
+    def _residual_reach(self) -> int:
+        dilation = self.dilation_growth_rate ** (self.num_residual_layers - 1)
+        return (self.residual_kernel_size - 1) * dilation + 1
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], source: str = "config.json") -> EncodecConfig:
+        """Read transformers' config; absent keys have the published value, keys that no layer needs are ignored.
+
+        Raises `CheckpointMismatchError` naming `source` and the key for values that cannot be.
+        """
+        for name, only in _FIXED.items():
+            if values.get(name, only) != only:
+                raise CheckpointMismatchError(
+                    f"{source}: {name}={reprlib.repr(values[name])} is not supported; "
+                    f"Encodec at 24 kHz has {name}={only}"
+                )
+        given: dict[str, Any] = {}
+        for field in fields(cls):
+            value = values.get(field.name)
+            if value is not None:
+                given[field.name] = _READERS.get(field.name, _size)(f"{source}: {field.name}", value)
+        config = cls(**given)
+        config._check(source, values.get("codebook_dim"))
+        return config
+
+    def _check(self, source: str, codebook_dim: Any) -> None:
+        if codebook_dim not in (None, self.hidden_size):
+            raise CheckpointMismatchError(
+                f"{source}: codebook_dim={reprlib.repr(codebook_dim)} is not hidden_size={self.hidden_size}"
+            )
+        if self.codebook_size.bit_count() != 1 or self.codebook_size < 2:
+            raise CheckpointMismatchError(f"{source}: codebook_size={self.codebook_size} is no power of two above 1")
+        for name, size, most in (
+            ("num_filters times 2 for each of the upsampling_ratios", self.width, _MAX_CHANNELS),
+            ("hidden_size", self.hidden_size, _MAX_CHANNELS),
+            ("the product of upsampling_ratios", self.samples_per_frame, MAX_SIZE),
+            ("the reach of the residual layers", self._residual_reach(), MAX_SIZE),
+            ("compress", self.compress, self.num_filters),
+            ("kernel_size", self.kernel_size, 1024),
+            ("last_kernel_size", self.last_kernel_size, 1024),
+        ):
+            if size > most:
+                raise CheckpointMismatchError(f"{source}: {name} is {size}; at most {most} is possible")
+        if not 1 <= self.num_codebooks <= _MAX_BOOKS:
+            raise CheckpointMismatchError(
+                f"{source}: target_bandwidths {self.target_bandwidths} ask for {self.num_codebooks} codebooks; "
+                f"1 to {_MAX_BOOKS} are possible"
+            )
+
+
+def _size(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
+        raise CheckpointMismatchError(f"{name}={reprlib.repr(value)} is not a positive whole number up to {MAX_SIZE}")
+    return value
+
+
+def _few(name: str, value: Any) -> int:
+    if _size(name, value) > _MAX_PARTS:
+        raise CheckpointMismatchError(f"{name}={value} is more than {_MAX_PARTS}")
+    return int(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise CheckpointMismatchError(f"{name}={reprlib.repr(value)} is neither true nor false")
+    return value
+
+
+def _ratios(name: str, value: Any) -> tuple[int, ...]:
+    if not _is_list(value) or not all(type(each) is int and 1 <= each <= MAX_SIZE for each in value):
+        raise CheckpointMismatchError(
+            f"{name}={reprlib.repr(value)} is not a list of 1 to {_MAX_PARTS} positive whole numbers"
+        )
+    return tuple(value)
+
+
+def _bandwidths(name: str, value: Any) -> tuple[float, ...]:
+    fits = _is_list(value) and all(type(each) in (int, float) and 0 < each < MAX_SIZE for each in value)
+    if not fits or list(value) != sorted(value):
+        raise CheckpointMismatchError(
+            f"{name}={reprlib.repr(value)} is not a list of 1 to {_MAX_PARTS} ascending numbers of kbit/s"
+        )
+    return tuple(value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) and 1 <= len(value) <= _MAX_PARTS
+
+
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "upsampling_ratios": _ratios,
+    "target_bandwidths": _bandwidths,
+    "use_conv_shortcut": _flag,
+    "num_lstm_layers": _few,
+    "num_residual_layers": _few,
+}
