@@ -69,13 +69,18 @@ class Encodec(nn.Module):
         if encodes:
             self.encoder = _encoder(config)
 
-    def prepare(self) -> None:
-        """Lay out weights as the device likes them; once, when they are on it."""
-        weight = self.quantizer.books[0].embed
+    def prepare(self, dtype: torch.dtype | None = None) -> None:
+        """Give both networks a format and lay out weights as the device likes them; once, when they are on it.
+
+        The codebooks stay in fp32: in fewer bits their entries are too close to each other.
+        """
+        for network in (self.decoder, self.encoder) if self.encodes else (self.decoder,):
+            network.to(dtype)
+            for module in network.modules():
+                if isinstance(module, nn.LSTM):
+                    module.flatten_parameters()
+        weight = next(self.decoder.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        for module in self.modules():
-            if isinstance(module, nn.LSTM):
-                module.flatten_parameters()
 
     def encode(self, waves: Tensor, codebooks: int | None = None) -> Tensor:
         """Encode waves [B, T] of one length to codes [B, K, F] of the first `codebooks`, or of all."""
@@ -83,12 +88,12 @@ class Encodec(nn.Module):
 
     def quantize(self, latents: Tensor, codebooks: int | None = None) -> Tensor:
         """Codes [B, K, F] of vectors [B, C, F] in the first `codebooks`, or in all."""
-        return self.quantizer.encode(latents, codebooks or self.num_codebooks)
+        return self.quantizer.encode(latents.float(), codebooks or self.num_codebooks)
 
     def latents(self, waves: Tensor, carry: Whole | None = None) -> Tensor:
         """Vectors [B, C, F] of samples [B, T], the last frame mirrored to its end; a carry takes whole frames only."""
         assert self.encodes, "this codec was loaded for decoding only"
-        return self.encoder(waves.unsqueeze(1), carry or Whole())
+        return self.encoder(waves.unsqueeze(1).to(self.dtype), carry or Whole())
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode codes [B, K, F] of the first K codebooks to samples [B, T]."""
@@ -96,7 +101,7 @@ class Encodec(nn.Module):
 
     def push(self, codes: Tensor, carry: Whole) -> Tensor:
         """Decode the next frames [B, K, F] of the streams that `carry` holds, to samples [B, T]."""
-        return self.decoder(self.quantizer.decode(codes), carry).squeeze(1)
+        return self.decoder(self.quantizer.decode(codes).to(self.dtype), carry).squeeze(1)
 
     def open(self, rows: int) -> EncodecStream:
         """Begin decoding streams in so many rows."""

@@ -50,15 +50,16 @@ def build_encodec(
 ) -> Encodec:
     """Build the codec from the tensors under `prefix`, without its encoder unless `encodes`.
 
-    Raises `CheckpointMismatchError` naming `source` and the tensors where config and weights contradict each other.
+    Both networks have `dtype`, the codebooks fp32. Raises `CheckpointMismatchError` naming `source` and the tensors
+    where config and weights contradict each other.
     """
     if encodes and not can_encode(tensors, prefix):
         raise CheckpointMismatchError(f"{source} has no encoder; it can decode only")
     with skeleton():
         codec = Encodec(config, encodes=encodes)
     named = translate(tensors, prefix=prefix, encodes=encodes, source=source)
-    fit(codec, named, source=source, dtype=dtype, device=device or torch.device("cpu"))
-    codec.prepare()
+    fit(codec, named, source=source, dtype=torch.float32, device=device or torch.device("cpu"))
+    codec.prepare(dtype)
     return codec
 
 
