@@ -18,6 +18,7 @@ from s1_mini.exceptions import ConfigurationError
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 BOOKS, LANES = 8, 4
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}  # a GPU's sums go another way than the CPU's that they are compared with
 RATE = TINY.samples_per_frame
 # Samples: of many chunks and of one, whole chunks and frames, shorter than a frame and than the mirrored beginning.
 LENGTHS = (30_000, 1, 9_600, 4_801, 320, 14_399, 2_239, 100, 9_601, 25_000, 5_000, 7_777)
@@ -43,7 +44,7 @@ class LatentLanes(Lanes):
 def codec(device: str) -> Iterator[Encodec]:
     codec = random_encodec(TINY).to(device)
     codec.prepare()
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield codec
 
 
@@ -64,18 +65,18 @@ def files_of_codes() -> list[np.ndarray]:
     return [random.integers(0, 1024, (BOOKS, frames)) for frames in (90, 1, 30, 6, 7, 15, 8, 31, 44, 2)]
 
 
-def is_near_tie(wave: np.ndarray, codes: np.ndarray, book: int, frame: int) -> bool:
-    """Whether another entry of a book is as near as that of `codes`, as far as fp32 can tell."""
+def is_near_tie(wave: np.ndarray, codes: np.ndarray, book: int, frame: int, share: float) -> bool:
+    """Whether another entry of a book is as near as that of `codes`, but for a small share."""
     rest = torch.from_numpy(latents(wave)[:, frame])
     for at in range(book):
         rest = rest - CPU.quantizer.books[at].embed[codes[at, frame]]
     first, second = CPU.quantizer.books[book].distances(rest[None, None])[0, 0].sort().values[:2]
-    return bool(second - first <= 1e-4 * (1 + first))
+    return bool(second - first <= share * (1 + first))
 
 
 @devices
 @pytest.mark.parametrize("frames", [7, 15, 40])
-def test_files_in_lanes_are_encoded_as_they_are_alone(codec: Encodec, frames: int) -> None:
+def test_files_in_lanes_are_encoded_as_they_are_alone(codec: Encodec, frames: int, device: str) -> None:
     lanes = EncodeLanes(codec, lanes=LANES, frames=frames, codebooks=BOOKS)
     inner = LatentLanes(codec, lanes=LANES, frames=frames)
     lanes.capture()
@@ -87,22 +88,22 @@ def test_files_in_lanes_are_encoded_as_they_are_alone(codec: Encodec, frames: in
     for wave, vector, code in zip(waves(), vectors, codes, strict=True):
         alone = CPU.encode(torch.from_numpy(wave).unsqueeze(0), BOOKS)[0].numpy()
         assert code.shape == (BOOKS, -(-len(wave) // RATE))
-        assert np.abs(vector - latents(wave)).max() <= 1e-5
+        assert np.abs(vector - latents(wave)).max() <= TOLERANCE[device]
         for frame in np.flatnonzero((code != alone).any(0)):
             book = int(np.flatnonzero(code[:, frame] != alone[:, frame])[0])  # later books code another rest
-            assert is_near_tie(wave, alone, book, frame)
+            assert is_near_tie(wave, alone, book, frame, 10 * TOLERANCE[device])
         same, total = same + (code == alone).sum(), total + code.size
     assert same / total >= 0.998
 
 
 @devices
 @pytest.mark.parametrize("frames", [7, 15, 40])
-def test_files_in_lanes_are_decoded_as_they_are_alone(codec: Encodec, frames: int) -> None:
+def test_files_in_lanes_are_decoded_as_they_are_alone(codec: Encodec, frames: int, device: str) -> None:
     lanes = DecodeLanes(codec, lanes=LANES, frames=frames, codebooks=BOOKS)
     lanes.capture()
 
     for codes, wave in zip(files_of_codes(), lanes.all(files_of_codes()), strict=True):
-        assert np.abs(wave - CPU.decode(torch.from_numpy(codes)[None])[0].numpy()).max() <= 1e-5
+        assert np.abs(wave - CPU.decode(torch.from_numpy(codes)[None])[0].numpy()).max() <= TOLERANCE[device]
 
 
 def test_neither_neighbours_nor_order_nor_an_earlier_run_change_a_result() -> None:
@@ -112,7 +113,10 @@ def test_neither_neighbours_nor_order_nor_an_earlier_run_change_a_result() -> No
 
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(len(files))
-        for number, wave in zip(order, lanes.all([files[each] for each in order]), strict=True):
+        results = dict(lanes.run(files[each] for each in order))
+        assert len(results) == len(files)
+        for at, number in enumerate(order):
+            wave = results[at]
             assert np.abs(wave - expected[number]).max() <= 1e-6
 
 

@@ -19,6 +19,7 @@ from s1_mini.types import SamplingParams
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 BOOKS, SLOTS = 8, 4
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}  # a GPU's sums go another way than the CPU's that they are compared with
 CODEC = random_encodec(TINY)
 ASKED = Conditions(SamplingParams(), seed=0, utterance=0, max_steps=1, voice={})
 gpu = [
@@ -54,7 +55,7 @@ def open_stage(plan: Chunks, *, is_captured: bool, device: str = "cpu") -> Encod
     codec.prepare()
     stage = EncodecDecoder(codec, plan, number=1)
     if is_captured:
-        with torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             stage.make_graphs()
     return stage
 
@@ -97,9 +98,9 @@ def test_a_stream_gives_the_samples_of_one_call_at_any_chunk(chunk: int, is_capt
 
     for frames in (1, 3, 6, 7, 8, 9, 80):  # one after the other in the same slot
         codes = random_codes(frames, seed=frames)
-        with torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             streamed = speak(stage, plan, {0: codes})[0]
-        assert np.abs(streamed - decode(codes)).max() <= 1e-5
+        assert np.abs(streamed - decode(codes)).max() <= TOLERANCE[device]
 
 
 UTTERANCES = {0: random_codes(30, 1), 1: random_codes(5, 2), 2: random_codes(8, 3), 3: random_codes(21, 4)}
@@ -120,7 +121,7 @@ def test_captured_calls_filled_up_to_their_shapes_sound_as_they_do_alone(device:
 
     for starts in ({}, {2: 1, 3: 2}, {0: 3}):
         for slot, samples in speak(stage, plan, UTTERANCES, starts).items():
-            assert np.abs(samples - decode(UTTERANCES[slot])).max() <= 1e-5
+            assert np.abs(samples - decode(UTTERANCES[slot])).max() <= TOLERANCE[device]
 
 
 def test_a_slot_that_begins_anew_hears_nothing_of_what_was_not_finite() -> None:

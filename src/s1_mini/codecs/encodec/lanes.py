@@ -8,7 +8,7 @@ Shapes: S lanes, K codebooks, F frames and T samples of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -82,6 +82,7 @@ class Lanes:
         self._output = torch.zeros((lanes, *made[0]), dtype=made[1], device=self.device)
         # Of two calls one is filled and read while the device works on the other.
         self._calls = [self._make_call() for _ in range(2)]
+        self._num_calls = 0
         self._stream: torch.cuda.Stream | None = None
         self._work: Callable[[], None] = self._compute
 
@@ -120,9 +121,16 @@ class Lanes:
                 return
             last = call
 
-    def all(self, files: Iterable[np.ndarray]) -> list[np.ndarray]:
-        """Give the results of all files in their order."""
-        return [result for _, result in sorted(self.run(files), key=lambda each: each[0])]
+    def all(self, files: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Give the results of all files in their order; the longest are begun first, so that lanes end together."""
+        order = sorted(range(len(files)), key=lambda number: -files[number].shape[-1])
+        results = {order[at]: result for at, result in self.run(files[number] for number in order)}
+        return [results[number] for number in range(len(files))]
+
+    @property
+    def frames_computed(self) -> int:
+        """Frames of all calls so far, with those of lanes that had no file."""
+        return self._num_calls * self.lanes * self._frames
 
     @property
     def num_bytes(self) -> int:
@@ -175,6 +183,7 @@ class Lanes:
         return _File(number, content, result)
 
     def _launch(self, call: _Call) -> None:
+        self._num_calls += 1
         with torch.cuda.stream(self._stream):  # which does nothing where there is none
             for device, host in zip(self._inputs, call.inputs, strict=True):
                 device.copy_(host, non_blocking=True)

@@ -1,0 +1,58 @@
+"""Encodec's ways of batching are measured on the same work, and told with how much they agree."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmark import encodec_batching
+from benchmark.command import run
+from benchmark.encodec_batching import HISTOGRAM, WAYS, draw_lengths, main
+
+
+def test_the_work_is_as_long_as_test_clean_and_a_share_of_it_is_alike() -> None:
+    whole, part = draw_lengths(1.0, seed=0), draw_lengths(0.1, seed=0)
+
+    assert len(whole) == sum(HISTOGRAM) == 2628
+    assert sum(whole) / 3600 == pytest.approx(5.43, abs=0.02)
+    assert 1.3 <= min(whole) < max(whole) <= 35
+    assert len(part) == 263
+    assert np.mean(part) == pytest.approx(np.mean(whole), rel=0.02)
+
+
+def test_the_command_measures_all_ways_and_they_agree(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(encodec_batching, "SHORTEST_S", 0.1)  # or it would take half a minute
+    monkeypatch.setattr(encodec_batching, "BIN_S", 0.2)
+    options = "--device cpu --size tiny --share 0.003 --lanes 3 --chunk 15 --batch 4 --single-share 0.5"
+    monkeypatch.setattr(sys, "argv", ["encodec_batching", *options.split()])
+
+    assert run(main) == 0
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    told = {(each["direction"], each["way"]): each for each in line["ways"]}
+    assert list(told) == [(direction, way) for direction in ("encode", "decode") for way in WAYS]
+    for (direction, way), each in told.items():
+        assert each["files"] == (4 if way == "single" else 8)
+        assert 0 < each["useful"] <= 1
+        assert each["allocations"] is None, "which only a GPU counts"
+        if direction == "decode":
+            assert each["max_difference"] <= 1e-5
+        else:
+            assert each["agreement"] >= 0.97  # the last frame of a padded file is padded with zeros, not mirrored
+    assert told["encode", "single"]["useful"] == told["encode", "single"]["agreement"] == 1
+    assert told["encode", "lanes"]["agreement"] >= 0.998
+    assert told["decode", "sorted"]["useful"] > told["decode", "padded"]["useful"]
+
+
+def test_a_device_that_is_not_there_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["encodec_batching", "--device", "cuda:99"])
+
+    assert run(main) == 1
+    assert capsys.readouterr().err.startswith("encodec_batching: device='cuda:99'")
