@@ -52,6 +52,7 @@ class Options:
     lanes: int
     frames: int  # of a lane's chunk
     batch: int  # files of a padded batch
+    tunes: bool = False  # whether cuDNN tries its ways for the lanes, whose shapes never change
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Way:
         self._name, self._direction, self._options, self._device = name, direction, options, device
         self._lanes = direction.lanes() if name in ("lanes", "longest first") else None
         if self._lanes is not None:
-            self._lanes.capture()
+            self._lanes.capture(tunes=options.tunes)
 
     def work(self, files: Sequence[np.ndarray]) -> Arrays:
         """Give the results of files in their order."""
@@ -296,11 +297,12 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=128)
     parser.add_argument("--chunk", type=int, default=75, help="frames of a lane's chunk; 75 are a second")
     parser.add_argument("--batch", type=int, default=16, help="files of a padded batch")
+    parser.add_argument("--tune", action="store_true", help="let cuDNN choose among its ways for the lanes")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
 
     config, device = SIZES[given.size], torch.device(choose_device(given.device).value)
-    options = Options(config.codebooks_of(given.bandwidth), given.lanes, given.chunk, given.batch)
+    options = Options(config.codebooks_of(given.bandwidth), given.lanes, given.chunk, given.batch, given.tune)
     codec = random_encodec(config).to(device)
     codec.prepare(torch.float32 if given.precision == "tf32" else getattr(torch, given.precision))
     lengths = draw_lengths(given.share, given.seed)

@@ -9,6 +9,7 @@ Shapes: S lanes, K codebooks, F frames and T samples of a chunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from s1_mini.codecs.encodec.carry import Carry, Memory
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.execution.graphs import capture
+from s1_mini.execution.graphs import capture, one_capture
 
 Numbered = tuple[int, np.ndarray]
 
@@ -87,13 +88,18 @@ class Lanes:
         self._work: Callable[[], None] = self._compute
 
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Make the graph, on a GPU; once, before the first file."""
+    def capture(self, *, tunes: bool = False) -> None:
+        """Make the graph, on a GPU; once, before the first file.
+
+        If it `tunes`, cuDNN tries its ways of each convolution and keeps the fastest: some seconds, and their sums may
+        differ in the last bits from one time to the next.
+        """
         if self.device.type != "cuda":
             return
         self._inputs[2].fill_(self._given[0][-1])
         self._stream = torch.cuda.Stream(self.device)
-        self._work = capture(self._compute, self._stream, torch.cuda.graph_pool_handle())
+        with one_capture, _tuning() if tunes else nullcontext():
+            self._work = capture(self._compute, self._stream, torch.cuda.graph_pool_handle())
 
     def compute(self, x: Tensor, carry: Carry) -> Tensor:
         """Give the results of a chunk of each lane."""
@@ -233,3 +239,13 @@ class DecodeLanes(Lanes):
     def compute(self, x: Tensor, carry: Carry) -> Tensor:
         """Waves [S, T] of codes [S, K, F]."""
         return self._codec.push(x, carry)
+
+
+@contextmanager
+def _tuning() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
