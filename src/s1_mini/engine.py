@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
 import numpy as np
 import torch
 
-from s1_mini.audio.container import AudioFormat, check_format
+from s1_mini.audio.container import check_format
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import (
@@ -43,6 +43,7 @@ from s1_mini.text.split import split
 from s1_mini.types import (
     DEFAULT_SAMPLING,
     AudioChunk,
+    AudioFormat,
     ChunkProfile,
     Reference,
     SamplingParams,

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from s1_mini.audio.container import AudioFormat, encode, format_of, write
-from s1_mini.types import FinishReason
+from s1_mini.audio.container import encode, format_of, write
+from s1_mini.types import AudioFormat, FinishReason
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.prompt import build_prompt
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
-from s1_mini.weights.directory import DEFAULT_MODEL
-from s1_mini.weights.files import read_json
+from s1_mini.weights.directory import DEFAULT_MODEL, read_json
 from training.corpus import Corpus
 from training.speech import Utterance
 from training.tokens import as_segments, encode

@@ -12,7 +12,8 @@ from torch import nn
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.registry import check_files
-from s1_mini.weights.files import find_tensors, read_tensors
+from s1_mini.weights.directory import find_tensors
+from s1_mini.weights.files import read_tensors
 from s1_mini.weights.fit import fit
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}

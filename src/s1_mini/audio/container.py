@@ -20,7 +20,7 @@ import soxr
 from s1_mini.audio.pcm import to_int16
 from s1_mini.exceptions import GenerationError, ParameterError
 from s1_mini.files import files
-from s1_mini.types import AudioFormat as AudioFormat  # noqa: PLC0414 - asked for here, too
+from s1_mini.types import AudioFormat
 
 FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
 

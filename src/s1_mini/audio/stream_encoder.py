@@ -11,8 +11,9 @@ import numpy as np
 import soundfile
 import soxr
 
-from s1_mini.audio.container import ENCODINGS, AudioFormat, rate_in, wav_stream_header
+from s1_mini.audio.container import ENCODINGS, rate_in, wav_stream_header
 from s1_mini.audio.pcm import to_int16
+from s1_mini.types import AudioFormat
 
 
 def encodes_fast(audio_format: AudioFormat) -> bool:

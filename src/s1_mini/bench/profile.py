@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from s1_mini.audio.container import AudioFormat, encode
+from s1_mini.audio.container import encode
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.messages import Prefill, StepResult
 from s1_mini.core.output_queue import OutputQueue
@@ -24,13 +24,13 @@ from s1_mini.core.request import Request, Utterance
 from s1_mini.core.speech import Speech
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
-from s1_mini.exceptions import CheckpointError
+from s1_mini.exceptions import CheckpointError, VoiceUnsupportedError
 from s1_mini.execution.stage import Pending, Stage
 from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.synthesizer import choose_threads
 from s1_mini.text.normalize import normalize
-from s1_mini.types import SamplingParams
+from s1_mini.types import AudioFormat, SamplingParams
 
 SCHEDULING = "scheduling"  # all that a turn does but its stages' work
 MAX_CHARACTERS = 20_000
@@ -168,7 +168,7 @@ class Profiler:
         """Tell whether the checkpoint makes a voice of a recording, and was not written for decoding only."""
         try:
             self._encode(recording)
-        except CheckpointError:
+        except (CheckpointError, VoiceUnsupportedError):
             return False
         return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GIB = 2**30
+SPAN = 64  # positions of a slot are a multiple of it
 AUTO_SLOTS = 256  # the most where nobody says how many: as far as the graphs' ladder goes
 STREAM_ROWS = 2  # rows of the codec a slot: a job may still sound when its slot is another's
 DECODED_FRAMES = 2  # at once, a slot

@@ -8,13 +8,12 @@ from typing import Any, Literal
 
 from s1_mini.capacity.cards import Card, machines_with
 from s1_mini.capacity.floor import Efficiency, Floors, StepTime, Streams
-from s1_mini.capacity.memory import AUTO_SLOTS, CONTEXT_BYTES, count_slots, fit_slots
+from s1_mini.capacity.memory import AUTO_SLOTS, CONTEXT_BYTES, SPAN, count_slots, fit_slots
 from s1_mini.capacity.sizes import Formats, Sizes
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ParameterError
 
 ROWS = (1, 16, 64, 128)
-SPAN = 64
 
 WeightFormat = Literal["half", "int8", "fp8"]
 KVFormat = Literal["half", "fp8"]

@@ -21,9 +21,8 @@ from s1_mini.types import DEFAULT_SAMPLING, SamplingParams
 if TYPE_CHECKING:
     import numpy as np
 
-    from s1_mini.audio.container import AudioFormat
     from s1_mini.config import EngineConfig
-    from s1_mini.types import AudioChunk
+    from s1_mini.types import AudioChunk, AudioFormat
 
 PIPE = "-"
 ONE_PIECE_BYTES = 200  # a text that is not split

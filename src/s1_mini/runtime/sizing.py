@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from s1_mini.capacity.memory import AUTO_SLOTS, fit_slots
+from s1_mini.capacity.memory import AUTO_SLOTS, SPAN, fit_slots
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.loader import Speaker
@@ -12,7 +12,6 @@ from s1_mini.runtime.loader import Speaker
 GB = 2**30
 CPU_KV_GB = 1.0  # where nothing is said about it
 CPU_SLOTS = 4  # likewise; on a GPU as many as there is room for, up to `AUTO_SLOTS`
-SPAN = 64  # positions are given in multiples of this
 
 
 def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:

@@ -244,7 +244,7 @@ class Synthesizer:
 
 
 def choose_threads(chain: Chain, num_bytes: int) -> Threads:
-    """Choose the threads of a chain's stages: one for each device, and what makes sound alone where that is worth it.
+    """Choose the threads of a chain's stages: one for a device's models, and one for each other where that is worth it.
 
     On a CPU with a small model, step and codec keep a core busy each; on a GPU each has a queue of work there, and
     while one thread waits for a frame, the other hands out sound.
@@ -260,8 +260,10 @@ def choose_threads(chain: Chain, num_bytes: int) -> Threads:
 
     if last and ((steps_on_one and num_cores() > 1) or any(device.type == "cuda" for device in devices)):
         groups: dict[str, tuple[int, ...]] = {}
-        for stage, device in enumerate(devices[:-1]):
+        for stage, (device, policy) in enumerate(zip(devices[:-1], chain.policies, strict=False)):
             name = "model" if device == devices[0] else f"model on {device}"
+            if not policy.is_autoregressive:
+                name = policy.name  # its calls take long, and steps would wait for them
             groups[name] = (*groups.get(name, ()), stage)
         helps = chain.policies[-1].helped_size > 0 and devices[0] == devices[last]
         return Threads({**groups, "sound": (last,)}, helps=helps, enter=enter)

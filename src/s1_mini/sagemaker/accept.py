@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from s1_mini.audio.container import AudioFormat, media_type
+from s1_mini.audio.container import media_type
 from s1_mini.server.errors import NotAcceptableError
+from s1_mini.types import AudioFormat
 
 JSON = "application/json"
 JSON_LINES = "application/jsonlines"

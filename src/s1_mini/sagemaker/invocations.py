@@ -17,7 +17,6 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from s1_mini.audio.container import AudioFormat
 from s1_mini.sagemaker import sessions
 from s1_mini.sagemaker.accept import JSON_LINES, Answer, choose_answer
 from s1_mini.sagemaker.attributes import HEADER, read_attributes, read_route, write_attributes
@@ -39,7 +38,7 @@ from s1_mini.server.schemas import (
     decode_base64,
 )
 from s1_mini.server.speech import Speech, speak
-from s1_mini.types import ChunkProfile
+from s1_mini.types import AudioFormat, ChunkProfile
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from s1_mini.audio.container import AudioFormat
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server.bodies import is_json, parse_json
 from s1_mini.server.errors import BodyError, ContentTypeError
 from s1_mini.server.schemas import SpeechBody, SpeechRequest
+from s1_mini.types import AudioFormat
 
 JSON_LINES_TYPES = frozenset(
     {"application/jsonlines", "application/x-jsonlines", "application/jsonl", "application/x-ndjson"}

@@ -14,9 +14,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from s1_mini.audio.container import AudioFormat
 from s1_mini.server.errors import InvalidError
-from s1_mini.types import DEFAULT_SAMPLING, MAX_REPETITION_PENALTY, MAX_SEED, MAX_TEMPERATURE, MAX_TOP_K, ChunkProfile
+from s1_mini.types import (
+    DEFAULT_SAMPLING,
+    MAX_REPETITION_PENALTY,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
+    AudioFormat,
+    ChunkProfile,
+)
 
 BASE64_WINDOW = 2**18  # characters, a multiple of four
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from s1_mini.audio.container import AudioFormat, encode, media_type
+from s1_mini.audio.container import encode, media_type
 from s1_mini.audio.stream_encoder import StreamEncoder, encodes_fast
 from s1_mini.exceptions import GenerationError, RequestTimeoutError
 from s1_mini.server.record import Record
 from s1_mini.server.schemas import SpeechRequest
+from s1_mini.types import AudioFormat
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine

@@ -18,10 +18,7 @@ from torch import Tensor
 
 from s1_mini.exceptions import CheckpointFileError
 from s1_mini.weights import pth
-from s1_mini.weights.directory import INDEX_SUFFIX
-from s1_mini.weights.directory import find_tensors as find_tensors  # noqa: PLC0414 - asked for here, too
-from s1_mini.weights.directory import read_json as read_json  # noqa: PLC0414 - asked for here, too
-from s1_mini.weights.directory import read_whole as read_whole  # noqa: PLC0414 - asked for here, too
+from s1_mini.weights.directory import INDEX_SUFFIX, read_json
 
 Tensors = Mapping[str, Tensor]
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.config import read_dac_config as read_dac_config  # noqa: PLC0414 - asked for here, too
+from s1_mini.codecs.dac.config import DacConfig, read_dac_config
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.weights.files import find_tensors, read_tensors
+from s1_mini.weights.directory import find_tensors
+from s1_mini.weights.files import read_tensors
 from s1_mini.weights.fit import check_fit, fit, skeleton, strip_prefix
 from s1_mini.weights.weight_norm import fold_weight_norm
-from s1_mini.weights.weight_norm import folded_name as folded_name  # noqa: PLC0414 - asked for here, too
 
 _BUFFERS = (".freqs_cis", ".causal_mask")  # computed, not loaded; the masks alone are 302 MB in S1-mini
 _ENCODING = ("encoder.", "quantizer.pre_module.", "quantizer.downsample.")

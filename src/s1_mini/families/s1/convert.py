@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from s1_mini.codecs.dac import weights as dac_weights
-from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.codecs.dac.config import DacConfig, read_dac_config
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
 from s1_mini.families.s1 import weights as s1_weights
 from s1_mini.families.s1.family import SMALL_FILES
-from s1_mini.weights.files import find_tensors, read_json
+from s1_mini.weights.directory import find_tensors, read_json
 from s1_mini.weights.members import Member, copied, written
 from s1_mini.weights.stream import (
     ConvertedFile,
@@ -32,13 +32,14 @@ from s1_mini.weights.stream import (
     read_pieces,
     steady_arithmetic,
 )
+from s1_mini.weights.weight_norm import folded_name
 
 _SMALL = 2**16  # elements; smaller tensors are not worth rounding
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
     """Give all files but voices, the weights read when their chunks are asked for. Raises `CheckpointError`."""
-    codec = dac_weights.read_dac_config(checkpoint)
+    codec = read_dac_config(checkpoint)
     return [
         *(copied(checkpoint / name, name) for name in SMALL_FILES),
         written("codec_config.json", json.dumps(dataclasses.asdict(codec), indent=2) + "\n"),
@@ -78,7 +79,7 @@ def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, de
     encodes = dac_weights.can_encode(shapes) and not decode_only
     translate: Translate = partial(dac_weights.translate, encodes=encodes)
     dac_weights.check(config, translate(shapes), encodes=encodes)
-    targets = plan(file, translate, dac_weights.folded_name)
+    targets = plan(file, translate, folded_name)
     stored = dict.fromkeys(targets, torch.float32)
     if precision == "float16":
         with steady_arithmetic():

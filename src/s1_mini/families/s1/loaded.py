@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from s1_mini.capacity.memory import Demand
-from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.codecs.dac.config import DacConfig, read_dac_config
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.stage import MAX_FRAMES, ROWS, DacDecoder
-from s1_mini.codecs.dac.weights import open_dac, read_dac_config
+from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError
@@ -28,7 +28,8 @@ from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.families.s1.weights import build_network
 from s1_mini.layers.quantized import quantize_linears
 from s1_mini.types import ChunkProfile, Voice
-from s1_mini.weights.files import find_tensors, read_json, read_tensors
+from s1_mini.weights.directory import find_tensors, read_json
+from s1_mini.weights.files import read_tensors
 
 # Frames of the first, second, … chunk of an utterance, the last for all further ones (as Nari's Qwen3-TTS server).
 CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {

@@ -72,9 +72,9 @@ class S1State:
     fast_cache: KVCache  # fast: overwritten by every frame
     pairs: Pairs
     window: RepetitionWindow
-    column: Tensor  # [B, K + 1]: what the row reads next; set by activate and step
-    position: Tensor  # [B]: the column it will stand in; set by activate and step
-    count: Tensor  # [B]: frames made; set by activate and step
+    column: Tensor  # [B, K + 1]: what the row reads next; set by begin and step
+    position: Tensor  # [B]: the column it will stand in; set by begin and step
+    count: Tensor  # [B]: frames made; set by begin and step
     active: Tensor  # [B] bool: who steps; the others rest, and nothing they hold is lost
 
     @property

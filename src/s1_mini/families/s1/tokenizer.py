@@ -16,7 +16,7 @@ from pathlib import Path
 import tiktoken
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.weights.files import read_json, read_whole
+from s1_mini.weights.directory import read_json, read_whole
 
 # The published split pattern, with its `(\?!\S)`: upstream's typo for a look-ahead, kept because the model was
 # trained with it.

@@ -15,7 +15,7 @@ from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.settings import Heads
 from s1_mini.families.s1.tokenizer import S1Tokenizer, Vocabulary, read_vocabulary
-from s1_mini.weights.files import read_json
+from s1_mini.weights.directory import read_json
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton, strip_prefix
 
 _JOINED = ("wq", "wk", "wv")
