@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,19 +12,20 @@ from s1_mini.byte_cache import ByteCache
 from s1_mini.core.messages import Plan, Saved
 from s1_mini.core.request import Request, StageSequence
 from s1_mini.core.slots import Slots
-from s1_mini.core.stage_queue import MAX_PREFILLS, StageQueue
+from s1_mini.core.stage_queue import StageQueue
 from s1_mini.core.urgency import MAX_PASSED_OVER
 from tests.core.room import CODEC, MODEL, SIZES, request, sequence, with_items
 
+READER = replace(MODEL, prefill_positions=8)
+
 
 @pytest.fixture(autouse=True)
-def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("s1_mini.core.stage_queue.PREFILL_POSITIONS", 8)
+def short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("s1_mini.core.stage_queue.MIN_SHARED", 4)
 
 
 def model_of(*requests: Request) -> StageQueue:
-    queue = StageQueue(0, MODEL, ByteCache(10**6), is_last=False)
+    queue = StageQueue(0, READER, ByteCache(10**6), is_last=False)
     for each in requests:
         for index, utterance in enumerate(each.utterances):
             first = sequence(each, 0, index)
@@ -78,9 +81,9 @@ def test_short_prompts_are_read_together_within_the_bound() -> None:
 
 
 def test_no_plan_reads_more_prompts_than_a_few() -> None:
-    queue = model_of(*(request(positions=2) for _ in range(MAX_PREFILLS + 1)))
+    queue = model_of(*(request(positions=2) for _ in range(READER.max_prefills + 1)))
 
-    assert [len(reads(queue)) for _ in range(2)] == [MAX_PREFILLS, 1]
+    assert [len(reads(queue)) for _ in range(2)] == [READER.max_prefills, 1]
 
 
 def test_what_is_shared_is_read_once_and_the_others_wait_for_it() -> None:

@@ -63,6 +63,8 @@ class StagePolicy:
     stops: bool = False  # whether a unit ends by itself; if so, running out of steps cuts the speech off
     helped_size: int = 0  # first sounds of units up to this size another thread may make, too, at the same time
     items_a_turn: int = 0  # of a thread with several stages, before the next one's turn; one call at the least
+    prefill_positions: int = 256  # of all units, that one plan reads
+    max_prefills: int = 4  # of one plan: each costs some time of its own, however short
     not_finite: str = "the model's output was not finite"  # what is told when a step's values are no numbers
 
     def next_unit(self, progress: Progress) -> Unit | None:

@@ -15,8 +15,6 @@ from s1_mini.core.slots import Slots
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.urgency import Urgency
 
-PREFILL_POSITIONS = 256  # of all sequences, that one plan reads
-MAX_PREFILLS = 4  # of one plan: each costs some time of its own, however short
 MIN_SHARED = 16  # positions; shorter prefixes are read sooner than they are found
 
 
@@ -159,12 +157,12 @@ class StageQueue:
 
     def _read(self, plan: Plan) -> list[StageSequence]:
         """Read on in some prompts; give those that are read to their end now, and go on to steps."""
-        room, done = PREFILL_POSITIONS, []
+        room, done = self.policy.prefill_positions, []
         for sequence in [each for each in self.reading if not self._waits_for_prefix(each)]:
             unit, slot = sequence.unit, sequence.slot
             assert unit is not None
             assert slot is not None
-            while room and sequence.num_read < unit.prefill and len(plan.prefills) < MAX_PREFILLS:
+            while room and sequence.num_read < unit.prefill and len(plan.prefills) < self.policy.max_prefills:
                 start, shared = sequence.num_read, self._num_shared(sequence)
                 # None reaches over the end of what is shared: what is cached is read in the parts of what is not.
                 stop = min(start + room, shared if start < shared else unit.prefill)
