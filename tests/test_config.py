@@ -20,6 +20,8 @@ FIELDS = [
     "codec_dtype",  # float16 and bfloat16 differ in sound; whose codec overflows the one takes the other
     "weights_dtype",  # what is heard is no longer what was trained: its owner decides
     "kv_dtype",
+    "min_eos_p",  # of the cascade: the original and transformers end speech by different rules
+    "fine_temperature",  # of the cascade: likewise, and what is heard differs
     "heads",
     "repetition_mode",
     "compile",

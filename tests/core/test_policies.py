@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,13 +16,15 @@ from tests.toy.stages import policies
 POLICIES = [MODEL, CODEC, *policies(4)]
 
 
-def units_of(policy: StagePolicy, total: int, arrivals: list[int], profile: str) -> list[Unit]:
+def units_of(
+    policy: StagePolicy, total: int, arrivals: list[int], profile: str, facts: Mapping[str, int] = MappingProxyType({})
+) -> list[Unit]:
     """All units of an utterance whose input of `total` items comes in the given parts."""
     made, available, consumed, produced = [], 0, 0, 0
     parts = iter(arrivals)
     while True:
         is_final = available == total
-        progress = Progress(available, is_final, consumed, produced, len(made), 50, profile)
+        progress = Progress(available, is_final, consumed, produced, len(made), 50, profile, facts)
         if policy.is_done(progress):
             return made
         unit = policy.next_unit(progress)

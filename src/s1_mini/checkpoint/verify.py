@@ -18,7 +18,7 @@ from s1_mini.families.base import Check
 from s1_mini.families.registry import family_of
 from s1_mini.runtime.loader import choose_device
 from s1_mini.weights.directory import find_checkpoint
-from s1_mini.weights.files import read_object
+from s1_mini.weights.files import read_object, read_tensors
 
 TOLERANCE = 1e-4  # largest absolute difference in fp32; the order of sums differs between implementations
 
@@ -41,7 +41,7 @@ def verify_checkpoint(
 
 def _read_oracle(path: Path) -> Mapping[str, Any]:
     try:
-        content = read_object(path)
+        content = read_tensors(path) if path.suffix == ".safetensors" else read_object(path)
     except CheckpointFileError as error:
         raise VerificationError(f"the oracle cannot be read: {error}") from None
     return content if isinstance(content, Mapping) else {}

@@ -1,0 +1,263 @@
+"""What `config.json` and `generation_config.json` say of a cascade. Read, never assumed; checked before any weight is.
+
+What they leave out is as in transformers 5.17, whose layout this is: it leaves out what is as its own defaults.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from s1_mini.codecs.encodec.config import EncodecConfig
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.weights.directory import read_json
+
+# Far beyond any checkpoint, near enough that a damaged config cannot ask for the machine's whole memory.
+MAX_SIZE = 2**20
+MAX_LAYERS = 256
+NUM_COARSE = 2  # books of codes that the coarse model makes
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """One of the three transformers: GPT-2 with learned positions."""
+
+    num_layers: int
+    num_heads: int
+    width: int
+    block_size: int  # positions
+    input_size: int  # ids that it reads, of each book
+    output_size: int  # ids that it gives
+    bias: bool  # of the linear layers; of the norms, too, where it is causal
+    is_causal: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return self.width // self.num_heads
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Tokens, rates and lengths by which the stages fit together; the defaults are those of all that was published."""
+
+    text_offset: int = 10_048  # added to the tokenizer's ids
+    text_pad: int = 129_595
+    semantic_infer: int = 129_599
+    semantic_size: int = 10_000  # semantic tokens; the next id is their end, and stands where there is none
+    max_text: int = 256  # tokens of text, and of a voice beside them
+    max_semantic: int = 768  # semantic tokens that are made at most
+    semantic_rate: float = 49.9  # a second
+    coarse_pad: int = 12_048  # where there is no semantic token
+    coarse_infer: int = 12_050
+    coarse_rate: float = 75.0  # frames a second
+    max_coarse_text: int = 256  # semantic tokens that a window sees
+    max_coarse_history: int = 630  # codes before it that a window sees
+    window: int = 60  # codes that a window makes
+    codebook_size: int = 1024  # codes of a book; as an id of the fine model: no code
+    fine_window: int = 1024  # frames
+    fine_hop: int = 512  # frames between windows; at most so many are seen of a voice
+    num_books: int = 8
+    min_eos_p: float = 0.0  # the end is chosen where it is likelier; 0 is never
+    fine_temperature: float = 0.0  # 0 is the likeliest code
+
+    @property
+    def ratio(self) -> float:
+        """Codes of the coarse model for each semantic token."""
+        return self.coarse_rate / self.semantic_rate * NUM_COARSE
+
+    @property
+    def max_semantic_history(self) -> int:
+        """Semantic tokens of the past that a coarse window sees."""
+        return int(self.max_coarse_history / self.ratio)
+
+    @property
+    def prompt_size(self) -> int:
+        """Positions of a prompt of the semantic model: text and voice, and the token that asks."""
+        return self.max_text + 1
+
+    def num_coarse(self, num_semantic: int) -> int:
+        """Give how many codes the coarse model makes of so many semantic tokens."""
+        return round(int(num_semantic * self.ratio / NUM_COARSE) * NUM_COARSE)
+
+
+@dataclass(frozen=True)
+class CascadeConfig:
+    """A whole checkpoint."""
+
+    semantic: GPTConfig
+    coarse: GPTConfig
+    fine: GPTConfig
+    codec: EncodecConfig
+    numbers: Numbers
+
+    def __post_init__(self) -> None:
+        numbers, needed = self.numbers, []
+        needed.append(("semantic_config.input_vocab_size", self.semantic.input_size, numbers.semantic_infer + 1))
+        needed.append(("semantic_config.output_vocab_size", self.semantic.output_size, numbers.semantic_size + 1))
+        last = numbers.semantic_size + NUM_COARSE * numbers.codebook_size
+        coarse = max(numbers.coarse_infer + 1, numbers.coarse_pad + 1, last)
+        needed.append(("coarse_acoustics_config.input_vocab_size", self.coarse.input_size, coarse))
+        needed.append(("coarse_acoustics_config.output_vocab_size", self.coarse.output_size, last))
+        needed.append(("fine_acoustics_config.input_vocab_size", self.fine.input_size, numbers.codebook_size + 1))
+        needed.append(("fine_acoustics_config.output_vocab_size", self.fine.output_size, numbers.codebook_size))
+        needed.append(("semantic_config.block_size", self.semantic.block_size, numbers.prompt_size + 1))
+        windows = numbers.max_coarse_text + 1 + numbers.max_coarse_history + numbers.window
+        needed.append(("coarse_acoustics_config.block_size", self.coarse.block_size, windows))
+        needed.append(("fine_acoustics_config.block_size", self.fine.block_size, numbers.fine_window))
+        for name, given, least in needed:
+            if given < least:
+                raise CheckpointMismatchError(f"config.json: {name}={given}; generation_config.json needs {least}")
+        if self.codec.codebook_size != numbers.codebook_size:
+            raise CheckpointMismatchError(
+                f"config.json: the codec's books have {self.codec.codebook_size} codes; the models have "
+                f"{numbers.codebook_size}"
+            )
+
+
+def read_cascade_config(directory: Path, sizes: Mapping[str, Mapping[str, Any]] | None = None) -> CascadeConfig:
+    """Read the small files of a checkpoint directory; what they leave out may be among `sizes`.
+
+    Raises `CheckpointError`.
+    """
+    values = read_json(directory / "config.json")
+    for name, part in (sizes or {}).items():
+        values[name] = {**part, **_part(values, name, "config.json")}
+    path = directory / "generation_config.json"
+    return make_config(values, read_json(path) if path.exists() else None)
+
+
+def make_config(values: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> CascadeConfig:
+    """Make it of what both files hold. Raises `CheckpointMismatchError`."""
+    return CascadeConfig(
+        semantic=_gpt(values, "semantic_config"),
+        coarse=_gpt(values, "coarse_acoustics_config"),
+        fine=_fine(values),
+        codec=EncodecConfig.from_json(_part(values, "codec_config", "config.json"), "config.json: codec_config"),
+        numbers=Numbers() if generation is None else _numbers(generation),
+    )
+
+
+def _fine(values: Mapping[str, Any]) -> GPTConfig:
+    part = _part(values, "fine_acoustics_config", "config.json")
+    for name, wanted in (("n_codes_total", 8), ("n_codes_given", 1)):
+        if part.get(name, wanted) != wanted:
+            raise CheckpointMismatchError(
+                f"config.json: fine_acoustics_config.{name}={reprlib.repr(part[name])}; only {wanted} is known"
+            )
+    return _gpt(values, "fine_acoustics_config", is_causal=False)
+
+
+_VOCABULARIES = {
+    "semantic_config": (129_600, 10_048),
+    "coarse_acoustics_config": (12_096, 12_096),
+    "fine_acoustics_config": (1056, 1056),
+}
+
+
+def _gpt(values: Mapping[str, Any], name: str, *, is_causal: bool = True) -> GPTConfig:
+    part = _part(values, name, "config.json")
+
+    def size(key: str, default: int, most: int = MAX_SIZE) -> int:
+        value = part.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise CheckpointMismatchError(
+                f"config.json: {name}.{key}={reprlib.repr(value)} is not a whole number from 1 to {most}"
+            )
+        return value
+
+    sizes = _VOCABULARIES[name]
+    bias = part.get("bias", True)
+    if not isinstance(bias, bool):
+        raise CheckpointMismatchError(f"config.json: {name}.bias={reprlib.repr(bias)} is neither true nor false")
+    config = GPTConfig(
+        num_layers=size("num_layers", 12, MAX_LAYERS),
+        num_heads=size("num_heads", 12),
+        width=size("hidden_size", 768),
+        block_size=size("block_size", 1024),
+        input_size=size("input_vocab_size", sizes[0]),
+        output_size=size("output_vocab_size", sizes[1]),
+        bias=bias,
+        is_causal=is_causal,
+    )
+    if config.width % (2 * config.num_heads):
+        raise CheckpointMismatchError(
+            f"config.json: {name}.hidden_size={config.width} does not make {config.num_heads} heads of an even size"
+        )
+    return config
+
+
+# Which number stands where in generation_config.json.
+_PLACES = {
+    "text_offset": "semantic_config.text_encoding_offset",
+    "text_pad": "semantic_config.text_pad_token",
+    "semantic_infer": "semantic_config.semantic_infer_token",
+    "semantic_size": "semantic_config.semantic_vocab_size",
+    "max_text": "semantic_config.max_input_semantic_length",
+    "max_semantic": "semantic_config.max_new_tokens",
+    "semantic_rate": "semantic_config.semantic_rate_hz",
+    "coarse_pad": "coarse_acoustics_config.coarse_semantic_pad_token",
+    "coarse_infer": "coarse_acoustics_config.coarse_infer_token",
+    "coarse_rate": "coarse_acoustics_config.coarse_rate_hz",
+    "max_coarse_text": "coarse_acoustics_config.max_coarse_input_length",
+    "max_coarse_history": "coarse_acoustics_config.max_coarse_history",
+    "window": "coarse_acoustics_config.sliding_window_len",
+    "codebook_size": "codebook_size",
+    "fine_window": "fine_acoustics_config.max_fine_input_length",
+    "fine_hop": "fine_acoustics_config.max_fine_history_length",
+    "num_books": "fine_acoustics_config.n_fine_codebooks",
+    "min_eos_p": "semantic_config.min_eos_p",
+    "fine_temperature": "fine_acoustics_config.temperature",
+}
+_FREE = {"min_eos_p", "fine_temperature"}  # which may be 0
+
+
+def _numbers(values: Mapping[str, Any]) -> Numbers:
+    given: dict[str, Any] = {}
+    for field in fields(Numbers):
+        place = _PLACES[field.name]
+        group, _, key = place.rpartition(".")
+        value = (_part(values, group, "generation_config.json") if group else values).get(key)
+        if value is None:
+            continue
+        kinds = (int,) if isinstance(field.default, int) else (int, float)
+        is_number = isinstance(value, kinds) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= MAX_SIZE or (not value and field.name not in _FREE):
+            raise CheckpointMismatchError(f"generation_config.json: {place}={reprlib.repr(value)} is no such number")
+        given[field.name] = value
+    if given.get("fine_temperature") == 1:
+        given["fine_temperature"] = 0.0  # as transformers understands it: the likeliest
+    numbers = Numbers(**given)
+    _check(numbers, values)
+    return numbers
+
+
+def _check(numbers: Numbers, values: Mapping[str, Any]) -> None:
+    """Raise `CheckpointMismatchError` for numbers that do not go together."""
+    semantic = _part(values, "semantic_config", "generation_config.json")
+    eos = semantic.get("eos_token_id", numbers.semantic_size)
+    coarse = _part(values, "coarse_acoustics_config", "generation_config.json")
+    books = coarse.get("n_coarse_codebooks", NUM_COARSE)
+    faults = (
+        (eos != numbers.semantic_size, f"semantic_config.eos_token_id={reprlib.repr(eos)} is not semantic_vocab_size"),
+        (books != NUM_COARSE, f"coarse_acoustics_config.n_coarse_codebooks={reprlib.repr(books)} is not {NUM_COARSE}"),
+        (numbers.window % NUM_COARSE, f"sliding_window_len={numbers.window} is odd"),
+        (numbers.max_coarse_history % NUM_COARSE, f"max_coarse_history={numbers.max_coarse_history} is odd"),
+        (numbers.fine_window != 2 * numbers.fine_hop, "max_fine_input_length is not twice max_fine_history_length"),
+        (numbers.num_books != 8, f"n_fine_codebooks={numbers.num_books} is not 8"),
+    )
+    for is_fault, told in faults:
+        if is_fault:
+            raise CheckpointMismatchError(f"generation_config.json: {told}; no such model is known")
+
+
+def _part(values: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any]:
+    part = values.get(name)
+    if part is None:
+        return {}
+    if not isinstance(part, Mapping):
+        raise CheckpointMismatchError(f"{file}: {name} is no object")
+    return part

@@ -1,0 +1,85 @@
+"""The cascade as the registry knows it: everything that needs torch is imported when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from s1_mini.families.cascade.settings import CascadeSettings
+
+STAGES = ("semantic", "coarse", "fine", "codec")
+
+if TYPE_CHECKING:
+    import torch
+
+    from s1_mini.capacity.sizes import Formats, Sizes
+    from s1_mini.families.base import Check, Conversion, Description, Form, Placement
+    from s1_mini.families.cascade.loaded import LoadedCascade
+    from s1_mini.weights.members import Member
+
+
+class Cascade:
+    """Bark, small and large, and whatever has its stages."""
+
+    title = "Bark"
+    settings = CascadeSettings
+    stage_names = STAGES
+    needed_files = (
+        ("config.json",),
+        (
+            *("model.safetensors", "model.safetensors.index.json", "semantic.safetensors", "text.pt", "text_2.pt"),
+            "pytorch_model.bin",
+        ),
+        ("tokenizer.json", "vocab.txt"),
+    )
+    random_sizes: Mapping[str, str] = {
+        "tiny": "53 MB: the published vocabularies, 64 channels",
+        "small": "as bark-small: 12 layers of 768 channels",
+        "large": "as bark: 24 layers of 1024 channels",
+    }
+
+    def describe(self, directory: Path) -> Description:
+        """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
+        from s1_mini.families.base import Description
+        from s1_mini.families.cascade.config import read_cascade_config
+        from s1_mini.families.cascade.voice import voice_format
+
+        config = read_cascade_config(directory)
+        return Description(config.codec.sampling_rate, voice_format(config), ("temperature", "top_p", "top_k"))
+
+    def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+        """Count what a checkpoint directory takes, or without one the small one. Raises `CheckpointError`."""
+        from s1_mini.families.cascade.config import make_config
+        from s1_mini.families.cascade.costs import measure_sizes
+        from s1_mini.families.cascade.random import RECIPES
+        from s1_mini.families.cascade.weights import read_config
+
+        config = read_config(directory) if directory else make_config(RECIPES["small"].config)
+        return measure_sizes(config, formats, prefix_cache_bytes)
+
+    def open(self, directory: Path, placement: Placement, settings: CascadeSettings) -> LoadedCascade:
+        """Open a checkpoint directory. Raises `CheckpointError`."""
+        from s1_mini.families.cascade.loaded import open_cascade
+
+        return open_cascade(directory, placement, settings)
+
+    def files(self, directory: Path, conversion: Conversion) -> list[Member]:
+        """Give all files of a checkpoint, published voices included, in the compact form. Raises `CheckpointError`."""
+        from s1_mini.families.cascade.convert import compact_files
+
+        return compact_files(directory, conversion)
+
+    def verify(
+        self, directory: Path, oracle: Mapping[str, Any], device: torch.device, tolerance: float
+    ) -> Iterator[Check] | None:
+        """Open a checkpoint and give its checks against what the original computed. Raises `CheckpointError`."""
+        from s1_mini.families.cascade.verify import verify_cascade
+
+        return verify_cascade(directory, oracle, device, tolerance)
+
+    def write_random(self, directory: Path, *, size: str, form: Form, seed: int) -> None:
+        """Write a new checkpoint directory with random weights. Raises `CheckpointFileError`."""
+        from s1_mini.families.cascade.random import RECIPES, write_random_checkpoint
+
+        write_random_checkpoint(directory, RECIPES[size], form=form, seed=seed)

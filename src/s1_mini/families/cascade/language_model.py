@@ -1,0 +1,350 @@
+"""The semantic and the coarse model as stages: a prompt in, a token a step out, which is fed back on the device.
+
+A step computes the slots up to the last that is in it and attends to positions up to a multiple of `SPAN`, in such
+shapes that a slot's numbers do not depend on its neighbours, on a CPU not by a bit. There prompts are read in blocks
+that begin at the same positions, however a plan parts them; on a GPU whole, some at once, by captured graphs.
+Shapes: B slots of a call, S positions, V ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.core.messages import Begin, Prefill, StepResult
+from s1_mini.exceptions import GenerationError
+from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.execution.stage import Pending, SimpleStage
+from s1_mini.families.cascade.config import NUM_COARSE, Numbers
+from s1_mini.families.cascade.network import CausalGPT, Where
+from s1_mini.families.cascade.policies import COARSE, SEMANTIC, CoarseWindows
+from s1_mini.families.cascade.sampling import MIN_TEMPERATURE, choose, end_early
+from s1_mini.kernels.decode_attention import used_columns
+from s1_mini.layers.kv_cache import KVCache
+from s1_mini.layers.randomness import uniforms
+from s1_mini.layers.staging import stage
+
+SPAN = 64  # positions; a multiple of what attention adds up at once
+BLOCK = 128  # positions of a prompt that a CPU reads at once
+CPU_ROWS = 4  # at the least: a CPU rounds products of one to three rows otherwise than those of more
+# Slots of the captured steps: a call runs in the smallest that holds it.
+LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+READ_ROWS = (4, 2, 1)  # prompts that a GPU reads at once
+DRAWS_OF_A_STAGE = 1 << 32  # utterances of a request; each stage has random numbers of its own beyond
+
+
+def stage_uniforms(number: int, begin: Begin, count: int, draws: int = 1) -> Tensor:
+    """Give the random numbers [count, draws] that a request's utterance has at a stage."""
+    conditions = begin.conditions
+    return uniforms(conditions.seed, number * DRAWS_OF_A_STAGE + conditions.utterance, count, draws)
+
+
+class TokenStage(SimpleStage):
+    """A causal model: made once, for `slots` sequences of up to `positions` positions each."""
+
+    def __init__(
+        self, network: CausalGPT, *, number: int, slots: int, positions: int, steps: int, kv_dtype: torch.dtype | None
+    ) -> None:
+        """`number` is the stage's in its chain; a unit has `steps` steps at most."""
+        self.device, self._network, self._number = network.device, network, number
+        self.launches_ahead = self.device.type == "cuda"
+        self._positions, self._slots = positions, slots
+        rows = max(slots, CPU_ROWS) if self.device.type == "cpu" else slots
+        config = network.config
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        with torch.inference_mode():
+            # One slot more takes what fills up a call, one position more what slots that rest put in.
+            self._cache = KVCache.allocate(
+                layers=config.num_layers,
+                slots=rows + 1,
+                heads=config.num_heads,
+                columns=positions + 1,
+                head_dim=config.head_dim,
+                dtype=kv_dtype or network.dtype,
+                device=self.device,
+            )
+            self._token, self._position, self._count = zeros(rows), zeros(rows), zeros(rows)
+            self._active = zeros(rows, dtype=torch.bool)
+            self._temperature, self._top_p = (torch.ones(rows, device=self.device) for _ in range(2))
+            self._top_k = zeros(rows)
+            self._uniforms = zeros(rows, steps, dtype=torch.float32)
+            self._unturned = zeros(1, config.head_dim // 2, 2, dtype=torch.float32)
+            self._unturned[..., 0] = 1
+        self._prompts: dict[int, np.ndarray] = {}  # by slot
+        self._num_read: dict[int, int] = {}
+        self._lengths = [0] * rows  # positions of prompt and tokens
+        self._stepping: frozenset[int] = frozenset()  # slots that the state says step
+        self._ladder = [*(each for each in LADDER if each < slots), slots]
+        self._steps: StepGraphs[int] | None = None
+        self._reads: StepGraphs[tuple[int, int]] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of keys and values."""
+        return self._cache.num_bytes
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Make the graphs of a step and of the reading of prompts, on a GPU."""
+        if self.device.type == "cuda":
+            self.make_graphs()
+
+    def make_graphs(self) -> None:
+        """Do so; on a CPU they run step by step, to be looked at."""
+        options = GraphOptions.of_stage(self.device, self._number)
+        keys = [(rows, size) for size in self._read_sizes() for rows in READ_ROWS if rows <= self._slots]
+        self._reads = StepGraphs(
+            lambda _, tokens, slots: self._read_whole(tokens, slots),
+            keys,
+            lambda key: [Buffer((*key, *self._item)), Buffer((key[0],))],
+            lambda _: [],
+            device=self.device,
+            options=replace(options, is_staged=True),
+        )
+        self._steps = StepGraphs(
+            lambda rows: [self._step_rows(rows, self._positions)],
+            self._ladder[::-1],
+            lambda _: [],
+            lambda rows: [Buffer((rows, self._made))],
+            device=self.device,
+            options=options,
+        )
+
+    # ---- what the two models do each in their way -----------------------------------------------------------------
+
+    _item: tuple[int, ...] = ()  # shape of one position of a prompt
+    _made = 0  # numbers that a step makes of each row; the last says whether the logits were finite
+
+    def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
+        """Give all positions of a unit's prompt but the last, [S, *item], and the token at that."""
+        raise NotImplementedError
+
+    def _table(self, begin: Begin) -> Tensor:
+        """Give the random numbers of a unit's steps."""
+        raise NotImplementedError
+
+    def _read_sizes(self) -> list[int]:
+        """Give the lengths that prompts are filled up to, the largest first."""
+        raise NotImplementedError
+
+    def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
+        """Give the next token to be read [rows], and what is made of the step, each [rows]."""
+        raise NotImplementedError
+
+    def _result(self, slots: Sequence[int], made: np.ndarray) -> StepResult:
+        """Part what a step made [rows, made] among its slots."""
+        raise NotImplementedError
+
+    # ---- the work -------------------------------------------------------------------------------------------------
+
+    def begin(self, begins: Sequence[Begin]) -> None:
+        """Let units begin, by their requests' parameters and their own random numbers."""
+        for begin in begins:
+            slot, asked = begin.slot, begin.conditions.sampling
+            prompt, token = self._prompt(begin)
+            self._temperature[slot].fill_(asked.temperature)  # assigned, a number is waited for
+            self._top_p[slot].fill_(asked.top_p)
+            self._top_k[slot].fill_(asked.top_k)
+            table = self._table(begin)
+            self._uniforms[slot, : len(table)] = stage(table, self.device)
+            self._token[slot].fill_(token)
+            self._position[slot].fill_(len(prompt))
+            self._count[slot].zero_()
+            self._prompts[slot], self._num_read[slot], self._lengths[slot] = prompt, 0, len(prompt) + 1
+
+    def prefill(self, parts: Sequence[Prefill]) -> None:
+        """Read parts of prompts: on a CPU whole blocks, by graphs whole prompts, once all of them may be read."""
+        if self._reads is None:
+            for part in parts:
+                self._read_blocks(part)
+            return
+        complete = [part.slot for part in parts if part.stop == len(self._prompts[part.slot])]
+        while complete:
+            rows = next(rows for rows in READ_ROWS if rows <= len(complete))
+            now, complete = complete[:rows], complete[rows:]
+            longest = max(len(self._prompts[slot]) for slot in now)
+            size = min(size for size in self._read_sizes() if size >= longest)
+            tokens = np.zeros((rows, size, *self._item), np.int64)
+            for row, slot in enumerate(now):
+                tokens[row, : len(self._prompts[slot])] = self._prompts[slot]
+            self._reads.launch((rows, size), tokens, np.array(now))
+
+    def _read_blocks(self, part: Prefill) -> None:
+        slot, prompt = part.slot, self._prompts[part.slot]
+        while self._num_read[slot] < part.stop:
+            start = self._num_read[slot]
+            stop = min(start + BLOCK, len(prompt))
+            if stop > part.stop:
+                return
+            tokens = torch.from_numpy(prompt[start:stop]).unsqueeze(0).to(self.device)
+            self._network.read_block(tokens, self._cache, slot, start)
+            self._num_read[slot] = stop
+
+    def _read_whole(self, tokens: Tensor, slots: Tensor) -> list[Tensor]:
+        self._network.read_whole(tokens, self._cache, slots)
+        return []
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
+        """Make one token of every slot."""
+        self._set_active(frozenset(slots))
+        rows = 1 + max(slots)
+        if self._steps is not None:
+            wait = self._steps.launch(next(count for count in self._ladder if count >= rows))
+            return lambda: self._result(slots, wait()[0])
+        if self.device.type == "cpu":
+            rows = -(-rows // CPU_ROWS) * CPU_ROWS
+            rows = min(rows, len(self._token))
+        longest = max(self._lengths[slot] for slot in slots)
+        made = self._step_rows(rows, min(-(-longest // SPAN) * SPAN, self._positions)).cpu().numpy()
+        for slot in slots:
+            self._lengths[slot] += 1
+        return lambda: self._result(slots, made)
+
+    def _step_rows(self, rows: int, span: int) -> Tensor:
+        """Make a token of the active of the first rows; [rows, made]."""
+        active = self._active[:rows]
+        position = self._position[:rows].clamp_max(self._positions - 1)
+        target = torch.where(active, position, self._positions)
+        mask = used_columns(position, span, self._network.config.head_dim)
+        where = Where(target, position, span, mask, self._unturned)
+        logits = self._network.step(self._token[:rows], position, self._cache, where)
+        token, made = self._choose(logits, rows)
+        valid = logits.abs().amax(-1) < float("inf")  # not so of NaN
+        self._token[:rows] = torch.where(active, token, self._token[:rows])
+        self._position[:rows] += active
+        self._count[:rows] += active
+        return torch.stack([*made, valid.long()], dim=1)
+
+    def _drawn(self, logits: Tensor, rows: int) -> Tensor:
+        """Choose an id of each row [rows] by its own parameters and random number."""
+        at = self._count[:rows].clamp_max(self._uniforms.shape[1] - 1).unsqueeze(1)
+        asked = self._temperature[:rows], self._top_k[:rows], self._top_p[:rows], self._uniforms[:rows]
+        if self.device.type != "cpu":
+            return choose(logits, *asked[:3], asked[3].gather(1, at).squeeze(1))
+        # A CPU takes long to sort: only for rows of which somebody hears, and which do not take the likeliest.
+        choice = logits.argmax(-1)
+        drawn = (self._active[:rows] & (asked[0] > MIN_TEMPERATURE)).nonzero().squeeze(1)
+        if len(drawn):
+            temperature, top_k, top_p, table = (each[drawn] for each in asked)
+            uniform = table.gather(1, at[drawn]).squeeze(1)
+            choice[drawn] = choose(logits[drawn], temperature, top_k, top_p, uniform)
+        return choice
+
+    def _set_active(self, slots: frozenset[int]) -> None:
+        """Let these slots step and the others rest."""
+        if slots != self._stepping:
+            active = torch.zeros(len(self._active), dtype=torch.bool)
+            active[list(slots)] = True
+            self._active.copy_(stage(active, self.device))
+            self._stepping = slots
+
+
+class SemanticModel(TokenStage):
+    """Text and a voice's semantic tokens to semantic tokens, until their end."""
+
+    _item, _made = (2,), 3  # id of the text and of the voice; token, stop, valid
+
+    def __init__(
+        self,
+        network: CausalGPT,
+        numbers: Numbers,
+        *,
+        slots: int,
+        positions: int,
+        min_eos_p: float,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._numbers, self._min_eos_p = numbers, min_eos_p
+        steps = numbers.max_semantic
+        super().__init__(network, number=0, slots=slots, positions=positions, steps=steps, kv_dtype=kv_dtype)
+
+    def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
+        return begin.inputs[:-1], int(begin.inputs[-1, 0])
+
+    def _table(self, begin: Begin) -> Tensor:
+        return stage_uniforms(0, begin, begin.steps)[:, 0]
+
+    def _read_sizes(self) -> list[int]:
+        return [self._numbers.max_text]
+
+    def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
+        end = self._numbers.semantic_size
+        token = end_early(logits, self._drawn(logits, rows), end, self._min_eos_p)
+        return token, [token, (token == end).long()]
+
+    def _result(self, slots: Sequence[int], made: np.ndarray) -> StepResult:
+        rows = made[list(slots)]
+        stops = rows[:, 1] != 0
+        return StepResult(rows[:, :1], (~stops).astype(int).tolist(), stops.tolist(), (rows[:, 2] != 0).tolist())
+
+
+class CoarseModel(TokenStage):
+    """Semantic tokens to frames of two codes, window by window: the first book's code, then the second's."""
+
+    _made = 4  # both codes, whether they are a frame, valid
+
+    def __init__(
+        self,
+        network: CausalGPT,
+        windows: CoarseWindows,
+        *,
+        slots: int,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._windows, self._numbers = windows, windows.numbers
+        numbers, steps = windows.numbers, windows.merged(0, {}) * windows.numbers.window
+        # A slot holds the longest window: all that it may see, and what it makes.
+        longest = numbers.max_coarse_text + 1 + max(numbers.max_coarse_history + numbers.window, steps)
+        positions = min(-(-longest // SPAN) * SPAN, network.config.block_size)
+        with torch.inference_mode():
+            self._first = torch.zeros(max(slots, CPU_ROWS), dtype=torch.int64, device=network.device)
+        super().__init__(network, number=1, slots=slots, positions=positions, steps=steps, kv_dtype=kv_dtype)
+
+    def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
+        numbers, voice = self._numbers, begin.conditions.voice
+        if not len(begin.inputs):
+            raise GenerationError(
+                "the model had nothing to say: it ended before the first semantic token. Another seed or another "
+                "wording of the text may help"
+            )
+        own, before = (voice.get(name, np.zeros(0, np.int64)) for name in ("semantic", "coarse"))
+        facts = {SEMANTIC: len(own), COARSE: len(before)}
+        first = self._windows.seen(self._windows.at(begin.number, facts), facts)
+        seen = np.concatenate((own[first:], begin.inputs))
+        text = np.full(numbers.max_coarse_text + 1, numbers.coarse_pad)
+        text[: len(seen)] = seen
+        text[-1] = numbers.coarse_infer
+        codes = begin.past + np.arange(NUM_COARSE) * numbers.codebook_size
+        past = np.concatenate((before, codes.reshape(-1)))
+        past = past[max(0, len(past) - numbers.max_coarse_history) :] + numbers.semantic_size
+        prompt = np.concatenate((text, past))
+        return prompt[:-1], int(prompt[-1])
+
+    def _table(self, begin: Begin) -> Tensor:
+        made = begin.produced * NUM_COARSE
+        return stage_uniforms(1, begin, made + begin.steps)[made:, 0]
+
+    def _read_sizes(self) -> list[int]:
+        least, most = self._numbers.max_coarse_text, self._numbers.max_coarse_text + self._numbers.max_coarse_history
+        sizes = {least, *range(2 * least, most, least), -(-most // SPAN) * SPAN}
+        return sorted((min(size, self._positions) for size in sizes), reverse=True)
+
+    def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
+        size = self._numbers.codebook_size
+        book = self._count[:rows] % NUM_COARSE
+        of_book = logits.unflatten(1, (NUM_COARSE, size)).gather(1, book[:, None, None].expand(-1, 1, size)).squeeze(1)
+        code = self._drawn(of_book, rows)
+        first = torch.where(book == 0, code, self._first[:rows])
+        self._first[:rows] = torch.where(self._active[:rows], first, self._first[:rows])
+        return code + book * size + self._numbers.semantic_size, [first, code, book]
+
+    def _result(self, slots: Sequence[int], made: np.ndarray) -> StepResult:
+        rows = made[list(slots)]
+        return StepResult(rows[:, None, :2], rows[:, 2].tolist(), [False] * len(rows), (rows[:, 3] != 0).tolist())

@@ -1,0 +1,206 @@
+"""A cascade that is open: three models and the codec. They are introduced to each other here."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.capacity.memory import Demand
+from s1_mini.codecs.encodec.model import Encodec
+from s1_mini.codecs.encodec.stage import MAX_FRAMES, ROWS, EncodecDecoder, chunk_sizes
+from s1_mini.codecs.encodec.weights import build_encodec
+from s1_mini.core.prompt import Prompt
+from s1_mini.core.stage import Autoregressive, Chunks, Spec
+from s1_mini.exceptions import VoiceUnsupportedError
+from s1_mini.families.base import Chain, Placement
+from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
+from s1_mini.families.cascade.costs import kv_bytes, measure_demand
+from s1_mini.families.cascade.family import STAGES
+from s1_mini.families.cascade.fine_model import ROWS as FINE_ROWS
+from s1_mini.families.cascade.fine_model import FineModel
+from s1_mini.families.cascade.language_model import CoarseModel, SemanticModel
+from s1_mini.families.cascade.policies import CoarsePolicy, CoarseWindows, FinePolicy
+from s1_mini.families.cascade.prompt import build_prompt, only_voice
+from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.families.cascade.tokenizer import CascadeTokenizer
+from s1_mini.families.cascade.weights import PREFIXES, Models, build_models, read_config, read_models
+from s1_mini.layers.quantized import quantize_linears
+from s1_mini.types import ChunkProfile, Voice
+
+# Frames of the first, second, … chunk of an utterance; the fine model gives hundreds at once.
+CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
+    "ttfa": (8, 16, 32, 64),
+    "balanced": (16, 64, 128),
+    "throughput": (256,),
+}
+CODEC_SLOTS = 2  # for each of the first model's: an utterance may still sound when its slot is another's
+PREFILL_POSITIONS = 4096  # of the coarse model's windows in one plan, on a GPU: each is read whole
+MAX_PREFILLS = 8  # of one plan, likewise
+SPARE_FRAMES = 256  # that become sound in a turn of a thread that makes more than sound
+NO_CLONING = (
+    "this model cannot make a voice of a recording: what would hear its semantic tokens was never published. Name one "
+    "of its voices, or send a voice file (.npz)"
+)
+
+
+class LoadedCascade:
+    """One checkpoint directory."""
+
+    merges = begins_early = True  # the coarse model's windows; that neither changes a token, tests prove without them
+
+    def __init__(
+        self,
+        *,
+        config: CascadeConfig,
+        models: Models,
+        codec: Encodec,
+        tokenizer: CascadeTokenizer,
+        placement: Placement,
+        settings: CascadeSettings,
+    ) -> None:
+        self.config, self.models, self.codec, self.tokenizer = config, models, codec, tokenizer
+        self._placement, self._settings = placement, settings
+        self.networks = tuple(models)
+        self.num_bytes = sum(
+            weight.numel() * weight.element_size() for network in models for weight in network.parameters()
+        )
+        item = (placement.kv_dtype or placement.dtype).itemsize
+        self.position_bytes = round(kv_bytes(config.semantic, item) + kv_bytes(config.coarse, item))
+        numbers = config.numbers
+        self.max_positions = min(config.semantic.block_size, numbers.prompt_size + numbers.max_semantic - 1)
+
+    @property
+    def min_eos_p(self) -> float:
+        """Probability above which the end is chosen; 0 is never."""
+        asked = self._settings.min_eos_p
+        return self.config.numbers.min_eos_p if asked is None else asked
+
+    @property
+    def fine_temperature(self) -> float:
+        """Temperature of the fine codes; 0 takes the likeliest."""
+        asked = self._settings.fine_temperature
+        return self.config.numbers.fine_temperature if asked is None else asked
+
+    def demand(self, prefix_cache_bytes: int) -> Demand:
+        """Tell what slots of it take, wherever its weights lie."""
+        return measure_demand(
+            self.config,
+            position_bytes=self.position_bytes,
+            model_bytes=self.num_bytes,
+            prefix_cache_bytes=prefix_cache_bytes,
+        )
+
+    def needed_positions(self, reference_s: float, text_bytes: int) -> int:  # noqa: ARG002 - all need the same
+        """Give the positions of an utterance: text and voice always fill the same, and speech may take the rest."""
+        return self.max_positions
+
+    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
+        """Write the prompt for one sentence piece. Raises `VoiceError` or `TextError`."""
+        return build_prompt(self.config.numbers, self.tokenizer.encode(text), only_voice(voices))
+
+    def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
+        """Give the voice that was heard in what the stages but the last have made of `text`."""
+        parts = {"semantic_prompt": made[0], "coarse_prompt": made[1].T, "fine_prompt": made[2].T}
+        return Voice({name: torch.from_numpy(part.copy()) for name, part in parts.items()}, text)
+
+    def chain(self, slots: int, positions: int) -> Chain:
+        """Make the stages of an engine, for `slots` utterances of up to `positions` positions each."""
+        config, numbers, models, codec = self.config, self.config.numbers, self.models, self.codec
+        positions = min(positions, self.max_positions)
+        captures = {name: network.device.type == "cuda" for name, network in zip(STAGES, models, strict=False)}
+        windows = CoarseWindows(numbers, merges=self.merges)
+        frames = {books: Spec("int64", (books,), rate=numbers.coarse_rate) for books in (NUM_COARSE, numbers.num_books)}
+        tokens = Spec("int64", rate=numbers.semantic_rate)
+        semantic = Autoregressive(
+            name="semantic",
+            input=Spec("int64", (2,)),
+            output=tokens,
+            slots=slots,
+            held_back=1,
+            not_finite="the semantic model's logits were not finite",
+        )
+        coarse = CoarsePolicy(
+            name="coarse",
+            input=tokens,
+            output=frames[NUM_COARSE],
+            slots=slots,
+            holds="unit",
+            windows=windows,
+            begins_early=self.begins_early,
+            prefill_positions=PREFILL_POSITIONS if captures["coarse"] else semantic.prefill_positions,
+            max_prefills=MAX_PREFILLS if captures["coarse"] else semantic.max_prefills,
+            not_finite="the coarse model's logits were not finite",
+        )
+        fine = FinePolicy(
+            name="fine",
+            input=frames[NUM_COARSE],
+            output=frames[numbers.num_books],
+            slots=CODEC_SLOTS * slots,
+            numbers=numbers,
+            together=max(FINE_ROWS) if captures["fine"] else 1,
+            not_finite="the fine model's logits were not finite",
+        )
+        captures_codec = codec.device.type == "cuda"
+        rows = tuple(sorted({min(rows, CODEC_SLOTS * slots) for rows in ROWS}))
+        sound = Chunks(
+            name="codec",
+            input=frames[numbers.num_books],
+            output=Spec("float32", rate=codec.sample_rate),
+            slots=CODEC_SLOTS * slots,
+            sizes={profile: chunk_sizes(config.codec, sizes) for profile, sizes in CHUNK_FRAMES.items()},
+            rows=rows if captures_codec else (1,),
+            max_items=MAX_FRAMES,
+            items_a_turn=SPARE_FRAMES,
+            not_finite="the codec gave samples that are not finite; its weights may be damaged",
+        )
+        kv_dtype = self._placement.kv_dtype
+        return Chain(
+            policies=(semantic, coarse, fine, sound),
+            stages=(
+                SemanticModel(
+                    models.semantic,
+                    numbers,
+                    slots=slots,
+                    positions=positions,
+                    min_eos_p=self.min_eos_p,
+                    kv_dtype=kv_dtype,
+                ),
+                CoarseModel(models.coarse, windows, slots=slots, kv_dtype=kv_dtype),
+                FineModel(models.fine, fine, number=2, temperature=self.fine_temperature),
+                EncodecDecoder(codec, sound, number=3),
+            ),
+            sample_rate=codec.sample_rate,
+            room=lambda prompt: min(numbers.max_semantic, positions + 1 - len(prompt.items)),
+        )
+
+    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002 - of no use
+        """Tell that a recording cannot become a voice. Raises `VoiceUnsupportedError`."""
+        yield
+        raise VoiceUnsupportedError("reference_audio", NO_CLONING)
+
+
+def open_cascade(directory: Path, placement: Placement, settings: CascadeSettings) -> LoadedCascade:
+    """Open all models and the codec; all is checked before any is loaded. Raises `CheckpointError`."""
+    config, tokenizer = read_config(directory), CascadeTokenizer.from_directory(directory)
+    tensors = read_models(directory)
+    devices = {stage: placement.of(stage) for stage in STAGES}
+    models = build_models(config, tensors, dtype=placement.dtype, devices=devices, source=directory.name)
+    codec = build_encodec(
+        config.codec,
+        tensors,
+        prefix=PREFIXES["codec"],
+        encodes=False,
+        dtype=placement.codec_dtype,
+        device=devices["codec"],
+        source=f"{directory.name}, {PREFIXES['codec']}*",
+    )
+    if placement.weights_dtype is not None:
+        for network in (models.semantic, models.coarse):
+            quantize_linears(network.layers, placement.weights_dtype)
+    return LoadedCascade(
+        config=config, models=models, codec=codec, tokenizer=tokenizer, placement=placement, settings=settings
+    )

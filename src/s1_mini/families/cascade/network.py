@@ -1,0 +1,198 @@
+"""The three transformers: GPT-2 with learned positions, two causal, one that sees both ways.
+
+A causal one reads a prompt in blocks, or one token of every row.
+Shapes: B rows, T positions of a block, S positions, W width, H heads, V ids.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from s1_mini.families.cascade.config import NUM_COARSE, GPTConfig, Numbers
+from s1_mini.kernels.decode_attention import step_attention
+from s1_mini.kernels.weight import narrow
+from s1_mini.layers.kv_cache import KVCache, KVStore
+
+
+class Where(NamedTuple):
+    """Where one token of each row goes, and what it looks at."""
+
+    target: Tensor  # [B] position that its key and value are put into
+    position: Tensor  # [B] the last that it looks at
+    span: int  # every position is below it
+    mask: Tensor | None  # what `used_columns` gave
+    unturned: Tensor  # [1, D / 2, 2] a rotation by nothing
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of all heads by one product, in this order."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.num_heads, self.is_causal = config.num_heads, config.is_causal
+        self.att_proj = nn.Linear(config.width, 3 * config.width, bias=config.bias)
+        self.out_proj = nn.Linear(config.width, config.width, bias=config.bias)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Give queries, keys and values [B, H, T, D] of x [B, T, W]."""
+        heads = self.att_proj(x).unflatten(-1, (3 * self.num_heads, -1)).transpose(1, 2)
+        query, key, value = heads.chunk(3, dim=1)
+        return query, key, value
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
+        """Give what queries [B, H, T, D] find, [B, T, W]."""
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
+        out: Tensor = self.out_proj(found.transpose(1, 2).flatten(2))
+        return out
+
+
+class MLP(nn.Module):
+    """Two products and the exact GELU between them."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(config.width, 4 * config.width, bias=config.bias)
+        self.out_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Change x [..., W]."""
+        out: Tensor = self.out_proj(F.gelu(self.in_proj(x)))
+        return out
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then the same with the MLP."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        # The norms of the model that sees both ways have a bias always.
+        has_bias = config.bias or not config.is_causal
+        self.layernorm_1 = nn.LayerNorm(config.width, bias=has_bias)
+        self.layernorm_2 = nn.LayerNorm(config.width, bias=has_bias)
+        self.attn = Attention(config)
+        self.mlp = MLP(config)
+
+    def whole(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Go over all positions x [B, T, W] of whole rows; give keys and values [B, H, T, D], too."""
+        query, key, value = self.attn.project(self.layernorm_1(x))
+        x = x + self.attn.attend(query, key, value, None, is_causal=self.attn.is_causal)
+        return x + self.mlp(self.layernorm_2(x)), key, value
+
+    def block(self, x: Tensor, mask: Tensor, store: KVStore) -> Tensor:
+        """Go over positions x [1, T, W] of one slot; `mask` [T, S] is true where one may look."""
+        query, key, value = self.attn.project(self.layernorm_1(x))
+        keys, values = store(key, value)
+        x = x + self.attn.attend(query, keys, values, mask, is_causal=False)
+        return x + self.mlp(self.layernorm_2(x))
+
+    def step(self, x: Tensor, cached: tuple[Tensor, Tensor], where: Where) -> Tensor:
+        """Go over one token of each row x [B, W]."""
+        qkv = self.attn.att_proj(self.layernorm_1(x))
+        rope = where.unturned.expand(len(x), -1, -1)
+        found = step_attention(qkv, *cached, where.target, where.position, rope, None, span=where.span, mask=where.mask)
+        x = x + self.attn.out_proj(found)
+        return x + self.mlp(self.layernorm_2(x))
+
+
+class CausalGPT(nn.Module):
+    """A transformer that makes token after token; `head_rows` are the ids that it can give."""
+
+    def __init__(self, config: GPTConfig, head_rows: int) -> None:
+        super().__init__()
+        self.config = config
+        self.input_embeds_layer = nn.Embedding(config.input_size, config.width)
+        self.position_embeds_layer = nn.Embedding(config.block_size, config.width)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.layernorm_final = nn.LayerNorm(config.width, bias=config.bias)
+        self.lm_head = nn.Linear(config.width, head_rows, bias=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.position_embeds_layer.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return self.position_embeds_layer.weight.dtype
+
+    def embed(self, tokens: Tensor, start: int) -> Tensor:
+        """Give x [B, T, W] of tokens [B, T], or of the sum of some [B, T, n], at positions from `start` on."""
+        x = self.input_embeds_layer(tokens)
+        x = x.sum(2) if tokens.ndim == 3 else x
+        out: Tensor = x + self.position_embeds_layer.weight[start : start + tokens.shape[1]]
+        return out
+
+    def read_block(self, tokens: Tensor, cache: KVCache, slot: int, start: int) -> None:
+        """Read tokens [1, T] or [1, T, n] of one slot at positions from `start` on, behind those that are read."""
+        end = start + tokens.shape[1]
+        places = torch.arange(end, device=tokens.device)
+        mask = places <= places[start:].unsqueeze(1)
+        x = self.embed(tokens, start)
+        for number, layer in enumerate(self.layers):
+            x = layer.block(x, mask, cache.block_store(number, slice(slot, slot + 1), start))  # type: ignore[operator]
+
+    def read_whole(self, tokens: Tensor, cache: KVCache, slots: Tensor) -> None:
+        """Read tokens [B, T] or [B, T, n] of whole prompts into `slots` [B]; looks at no value."""
+        x, length = self.embed(tokens, 0), tokens.shape[1]
+        for number, layer in enumerate(self.layers):
+            x, key, value = layer.whole(x)  # type: ignore[operator]
+            cache.keys[number, slots, :, :length] = narrow(key, cache.keys.dtype)
+            cache.values[number, slots, :, :length] = narrow(value, cache.values.dtype)
+
+    def step(self, tokens: Tensor, positions: Tensor, cache: KVCache, where: Where) -> Tensor:
+        """Read one token [B] of each row at its position [B]; give logits [B, V]."""
+        x = self.input_embeds_layer(tokens) + self.position_embeds_layer(positions)
+        for number, layer in enumerate(self.layers):
+            x = layer.step(x, cache.rows(number), where)  # type: ignore[operator]
+        logits: Tensor = self.lm_head(self.layernorm_final(x))
+        return logits
+
+
+def semantic_gpt(config: GPTConfig, numbers: Numbers) -> CausalGPT:
+    """Build the semantic model; its head gives semantic tokens, and their end last."""
+    return CausalGPT(config, numbers.semantic_size + 1)
+
+
+def coarse_gpt(config: GPTConfig, numbers: Numbers) -> CausalGPT:
+    """Build the coarse model; its head gives the codes of both books, the first book's first."""
+    return CausalGPT(config, NUM_COARSE * numbers.codebook_size)
+
+
+class FineGPT(nn.Module):
+    """The transformer that adds six books of codes to two, one in each pass over a window."""
+
+    def __init__(self, config: GPTConfig, numbers: Numbers) -> None:
+        super().__init__()
+        self.config, self.codebook_size = config, numbers.codebook_size
+        books = numbers.num_books
+        self.input_embeds_layers = nn.ModuleList(nn.Embedding(config.input_size, config.width) for _ in range(books))
+        self.position_embeds_layer = nn.Embedding(config.block_size, config.width)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.layernorm_final = nn.LayerNorm(config.width)
+        # That of the first pass makes book 2: what would make book 1 is never used, and not kept.
+        self.lm_heads = nn.ModuleList(
+            nn.Linear(config.width, self.codebook_size, bias=False) for _ in range(NUM_COARSE, books)
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.position_embeds_layer.weight.device
+
+    def embed(self, book: int, codes: Tensor) -> Tensor:
+        """Give what codes [B, T] of a book add to x."""
+        out: Tensor = self.input_embeds_layers[book](codes)
+        return out
+
+    def logits(self, book: int, x: Tensor) -> Tensor:
+        """Give logits [B, T, codes] of a book from x [B, T, W], the sum of all books up to this one's old codes."""
+        x = x + self.position_embeds_layer.weight[: x.shape[1]]
+        for layer in self.layers:
+            x = layer.whole(x)[0]  # type: ignore[operator]
+        out: Tensor = self.lm_heads[book - NUM_COARSE](self.layernorm_final(x))
+        return out

@@ -1,0 +1,65 @@
+"""What the stages get of a text and a voice: positions of the semantic model, and what each later stage sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from s1_mini.core.prompt import Prompt
+from s1_mini.exceptions import TextError, VoiceError
+from s1_mini.families.cascade.config import NUM_COARSE, Numbers
+from s1_mini.families.cascade.policies import COARSE, FINE, SEMANTIC
+from s1_mini.types import Voice
+
+HACK = 2  # codes that are left out at the end of a voice: suno's, so that it fits in time
+
+
+def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> Prompt:
+    """Write the prompt of `ids` of the tokenizer. Raises `TextError` for too many."""
+    if len(ids) > numbers.max_text:
+        raise TextError(
+            "text",
+            f"a piece of it has {len(ids)} tokens and the model reads {numbers.max_text}; pieces end where sentences "
+            "do, and this one has no such place: write shorter sentences, or lower S1_MINI_CHUNK_LENGTH",
+        )
+    tensors = {} if voice is None else {name: tensor.numpy() for name, tensor in voice.tensors.items()}
+    items = np.empty((numbers.prompt_size, 2), np.int64)
+    items[:, 0], items[:, 1] = numbers.text_pad, numbers.semantic_size
+    items[: len(ids), 0] = np.asarray(ids, np.int64) + numbers.text_offset
+    if tensors:
+        own = tensors["semantic_prompt"][-numbers.max_text :]
+        items[: len(own), 1] = own
+    items[-1] = numbers.semantic_infer
+    seen = histories(numbers, tensors) if tensors else {}
+    return Prompt(items, voice=seen, facts=facts_of(seen))
+
+
+def histories(numbers: Numbers, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Give what the coarse and the fine model see of a voice: semantic tokens, flat codes, frames [n, K]."""
+    semantic, coarse, fine = (tensors[f"{name}_prompt"] for name in ("semantic", "coarse", "fine"))
+    flat = (coarse + np.arange(NUM_COARSE)[:, None] * numbers.codebook_size).T.reshape(-1)
+    even = len(semantic) - len(semantic) % 2
+    count = min(numbers.max_semantic_history, even, int(len(flat) / numbers.ratio))
+    codes = round(count * numbers.ratio)
+    return {
+        "semantic": semantic[len(semantic) - count :],
+        "coarse": flat[len(flat) - codes :][:-HACK],
+        "fine": fine.T[-numbers.fine_hop :],
+    }
+
+
+def facts_of(seen: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Give how much each stage sees of a voice."""
+    return {
+        SEMANTIC: len(seen.get("semantic", ())),
+        COARSE: len(seen.get("coarse", ())),
+        FINE: len(seen.get("fine", ())),
+    }
+
+
+def only_voice(voices: Sequence[Voice]) -> Voice | None:
+    """Give the voice, if there is one. Raises `VoiceError` for several."""
+    if len(voices) > 1:
+        raise VoiceError("voice", f"{len(voices)} were given; this model speaks in one at a time")
+    return voices[0] if voices else None

@@ -1,0 +1,60 @@
+"""Text to ids, by the checkpoint's own WordPiece vocabulary: `tokenizer.json`, or `vocab.txt` of BERT's cased kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from s1_mini.exceptions import CheckpointFileError
+from s1_mini.weights.directory import read_whole
+
+FILES = ("tokenizer.json", "vocab.txt")
+UNKNOWN = "[UNK]"
+_MAX_BYTES = 32 * 2**20  # the published ones have 3 MB
+
+
+def find_vocabulary(directory: Path) -> Path:
+    """Give the file of a checkpoint's vocabulary. Raises `CheckpointFileError` if there is none."""
+    for name in FILES:
+        if (directory / name).is_file():
+            return directory / name
+    raise CheckpointFileError(f"{directory} has no vocabulary: expected one of {', '.join(FILES)}")
+
+
+class CascadeTokenizer:
+    """Vocabulary of one checkpoint."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._tokenizer = tokenizer
+        self.size = tokenizer.get_vocab_size()
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> CascadeTokenizer:
+        """Read the vocabulary. Raises `CheckpointFileError`."""
+        path = find_vocabulary(directory)
+        content = read_whole(path, _MAX_BYTES)
+        try:
+            text = content.decode()
+            if path.suffix == ".json":
+                return cls(Tokenizer.from_str(text))
+            return cls(_word_piece({word: number for number, word in enumerate(text.split("\n")) if word}))
+        except Exception as error:  # the library raises bare exceptions, and panics of its own kind
+            raise CheckpointFileError(f"{path} is no vocabulary: {str(error)[:200]}") from None
+
+    def encode(self, text: str) -> list[int]:
+        """Give the ids of a text, white space as one space, no special tokens around it."""
+        ids: list[int] = self._tokenizer.encode(" ".join(text.split()), add_special_tokens=False).ids
+        return ids
+
+
+def _word_piece(vocabulary: dict[str, int]) -> Tokenizer:
+    """Split as BERT's multilingual cased models do."""
+    if UNKNOWN not in vocabulary:
+        raise ValueError(f"it lacks {UNKNOWN}")
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNKNOWN, max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer

@@ -1,0 +1,152 @@
+"""What the original implementation of a cascade gave, computed anew by this engine's own stages and compared.
+
+An oracle is a flat file of tensors `CASE.NAME`; docs/cascade.md lists the names and what they mean. Everything is done
+greedily and in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.core.messages import Begin, Conditions, Prefill
+from s1_mini.core.prompt import Prompt
+from s1_mini.core.stage import Progress, StagePolicy
+from s1_mini.execution.stage import Stage
+from s1_mini.families.base import Chain, Check, Placement
+from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
+from s1_mini.families.cascade.prompt import build_prompt
+from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.types import SamplingParams, Voice
+
+INPUTS = ("text", "tokens", "semantic_prompt", "coarse_prompt", "fine_prompt", "min_eos_p")
+OUTPUTS = ("semantic", "coarse", "fine", "wave")
+_GREEDY = SamplingParams(temperature=0.0, top_p=1.0, seed=0)
+
+
+def verify_cascade(
+    directory: Path, content: Mapping[str, Any], device: torch.device, tolerance: float
+) -> Iterator[Check] | None:
+    """Open a checkpoint and give its checks, to be made one by one; None if there is nothing to check.
+
+    Raises `CheckpointError`, and whatever an oracle of another form leads to.
+    """
+    cases: dict[str, dict[str, Tensor]] = {}
+    for title, tensor in content.items():
+        case, _, name = str(title).rpartition(".")
+        cases.setdefault(case, {})[name] = tensor
+    if not any(set(case) & set(OUTPUTS) for case in cases.values()):
+        return None
+    placement = Placement(device, torch.float32, torch.float32)
+    return _checks(directory, placement, cases, tolerance)
+
+
+def _checks(
+    directory: Path, placement: Placement, cases: Mapping[str, Mapping[str, Tensor]], tolerance: float
+) -> Iterator[Check]:
+    for title, case in cases.items():
+        eos = float(case["min_eos_p"]) if "min_eos_p" in case else 0.0
+        loaded = open_cascade(directory, placement, CascadeSettings(min_eos_p=eos, fine_temperature=0.0))
+        label = title or "oracle"
+        yield from _check_case(loaded, label, case, tolerance)
+        for name in sorted(set(case) - {*INPUTS, *OUTPUTS}):
+            yield Check(f"{label} {name} (not known)")
+
+
+def _check_case(loaded: LoadedCascade, label: str, case: Mapping[str, Tensor], tolerance: float) -> Iterator[Check]:
+    """Check each stage with what the original gave it, if that is there."""
+    tensors = {name: case[name].long().cpu() for name in INPUTS[2:5] if name in case}
+    voice = Voice(tensors, "") if tensors else None
+    if "text" in case:
+        ids = loaded.tokenizer.encode(bytes(case["text"].to(torch.uint8).tolist()).decode())
+        yield _equal(f"{label} tokens", np.array(ids), case["tokens"])
+    prompt = build_prompt(loaded.config.numbers, case["tokens"].tolist() if "tokens" in case else [], voice)
+    chain = loaded.chain(1, loaded.max_positions)
+    steps = loaded.config.numbers.max_semantic
+    given: np.ndarray = prompt.items
+    for number, name in enumerate(OUTPUTS):
+        if name not in case:
+            continue
+        if number:
+            before = case.get(OUTPUTS[number - 1])
+            if before is None:
+                raise KeyError(f"{label}.{OUTPUTS[number - 1]}")
+            given = before.long().cpu().numpy()
+            given = given.T if number > 1 else given
+        elif "tokens" not in case:
+            raise KeyError(f"{label}.tokens")
+        else:
+            steps = min(steps, len(case[name])) if len(case[name]) else steps
+        made = run_stage(chain, number, given, prompt, max_steps=steps)
+        expected = case[name]
+        if name == "wave":
+            yield _close(f"{label} {name}", torch.from_numpy(made), expected.flatten().float().cpu(), tolerance)
+        else:
+            yield _equal(f"{label} {name}", made.T if number else made, expected)
+
+
+def run_stage(chain: Chain, number: int, given: np.ndarray, prompt: Prompt, *, max_steps: int) -> np.ndarray:
+    """Do all of one utterance at one stage of a chain, alone, with all that it is given there; give its items."""
+    policy, stage = chain.policies[number], chain.stages[number]
+    conditions = Conditions(_GREEDY, 0, 0, max_steps, prompt.voice)
+    return run_units(policy, stage, given, prompt, conditions)
+
+
+@torch.inference_mode()
+def run_units(
+    policy: StagePolicy, stage: Stage, given: np.ndarray, prompt: Prompt, conditions: Conditions
+) -> np.ndarray:
+    """Do all units of an utterance in slot 0."""
+    consumed = units = 0
+    made = np.zeros((0, *policy.output.shape), np.dtype(policy.output.dtype))
+    while True:
+        progress = Progress(
+            len(given), True, consumed, len(made), units, conditions.max_steps, "throughput", prompt.facts
+        )
+        unit = None if policy.is_done(progress) else policy.next_unit(progress)
+        if unit is None:
+            return made
+        past = made[len(made) - unit.past :]
+        begin = Begin(
+            slot=0,
+            number=units,
+            inputs=given[unit.start : unit.stop],
+            past=past,
+            produced=len(made),
+            steps=unit.steps,
+            size=unit.size,
+            context=consumed - unit.start,
+            consumes=unit.consumes,
+            conditions=conditions,
+        )
+        stage.begin([begin])
+        if unit.prefill:
+            stage.prefill([Prefill(0, 0, unit.prefill)])
+        parts = [made]
+        for _ in range(unit.steps):
+            result = stage.step([0], unit.size)()
+            parts.append(np.asarray(result.values[0])[: result.counts[0]])
+            if result.stops[0]:
+                break
+        made = np.concatenate(parts)
+        consumed, units = consumed + unit.consumes, units + 1
+
+
+def _equal(name: str, computed: np.ndarray, expected: Tensor) -> Check:
+    wanted = expected.long().cpu().numpy()
+    if computed.shape != wanted.shape:
+        return Check(name, agreement=0.0)
+    agreement = float((computed == wanted).mean()) if wanted.size else 1.0
+    return Check(name, agreement=agreement, passed=agreement == 1.0)
+
+
+def _close(name: str, computed: Tensor, expected: Tensor, tolerance: float) -> Check:
+    if computed.shape != expected.shape:
+        return Check(name, difference=float("inf"))
+    difference = float((computed - expected).abs().max())
+    return Check(name, difference=difference, passed=difference <= tolerance)

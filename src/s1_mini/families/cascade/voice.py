@@ -1,0 +1,121 @@
+"""A voice of the cascade: the semantic tokens and codes of some seconds of speech, as suno publishes them.
+
+`semantic_prompt` [n], `coarse_prompt` [2, m] and `fine_prompt` [8, m], in one `.npz`, or as `NAME_KEY.npy` beside a
+`speaker_embeddings_path.json`, which says where they are. Only what makes tensors loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from s1_mini.exceptions import CheckpointFileError
+from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, Numbers
+from s1_mini.voices.arrays import read_arrays
+from s1_mini.voices.format import Shapes, TensorFormat, Tensors, VoiceFormat
+from s1_mini.weights.directory import read_json, read_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEYS = ("semantic_prompt", "coarse_prompt", "fine_prompt")
+INDEX = "speaker_embeddings_path.json"
+MAX_BYTES = 2 * 2**20  # of a file; the longest published has 80 kB
+MAX_FRAMES = 2**14  # of a voice
+ENCODER = "bark"  # codes of one codec, semantic tokens of one model: published voices fit every checkpoint
+
+
+def voice_format(config: CascadeConfig) -> VoiceFormat:
+    """Say what a voice is to a checkpoint of these sizes."""
+    return VoiceFormat(
+        tensors=_tensors(config.numbers),
+        encoder=ENCODER,
+        sample_rate=config.codec.sampling_rate,
+        seconds=partial(_seconds, config),
+        fault=partial(fault, config.numbers),
+        clones=False,
+        from_arrays=partial(from_arrays, config.numbers),
+    )
+
+
+def _tensors(numbers: Numbers) -> dict[str, TensorFormat]:
+    shapes = ((None,), (NUM_COARSE, None), (numbers.num_books, None))
+    return {key: TensorFormat(shape, is_integer=True) for key, shape in zip(KEYS, shapes, strict=True)}
+
+
+def _seconds(config: CascadeConfig, shapes: Shapes) -> float:
+    return shapes["coarse_prompt"][-1] / config.numbers.coarse_rate
+
+
+def fault(numbers: Numbers, tensors: Tensors | Mapping[str, np.ndarray]) -> str:
+    """Tell why the three parts of a voice cannot be, after the name of a file; empty if they can."""
+    parts = {key: np.asarray(tensors[key]) for key in KEYS}
+    semantic, coarse, fine = (parts[key] for key in KEYS)
+    if coarse.shape[1] != fine.shape[1] or not np.array_equal(coarse, fine[:2]):
+        return "has a fine_prompt that does not go on from its coarse_prompt: its first two rows must be that"
+    wanted, given = numbers.ratio / 2, coarse.shape[1] / len(semantic)
+    if round(given, 1) != round(wanted, 1):
+        return (
+            f"has {len(semantic)} semantic tokens for {coarse.shape[1]} frames of codes; "
+            f"{wanted:.2f} frames for each token are needed"
+        )
+    for key, limit in zip(KEYS, (numbers.semantic_size, numbers.codebook_size, numbers.codebook_size), strict=True):
+        low, high = int(parts[key].min()), int(parts[key].max())
+        if low < 0 or high >= limit:
+            return f"has a {key} with the id {low if low < 0 else high}; allowed are 0 to {limit - 1}"
+    return ""
+
+
+def from_arrays(numbers: Numbers, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Give the arrays of an `.npz` as the tensors of a voice. Raises `ValueError` for what cannot be one."""
+    import torch
+
+    lacking = [key for key in KEYS if key not in arrays]
+    if lacking:
+        raise ValueError(f"it lacks {', '.join(lacking)}; a voice file has {', '.join(KEYS)}")
+    for key, wanted in _tensors(numbers).items():
+        array = arrays[key]
+        is_integer = array.dtype.kind in "iu"
+        if not is_integer or not wanted.fits(array.shape, is_integer=True) or array.shape[-1] > MAX_FRAMES:
+            raise ValueError(f"its {key} is {array.dtype} {list(array.shape)}, not {wanted}, {MAX_FRAMES} at most")
+    return {key: torch.from_numpy(arrays[key].astype(np.int64)) for key in KEYS}
+
+
+def published_voices(directory: Path) -> dict[str, dict[str, Path]]:
+    """Give the files of the voices beside a checkpoint by name and key; none is fine. Raises `CheckpointFileError`."""
+    index = directory / INDEX
+    if not index.is_file():
+        return {}
+    voices: dict[str, dict[str, Path]] = {}
+    for title, places in read_json(index).items():
+        if title == "repo_or_path":
+            continue
+        name = title.lower().replace("/", "-")
+        if not isinstance(places, Mapping) or any(not isinstance(places.get(key), str) for key in KEYS):
+            raise CheckpointFileError(f"{index}: {title[:80]!r} does not name a file for each of {', '.join(KEYS)}")
+        files = {key: directory / places[key] for key in KEYS}
+        if any(not _is_within(file, directory) for file in files.values()):
+            raise CheckpointFileError(f"{index}: {title[:80]!r} names a file outside of the checkpoint")
+        voices[name] = files
+    return voices
+
+
+def _is_within(file: Path, directory: Path) -> bool:
+    parts = file.relative_to(directory).parts if file.is_relative_to(directory) else ("..",)
+    return ".." not in parts
+
+
+def read_published(numbers: Numbers, files: Mapping[str, Path], name: str) -> dict[str, Tensor]:
+    """Read one voice beside a checkpoint. Raises `CheckpointFileError`."""
+    try:
+        voice = from_arrays(numbers, {key: read_arrays(read_whole(file, MAX_BYTES))[""] for key, file in files.items()})
+        told = fault(numbers, voice)
+    except (ValueError, KeyError) as error:
+        told = str(error)
+    if told:
+        raise CheckpointFileError(f"the voice {name} beside the checkpoint {told}")
+    return voice

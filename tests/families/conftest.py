@@ -1,0 +1,69 @@
+"""Random cascades and what transformers makes of them: once for all tests of a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from reference_bark import Reference
+from s1_mini.families.base import Placement
+from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
+from s1_mini.families.cascade.random import RECIPES, recipe, write_random_checkpoint
+from s1_mini.families.cascade.settings import CascadeSettings
+
+if TYPE_CHECKING:
+    from reference_bark import Reference
+
+CPU = Placement(torch.device("cpu"), torch.float32, torch.float32)
+
+
+@pytest.fixture(scope="session")
+def cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random cascade in the compact form."""
+    directory = tmp_path_factory.mktemp("cascade") / "tiny"
+    write_random_checkpoint(directory, RECIPES["tiny"])
+    return directory
+
+
+@pytest.fixture(scope="session")
+def published_cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as transformers publishes it."""
+    directory = tmp_path_factory.mktemp("cascade_published") / "tiny"
+    write_random_checkpoint(directory, RECIPES["tiny"], form="published")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def other_cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of another size, seed and kind: its linear layers have biases."""
+    directory = tmp_path_factory.mktemp("cascade_other") / "other"
+    other = recipe(3, 4, 32, RECIPES["tiny"].codec)
+    for name in ("semantic", "coarse_acoustics", "fine_acoustics"):
+        other.config[f"{name}_config"]["bias"] = True
+    write_random_checkpoint(directory, other, form="published", seed=7)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def loaded_cascade(cascade: Path) -> LoadedCascade:
+    """The random cascade, open."""
+    return open_cascade(cascade, CPU, CascadeSettings())
+
+
+@pytest.fixture(scope="session")
+def bark(published_cascade: Path) -> Reference:
+    """transformers' model of the random cascade."""
+    from reference_bark import Reference  # transformers takes seconds to load, and not all tests here need it
+
+    return Reference(published_cascade)
+
+
+@pytest.fixture(scope="session")
+def other_bark(other_cascade: Path) -> Reference:
+    """transformers' model of the other."""
+    from reference_bark import Reference
+
+    return Reference(other_cascade)

@@ -1,0 +1,342 @@
+"""Checkpoints of a cascade, however they are published; what is wrong with one is told before any is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertTokenizer
+from typer.testing import CliRunner
+
+from reference_bark import Reference
+from s1_mini.capacity.sizes import Formats
+from s1_mini.checkpoint.convert import convert_checkpoint
+from s1_mini.cli.app import app
+from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError
+from s1_mini.families.cascade.config import make_config, read_cascade_config
+from s1_mini.families.cascade.family import Cascade
+from s1_mini.families.cascade.loaded import open_cascade
+from s1_mini.families.cascade.random import GENERATION, RECIPES, random_voice
+from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.families.cascade.tokenizer import CascadeTokenizer
+from s1_mini.families.cascade.voice import voice_format
+from s1_mini.families.registry import check_files
+from s1_mini.voices.library import VoiceLibrary
+from tests.families.conftest import CPU
+
+SUNO = {"semantic": "text", "coarse": "coarse", "fine": "fine"}
+PREFIXES = {"semantic": "semantic.", "coarse": "coarse_acoustics.", "fine": "fine_acoustics."}
+
+
+def weights_of(directory: Path) -> dict[str, torch.Tensor]:
+    loaded = open_cascade(directory, CPU, CascadeSettings())
+    networks = [*loaded.models, loaded.codec]
+    return {f"{n}.{name}": weight for n, module in enumerate(networks) for name, weight in module.named_parameters()}
+
+
+def assert_same(one: Path, other: Path) -> None:
+    first, second = weights_of(one), weights_of(other)
+    assert first.keys() == second.keys()
+    assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
+
+
+def copy_of(directory: Path, target: Path, *but: str) -> Path:
+    shutil.copytree(directory, target, ignore=shutil.ignore_patterns(*but))
+    return target
+
+
+def published_tensors(directory: Path) -> dict[str, torch.Tensor]:
+    return dict(torch.load(directory / "pytorch_model.bin", weights_only=True))
+
+
+@pytest.fixture
+def suno(published_cascade: Path, tmp_path: Path) -> Path:
+    """The published one as suno has it: a file for each model, and the codec beside them."""
+    target = copy_of(published_cascade, tmp_path / "suno", "pytorch_model.bin")
+    tensors = published_tensors(published_cascade)
+    for stage, stem in SUNO.items():
+        own = {name.removeprefix(p): value for name, value in tensors.items() if name.startswith(p := PREFIXES[stage])}
+        model = {suno_name(name): value for name, value in own.items()}
+        told = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 1024, "bias": False}
+        torch.save({"model": model, "model_args": told | {"n_codes_total": 8}}, target / f"{stem}.pt")
+    codec = {name.removeprefix("codec_model."): value for name, value in tensors.items() if "codec_model." in name}
+    save_file(codec, target / "codec.safetensors")
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({"model_type": "bark", "codec_config": config["codec_config"]}))
+    return target
+
+
+def suno_name(name: str) -> str:
+    pairs = [("att_proj", "c_attn"), ("attn.out_proj", "attn.c_proj"), ("mlp.out_proj", "mlp.c_proj")]
+    pairs += [("in_proj", "c_fc"), ("layernorm_final", "ln_f"), ("layernorm_", "ln_"), ("layers.", "h.")]
+    pairs += [("input_embeds_h.", "wtes."), ("input_embeds_layer.", "wte."), ("position_embeds_layer.", "wpe.")]
+    for old, new in pairs:
+        name = name.replace(old, new)
+    return "_orig_mod." + ("" if name.startswith("lm_head") else "transformer.") + name
+
+
+def test_all_forms_hold_the_same(cascade: Path, published_cascade: Path, suno: Path, tmp_path: Path) -> None:
+    safe = copy_of(published_cascade, tmp_path / "safe", "pytorch_model.bin")
+    save_file(published_tensors(published_cascade), safe / "model.safetensors")
+
+    for other in (published_cascade, safe, suno):
+        assert_same(cascade, other)
+
+
+def test_fine_heads_may_be_stored_beside_the_embeddings_that_they_are_tied_to(
+    published_cascade: Path, tmp_path: Path
+) -> None:
+    other = copy_of(published_cascade, tmp_path / "heads", "pytorch_model.bin")
+    tensors = published_tensors(published_cascade)
+    heads = {f"fine_acoustics.lm_heads.{i}.weight": torch.full((1056, 64), float(i)) for i in range(7)}
+    torch.save(tensors | heads, other / "pytorch_model.bin")
+
+    weights = weights_of(other)
+
+    assert [float(weights[f"2.lm_heads.{i}.weight"][0, 0]) for i in range(6)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_converted_speaks_the_same_and_keeps_its_voices(
+    published_cascade: Path, suno: Path, tmp_path: Path
+) -> None:
+    for source in (published_cascade, suno):
+        target = tmp_path / f"compact_{source.name}"
+
+        convert_checkpoint(source, target, codec_precision="float32")
+
+        assert_same(source, target)
+        assert not list(target.glob("*.bin")) + list(target.glob("*.pt"))
+    form = Cascade().describe(target).voice
+    assert VoiceLibrary.open(target, form).names == ["one", "two"]
+    halved = tmp_path / "half"
+    convert_checkpoint(published_cascade, halved, precision="bfloat16", decode_only=True)
+    assert load_file(halved / "coarse.safetensors")["coarse_acoustics.lm_head.weight"].dtype is torch.bfloat16
+    assert not any("encoder" in name for name in load_file(halved / "codec.safetensors"))
+
+
+def change(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if name == "without fine":
+        return {key: value for key, value in tensors.items() if not key.startswith("fine_acoustics.")}
+    if name == "other fine":
+        return tensors | {key: torch.zeros(32) for key in tensors if key == "fine_acoustics.layernorm_final.weight"}
+    if name == "foreign":
+        return tensors | {"encoder.layer": torch.zeros(3)}
+    return {key: value for key, value in tensors.items() if key != "codec_model.decoder.layers.0.conv.bias"}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("without fine", r"no weights of fine_acoustics\.\*"),
+        ("other fine", r"fine_acoustics\.\*.*layernorm_final\.weight \(32,\), config says \(64,\)"),
+        ("foreign", "encoder.layer is of no model"),
+        ("codec", "decoder.layers.0.conv.bias is missing"),
+    ],
+)
+def test_what_does_not_fit_is_told_by_name(published_cascade: Path, tmp_path: Path, name: str, told: str) -> None:
+    other = copy_of(published_cascade, tmp_path / "other", "pytorch_model.bin")
+    torch.save(change(name, published_tensors(published_cascade)), other / "pytorch_model.bin")
+
+    with pytest.raises(CheckpointMismatchError, match=told):
+        open_cascade(other, CPU, CascadeSettings())
+    with pytest.raises(CheckpointMismatchError, match=told):
+        Cascade().files(other, _keep())
+
+
+def _keep() -> Any:
+    from s1_mini.families.base import Conversion
+
+    return Conversion()
+
+
+@pytest.mark.parametrize(
+    ("lacking", "told"),
+    [
+        ("fine.pt", r"lacks fine\.pt \(fine\) beside coarse\.pt, text\.pt"),
+        ("codec.safetensors", r"lacks codec\.safetensors \(codec\)"),
+        ("*.pt", "holds no models: expected model.safetensors"),
+    ],
+)
+def test_a_file_that_lacks_is_named_with_those_that_are_there(suno: Path, lacking: str, told: str) -> None:
+    for file in suno.glob(lacking):
+        file.unlink()
+
+    with pytest.raises(CheckpointFileError, match=told):
+        open_cascade(suno, CPU, CascadeSettings())
+
+
+def test_a_large_file_beside_small_ones_is_told(suno: Path) -> None:
+    (suno / "fine.pt").rename(suno / "fine_2.pt")
+
+    with pytest.raises(CheckpointFileError, match=r"lacks fine\.pt \(fine\) beside coarse\.pt, fine_2\.pt, text\.pt"):
+        open_cascade(suno, CPU, CascadeSettings())
+
+
+def test_a_file_of_sunos_that_is_more_than_tensors_is_refused_with_a_way_out(suno: Path) -> None:
+    content = torch.load(suno / "text.pt", weights_only=True)
+    torch.save(content | {"best_val_loss": np.float64(1.0)}, suno / "text.pt")
+
+    for use in (lambda: open_cascade(suno, CPU, CascadeSettings()), lambda: Cascade().files(suno, _keep())):
+        with pytest.raises(CheckpointFileError, match=r"not only plain data.*suno/bark-small.*model and model_args"):
+            use()
+
+
+def faulty(part: str, name: str, value: object) -> Callable[[], object]:
+    config, generation = (json.loads(json.dumps(each)) for each in (RECIPES["tiny"].config, GENERATION))
+    target = config if part == "config" else generation
+    group, _, key = name.rpartition(".")
+    (target[group] if group else target)[key] = value
+    return lambda: make_config(config, generation)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("config", "semantic_config.input_vocab_size", 129_599),
+        ("config", "coarse_acoustics_config.block_size", 512),
+        ("config", "fine_acoustics_config.n_codes_given", 2),
+        ("config", "fine_acoustics_config.num_heads", 5),
+        ("config", "semantic_config.num_layers", "12"),
+        ("config", "semantic_config.bias", 1),
+        ("config", "codec_config.codebook_size", 512),
+        ("generation", "semantic_config.eos_token_id", 9_999),
+        ("generation", "coarse_acoustics_config.sliding_window_len", 61),
+        ("generation", "coarse_acoustics_config.coarse_rate_hz", -75),
+        ("generation", "fine_acoustics_config", [1]),
+        ("generation", "codebook_size", True),
+    ],
+)
+def test_numbers_that_cannot_be_are_named(part: str, name: str, value: object) -> None:
+    with pytest.raises(CheckpointMismatchError, match=f"{'config' if part == 'config' else 'generation_config'}.json"):
+        faulty(part, name, value)()
+
+
+def test_what_a_config_leaves_out_is_as_in_transformers(other_bark: Reference, tmp_path: Path) -> None:
+    other_bark.model.config.save_pretrained(tmp_path)
+
+    config = read_cascade_config(tmp_path)
+
+    assert (config.semantic.num_layers, config.semantic.width, config.semantic.bias) == (3, 32, True)
+    assert config.numbers == make_config(RECIPES["tiny"].config, GENERATION).numbers
+
+
+def test_text_becomes_the_ids_that_transformers_gives(published_cascade: Path) -> None:
+    ours = CascadeTokenizer.from_directory(published_cascade)
+    theirs = BertTokenizer(str(published_cascade / "vocab.txt"), do_lower_case=False)
+    texts = ["Hello, world!", "[laughs] so… ♪ la ♪", "  two \t spaces\n\nand lines ", "Grüße, señor! 漢字", ""]
+
+    assert [ours.encode(text) for text in texts] == [theirs.encode(text, add_special_tokens=False) for text in texts]
+    theirs._tokenizer.save(str(published_cascade / "tokenizer.json"))
+    again = CascadeTokenizer.from_directory(published_cascade)
+    (published_cascade / "tokenizer.json").unlink()
+    assert [again.encode(text) for text in texts] == [ours.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"no unknown word"])
+def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    for name in ("vocab.txt", "tokenizer.json"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CheckpointFileError, match=f"{name} is no vocabulary"):
+            CascadeTokenizer.from_directory(tmp_path)
+
+
+def read_voice(data: bytes) -> dict[str, torch.Tensor]:
+    return dict(voice_format(make_config(RECIPES["tiny"].config, GENERATION)).from_file(data))
+
+
+def voice_file(target: Path, **changed: np.ndarray) -> bytes:
+    voice = random_voice(make_config(RECIPES["tiny"].config, GENERATION), 200)
+    np.savez(target, **{name: value.numpy() for name, value in voice.items()} | changed)
+    return target.read_bytes()
+
+
+def test_a_published_voice_file_is_read(tmp_path: Path) -> None:
+    small = random_voice(make_config(RECIPES["tiny"].config, GENERATION), 200)["semantic_prompt"].numpy()
+
+    voice = read_voice(voice_file(tmp_path / "a.npz", semantic_prompt=small.astype(np.uint16)))
+
+    assert {name: tuple(value.shape) for name, value in voice.items()} == {
+        "semantic_prompt": (200,),
+        "coarse_prompt": (2, 300),
+        "fine_prompt": (8, 300),
+    }
+    assert all(value.dtype is torch.int64 for value in voice.values())
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"semantic_prompt": np.arange(300)}, "300 semantic tokens for 300 frames.*1.50 frames for each"),
+        ({"semantic_prompt": np.arange(9_900, 10_100)}, "semantic_prompt with the id 10099; allowed are 0 to 9999"),
+        ({"semantic_prompt": np.zeros((2, 100), int)}, r"semantic_prompt is int64 \[2, 100\], not integers \[any\]"),
+        ({"semantic_prompt": np.zeros(200)}, "semantic_prompt is float64"),
+        ({"coarse_prompt": np.zeros((2, 300), int)}, "does not go on from its coarse_prompt"),
+        ({"fine_prompt": np.zeros((8, 301), int)}, "does not go on from its coarse_prompt"),
+        ({"semantic_prompt": np.array([None])}, "it holds object, not numbers"),
+    ],
+)
+def test_a_voice_whose_parts_disagree_is_refused(tmp_path: Path, changed: dict[str, np.ndarray], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        read_voice(voice_file(tmp_path / "a.npz", **changed))
+
+
+def test_a_voice_file_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", semantic_prompt=np.arange(9))
+
+    with pytest.raises(ValueError, match="lacks coarse_prompt, fine_prompt; a voice file has semantic_prompt"):
+        read_voice((tmp_path / "a.npz").read_bytes())
+
+
+def test_a_place_of_a_voice_outside_of_its_checkpoint_is_refused(published_cascade: Path, tmp_path: Path) -> None:
+    other = copy_of(published_cascade, tmp_path / "other")
+    index = json.loads((other / "speaker_embeddings_path.json").read_text())
+    index["one"]["fine_prompt"] = "../../secret.npy"
+    (other / "speaker_embeddings_path.json").write_text(json.dumps(index))
+
+    with pytest.raises(CheckpointError, match="outside of the checkpoint"):
+        Cascade().files(other, _keep())
+
+
+def test_an_oracle_in_safetensors_is_checked_on_the_command_line(
+    bark: Reference, published_cascade: Path, tmp_path: Path
+) -> None:
+    oracle = bark.speak([7, 8], most=4).oracle("short")
+    save_file(oracle, tmp_path / "oracle.safetensors")
+    wrong = oracle | {"short.coarse": oracle["short.coarse"] + 1, "short.odd": torch.zeros(1)}
+    save_file(wrong, tmp_path / "wrong.safetensors")
+    command = ["verify", "--checkpoint", str(published_cascade), "--oracle"]
+
+    right = CliRunner().invoke(app, [*command, str(tmp_path / "oracle.safetensors")])
+    other = CliRunner().invoke(app, [*command, str(tmp_path / "wrong.safetensors")])
+
+    assert right.exit_code == 0, right.output
+    assert "all 4 checks passed" in right.output
+    assert other.exit_code != 0
+
+
+def test_a_checkpoint_lacks_what_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bark"}')
+
+    with pytest.raises(
+        CheckpointFileError, match=r"lacks model\.safetensors \(or pytorch_model\.bin\), tokenizer\.json"
+    ):
+        check_files(tmp_path)
+
+
+@pytest.mark.parametrize(("size", "millions"), [("small", 389), ("large", 1086)])
+def test_a_plan_counts_what_a_checkpoint_weighs(size: str, millions: int) -> None:
+    from s1_mini.families.cascade.costs import measure_sizes
+
+    sizes = measure_sizes(make_config(RECIPES[size].config), Formats(), 0)
+
+    weights = sum(sizes.weight_bytes(bound) for bound in ("memory", "compute"))
+    assert weights == pytest.approx(2e6 * millions, rel=0.06)
+    assert sizes.demand.position == pytest.approx(2 * {"small": 36_900, "large": 98_300}[size], rel=0.01)
+    assert all(stage.step(1, 300).num_bytes > 0 for stage in sizes.stages)

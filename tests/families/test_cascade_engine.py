@@ -1,0 +1,205 @@
+"""The cascade through the real engine: batches, streams, cancels, savings, errors with words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.core.messages import Begin, Conditions
+from s1_mini.exceptions import ConfigurationError, GenerationError, ParameterError, TextError, VoiceUnsupportedError
+from s1_mini.families.cascade.loaded import LoadedCascade
+from s1_mini.families.cascade.prompt import build_prompt
+from s1_mini.families.cascade.random import VOICES, random_voice
+from s1_mini.families.cascade.verify import run_stage, run_units
+from s1_mini.types import SamplingParams, Voice
+
+TEXTS = ["One.", "Two of them, here.", "A third one that is longer than they are.", "[laughs] Four! ♪ la la ♪"]
+
+
+def config_of(cascade: Path, **settings: object) -> EngineConfig:
+    return EngineConfig(checkpoint_path=cascade, device="cpu", **settings)
+
+
+@pytest.fixture(scope="module")
+def engine(cascade: Path) -> Iterator[ProductionTTSEngine]:
+    with ProductionTTSEngine(config_of(cascade, max_batch_size=4)) as engine:
+        yield engine
+
+
+def speak_all(engine: ProductionTTSEngine, **asked: object) -> list[np.ndarray]:
+    return [engine.generate(text, seed=3, max_new_tokens=24, **asked).audio for text in TEXTS]
+
+
+def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: ProductionTTSEngine) -> None:
+    alone = speak_all(engine)
+
+    together = engine.generate_batch(TEXTS, seed=3, max_new_tokens=24).results
+    streamed = [list(engine.stream(text, seed=3, max_new_tokens=24, chunk_profile="ttfa")) for text in TEXTS]
+
+    for wave, other, chunks in zip(alone, together, streamed, strict=True):
+        assert len(wave)
+        assert np.array_equal(wave, other.audio)
+        assert np.allclose(wave, np.concatenate([chunk.audio for chunk in chunks]), atol=1e-6)
+    again = list(engine.stream(TEXTS[1], seed=3, max_new_tokens=24))
+    assert np.array_equal(alone[1], np.concatenate([chunk.audio for chunk in again]))
+    assert list(engine._running.synthesizer.core.scheduler.audit()) == []
+
+
+def test_voices_texts_and_seeds_are_heard(engine: ProductionTTSEngine) -> None:
+    voices = [*VOICES, None]
+
+    waves = [engine.generate(TEXTS[0], seed=1, voice=voice, max_new_tokens=8).audio for voice in voices]
+    waves += [engine.generate(TEXTS[0], seed=2, max_new_tokens=8).audio]
+    waves += [engine.generate(TEXTS[1], seed=1, max_new_tokens=8).audio]
+
+    assert len({wave.tobytes() for wave in waves}) == len(waves)
+    assert engine.sample_rate == 24_000
+
+
+def test_a_neighbour_with_other_wishes_changes_nothing(engine: ProductionTTSEngine) -> None:
+    asked = {"seed": 9, "max_new_tokens": 20, "voice": "one", "temperature": 1.2}
+    alone = engine.generate(TEXTS[1], **asked).audio
+
+    others = [engine.stream(text, seed=5, temperature=0.0, max_new_tokens=40) for text in TEXTS[:3]]
+    first = [next(other) for other in others[:1]]
+    beside = engine.generate(TEXTS[1], **asked).audio
+    rest = [list(other) for other in others]
+
+    assert first
+    assert all(rest)
+    assert np.array_equal(alone, beside)
+
+
+def test_savings_change_no_token(cascade: Path, engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_them = [*speak_all(engine, voice="two"), *speak_all(engine, temperature=0.0)]
+    monkeypatch.setattr(LoadedCascade, "merges", False)
+    monkeypatch.setattr(LoadedCascade, "begins_early", False)
+
+    with ProductionTTSEngine(config_of(cascade, max_batch_size=4)) as plain:
+        without = [*speak_all(plain, voice="two"), *speak_all(plain, temperature=0.0)]
+
+    assert all(np.array_equal(one, other) for one, other in zip(with_them, without, strict=True))
+
+
+def test_a_listener_that_leaves_holds_nobody_up(engine: ProductionTTSEngine) -> None:
+    chunks = engine.stream(TEXTS[2], temperature=0.0, max_new_tokens=300)
+    other = engine.stream(TEXTS[1], seed=1, max_new_tokens=300)
+
+    chunks.close()
+    other.close()
+
+    assert engine.generate("Hello.", seed=1, max_new_tokens=4).frames
+    assert engine.health_check()["requests"] == 0
+
+
+def test_what_follows_in_a_long_text_is_spoken_in_the_voice_of_its_beginning(engine: ProductionTTSEngine) -> None:
+    text = " ".join(["This is one sentence of many, long enough that they are spoken one by one."] * 4)
+
+    heard = engine.generate(text, seed=4, max_new_tokens=8)
+
+    assert heard.frames > 16
+    assert np.array_equal(heard.audio, engine.generate(text, seed=4, max_new_tokens=8).audio)
+
+
+def test_a_result_without_a_token_is_an_error_with_words_and_harms_no_other(engine: ProductionTTSEngine) -> None:
+    semantic = engine._running.synthesizer._chain.stages[0]
+    before, semantic._min_eos_p = semantic._min_eos_p, 1e-12
+    try:
+        with pytest.raises(GenerationError, match=r"nothing to say.*Another seed"):
+            engine.generate("Hello.", seed=1)
+    finally:
+        semantic._min_eos_p = before
+
+    assert engine.generate("Hello.", seed=1, max_new_tokens=4).frames
+
+
+def test_recordings_are_refused_and_voice_files_are_spoken_with(
+    engine: ProductionTTSEngine, loaded_cascade: LoadedCascade, tone: np.ndarray, tmp_path: Path
+) -> None:
+    voice = {name: value.numpy() for name, value in random_voice(loaded_cascade.config, 240).items()}
+    np.savez(tmp_path / "one.npz", **voice)
+    asked = {"seed": 1, "max_new_tokens": 4}
+
+    with pytest.raises(VoiceUnsupportedError, match=r"cannot make a voice of a recording"):
+        engine.generate("Hello.", reference_audio=tone, reference_text="Aah.", **asked)
+    engine.add_voice("mine", tmp_path / "one.npz", "")
+
+    expected = engine.generate("Hello.", voice="one", **asked).audio
+    assert np.array_equal(engine.generate("Hello.", voice="mine", **asked).audio, expected)
+    assert np.array_equal(engine.generate("Hello.", reference_audio=tmp_path / "one.npz", **asked).audio, expected)
+
+
+def test_parameters_that_mean_nothing_are_refused_and_top_k_means_something(engine: ProductionTTSEngine) -> None:
+    asked = {"seed": 1, "max_new_tokens": 8, "temperature": 1.5, "top_p": 1.0}
+
+    with pytest.raises(ParameterError, match="repetition_penalty"):
+        engine.generate("Hello.", repetition_penalty=1.5, **asked)
+
+    greedy = engine.generate("Hello.", **asked | {"temperature": 0.0}).audio
+    assert np.array_equal(engine.generate("Hello.", top_k=1, **asked).audio, greedy)
+    assert not np.array_equal(engine.generate("Hello.", **asked).audio, greedy)
+
+
+def test_stages_can_be_placed_by_their_names(cascade: Path, engine: ProductionTTSEngine) -> None:
+    with ProductionTTSEngine(config_of(cascade, placement="semantic=cpu,coarse=cpu,fine=cpu,codec=cpu")) as other:
+        audio = other.generate(TEXTS[1], seed=3, max_new_tokens=24).audio
+
+    assert np.array_equal(audio, engine.generate(TEXTS[1], seed=3, max_new_tokens=24).audio)
+    with pytest.raises(ConfigurationError, match="no stage vocoder; its stages are semantic, coarse, fine, codec"):
+        ProductionTTSEngine(config_of(cascade, placement="vocoder=cpu")).start()
+
+
+def test_a_piece_of_too_many_tokens_is_told_with_their_number(loaded_cascade: LoadedCascade) -> None:
+    with pytest.raises(TextError, match="257 tokens and the model reads 256"):
+        loaded_cascade.prompt("?" * 257, [])
+
+    assert len(loaded_cascade.prompt("?" * 256, []).items) == 257
+
+
+def test_what_graphs_compute_is_what_is_computed_step_by_step(loaded_cascade: LoadedCascade) -> None:
+    voice = Voice(random_voice(loaded_cascade.config, 100), "")
+    prompt = build_prompt(loaded_cascade.config.numbers, [5, 9], voice)
+    given = [prompt.items, np.arange(45), np.arange(1200).reshape(-1, 2) % 1024]
+    plain, captured = loaded_cascade.chain(2, 1024), loaded_cascade.chain(2, 1024)
+    for stage in captured.stages[:3]:
+        with torch.inference_mode():
+            stage.make_graphs()
+
+    for number, items in enumerate(given):
+        expected = run_stage(plain, number, items, prompt, max_steps=20)
+        assert len(expected)
+        assert np.array_equal(run_stage(captured, number, items, prompt, max_steps=20), expected)
+
+
+def test_several_fine_windows_in_one_call_are_each_as_alone(loaded_cascade: LoadedCascade) -> None:
+    numbers, stage = loaded_cascade.config.numbers, loaded_cascade.chain(4, 1024).stages[2]
+    policy = loaded_cascade.chain(4, 1024).policies[2]
+    prompts = [build_prompt(numbers, [5], None) for _ in range(3)]
+    frames = [np.arange(2 * n).reshape(-1, 2) * 7 % 1024 for n in (1, 20, 300)]
+    conditions = [Conditions(SamplingParams(temperature=0), 0, 0, 9, prompt.voice) for prompt in prompts]
+    alone = [
+        run_units(policy, stage, given, prompt, asked)
+        for given, prompt, asked in zip(frames, prompts, conditions, strict=True)
+    ]
+    with torch.inference_mode():
+        object.__setattr__(stage._policy, "together", 4)
+        stage.make_graphs()
+        stage.begin([Begin(i, 0, frames[i], None, 0, 1, 1, 0, len(frames[i]), conditions[i]) for i in range(3)])
+        made = stage.step([0, 1, 2], 1)()
+
+    assert all(np.array_equal(one, other) for one, other in zip(made.values, alone, strict=True))
+
+
+def test_fine_codes_can_be_drawn_and_then_hang_on_the_seed_alone(cascade: Path) -> None:
+    with ProductionTTSEngine(config_of(cascade, fine_temperature=0.7)) as engine:
+        one, again, other = (engine.generate("Hi.", seed=seed, max_new_tokens=4).audio for seed in (1, 1, 2))
+        batch = engine.generate_batch(["Hi.", "Hello."], seed=1, max_new_tokens=4).results
+
+    assert np.array_equal(one, again)
+    assert np.array_equal(one, batch[0].audio)
+    assert not np.array_equal(one, other)
