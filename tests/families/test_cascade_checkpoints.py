@@ -294,6 +294,24 @@ def test_a_voice_file_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
         read_voice((tmp_path / "a.npz").read_bytes())
 
 
+def test_published_voices_lie_beside_the_checkpoint_by_name(published_cascade: Path, cascade: Path) -> None:
+    form = Cascade().describe(published_cascade).voice
+    beside, kept = VoiceLibrary.open(published_cascade, form), VoiceLibrary.open(cascade, form)
+
+    assert beside.names == kept.names == ["one", "two"]
+    assert beside.summary("two").seconds == kept.summary("two").seconds == pytest.approx(8.4, rel=0.01)
+    for name, tensor in kept.describe("two").voice.tensors.items():
+        assert torch.equal(beside.describe("two").voice.tensors[name], tensor)
+
+
+def test_a_published_voice_that_is_broken_is_told_by_name(published_cascade: Path, tmp_path: Path) -> None:
+    other = copy_of(published_cascade, tmp_path / "other")
+    (other / "speaker_embeddings" / "one_fine_prompt.npy").write_bytes(b"noise")
+
+    with pytest.raises(CheckpointFileError, match="the voice one beside the checkpoint"):
+        VoiceLibrary.open(other, Cascade().describe(other).voice)
+
+
 def test_a_place_of_a_voice_outside_of_its_checkpoint_is_refused(published_cascade: Path, tmp_path: Path) -> None:
     other = copy_of(published_cascade, tmp_path / "other")
     index = json.loads((other / "speaker_embeddings_path.json").read_text())

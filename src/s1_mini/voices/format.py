@@ -44,6 +44,14 @@ class TensorFormat:
 
 
 @dataclass(frozen=True)
+class VoiceBeside:
+    """A voice that lies beside a checkpoint in a form of its publisher's. Both raise `CheckpointFileError`."""
+
+    shapes: Callable[[], Shapes]  # of its tensors
+    read: Callable[[], Tensors]
+
+
+@dataclass(frozen=True)
 class VoiceFormat:
     """The tensors of a voice by name, what encodes them, and what can be told of them."""
 
@@ -54,6 +62,7 @@ class VoiceFormat:
     fault: Callable[[Tensors], str] = lambda _: ""  # why values cannot be, after the name of a file; empty if they can
     clones: bool = True  # whether recordings can be made voices; if not, `from_arrays` is the way to new ones
     from_arrays: Callable[[Mapping[str, np.ndarray]], Tensors] | None = None  # of a numpy file; raises `ValueError`
+    beside: Callable[[Path], Mapping[str, VoiceBeside]] = lambda _: {}  # of a checkpoint; raises `CheckpointFileError`
 
     def read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Read the tensors of a file and its metadata. Raises `SafetensorError`, `OSError` or `ValueError`."""

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from safetensors import SafetensorError
@@ -22,7 +23,7 @@ from safetensors import SafetensorError
 from s1_mini.exceptions import CheckpointFileError, VoiceError, VoiceNotFoundError
 from s1_mini.files import files
 from s1_mini.types import Voice
-from s1_mini.voices.format import VoiceFormat, for_file, shapes_of
+from s1_mini.voices.format import VoiceBeside, VoiceFormat, for_file, shapes_of
 
 FOLDER = "voices"
 SUFFIX = ".safetensors"
@@ -65,15 +66,21 @@ class NamedVoice:
 class VoiceLibrary:
     """The voices of one checkpoint."""
 
-    def __init__(self, files: Mapping[str, Path], form: VoiceFormat) -> None:
-        self._files, self._form = files, form
-        self._summaries = {name: read_summary(file, form) for name, file in files.items()}
+    def __init__(
+        self, files: Mapping[str, Path], form: VoiceFormat, beside: Mapping[str, VoiceBeside] = MappingProxyType({})
+    ) -> None:
+        """Take voices of files and, where no file has their name, those that lie `beside` the checkpoint."""
+        self._files, self._form, self._beside = files, form, beside
+        told = {name: form.seconds(each.shapes()) for name, each in beside.items() if is_name(name)}
+        self._summaries = {name: VoiceSummary(name, "", "", False, seconds, "") for name, seconds in told.items()}
+        self._summaries |= {name: read_summary(file, form) for name, file in files.items()}
         self._voices: dict[str, NamedVoice] = {}
 
     @classmethod
     def listed(cls, checkpoint: Path, form: VoiceFormat) -> VoiceLibrary:
         """Do as `open`, but read a voice's tensors, and load torch for it, when it is asked for."""
-        return cls({file.stem: file for file in sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))}, form)
+        files = {file.stem: file for file in sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))}
+        return cls(files, form, form.beside(checkpoint))
 
     @classmethod
     def open(cls, checkpoint: Path, form: VoiceFormat) -> VoiceLibrary:
@@ -101,7 +108,10 @@ class VoiceLibrary:
         if name not in self:
             raise not_found(name, self.names)
         if name not in self._voices:
-            self._voices[name] = read_voice(self._files[name], self._form)
+            if name in self._files:
+                self._voices[name] = read_voice(self._files[name], self._form)
+            else:
+                self._voices[name] = NamedVoice(name, Voice(self._beside[name].read(), ""))
         return self._voices[name]
 
     def summary(self, name: str) -> VoiceSummary:

@@ -16,7 +16,7 @@ import numpy as np
 from s1_mini.exceptions import CheckpointFileError
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, Numbers
 from s1_mini.voices.arrays import read_arrays
-from s1_mini.voices.format import Shapes, TensorFormat, Tensors, VoiceFormat
+from s1_mini.voices.format import Shapes, TensorFormat, Tensors, VoiceBeside, VoiceFormat
 from s1_mini.weights.directory import read_json, read_whole
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def voice_format(config: CascadeConfig) -> VoiceFormat:
         fault=partial(fault, config.numbers),
         clones=False,
         from_arrays=partial(from_arrays, config.numbers),
+        beside=partial(_beside, config.numbers),
     )
 
 
@@ -107,6 +108,20 @@ def published_voices(directory: Path) -> dict[str, dict[str, Path]]:
 def _is_within(file: Path, directory: Path) -> bool:
     parts = file.relative_to(directory).parts if file.is_relative_to(directory) else ("..",)
     return ".." not in parts
+
+
+def _beside(numbers: Numbers, directory: Path) -> dict[str, VoiceBeside]:
+    return {
+        name: VoiceBeside(partial(_read_shapes, files, name), partial(read_published, numbers, files, name))
+        for name, files in published_voices(directory).items()
+    }
+
+
+def _read_shapes(files: Mapping[str, Path], name: str) -> dict[str, tuple[int, ...]]:
+    try:
+        return {key: read_arrays(read_whole(file, MAX_BYTES))[""].shape for key, file in files.items()}
+    except (ValueError, KeyError) as error:
+        raise CheckpointFileError(f"the voice {name} beside the checkpoint cannot be read: {error}") from None
 
 
 def read_published(numbers: Numbers, files: Mapping[str, Path], name: str) -> dict[str, Tensor]:

@@ -1,0 +1,77 @@
+"""What only a GPU can show of the cascade: captured steps say there what a CPU says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+TEXTS = [f"Sentence number {number}, or so." for number in range(12)]
+
+
+def start(cascade: Path, device: str, **formats: str) -> ProductionTTSEngine:
+    formats = {"precision": "float32", "codec_dtype": "float32"} | formats
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=cascade, device=device, max_batch_size=8, **formats))
+    engine.start()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def gpu(cascade: Path) -> Iterator[ProductionTTSEngine]:
+    engine = start(cascade, "cuda")
+    yield engine
+    engine.stop()
+
+
+@pytest.mark.parametrize("voice", [None, "two"])
+def test_a_gpu_says_what_a_cpu_says(gpu: ProductionTTSEngine, cascade: Path, voice: str | None) -> None:
+    asked = {"voice": voice, "temperature": 0.0, "max_new_tokens": 60}
+    cpu = start(cascade, "cpu")
+    expected = [cpu.generate(text, **asked).audio for text in TEXTS[:2]]
+    cpu.stop()
+
+    waves = [gpu.generate(text, **asked).audio for text in TEXTS[:2]]
+
+    for wave, other in zip(waves, expected, strict=True):
+        assert wave.shape == other.shape
+        assert np.abs(wave - other).max() < 1e-3
+
+
+def test_a_batch_says_what_each_says_alone_and_a_stream_too(gpu: ProductionTTSEngine) -> None:
+    asked = {"seed": 3, "max_new_tokens": 40}
+    alone = [gpu.generate(text, **asked).audio for text in TEXTS]
+
+    together = gpu.generate_batch(TEXTS, **asked).results
+    streamed = [np.concatenate([chunk.audio for chunk in gpu.stream(text, **asked)]) for text in TEXTS[:3]]
+
+    for wave, other in zip([*alone, *alone[:3]], [*(each.audio for each in together), *streamed], strict=True):
+        assert wave.shape == other.shape
+        assert np.abs(wave - other).max() < 1e-3
+
+
+def test_stages_may_be_on_a_gpu_and_a_cpu(gpu: ProductionTTSEngine, cascade: Path) -> None:
+    asked = {"temperature": 0.0, "max_new_tokens": 30}
+    engine = start(cascade, "cuda", placement="fine=cpu,codec=cpu")
+    wave = engine.generate(TEXTS[0], **asked).audio
+    engine.stop()
+
+    assert np.abs(wave - gpu.generate(TEXTS[0], **asked).audio).max() < 1e-3
+
+
+@pytest.mark.parametrize(("weights", "kv"), [("full", "full"), ("int8", "fp8")])
+def test_narrow_formats_speak(cascade: Path, weights: str, kv: str) -> None:
+    engine = start(cascade, "cuda", precision="bfloat16", codec_dtype="float16", weights_dtype=weights, kv_dtype=kv)
+    results = engine.generate_batch(TEXTS, seed=1, max_new_tokens=30, voice="one").results
+    engine.stop()
+
+    assert all(np.isfinite(result.audio).all() and result.frames for result in results)
