@@ -27,10 +27,12 @@ FP8 = torch.float8_e4m3fn
 
 @dtypes
 @pytest.mark.parametrize("adds", [False, True])
-def test_a_sum_and_its_norm(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, adds: bool) -> None:
-    x, branch, weight = randn(3, 1000, dtype=dtype), randn(3, 1000, dtype=dtype), randn(1000, dtype=dtype)
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_sum_and_its_norm(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, adds: bool, centred: bool) -> None:
+    x, branch = 1 + randn(3, 1000, dtype=dtype), randn(3, 1000, dtype=dtype)
+    spec = norm.Norm(randn(1000, dtype=dtype), 1e-6, centred)
 
-    ours, theirs = by_both(monkeypatch, norm, lambda: norm.add_rms_norm(x, branch if adds else None, weight, 1e-6))
+    ours, theirs = by_both(monkeypatch, norm, lambda: norm.add_norm(x, branch if adds else None, spec))
 
     assert torch.equal(ours[0], theirs[0])
     assert_close(ours[1], theirs[1], dtype)
@@ -149,6 +151,18 @@ def test_a_norm_and_a_product(
         assert_close(ours[0], theirs[0], dtype)
         scale = theirs[1].float().abs().max()
         assert (ours[1].float() - theirs[1].float()).abs().max() <= scale * (1e-5 if dtype == torch.float32 else 2**-6)
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [1, 2, 3, 64, 200])
+def test_a_layer_norm_a_product_and_gelu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int) -> None:
+    x, weight = 1 + randn(rows, 768, dtype=dtype), randn(3072, 768, dtype=dtype) / 768**0.5
+    spec, bias = norm.Norm(randn(768, dtype=dtype), 1e-5, centred=True), randn(3072, dtype=dtype)
+
+    ours, theirs = by_both(monkeypatch, linear, lambda: linear.norm_linear(x, None, spec, weight, bias, gelu=True)[1])
+
+    bound = theirs.float().abs().max() * (1e-5 if dtype == torch.float32 else 2**-6)
+    assert (ours.float() - theirs.float()).abs().max() <= bound
 
 
 @dtypes

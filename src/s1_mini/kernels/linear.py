@@ -12,11 +12,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, fetch_ahead, jit, launch, runs_triton, wait_for_last, widen
 from s1_mini.kernels.gate import gate
-from s1_mini.kernels.norm import Norm, add_rms_norm
+from s1_mini.kernels.norm import Norm, add_norm
 from s1_mini.kernels.weight import QuantizedWeight, Weight, product
 
 if HAS_TRITON:
@@ -30,19 +31,28 @@ MAX_INPUTS = 4096  # that a program of the few-rows kernel holds
 
 
 def norm_linear(
-    x: Tensor, branch: Tensor | None, norm: Norm, weight: Weight, bias: Tensor | None = None, *, gated: bool = False
+    x: Tensor,
+    branch: Tensor | None,
+    norm: Norm,
+    weight: Weight,
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+    gelu: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Give x + `branch`, both [B, K], and norm(x + branch) @ weight.T + bias [B, N] for `weight` [N, K].
 
     `branch` may be what `linear_sum` left to be added. `gated` wants `weight` [2 N, K] and gives
-    silu(first half) * second half.
+    silu(first half) * second half; `gelu` gives the exact GELU of the product.
     """
     if _is_few(x) and branch is None:
-        return x, _few_triton(x.contiguous(), weight, bias, norm, gated, None)
-    x, normal = add_rms_norm(x, branch, *norm)
+        return x, _few_triton(x.contiguous(), weight, bias, norm, gated, None, gelu=gelu)
+    x, normal = add_norm(x, branch, norm)
     if _is_many(x, weight):
-        return x, _many_triton(normal, weight, bias, gated, parts=1)
+        return x, _many_triton(normal, weight, bias, gated, parts=1, gelu=gelu)
     out = product(normal, weight, bias)
+    if gelu:
+        return x, F.gelu(out)
     return x, gate(out) if gated else out
 
 
@@ -86,7 +96,14 @@ def few_outputs(inputs: int, gated: bool) -> int:
 
 
 def _few_triton(
-    x: Tensor, weight: Weight, bias: Tensor | None, norm: Norm | None, gated: bool, residual: Tensor | None
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    norm: Norm | None,
+    gated: bool,
+    residual: Tensor | None,
+    *,
+    gelu: bool = False,
 ) -> Tensor:
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
@@ -110,7 +127,9 @@ def _few_triton(
         SCALED=scaled,
         BIAS=bias is not None,
         NORM=norm is not None,
+        CENTRED=norm is not None and norm.centred,
         GATED=gated,
+        GELU=gelu,
         SUM=residual is not None,
         **launch(x),
         num_warps=4,
@@ -146,7 +165,9 @@ def many_tile(rows: int, outputs: int, inputs: int, gated: bool) -> Tile:
     return Tile(TALL, 64 if outputs > 2048 or inputs > 2048 else 32, block, warps=4, stages=5)
 
 
-def _many_triton(x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts: int) -> Tensor:
+def _many_triton(
+    x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts: int, *, gelu: bool = False
+) -> Tensor:
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
     values, scale, scaled = _parts_of(weight)
@@ -171,6 +192,7 @@ def _many_triton(x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, pa
         SCALED=scaled,
         BIAS=bias is not None,
         GATED=gated,
+        GELU=gelu,
         LINE=128 // values.element_size(),
         **launch(x),
         num_warps=tile.warps,
@@ -188,7 +210,13 @@ def _load_scales(scale, at, there, SCALED: tl.constexpr):
 
 
 @jit
-def _few_kernel(
+def _gelu(x):
+    """The exact GELU (Hendrycks and Gimpel 2016)."""
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@jit
+def _few_kernel(  # noqa: C901 - its branches are taken when it is compiled
     x,
     weight,
     scale,
@@ -205,7 +233,9 @@ def _few_kernel(
     SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
+    CENTRED: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,
     SUM: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -227,13 +257,20 @@ def _few_kernel(
     for row in tl.static_range(ROWS):
         value = tl.load(x + row * INPUTS + k, mask=inside, other=0.0)
         wide = value.to(tl.float32)
+        if CENTRED:
+            wide = tl.where(inside, wide - tl.sum(wide, axis=0) / INPUTS, 0.0)
         if NORM:
             length = tl.rsqrt(tl.sum(wide * wide, axis=0) / INPUTS + eps)
-            wide = ((wide * length).to(value.dtype).to(tl.float32) * norms).to(value.dtype).to(tl.float32)
+            wide = wide * length
+            if not CENTRED:
+                wide = wide.to(value.dtype).to(tl.float32)
+            wide = (wide * norms).to(value.dtype).to(tl.float32)
         total = tl.sum(weights.to(tl.float32) * wide[None, :], axis=1) * scales
         if BIAS:
             total += added
         total = total.to(value.dtype).to(tl.float32)
+        if GELU:
+            total = _gelu(total)
         if GATED:
             second = tl.sum(others.to(tl.float32) * wide[None, :], axis=1) * other_scales
             second = second.to(value.dtype).to(tl.float32)
@@ -255,7 +292,7 @@ def _fetch_weights(
 
 
 @jit
-def _many_kernel(
+def _many_kernel(  # noqa: C901 - likewise
     x,
     weight,
     scale,
@@ -271,6 +308,7 @@ def _many_kernel(
     SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,
     LINE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -308,6 +346,8 @@ def _many_kernel(
     total *= scales[None, :]
     if BIAS:
         total += tl.load(bias + at, mask=taken & (part == 0), other=0.0).to(tl.float32)[None, :]
+    if GELU:
+        total = _gelu(total.to(out.dtype.element_ty).to(tl.float32))
     if GATED:
         kind = out.dtype.element_ty
         total = total.to(kind).to(tl.float32)

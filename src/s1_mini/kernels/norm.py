@@ -1,4 +1,4 @@
-"""A residual sum and the root-mean-square norm of it, in one pass.
+"""A residual sum and the norm of it, by its root mean square or, centred, by its deviation, in one pass.
 
 Shapes: N rows, D channels, P parts.
 """
@@ -19,23 +19,26 @@ if HAS_TRITON:
 
 
 class Norm(NamedTuple):
-    """A root-mean-square norm of the inputs."""
+    """A norm of the inputs."""
 
     weight: Tensor  # [D]
     eps: float
+    centred: bool = False  # a layer norm without a bias; else the root mean square alone
 
 
-def add_rms_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Give x + `branch` [..., D] and its norm, rounded to x's dtype before it is multiplied by `weight` [D].
+def add_norm(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+    """Give x + `branch` [..., D] and its norm; a root mean square's is rounded to x's dtype before it is weighted.
 
     A `branch` [P, N, D] beside x [N, D] is summed first, then rounded to x's dtype.
     """
     if runs_triton(x) and x.shape[-1] <= 16_384:
-        return _add_rms_norm_triton(x, branch, weight, eps)
+        return _add_norm_triton(x, branch, norm)
     if branch is not None and branch.ndim > x.ndim:
         branch = branch.sum(0).to(x.dtype)
     total = x if branch is None else x + branch
-    return total, rms_norm(total, weight, eps)
+    if norm.centred:
+        return total, F.layer_norm(total, norm.weight.shape, norm.weight, None, norm.eps)
+    return total, rms_norm(total, norm.weight, norm.eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, round_last: bool = False) -> Tensor:
@@ -50,7 +53,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, round_last: bool = False)
     return (normal * weight.float()).to(x.dtype) if round_last else normal.to(x.dtype) * weight
 
 
-def _add_rms_norm_triton(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _add_norm_triton(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
     x = x.contiguous()
     total = x if branch is None else torch.empty_like(x)
     normal = torch.empty_like(x)
@@ -58,17 +61,18 @@ def _add_rms_norm_triton(x: Tensor, branch: Tensor | None, weight: Tensor, eps: 
     block = triton.next_power_of_2(size)
     added = x if branch is None else branch.contiguous()
     parts = added.numel() // x.numel() if branch is not None else 0
-    _add_rms_norm_kernel[(x.numel() // size,)](
+    _add_norm_kernel[(x.numel() // size,)](
         x,
         added,
-        weight,
+        norm.weight,
         total,
         normal,
         size,
         x.numel(),
-        eps,
+        norm.eps,
         parts,
         block,
+        CENTRED=norm.centred,
         **launch(x),
         num_warps=max(1, min(8, block // 256)),
     )
@@ -76,7 +80,7 @@ def _add_rms_norm_triton(x: Tensor, branch: Tensor | None, weight: Tensor, eps: 
 
 
 @jit
-def _add_rms_norm_kernel(
+def _add_norm_kernel(
     x,
     branch,
     weight,
@@ -87,6 +91,7 @@ def _add_rms_norm_kernel(
     eps,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    CENTRED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * size
@@ -102,6 +107,10 @@ def _add_rms_norm_kernel(
         value = (value.to(tl.float32) + added.to(value.dtype).to(tl.float32)).to(value.dtype)
         tl.store(total + row + at, value, mask=inside)
     wide = value.to(tl.float32)
+    if CENTRED:
+        wide = tl.where(inside, wide - tl.sum(wide, axis=0) / size, 0.0)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
-    rounded = (wide * scale).to(value.dtype).to(tl.float32)
+    rounded = wide * scale
+    if not CENTRED:
+        rounded = rounded.to(value.dtype).to(tl.float32)
     tl.store(normal + row + at, (rounded * weights).to(value.dtype), mask=inside)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from s1_mini.kernels.backend import runs_triton
-from s1_mini.kernels.norm import Norm, add_rms_norm, rms_norm
+from s1_mini.kernels.norm import Norm, add_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -28,5 +28,5 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if runs_triton(x) and not self.round_last and not torch.is_grad_enabled():
-            return add_rms_norm(x, None, *self.spec)[1]
+            return add_norm(x, None, self.spec)[1]
         return rms_norm(x, self.weight, self.eps, round_last=self.round_last)

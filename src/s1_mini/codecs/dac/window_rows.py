@@ -14,7 +14,7 @@ from torch import Tensor
 
 from s1_mini.codecs.dac.transformer import WindowTransformer
 from s1_mini.kernels.gate import gate
-from s1_mini.kernels.norm import add_rms_norm
+from s1_mini.kernels.norm import add_norm
 from s1_mini.kernels.rope import turn_and_part
 from s1_mini.kernels.snake import Rows, snake_extend
 from s1_mini.layers.transformer import LayerScale, TransformerBlock
@@ -39,7 +39,7 @@ class WindowRows:
         branch = None
         for layer in self._layers:
             x, branch = layer(x, branch, rope, mask, rows)
-        return add_rms_norm(x, branch, self._norm.weight, self._norm.eps)[1]
+        return add_norm(x, branch, self._norm.spec)[1]
 
     @property
     def pasts(self) -> list[Tensor]:
@@ -77,7 +77,7 @@ class _Layer:
     ) -> tuple[Tensor, Tensor]:
         """Take and give x and what is still to be added to it."""
         first, second = self._norms
-        x, normal = add_rms_norm(x, branch, first.weight, first.eps)
+        x, normal = add_norm(x, branch, first.spec)
         queries, pairs = turn_and_part(self._qkv(normal), rope, self._heads, self._groups)
         _, joined = snake_extend(pairs, None, self.past, rows)
         keys, values = joined.unflatten(-1, (2, self._groups, self._size)).unbind(2)
@@ -89,5 +89,5 @@ class _Layer:
             enable_gqa=self._groups != self._heads,
         )
         branch = F.linear(sound.transpose(1, 2).flatten(2), self._out)
-        x, normal = add_rms_norm(x, branch, second.weight, second.eps)
+        x, normal = add_norm(x, branch, second.spec)
         return x, F.linear(gate(F.linear(normal, self._opened)), self._closed)
