@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.families.cascade import sampling
 
 pytestmark = [
     pytest.mark.gpu,
@@ -75,3 +76,26 @@ def test_narrow_formats_speak(cascade: Path, weights: str, kv: str) -> None:
     engine.stop()
 
     assert all(np.isfinite(result.audio).all() and result.frames for result in results)
+
+
+@pytest.mark.parametrize("size", [1024, 1072, 10_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_chooses_what_sorting_does(size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But where a probability that was rounded otherwise lies at a border."""
+    rows, draws = 64, torch.Generator("cuda").manual_seed(size)
+    logits = (4 * torch.randn(rows, size, device="cuda", generator=draws)).to(dtype)
+    asked = [
+        torch.rand(rows, device="cuda", generator=draws) * 1.5,
+        torch.randint(0, 60, (rows,), device="cuda", generator=draws) * torch.arange(rows, device="cuda").remainder(2),
+        torch.rand(rows, device="cuda", generator=draws).clamp_min(0.05),
+        torch.rand(rows, device="cuda", generator=draws),
+    ]
+    asked[0][:4] = 0.0
+    asked[2][4:12] = 1.0
+
+    ours = sampling.choose(logits, *asked)
+    monkeypatch.setattr(sampling, "can_choose", lambda _: False)
+    theirs = sampling.choose(logits, *asked)
+
+    assert (ours == theirs).float().mean() >= 0.95
+    assert torch.equal(ours[:4], logits[:4].argmax(-1))

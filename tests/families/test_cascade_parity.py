@@ -83,7 +83,8 @@ def test_many_coarse_windows_are_those_of_transformers(
 
     made = run_stage(loaded_cascade.chain(1, 1024), 1, semantic[0].numpy(), prompt, max_steps=768)
 
-    assert np.array_equal(made.reshape(-1), (expected[0].numpy() - 10_000) % 1024)
+    assert np.array_equal(made.reshape(-1) % 1024, (expected[0].numpy() - 10_000) % 1024)
+    assert (made[:, 1] >= 1024).any(), "ids beyond the second book's codes, as transformers allows them"
 
 
 @pytest.mark.parametrize(("length", "frames"), [(0, 1024), (0, 1025), (0, 1600), (100, 1300), (420, 512), (420, 1100)])

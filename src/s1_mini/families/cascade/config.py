@@ -94,6 +94,15 @@ class CascadeConfig:
     codec: EncodecConfig
     numbers: Numbers
 
+    @property
+    def num_coarse_ids(self) -> int:
+        """Ids that the coarse model may give: codes of the first book, then all behind them.
+
+        As transformers masks them: for the second book that is some more than it has codes, which are taken modulo its
+        size. Trained weights never choose those (`AlternatingCodebooksLogitsProcessor`).
+        """
+        return self.coarse.output_size - self.numbers.semantic_size
+
     def __post_init__(self) -> None:
         numbers, needed = self.numbers, []
         needed.append(("semantic_config.input_vocab_size", self.semantic.input_size, numbers.semantic_infer + 1))

@@ -91,7 +91,7 @@ class FineModel(SimpleStage):
         codes = np.full((numbers.fine_window, numbers.num_books), numbers.codebook_size)
         own = voice[window.start :]
         codes[: len(own)] = own
-        codes[len(own) : len(own) + len(begin.inputs), :NUM_COARSE] = begin.inputs
+        codes[len(own) : len(own) + len(begin.inputs), :NUM_COARSE] = begin.inputs % numbers.codebook_size
         if begin.number:
             before, kept = self._kept[begin.slot]
             kept = kept[window.start - before :, NUM_COARSE:]

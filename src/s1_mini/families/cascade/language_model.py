@@ -8,11 +8,13 @@ Shapes: B slots of a call, S positions, V ids.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, StepResult
@@ -286,7 +288,10 @@ class SemanticModel(TokenStage):
 
 
 class CoarseModel(TokenStage):
-    """Semantic tokens to frames of two codes, window by window: the first book's code, then the second's."""
+    """Semantic tokens to frames of two codes, window by window: the first book's code, then the second's.
+
+    A frame has ids, counted from each book's first: the second book's may be beyond its codes.
+    """
 
     _made = 4  # both codes, whether they are a frame, valid
 
@@ -339,7 +344,9 @@ class CoarseModel(TokenStage):
     def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
         size = self._numbers.codebook_size
         book = self._count[:rows] % NUM_COARSE
-        of_book = logits.unflatten(1, (NUM_COARSE, size)).gather(1, book[:, None, None].expand(-1, 1, size)).squeeze(1)
+        first, second = logits[:, :size], logits[:, size:]
+        first = F.pad(first, (0, second.shape[1] - size), value=-math.inf)
+        of_book = torch.where((book == 0).unsqueeze(1), first, second)
         code = self._drawn(of_book, rows)
         first = torch.where(book == 0, code, self._first[:rows])
         self._first[:rows] = torch.where(self._active[:rows], first, self._first[:rows])

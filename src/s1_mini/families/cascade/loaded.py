@@ -104,7 +104,8 @@ class LoadedCascade:
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
         """Give the voice that was heard in what the stages but the last have made of `text`."""
-        parts = {"semantic_prompt": made[0], "coarse_prompt": made[1].T, "fine_prompt": made[2].T}
+        codes = made[1].T % self.config.numbers.codebook_size
+        parts = {"semantic_prompt": made[0], "coarse_prompt": codes, "fine_prompt": made[2].T}
         return Voice({name: torch.from_numpy(part.copy()) for name, part in parts.items()}, text)
 
     def chain(self, slots: int, positions: int) -> Chain:

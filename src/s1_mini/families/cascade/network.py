@@ -6,7 +6,7 @@ Shapes: B rows, T positions of a block, S positions, W width, H heads, V ids.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from s1_mini.families.cascade.config import NUM_COARSE, GPTConfig, Numbers
 from s1_mini.kernels.decode_attention import step_attention
+from s1_mini.kernels.linear import branch_sum, linear_sum, norm_linear
+from s1_mini.kernels.norm import Norm
 from s1_mini.kernels.weight import narrow
 from s1_mini.layers.kv_cache import KVCache, KVStore
 
@@ -89,17 +91,32 @@ class Block(nn.Module):
         x = x + self.attn.attend(query, keys, values, mask, is_causal=False)
         return x + self.mlp(self.layernorm_2(x))
 
-    def step(self, x: Tensor, cached: tuple[Tensor, Tensor], where: Where) -> Tensor:
-        """Go over one token of each row x [B, W]."""
-        qkv = self.attn.att_proj(self.layernorm_1(x))
+    def step(
+        self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], where: Where
+    ) -> tuple[Tensor, Tensor | None]:
+        """Go over one token of each row x [B, W], to which `branch` is still to be added; give the same again."""
+        attn, mlp = self.attn, self.mlp
+        x, qkv = _normed(x, branch, self.layernorm_1, attn.att_proj)
         rope = where.unturned.expand(len(x), -1, -1)
         found = step_attention(qkv, *cached, where.target, where.position, rope, None, span=where.span, mask=where.mask)
-        x = x + self.attn.out_proj(found)
-        return x + self.mlp(self.layernorm_2(x))
+        x, branch = linear_sum(found, attn.out_proj.weight, attn.out_proj.bias, x)
+        x, opened = _normed(x, branch, self.layernorm_2, mlp.in_proj, gelu=True)
+        return linear_sum(opened, mlp.out_proj.weight, mlp.out_proj.bias, x)
+
+
+def _normed(
+    x: Tensor, branch: Tensor | None, norm: nn.LayerNorm, linear: nn.Linear, *, gelu: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Give x + `branch` and what `linear` makes of its norm, perhaps with the GELU."""
+    if cast("Tensor | None", norm.bias) is None:
+        return norm_linear(x, branch, Norm(norm.weight, norm.eps, centred=True), linear.weight, linear.bias, gelu=gelu)
+    x = branch_sum(x, branch)
+    out = linear(norm(x))
+    return x, F.gelu(out) if gelu else out
 
 
 class CausalGPT(nn.Module):
-    """A transformer that makes token after token; `head_rows` are the ids that it can give."""
+    """A transformer that makes token after token; `head_rows` is the number of ids that it can give."""
 
     def __init__(self, config: GPTConfig, head_rows: int) -> None:
         super().__init__()
@@ -147,20 +164,10 @@ class CausalGPT(nn.Module):
     def step(self, tokens: Tensor, positions: Tensor, cache: KVCache, where: Where) -> Tensor:
         """Read one token [B] of each row at its position [B]; give logits [B, V]."""
         x = self.input_embeds_layer(tokens) + self.position_embeds_layer(positions)
+        branch: Tensor | None = None
         for number, layer in enumerate(self.layers):
-            x = layer.step(x, cache.rows(number), where)  # type: ignore[operator]
-        logits: Tensor = self.lm_head(self.layernorm_final(x))
-        return logits
-
-
-def semantic_gpt(config: GPTConfig, numbers: Numbers) -> CausalGPT:
-    """Build the semantic model; its head gives semantic tokens, and their end last."""
-    return CausalGPT(config, numbers.semantic_size + 1)
-
-
-def coarse_gpt(config: GPTConfig, numbers: Numbers) -> CausalGPT:
-    """Build the coarse model; its head gives the codes of both books, the first book's first."""
-    return CausalGPT(config, NUM_COARSE * numbers.codebook_size)
+            x, branch = layer.step(x, branch, cache.rows(number), where)  # type: ignore[operator]
+        return _normed(x, branch, self.layernorm_final, self.lm_head)[1]
 
 
 class FineGPT(nn.Module):

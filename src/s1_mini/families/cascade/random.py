@@ -19,7 +19,7 @@ from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.random import TINY as TINY_CODEC
 from s1_mini.codecs.encodec.random import random_tensors
 from s1_mini.families.base import Form
-from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, make_config
+from s1_mini.families.cascade.config import CascadeConfig, make_config
 from s1_mini.families.cascade.network import CausalGPT, FineGPT
 from s1_mini.families.cascade.voice import INDEX, KEYS
 from s1_mini.families.cascade.weights import COMPACT, PREFIXES
@@ -171,10 +171,6 @@ def random_models(
         named = {PREFIXES[stage] + name: tensor for name, tensor in _fill(network, draws, dtype)}
         models[stage] = {name: tensor for name, tensor in named.items() if ".lm_heads." not in name}
     models["semantic"]["semantic.lm_head.weight"][numbers.semantic_size] *= END
-    # What is no code is never chosen, as after training: transformers would allow it for every second code.
-    models["coarse"]["coarse_acoustics.lm_head.weight"][
-        numbers.semantic_size + NUM_COARSE * numbers.codebook_size :
-    ] = 0
     return models
 
 

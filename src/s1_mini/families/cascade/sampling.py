@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from s1_mini.families.cascade.kernels.choose import can_choose, choose_triton
+
 MIN_TEMPERATURE = 1e-5  # at it the choice is the likeliest
 WHOLE = 1 << 31
 _BITS = 24  # of a random number
@@ -17,6 +19,8 @@ _BITS = 24  # of a random number
 
 def choose(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     """Choose an id [B] from `logits` [B, V] by `temperature`, `top_k` (0: all), `top_p` and `uniform`, all [B]."""
+    if can_choose(logits):
+        return choose_triton(logits, temperature, top_k, top_p, uniform, MIN_TEMPERATURE, WHOLE)
     ranked, ids = logits.float().sort(dim=-1, descending=True, stable=True)
     shares = _shares(ranked, temperature)
     ranks = torch.arange(ranked.shape[-1], device=ranked.device)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, Numbers, read_cascade_config
-from s1_mini.families.cascade.network import CausalGPT, FineGPT, coarse_gpt, semantic_gpt
+from s1_mini.families.cascade.network import CausalGPT, FineGPT
 from s1_mini.weights.directory import INDEX_SUFFIX
 from s1_mini.weights.files import read_object, read_tensors
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton
@@ -159,11 +159,12 @@ def suno_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return rename(tensors, new_name)
 
 
-def translate(tensors: Mapping[str, Tensor], numbers: Numbers) -> dict[str, dict[str, Tensor]]:
+def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str, dict[str, Tensor]]:
     """Give each model its tensors by its network's names, heads cut to what can be chosen.
 
     Raises `CheckpointMismatchError` for a model that is missing, and for tensors of none.
     """
+    numbers = config.numbers
     models: dict[str, dict[str, Tensor]] = {stage: {} for stage in PREFIXES}
     foreign = []
     for name, tensor in tensors.items():
@@ -181,7 +182,7 @@ def translate(tensors: Mapping[str, Tensor], numbers: Numbers) -> dict[str, dict
         raise CheckpointMismatchError(f"{foreign[0]} is of no model of a cascade")
     _cut(models["semantic"], "lm_head.weight", slice(numbers.semantic_size + 1))
     first = numbers.semantic_size
-    _cut(models["coarse"], "lm_head.weight", slice(first, first + NUM_COARSE * numbers.codebook_size))
+    _cut(models["coarse"], "lm_head.weight", slice(first, first + config.num_coarse_ids))
     models["fine"] = _fine_heads(models["fine"], numbers)
     del models["codec"]  # whose names are its own to know
     return models
@@ -216,15 +217,15 @@ def _fine_heads(named: Mapping[str, Tensor], numbers: Numbers) -> dict[str, Tens
 def _skeletons(config: CascadeConfig) -> dict[str, nn.Module]:
     with skeleton():
         return {
-            "semantic": semantic_gpt(config.semantic, config.numbers),
-            "coarse": coarse_gpt(config.coarse, config.numbers),
+            "semantic": CausalGPT(config.semantic, config.numbers.semantic_size + 1),
+            "coarse": CausalGPT(config.coarse, config.num_coarse_ids),
             "fine": FineGPT(config.fine, config.numbers),
         }
 
 
 def check(config: CascadeConfig, tensors: Mapping[str, Tensor], source: str) -> None:
     """Raise `CheckpointMismatchError` unless the three models' tensors fit `config`; shapes are enough."""
-    _check(_skeletons(config), translate(tensors, config.numbers), source)
+    _check(_skeletons(config), translate(tensors, config), source)
 
 
 def _check(modules: Mapping[str, nn.Module], named: Mapping[str, Mapping[str, Tensor]], source: str) -> None:
@@ -241,7 +242,7 @@ def build_models(
     source: str,
 ) -> Models:
     """Build the three networks, each on its device. All are checked before any is. Raises `CheckpointMismatchError`."""
-    named, modules = translate(tensors, config.numbers), _skeletons(config)
+    named, modules = translate(tensors, config), _skeletons(config)
     _check(modules, named, source)
     for stage, module in modules.items():
         fit(module, named[stage], source=source, dtype=dtype, device=devices[stage])

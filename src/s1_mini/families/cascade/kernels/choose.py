@@ -1,0 +1,124 @@
+"""The choice of `sampling.choose` in one kernel, without a sort: what is ranked is found bit by bit.
+
+Every id has a key of its own, in the order of its rank. The least key that is among the likeliest k, the least that is
+in the nucleus, and that which a random number falls upon are each the highest of which the keys at and above it weigh
+more than some bound.
+Shapes: B rows, V ids.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+MAX_IDS = 16_384  # that one program holds
+
+
+def can_choose(logits: Tensor) -> bool:
+    """Whether the kernel can."""
+    return runs_triton(logits) and logits.shape[1] <= MAX_IDS
+
+
+def choose_triton(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, least: float, whole: int
+) -> Tensor:
+    """Choose an id [B] of `logits` [B, V]; `least` is the temperature at which the likeliest is chosen."""
+    rows, size = logits.shape
+    chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    block = max(32, triton.next_power_of_2(size))
+    _choose_kernel[(rows,)](
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        uniform,
+        chosen,
+        size,
+        logits.stride(0),
+        least,
+        whole,
+        block,
+        block.bit_length() - 1,
+        **launch(logits),
+        num_warps=max(1, min(16, block // 512)),
+    )
+    return chosen
+
+
+@jit
+def _order(x, BITS: tl.constexpr):
+    """Unsigned integers of as many bits as x has, in the order of x; 0 is below every number's."""
+    if BITS == 16:
+        bits = x.to(tl.uint16, bitcast=True).to(tl.uint32)
+        ordered = tl.where(bits >> 15 != 0, 0xFFFF - bits, bits | 0x8000)
+    else:
+        bits = x.to(tl.uint32, bitcast=True)
+        ordered = tl.where(bits >> 31 != 0, 0xFFFFFFFF - bits, bits | 0x80000000).to(tl.uint64)
+    return ordered
+
+
+@jit
+def _edge(key, mass, bound, BITS: tl.constexpr):
+    """The highest number such that the mass of keys at and above it is over the bound, else 0."""
+    found = tl.sum(tl.zeros_like(key), axis=0)
+    step = found + 1
+    for bit in range(BITS):
+        higher = found | (step << (BITS - 1 - bit))
+        over = tl.sum(tl.where(key >= higher, mass, 0), axis=0) > bound
+        found = tl.where(over, higher, found)
+    return found
+
+
+@jit
+def _choose_kernel(
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    uniform,
+    chosen,
+    size,
+    stride,
+    least,
+    WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PLACE_BITS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    wait_for_last(EARLY)
+    heat = tl.maximum(tl.load(temperature + row), least)
+    most = tl.load(top_k + row).to(tl.int32)
+    share = tl.load(top_p + row).to(tl.float64)
+    goal = tl.load(uniform + row)
+    logit = tl.load(logits + row * stride + at, mask=inside, other=float("-inf"))
+    kind = logit.dtype
+    wide = logit.to(tl.float32)
+    wide = tl.where(wide == 0.0, 0.0, wide)  # one zero, not two
+    BITS: tl.constexpr = kind.primitive_bitwidth
+    key = tl.where(inside, (_order(wide.to(kind), BITS) << PLACE_BITS) + (BLOCK - 1 - at).to(tl.uint32), 0)
+    weight = tl.exp((wide - tl.max(wide, axis=0)) / heat)
+    weight = ((weight / tl.sum(weight, axis=0)) * WHOLE).to(tl.int64)
+    likeliest = key == tl.max(key, axis=0)
+    ones = tl.where(inside, 1, 0)
+    if most > 0:
+        edge = _edge(key, ones, most - 1, BITS + PLACE_BITS)
+        weight = tl.where(key >= edge, weight, 0)
+    total = tl.sum(weight, axis=0)
+    # Out is what has so much before it that the nucleus is full.
+    full = tl.math.ceil(share * total.to(tl.float64)).to(tl.int64)
+    edge = _edge(key, weight, full - 1, BITS + PLACE_BITS)
+    weight = tl.where((key >= edge) | likeliest, weight, 0)
+    total = tl.sum(weight, axis=0)
+    bound = tl.minimum(((goal * (1 << 24)).to(tl.int64) * total) >> 24, total - 1)
+    edge = _edge(key, weight, bound, BITS + PLACE_BITS)
+    choice = tl.sum(tl.where(key == edge, at, 0), axis=0)
+    tl.store(chosen + row, tl.where(choice < size, choice, 0).to(tl.int64))
