@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +13,10 @@ import typer
 from s1_mini.cli.verb import DEVICES, PRECISIONS, completing, engine_config
 
 if TYPE_CHECKING:
+    from s1_mini.config import EngineConfig
+    from s1_mini.replicas.supervisor import Plan
     from s1_mini.sagemaker.async_store import AsyncStore
+    from s1_mini.server.settings import ServerSettings
 
 
 def serve(
@@ -33,6 +38,15 @@ def serve(
     ] = None,
     max_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sentences spoken at once. [4; a GPU: what fits]", show_default=False)
+    ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Engine processes behind the port: a number, or auto, which is one for each GPU. [1]",
+            autocompletion=completing("auto", "1", "2", "4", "8"),
+            show_default=False,
+        ),
     ] = None,
     local_endpoint: Annotated[
         str | None,
@@ -56,7 +70,8 @@ def serve(
     from s1_mini.weights.directory import find_checkpoint
 
     # What is wrong is told before torch is loaded, which takes seconds, and before the server listens.
-    settings = ServerSettings(**{name: value for name, value in (("host", host), ("port", port)) if value is not None})
+    given = {"host": host, "port": port, "replicas": replicas}
+    settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})
     config = engine_config(
         checkpoint_path=checkpoint_path, device=device, precision=precision, max_batch_size=max_batch_size
     )
@@ -65,21 +80,73 @@ def serve(
     from s1_mini.server.run import check_address, run
 
     check_address(settings.host, settings.port)
-    find_checkpoint(config.checkpoint_path)
+    checkpoint = find_checkpoint(config.checkpoint_path)
+    if settings.replicas != 1:
+        plan = _plan_replicas(settings, config, checkpoint, local_endpoint, async_store)
+        if plan is not None:
+            from s1_mini.replicas.supervisor import run_replicas
+
+            raise typer.Exit(run_replicas(plan))
 
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.sagemaker.app import make_container_app
 
     engine = ProductionTTSEngine(config)
-    store = None if local_endpoint is None else _open_store(async_store)
+    store = None if local_endpoint is None else _open_store(_place(async_store))
     app = make_container_app(engine, settings, endpoint=local_endpoint, store=store)
     raise typer.Exit(run(app))
 
 
-def _open_store(place: str | None) -> AsyncStore:
+def _plan_replicas(
+    settings: ServerSettings,
+    config: EngineConfig,
+    checkpoint: Path,
+    local_endpoint: str | None,
+    async_store: str | None,
+) -> Plan | None:
+    """Plan several replicas, or give None if one is enough. Raises `ConfigurationError` for what cannot be."""
+    from s1_mini.replicas.seats import Machine, count_replicas, measure
+
+    machine = Machine.here(settings.replicas, counts_gpus=config.device in ("auto", "cuda"))
+    count = count_replicas(settings.replicas, config, machine, measure(checkpoint))
+    if count == 1:
+        return None
+
+    from s1_mini.replicas.proxy import find_proxy
+    from s1_mini.replicas.supervisor import Plan
     from s1_mini.sagemaker.async_store import open_store
 
-    if place is None:
-        place = tempfile.mkdtemp(prefix="s1-mini-async-")
-        typer.echo(f"s1-mini: asynchronous answers go to {place}", err=True)
+    proxy = find_proxy()
+    place = None
+    if local_endpoint is not None:
+        open_store(place := _place(async_store))
+    told = {
+        "S1_MINI_SERVER_HOST": settings.host,
+        "S1_MINI_SERVER_PORT": str(settings.port),
+        "S1_MINI_SERVER_LOG_FORMAT": _log_format(settings),
+        "S1_MINI_DEVICE": config.device,
+        "S1_MINI_PRECISION": config.precision,
+        "S1_MINI_CHECKPOINT_PATH": str(checkpoint.resolve()) if config.checkpoint_path else "",
+        "S1_MINI_MAX_BATCH_SIZE": str(config.max_batch_size or ""),
+    }
+    return Plan(count, machine, proxy, config, settings, os.environ | told, local_endpoint, place)
+
+
+def _log_format(settings: ServerSettings) -> str:
+    """Say what "auto" means here, also to those whose lines go the same way."""
+    if settings.log_format != "auto":
+        return settings.log_format
+    return "text" if sys.stderr.isatty() else "json"
+
+
+def _place(async_store: str | None) -> str:
+    if async_store is None:
+        async_store = tempfile.mkdtemp(prefix="s1-mini-async-")
+        typer.echo(f"s1-mini: asynchronous answers go to {async_store}", err=True)
+    return async_store
+
+
+def _open_store(place: str) -> AsyncStore:
+    from s1_mini.sagemaker.async_store import open_store
+
     return open_store(place)

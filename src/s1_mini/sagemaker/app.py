@@ -13,6 +13,7 @@ from s1_mini.sagemaker.local_endpoint import LocalEndpoint
 from s1_mini.sagemaker.sessions import Sessions
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.app import create_app
+from s1_mini.server.member import Member
 from s1_mini.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -28,15 +29,17 @@ def make_container_app(
     *,
     endpoint: str | None = None,
     store: AsyncStore | None = None,
+    member: Member | None = None,
 ) -> FastAPI:
     """Build the application around `engine`.
 
     With `endpoint` it also answers the runtime's paths for an endpoint of that name, and keeps the answers of
-    asynchronous invocations in `store`. Raises `ConfigurationError` for a name that SageMaker would not take.
+    asynchronous invocations in `store`. `member` says which of several replicas it is; None if it is alone. Raises
+    `ConfigurationError` for a name that SageMaker would not take.
     """
     container = container or ContainerSettings()
-    app = create_app(engine, settings)
-    app.state.sessions = Sessions(container)
+    app = create_app(engine, settings, member)
+    app.state.sessions = Sessions(container, suffix=member.session_suffix if member else "")
     app.state.hosted = HostedModels(container, engine.config)
     app.include_router(invocations.router)
     app.include_router(models.router)

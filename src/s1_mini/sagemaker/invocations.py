@@ -89,7 +89,7 @@ async def execution_parameters(request: Request) -> dict[str, Any]:
     """Tell batch transform how much to send at once."""
     state = request.app.state
     return {
-        "MaxConcurrentTransforms": state.engine.num_slots,
+        "MaxConcurrentTransforms": state.engine.num_slots * (state.member.count if state.member else 1),
         "BatchStrategy": os.environ.get("SAGEMAKER_BATCH_STRATEGY") or "MULTI_RECORD",
         "MaxPayloadInMB": max(1, min(MAX_TRANSFORM_MB, state.settings.max_body_bytes // 2**20)),
     }

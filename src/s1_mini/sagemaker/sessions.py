@@ -60,8 +60,10 @@ class Session:
 class Sessions:
     """All sessions of this process. Belongs to the event loop's thread."""
 
-    def __init__(self, settings: ContainerSettings, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(
+        self, settings: ContainerSettings, clock: Callable[[], float] = time.monotonic, *, suffix: str = ""
+    ) -> None:
+        self._settings, self._clock, self._suffix = settings, clock, suffix  # of every id: whose session it is
         self._sessions: dict[str, Session] = {}
 
     def __len__(self) -> int:
@@ -77,7 +79,7 @@ class Sessions:
         if len(self._sessions) >= allowed.max_sessions:
             raise SessionsFullError(f"{len(self._sessions)} sessions are open and no more may be; close one")
         ends = self._clock() + allowed.session_s
-        session = Session(secrets.token_hex(16), ends, voice, reference_audio, reference_text)
+        session = Session(secrets.token_hex(16) + self._suffix, ends, voice, reference_audio, reference_text)
         if session.num_bytes + sum(each.num_bytes for each in self._sessions.values()) > allowed.max_session_mb * 1e6:
             raise SessionsFullError(f"the recordings of all sessions may have {allowed.max_session_mb:g} MB; close one")
         self._sessions[session.id] = session

@@ -1,6 +1,6 @@
 """The application: one engine, its routes, and the layers around them. Composes, and knows no AWS.
 
-What others need is in `app.state`: `engine`, `settings`, `gate`, `meter`.
+What others need is in `app.state`: `engine`, `settings`, `gate`, `meter`, `member`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from s1_mini.server.edge import Edge
 from s1_mini.server.errors import BodyError, MethodError, NotFoundError, ServerError, error_response, from_validation
 from s1_mini.server.gate import EngineDied, Gate
 from s1_mini.server.limits import Limits
+from s1_mini.server.member import Member
 from s1_mini.server.meter import Meter
 from s1_mini.server.openapi import DescribedApp
 from s1_mini.server.record import record_of
@@ -42,8 +43,13 @@ logger = logging.getLogger(__name__)
 WATCH_S = 0.5  # between looks at whether the engine lives
 
 
-def create_app(engine: ProductionTTSEngine, settings: ServerSettings | None = None) -> FastAPI:
-    """Build the application around `engine`, which it starts and stops unless it runs already."""
+def create_app(
+    engine: ProductionTTSEngine, settings: ServerSettings | None = None, member: Member | None = None
+) -> FastAPI:
+    """Build the application around `engine`, which it starts and stops unless it runs already.
+
+    `member` says which of several replicas this is; None if it is alone.
+    """
     settings = settings or ServerSettings()
     app = DescribedApp(
         title="s1_mini",
@@ -56,7 +62,7 @@ def create_app(engine: ProductionTTSEngine, settings: ServerSettings | None = No
     )
     gate = Gate(engine, settings)
     app.state.lifecycle = ThreadPoolExecutor(1, thread_name_prefix="s1-mini-lifecycle")  # never behind requests
-    app.state.engine, app.state.settings, app.state.gate = engine, settings, gate
+    app.state.engine, app.state.settings, app.state.gate, app.state.member = engine, settings, gate, member
     app.state.large_bodies = asyncio.Semaphore(1)
     app.state.meter = Meter(engine, gate)
     app.state.connections = Connections(settings)

@@ -45,7 +45,7 @@ class Connections:
 
     def open(self) -> None:
         """Begin, in the event loop: fit the limit to the process, and tell of a lack of files now and then only."""
-        self.max_connections = min(self.max_connections, _openable())
+        self.max_connections = min(self.max_connections, openable())
         asyncio.get_running_loop().set_exception_handler(self._note)
 
     def __len__(self) -> int:
@@ -175,8 +175,8 @@ def open_more_files() -> None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-def _openable() -> int:
-    """Give how many connections the process can have open."""
+def openable() -> int:
+    """Give how many connections this process can have open."""
     if sys.platform != "win32":
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:

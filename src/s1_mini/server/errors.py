@@ -146,6 +146,12 @@ class DrainingError(ServerError):
     code = "shutting_down"
 
 
+class ReplicaLostError(ServerError):
+    """The replica that was to answer has gone before it did."""
+
+    code = "replica_lost"
+
+
 class InvalidError(RequestError):
     """A field of the request is missing, unknown, of the wrong type or out of range."""
 
@@ -185,6 +191,7 @@ TABLE: Mapping[type[S1MiniError], Row] = {
     VoiceUnsupportedError: Row(422),
     CapacityError: Row(422),
     TooManyRequestsError: Row(429, 1),
+    ReplicaLostError: Row(502, 1),
     BusyError: Row(503, 1),
     QueueFullError: Row(503, 1),  # or what the error says
     EngineNotReadyError: Row(503, 5),

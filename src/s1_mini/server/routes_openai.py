@@ -85,7 +85,7 @@ async def list_audio_models() -> AudioModels:
 @router.get("/v1/audio/voices", summary="All voices, in short", responses=failures(503, has_body=False))
 async def list_audio_voices(request: Request) -> AudioVoices:
     """List the names of all voices, as clients of Kokoro-FastAPI and the like ask for them."""
-    told = await asyncio.to_thread(voices.describe_all, request.app.state.engine)
+    told = await asyncio.to_thread(voices.describe_all, request.app.state.engine, request.app.state.member)
     return AudioVoices(voices=[Named(id=voice.name, name=voice.name) for voice in told.voices])
 
 

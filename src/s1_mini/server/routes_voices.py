@@ -23,7 +23,7 @@ router = APIRouter(tags=["voices"])
 @router.get("/v1/voices", summary="All voices", responses=failures(503, has_body=False))
 async def list_voices(request: Request) -> VoicesAnswer:
     """List the checkpoint's voices and those that were added."""
-    return await asyncio.to_thread(voices.describe_all, _engine(request))
+    return await asyncio.to_thread(voices.describe_all, _engine(request), request.app.state.member)
 
 
 @router.get("/v1/voices/{name}", summary="One voice", responses=failures(404, 500, 503, has_body=False))

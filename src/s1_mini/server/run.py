@@ -28,6 +28,7 @@ from s1_mini.server.app import end_all
 from s1_mini.server.connections import open_more_files
 from s1_mini.server.gate import EngineDied
 from s1_mini.server.logs import set_up_logging
+from s1_mini.server.member import trusted_peers
 from s1_mini.server.memory import give_back_large_blocks
 from s1_mini.server.socket_wire import SocketWire
 from s1_mini.server.wire import Wire
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OPEN_TO_ALL = "whoever reaches this port may use the server: S1_MINI_SERVER_API_KEY, its key, is not set"
 SWITCH_S = 0.001  # after which a thread that computes lets another have the interpreter; the loop has many beside it
 
 # Shares of the drain's time that are left when:
@@ -82,9 +84,14 @@ def _try_to_bind(family: int, address: tuple[Any, ...]) -> OSError | None:
 def run(app: FastAPI) -> int:
     """Serve until a signal or the engine's death; give the exit code."""
     settings = app.state.settings
-    set_up_logging(settings.log_format, stream=os.fdopen(keep_out(), "w", buffering=1, encoding="utf-8"))
-    if settings.api_key is None and not _is_loopback(settings.host):
-        logger.warning("whoever reaches this port may use the server: S1_MINI_SERVER_API_KEY, its key, is not set")
+    member = app.state.member
+    set_up_logging(
+        settings.log_format,
+        replica=member and member.name,
+        stream=os.fdopen(keep_out(), "w", buffering=1, encoding="utf-8"),
+    )
+    if member is None and settings.api_key is None and not is_loopback(settings.host):
+        logger.warning(OPEN_TO_ALL)
     open_more_files()
     give_back_large_blocks()
     sys.setswitchinterval(SWITCH_S)
@@ -101,11 +108,13 @@ def run(app: FastAPI) -> int:
 
 def make_config(app: FastAPI) -> uvicorn.Config:
     """Say how uvicorn is to serve `app`; logging stays as it is."""
-    settings = app.state.settings
+    settings, member = app.state.settings, app.state.member
     return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
+        uds=None if member is None else str(member.socket),  # instead of host and port
+        forwarded_allow_ips=None if member is None else trusted_peers(),
         http=Wire,  # h11's: strict, with bounds on heads and pieces
         log_config=None,
         access_log=False,
@@ -128,7 +137,7 @@ class DrainingServer(uvicorn.Server):
         self._state = app.state
         self._drain_ends = float("inf")
         self._began = time.monotonic()
-        self._url = ""
+        self._place: dict[str, str] = {}  # the address, unless it is that of all replicas
         self._told: set[str] = set()  # events
         self._ending: asyncio.Task[None] | None = None
         self.last_resort = threading.Timer(app.state.settings.drain_timeout_s, self._leave)
@@ -137,9 +146,11 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and tell where."""
         await super().startup(sockets=sockets)
+        settings = self._state.settings
         if self.started:
-            self._url = _url(self.config.host, self.servers[0].sockets[0].getsockname()[1])
-            self._tell("listening", url=self._url)
+            port = self.servers[0].sockets[0].getsockname()[1]
+            self._place = {} if self._state.member else {"url": url_of(settings.host, port)}
+            self._tell("listening", **self._place)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to drain; at the second signal, stop at once."""
@@ -152,7 +163,7 @@ class DrainingServer(uvicorn.Server):
         gate = self._state.gate
         if "ready" not in self._told and gate.refusal() is None:
             seconds = round(time.monotonic() - self._began, 1)
-            self._tell("ready", url=self._url, device=gate.health()["device"]["value"], seconds=seconds)
+            self._tell("ready", **self._place, device=gate.health()["device"]["value"], seconds=seconds)
         if gate.failure is not None:
             self._begin_drain()
         if gate.is_draining and "draining" not in self._told and (gate.failure is None or "ready" in self._told):
@@ -182,7 +193,7 @@ class DrainingServer(uvicorn.Server):
         os._exit(int(self._state.gate.failure is not None))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Tell whether only this machine reaches an address."""
     try:
         return ip_address(host).is_loopback
@@ -190,7 +201,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _url(host: str, port: int) -> str:
+def url_of(host: str, port: int) -> str:
     """Give the address that a person on this machine opens."""
     name = "localhost" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
     return f"http://{name}:{port}/"

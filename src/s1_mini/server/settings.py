@@ -6,8 +6,9 @@ What the engine needs is not here (`s1_mini.config`), nor what differs from requ
 from __future__ import annotations
 
 import os
+import re
 import warnings
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -28,6 +29,9 @@ class ServerSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen at; the container says 0.0.0.0, which is all")
     port: int = Field(8080, ge=0, le=65_535, description="0 picks a free one")
+    replicas: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="engine processes behind the port; auto: one for each GPU, as the container has it"
+    )
     api_key: SecretStr | None = Field(None, description="bearer key of /v1 and /invocations; without it they are open")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field((), description="pages that may call, comma-separated")
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -72,6 +76,13 @@ class ServerSettings(BaseSettings):
             raise ConfigurationError("; ".join(_sentence(dict(item)) for item in error.errors())) from None
         for warning in unknown_variables(os.environ, ENV_PREFIX):
             warnings.warn(warning, stacklevel=2)
+
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _count(cls, value: Any) -> Any:
+        if value != "auto" and not re.fullmatch(r"[1-9]|[1-5]\d|6[0-4]", str(value)):
+            raise ValueError("is neither auto nor a whole number from 1 to 64")
+        return value if value == "auto" else int(value)
 
     @field_validator("cors_origins", "allowed_hosts", mode="before")
     @classmethod

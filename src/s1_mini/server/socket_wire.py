@@ -10,6 +10,7 @@ from websockets.frames import Frame
 
 from s1_mini.server.errors import BusyError
 from s1_mini.server.gate import HeldBytes
+from s1_mini.server.member import PROXY
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,11 @@ class SocketWire(WebSocketsSansIOProtocol):
         self._held: HeldBytes = self.config.app.state.gate.hold()  # type: ignore[union-attr]
         self._began = self.loop.time()
         self._num_frames = 0
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin; who asks over a Unix socket is the proxy, which has no address."""
+        super().connection_made(transport)
+        self.client = self.client or (PROXY, 0)
 
     def data_received(self, data: bytes) -> None:
         """Read on, in slices, as long as the client keeps within its bounds."""

