@@ -144,7 +144,7 @@ def _serve(path: str, work: Work) -> None:
         writer.close()
 
     async def serve() -> None:
-        server = await asyncio.start_unix_server(answer, path)
+        server = await asyncio.start_unix_server(answer, path)  # type: ignore[attr-defined,unused-ignore] # Windows has none
         await server.serve_forever()
 
     asyncio.run(serve())
@@ -182,7 +182,7 @@ async def _read_all(places: Sequence[object], work: Work) -> tuple[list[float], 
 
 async def _connect(place: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if isinstance(place, str):
-        return await asyncio.open_unix_connection(place)
+        return await asyncio.open_unix_connection(place)  # type: ignore[attr-defined,unused-ignore] # Windows has none
     assert isinstance(place, tuple)
     return await asyncio.open_connection(place[0], place[1])
 
@@ -276,7 +276,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # type: ignore[attr-defined,unused-ignore] # Windows has none
 
 
 if __name__ == "__main__":

@@ -119,3 +119,11 @@ def test_who_may_name_another_client_is_the_same_as_without_replicas(
     assert "acl is_proxied src 10.0.0.0/8 ::1/128\n" in told()
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     assert trusted_peers() == "*"
+
+
+def test_stages_on_devices_of_their_own_and_several_replicas_exclude_each_other() -> None:
+    apart = EngineConfig(device="cuda", placement="codec=cuda:1")
+
+    assert count_replicas("auto", apart, Machine(4, 8, 1e12), 0) == 1
+    with pytest.raises(ConfigurationError, match="replicas=2: S1_MINI_PLACEMENT gives stages to devices"):
+        count_replicas(2, apart, Machine(4, 8, 1e12), 0)

@@ -36,7 +36,7 @@ async def ask(
     sent = {"host": "localhost"} | {name.lower(): value for name, value in (headers or {}).items()}
     sent |= {"content-length": str(len(body)), "connection": "close"}
     async with asyncio.timeout(within_s):
-        reader, writer = await asyncio.open_unix_connection(path)
+        reader, writer = await asyncio.open_unix_connection(path)  # type: ignore[attr-defined,unused-ignore] # Windows has none
         try:
             for event in (
                 h11.Request(method=method, target=target, headers=list(sent.items())),

@@ -193,7 +193,7 @@ class Commands:
     async def _say(self, command: str) -> str:
         """Give the answer to a command. Raises `OSError` or `TimeoutError` if the proxy does not take it."""
         async with asyncio.timeout(ADMIN_S):
-            reader, writer = await asyncio.open_unix_connection(self._folder / COMMANDS)
+            reader, writer = await asyncio.open_unix_connection(self._folder / COMMANDS)  # type: ignore[attr-defined,unused-ignore] # Windows has none
             try:
                 writer.write(f"{command}\n".encode())
                 answer = await reader.read(MAX_ADMIN_BYTES)

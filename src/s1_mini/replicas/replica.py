@@ -94,4 +94,4 @@ class Replica:
             told = f"has not answered for {now - self._heard:.0f} s" if hangs else "does not become ready"
             fields = {"event": "replica_hangs", "replica": self.member.name, "reason": told}
             logger.error("replica is killed", extra={"fields": fields})
-            self.end(signal.SIGKILL)
+            self.end(signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore] # Windows has none

@@ -43,7 +43,7 @@ def count_replicas(wanted: Wanted, config: EngineConfig, machine: Machine, check
     """Decide how many replicas there will be. Raises `ConfigurationError` if they have no place."""
     on_gpu = config.device in ("auto", "cuda") and machine.num_gpus > 0
     if wanted == "auto":
-        return machine.num_gpus if on_gpu and not machine.is_windows else 1
+        return machine.num_gpus if on_gpu and not machine.is_windows and not config.placement else 1
     if wanted == 1:
         return 1
     given = f"replicas={wanted}"
@@ -51,6 +51,8 @@ def count_replicas(wanted: Wanted, config: EngineConfig, machine: Machine, check
         raise ConfigurationError(f"{given}: several replicas need Linux or macOS; start one server for each port")
     if config.device not in ("auto", "cuda", "cpu"):
         raise ConfigurationError(f"{given}: device={config.device} is one device; say auto, cuda or cpu")
+    if config.placement:
+        raise ConfigurationError(f"{given}: S1_MINI_PLACEMENT gives stages to devices, and each replica sees only one")
     if on_gpu:
         if wanted > machine.num_gpus:
             there = f"{machine.num_gpus} GPU{'s are' if machine.num_gpus > 1 else ' is'} here"

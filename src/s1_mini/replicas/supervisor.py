@@ -260,7 +260,7 @@ class Supervisor:
         for listener in self._listeners:
             listener.close()
         if self._proxy is not None and self._proxy.returncode is None:
-            self._proxy.send_signal(signal.SIGUSR1)  # it goes when its last client has all
+            self._proxy.send_signal(signal.SIGUSR1)  # type: ignore[attr-defined,unused-ignore] # Windows has none
             with suppress(TimeoutError):
                 async with asyncio.timeout(SHORT_S / 2):
                     await self._proxy.wait()
@@ -277,7 +277,7 @@ class Supervisor:
 
     async def _end_all(self) -> None:
         for replica in self._replicas:
-            replica.end(signal.SIGKILL)
+            replica.end(signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore] # Windows has none
         if self._proxy is not None and self._proxy.returncode is None:
             with suppress(ProcessLookupError):
                 self._proxy.kill()
@@ -291,7 +291,7 @@ class Supervisor:
         for process in [self._proxy, *(replica.process for replica in self._replicas)]:
             if process is not None and process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+                    os.kill(process.pid, signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore] # Windows has none
         shutil.rmtree(self._folder, ignore_errors=True)
         logging.shutdown()
         os._exit(self._code)
