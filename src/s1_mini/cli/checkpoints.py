@@ -68,7 +68,13 @@ def convert(
 
 def verify(
     checkpoint: Checkpoint,
-    oracle: Annotated[Path, typer.Option(help="Reference tensors of this checkpoint.", show_default=False)],
+    oracle: Annotated[
+        Path,
+        typer.Option(
+            help="Reference tensors of this checkpoint, a .pt or .safetensors file; docs/ lists them by family.",
+            show_default=False,
+        ),
+    ],
     tolerance: Annotated[float, typer.Option(help="Largest absolute difference allowed.")] = 1e-4,
     device: Annotated[
         str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES))

@@ -71,3 +71,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def names_of(stem: str) -> tuple[str, str, str]:
     """Give the names that the file with `stem`'s tensors may have, the best first."""
     return f"{stem}.safetensors", f"{stem}{INDEX_SUFFIX}", f"{stem}.pth"
+
+
+# What transformers writes, the best first.
+MODEL_NAMES = ("model.safetensors", f"model{INDEX_SUFFIX}", "pytorch_model.bin")
+
+
+def find_model(directory: Path) -> Path:
+    """Give the file that holds a model's tensors as transformers names it. Raises `CheckpointFileError`."""
+    for name in MODEL_NAMES:
+        if (directory / name).is_file():
+            return directory / name
+    raise CheckpointFileError(f"{directory} holds no weights: expected one of {', '.join(MODEL_NAMES)}")
