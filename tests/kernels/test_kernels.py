@@ -332,3 +332,15 @@ def test_what_is_too_large_for_an_fp8_cache_is_kept_as_the_largest() -> None:
 
     assert (values[:, :, 0].float() == 448).all()
     assert keys.float().isfinite().all()
+
+
+@dtypes
+@pytest.mark.parametrize("kind", [torch.int8, FP8])
+@pytest.mark.parametrize("rows", [1, 40, 300])
+def test_a_product_alone_with_weights_in_eight_bits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kind: torch.dtype, rows: int
+) -> None:
+    x, bias = randn(rows, 768, dtype=dtype) / 28, randn(2304, dtype=dtype)
+    narrow = weight.quantize(randn(2304, 768), kind)
+
+    assert_close(*by_both(monkeypatch, linear, lambda: linear.linear(x, narrow, bias)), dtype)

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.kernels.decode_attention import step_attention, used_columns
-from s1_mini.kernels.linear import branch_sum, linear_sum, norm_linear
+from s1_mini.kernels.linear import branch_sum, linear, linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm
 from s1_mini.kernels.rope_store import HeadNorms
+from s1_mini.kernels.weight import quantize
 from s1_mini.layers.rope import rope_table, rotate
 
 HEADS, GROUPS, SIZE, COLUMNS = 4, 2, 16, 12
@@ -35,6 +36,15 @@ def test_a_product_takes_what_is_still_to_be_added_whole_or_in_parts(parts: int 
     product = normal @ weight.T
     torch.testing.assert_close(total, expected)
     torch.testing.assert_close(out, F.silu(product[:, :5]) * product[:, 5:] if gated else product + bias)
+
+
+def test_a_product_alone_takes_weights_in_full_and_in_eight_bits() -> None:
+    x, weight, bias = randn(2, 3, 32), randn(12, 32), randn(12)
+    narrow = quantize(weight, torch.int8)
+
+    torch.testing.assert_close(linear(x, weight, bias), x @ weight.T + bias)
+    expected = x @ narrow.dequantize(torch.float32).T + bias
+    torch.testing.assert_close(linear(x, narrow, bias), expected, atol=0.15, rtol=0.02)
 
 
 @pytest.mark.parametrize("biased", [False, True])

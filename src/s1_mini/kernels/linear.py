@@ -68,6 +68,18 @@ def linear_sum(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor)
     return residual, product(x, weight, bias)
 
 
+def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    """Give x [..., K] @ weight.T + bias, [..., N], for `weight` [N, K]."""
+    if not isinstance(weight, QuantizedWeight) or not runs_triton(x):
+        return product(x, weight, bias)
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    if _is_few(rows):
+        out = _few_triton(rows, weight, bias, None, False, None)
+    else:
+        out = _many_triton(rows, weight, bias, False, parts=1)
+    return out.view(*x.shape[:-1], -1)
+
+
 def branch_sum(x: Tensor, branch: Tensor | None) -> Tensor:
     """Give the sum [B, N] of the two things that `linear_sum` gives."""
     if branch is None:
