@@ -268,3 +268,16 @@ def test_stages_are_placed_by_name_and_a_wrong_placement_is_refused_before_weigh
     assert "placement: codec='cuda:7': this machine has 0 CUDA devices" in refusal("codec=cuda:7")
     assert "is no device" in refusal("codec=gpu")
     assert "'codec=cpu' is no stage=device, or names a stage twice" in refusal("codec=cpu,codec=cpu")
+
+
+def test_weights_that_the_machine_cannot_multiply_stay_in_full_and_health_says_why(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no kernel for this processor")
+
+    monkeypatch.setattr("s1_mini.runtime.loader.product", refuse)
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype="int8")) as engine:
+        told = engine.health_check()["weights_dtype"]
+
+    assert told == {"value": "full", "reason": "cpu cannot multiply by weights in int8: no kernel for this processor"}

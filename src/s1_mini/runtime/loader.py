@@ -15,6 +15,7 @@ from s1_mini.config import EngineConfig, KVFormat, Precision, WeightFormat
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.base import Description, Family, LoadedModel, Placement
 from s1_mini.families.registry import family_of
+from s1_mini.kernels.weight import product, quantize
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.runtime.compilation import Compiler, choose_backend
 from s1_mini.types import Choice
@@ -54,7 +55,7 @@ def load(config: EngineConfig) -> Speaker:
     family = family_of(directory)
     devices = choose_devices(config.placement, family, device)
     codec_dtype = choose_codec_dtype(config.codec_dtype, devices[family.stage_names[-1]].value)
-    weights_dtype = choose_weights_dtype(config.weights_dtype, device.value)
+    weights_dtype = try_products(choose_weights_dtype(config.weights_dtype, device.value), device.value)
     kv_dtype = choose_kv_dtype(config.kv_dtype, device.value)
     speaker = open_checkpoint(
         directory,
@@ -179,6 +180,19 @@ def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
     if setting == "fp8" and lack:
         return Choice("int8", f"fp8 was asked for, but {lack}; int8 has as few bytes")
     return Choice(setting, "named by the settings")
+
+
+def try_products(weights_dtype: Choice, device: str) -> Choice:
+    """Give a format of weights as it is, or `full` where a small product by such weights fails."""
+    if weights_dtype.value == "full":
+        return weights_dtype
+    try:
+        weight = quantize(torch.eye(64, device=device), NARROW[weights_dtype.value])
+        product(torch.ones(1, 64, device=device), weight)
+    except (RuntimeError, NotImplementedError, AttributeError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        return Choice("full", f"{device} cannot multiply by weights in {weights_dtype.value}: {reason}")
+    return weights_dtype
 
 
 def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
