@@ -402,8 +402,8 @@ class ProductionTTSEngine:
 
     def count_tokens(self, text: str) -> int:
         """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
-        model = self._ready().speaker.loaded
-        prompts = [model.prompt(piece, ()) for piece in self._pieces(text)]
+        running = self._ready()
+        prompts = [running.speaker.loaded.prompt(piece, ()) for piece in self._pieces(running, text)]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
     def voice_names(self) -> list[str]:
@@ -552,7 +552,7 @@ class ProductionTTSEngine:
 
     def _prepare(self, running: Running, request: TTSRequest) -> Prepared:
         """Check the text, then begin to read the references: what is quick to refuse is refused first."""
-        prepared = Prepared(self._pieces(request.text), [])
+        prepared = Prepared(self._pieces(running, request.text), [])
         try:
             for reference in request.references:
                 prepared.listening.append(running.listen(reference))
@@ -583,9 +583,10 @@ class ProductionTTSEngine:
     def _deadline(self) -> float:
         return time.monotonic() + self.config.request_timeout_s
 
-    def _pieces(self, text: str) -> list[str]:
+    def _pieces(self, running: Running, text: str) -> list[str]:
         tidy = normalize(text, self.config.max_text_length)
-        return [piece for piece in split(tidy, self.config.chunk_length) if is_speakable(piece)]
+        most = min(self.config.chunk_length, running.speaker.description.max_piece_bytes)
+        return [piece for piece in split(tidy, most) if is_speakable(piece)]
 
     def _ready(self) -> Running:
         running = self._running

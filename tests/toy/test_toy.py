@@ -22,7 +22,7 @@ from s1_mini.exceptions import (
     VoiceUnsupportedError,
 )
 from s1_mini.families import registry
-from tests.toy.family import NAME, VOICES, Toy
+from tests.toy.family import NAME, VOICES, LoadedToy, Toy
 from tests.toy.stages import SAMPLE_RATE, SAMPLES
 
 TEXT = "One sentence. " * 30
@@ -67,6 +67,18 @@ def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: Producti
         assert np.array_equal(wave, other.audio)
         assert np.array_equal(wave, np.concatenate([chunk.audio for chunk in chunks]))
     assert list(engine._running.synthesizer.core.scheduler.audit()) == []
+
+
+def test_a_text_is_split_at_what_the_model_reads_at_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    describe, prompt, pieces = Toy.describe, LoadedToy.prompt, []
+    monkeypatch.setattr(Toy, "describe", lambda self, path: replace(describe(self, path), max_piece_bytes=20))
+    monkeypatch.setattr(
+        LoadedToy, "prompt", lambda self, text, voices: pieces.append(text) or prompt(self, text, voices)
+    )
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine:
+        engine.generate("One sentence. And another one.", seed=1, max_new_tokens=10)
+
+    assert pieces[-2:] == ["One sentence.", "And another one."]
 
 
 def test_a_listener_that_leaves_holds_nobody_up(engine: ProductionTTSEngine) -> None:

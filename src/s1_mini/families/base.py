@@ -42,6 +42,7 @@ class Description:
     sample_rate: int  # Hz of the sound
     voice: VoiceFormat  # what a voice is made of, and what encodes it
     sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # the parameters that mean something
+    max_piece_bytes: int = 2**20  # of text in one piece; longer ones are split
 
     def check_sampling(self, asked: SamplingParams) -> None:
         """Raise `ParameterError` for a parameter that was changed and means nothing."""
