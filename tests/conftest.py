@@ -73,6 +73,15 @@ def no_grad() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Run a test on one CPU thread: tiny models are slower on two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     """Credentials of nobody, a region, and none of this machine's files; AWS's descriptions are read once for all."""
     monkeypatch.setattr("botocore.session.create_loader", lambda *_: LOADER)
