@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from s1_mini.layers.randomness import uniforms
+from s1_mini.layers.randomness import random_bytes, uniforms
 
 
 def test_random_numbers_depend_on_seed_piece_and_frame_alone() -> None:
@@ -14,3 +15,13 @@ def test_random_numbers_depend_on_seed_piece_and_frame_alone() -> None:
     assert not torch.equal(short, uniforms(6, 2, 7, 10))
     assert not torch.equal(short, uniforms(5, 3, 7, 10))
     assert 0 <= long.min() <= long.max() < 1
+
+
+def test_bytes_of_a_frame_belong_to_its_request_and_are_spread_evenly() -> None:
+    long = random_bytes(seed=7, piece=1, frames=50, draws=512)
+
+    assert torch.equal(random_bytes(seed=7, piece=1, frames=3, draws=512), long[:3])
+    assert not torch.equal(random_bytes(seed=8, piece=1, frames=50, draws=512), long)
+    assert not torch.equal(random_bytes(seed=7, piece=2, frames=50, draws=512), long)
+    assert (long >= 128).float().mean().item() == pytest.approx(0.5, abs=0.02)
+    assert len(long.unique()) == 256

@@ -13,5 +13,14 @@ def uniforms(seed: int, piece: int, frames: int, draws: int) -> Tensor:
     Counter-based (Philox, Salmon et al. 2011) and keyed by request and piece, so frame t draws the same numbers
     whatever `frames` is, whoever else is in the batch, and on every device.
     """
-    generator = np.random.Generator(np.random.Philox(key=(piece << 64) | seed))
-    return torch.from_numpy(generator.random((frames, draws), dtype=np.float32))
+    return torch.from_numpy(_generator(seed, piece).random((frames, draws), dtype=np.float32))
+
+
+def random_bytes(seed: int, piece: int, frames: int, draws: int) -> Tensor:
+    """Give random bytes in the same way: uint8 [frames, draws], for many draws that need not be fine."""
+    content = bytearray(_generator(seed, piece).bytes(frames * draws))
+    return torch.frombuffer(content, dtype=torch.uint8).view(frames, draws)
+
+
+def _generator(seed: int, piece: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=(piece << 64) | seed))
