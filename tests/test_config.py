@@ -20,6 +20,10 @@ FIELDS = [
     "codec_dtype",  # float16 and bfloat16 differ in sound; whose codec overflows the one takes the other
     "weights_dtype",  # what is heard is no longer what was trained: its owner decides
     "kv_dtype",
+    "prenet_dropout",  # a mel model was trained with it on; off gives one sound whatever the seed
+    "stop_threshold",  # a mel model's end is a probability, and where it lies differs between trainings
+    "min_length_ratio",  # how long speech may be for its text: by language, and by how slowly a voice speaks
+    "max_length_ratio",
     "min_eos_p",  # of the cascade: the original and transformers end speech by different rules
     "fine_temperature",  # of the cascade: likewise, and what is heard differs
     "heads",

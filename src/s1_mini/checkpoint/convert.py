@@ -33,6 +33,6 @@ def convert_checkpoint(
         for member in members:
             write_member(folder, member)
         if (source / VOICES).is_dir():
-            shutil.copytree(source / VOICES, folder / VOICES)
+            shutil.copytree(source / VOICES, folder / VOICES, dirs_exist_ok=True)
     files = sorted(path for path in target.rglob("*") if path.is_file())
     return {path.relative_to(target).as_posix(): path.stat().st_size for path in files}

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 FAMILIES = {
     "dual_ar": "s1_mini.families.s1.family:S1",
     "bark": "s1_mini.families.cascade.family:Cascade",
+    "speecht5": "s1_mini.families.mel.family:Mel",
 }
-SHORT_NAMES = {"s1": "dual_ar", "cascade": "bark"}  # on a command line
+SHORT_NAMES = {"s1": "dual_ar", "cascade": "bark", "mel": "speecht5"}  # on a command line
 DEFAULT = "dual_ar"  # of a config.json that says nothing, and where no checkpoint is named
 
 

@@ -1,0 +1,114 @@
+"""What a checkpoint's `config.json` says of a SpeechT5 model. Read, never assumed; checked before any weight is."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from s1_mini.exceptions import CheckpointMismatchError
+
+# Far beyond any checkpoint, near enough that a damaged config cannot ask for the machine's whole memory.
+MAX_SIZE = 2**20
+MAX_LAYERS = 256
+
+
+@dataclass(frozen=True)
+class MelConfig:
+    """Architecture of one model. Defaults are transformers', which a config may leave out."""
+
+    vocab_size: int = 81
+    width: int = 768
+    heads: int = 12
+    encoder_layers: int = 12
+    encoder_ffn: int = 3072
+    decoder_layers: int = 6
+    decoder_ffn: int = 3072
+    norm_eps: float = 1e-5
+    num_bins: int = 80
+    frames_per_step: int = 2
+    prenet_layers: int = 2
+    prenet_units: int = 256
+    prenet_dropout: float = 0.5
+    postnet_layers: int = 5
+    postnet_units: int = 256
+    postnet_taps: int = 5
+    speaker_size: int = 512
+    max_text: int = 450  # tokens
+    max_steps: int = 4000  # of the decoder
+    max_distance: int = 160  # of tokens, beyond which the encoder knows but that they are far
+    eos: int = 2
+
+    @property
+    def head_size(self) -> int:
+        """Channels of a head, of encoder and decoder."""
+        return self.width // self.heads
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> MelConfig:
+        """Read `config.json`. Raises `CheckpointMismatchError` for a value of the wrong type, or impossible."""
+        sizes = {field: _size(values, name, getattr(cls, field)) for field, name in _SIZES.items()}
+        layers = {field: _size(values, name, getattr(cls, field), MAX_LAYERS) for field, name in _LAYERS.items()}
+        config = cls(
+            **sizes,
+            **layers,
+            norm_eps=_number(values, "layer_norm_eps", cls.norm_eps, 1.0),
+            prenet_dropout=_number(values, "speech_decoder_prenet_dropout", cls.prenet_dropout, 0.95),
+            eos=_size(values, "eos_token_id", cls.eos, least=0),
+        )
+        decoder_heads = _size(values, "decoder_attention_heads", config.heads)
+        if decoder_heads != config.heads or config.width % config.heads or config.width % 2:
+            raise CheckpointMismatchError(
+                f"config.json: hidden_size={config.width} must be even and a multiple of encoder_attention_heads="
+                f"{config.heads}, which decoder_attention_heads={decoder_heads} must equal"
+            )
+        if values.get("hidden_act", "gelu") != "gelu":
+            raise CheckpointMismatchError(
+                f"config.json: hidden_act={reprlib.repr(values['hidden_act'])} is not gelu, the one that is known"
+            )
+        if config.postnet_taps % 2 == 0 or config.postnet_layers < 2:
+            raise CheckpointMismatchError(
+                "config.json: speech_decoder_postnet_kernel must be odd, and there must be two layers of it or more"
+            )
+        return config
+
+
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "heads": "encoder_attention_heads",
+    "encoder_ffn": "encoder_ffn_dim",
+    "decoder_ffn": "decoder_ffn_dim",
+    "num_bins": "num_mel_bins",
+    "prenet_units": "speech_decoder_prenet_units",
+    "postnet_units": "speech_decoder_postnet_units",
+    "speaker_size": "speaker_embedding_dim",
+    "max_text": "max_text_positions",
+    "max_steps": "max_speech_positions",
+    "max_distance": "encoder_max_relative_position",
+}
+_LAYERS = {
+    "encoder_layers": "encoder_layers",
+    "decoder_layers": "decoder_layers",
+    "frames_per_step": "reduction_factor",
+    "prenet_layers": "speech_decoder_prenet_layers",
+    "postnet_layers": "speech_decoder_postnet_layers",
+    "postnet_taps": "speech_decoder_postnet_kernel",
+}
+
+
+def _size(values: Mapping[str, Any], name: str, default: int, most: int = MAX_SIZE, *, least: int = 1) -> int:
+    value = values.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise CheckpointMismatchError(
+            f"config.json: {name}={reprlib.repr(value)} is not a whole number from {least} to {most}"
+        )
+    return value
+
+
+def _number(values: Mapping[str, Any], name: str, default: float, most: float) -> float:
+    value = values.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+        raise CheckpointMismatchError(f"config.json: {name}={reprlib.repr(value)} is not a number in [0, {most:g}]")
+    return float(value)

@@ -1,0 +1,121 @@
+"""What a mel model weighs and costs: its networks, built with shapes and no values, and counted.
+
+Of a step the decoder reads its weights, and of each row the keys and values of steps and of text. A text has about half
+a token for each step: fifteen characters are spoken in a second, which has 31 steps. Encoding it is not counted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from s1_mini.capacity.memory import Demand
+from s1_mini.capacity.sizes import Cost, Formats, Sizes, StageSizes
+from s1_mini.codecs.hifigan.config import HifiGanConfig
+from s1_mini.codecs.hifigan.model import HifiGan
+from s1_mini.codecs.hifigan.window import Edges
+from s1_mini.families.mel.config import MelConfig
+from s1_mini.families.mel.network import MelNetwork
+from s1_mini.weights.fit import skeleton
+
+COUNTED_FRAMES = 64  # of one call whose operations are counted
+CHUNK_STEPS = 32  # for which the vocoder's weights are read once in a stream
+TOKENS_A_STEP = 0.5
+STEPS_A_BYTE = 4  # of text, that a slot should have; twice what is spoken usually
+LIVE_TENSORS = 8  # of a block of the vocoder
+
+
+def needed_positions(reference_s: float, text_bytes: int) -> int:  # noqa: ARG001 - a voice takes none
+    """Give the steps that a piece of text takes."""
+    return STEPS_A_BYTE * text_bytes
+
+
+def count(*modules: nn.Module) -> int:
+    """Parameters of some modules."""
+    return sum(weight.numel() for module in modules for weight in module.parameters())
+
+
+def widest(config: HifiGanConfig) -> int:
+    """Numbers that the widest layer of the vocoder makes of one frame."""
+    steps, channels, most = 1, config.channels, 0
+    for rate in config.rates:
+        steps, channels = steps * rate, channels // 2
+        most = max(most, steps * channels)
+    return most
+
+
+def measure_demand(
+    config: MelConfig,
+    vocoder: HifiGanConfig,
+    *,
+    weight_bytes: float,
+    vocoder_bytes: float,
+    step_bytes: int,
+    token_bytes: int,
+    vocoder_item: int,
+    prefix_cache_bytes: int,
+) -> Demand:
+    """Tell what slots take, of which a step takes `step_bytes` and a token `token_bytes`."""
+    return Demand(
+        position=step_bytes,
+        stream_row=0,
+        frame=LIVE_TENSORS * vocoder_item * widest(vocoder),
+        prefix_cache=prefix_cache_bytes,
+        encoding=0,
+        copies=round(weight_bytes + vocoder_bytes),
+        fixed_slot=config.max_text * token_bytes,
+    )
+
+
+def measure_sizes(config: MelConfig, vocoder: HifiGanConfig, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+    """Count what a checkpoint of these configs takes."""
+    with skeleton():
+        network, hifigan = MelNetwork(config), HifiGan(vocoder)
+    decoder, layers = (
+        network.decoder.wrapped_decoder,
+        [network.encoder.wrapped_encoder, network.decoder.wrapped_decoder],
+    )
+    small = count(network) - count(*layers)  # kept in float32
+    once = count(*(layer.encoder_attn.kv_proj for layer in network.decoder.layers))  # for a text, not for a step
+    step_bytes = formats.large * (count(decoder) - once) + 4 * (count(network.decoder) - count(decoder))
+    kv_bytes = 2 * config.decoder_layers * config.width * formats.kv
+    meeting = 4 * config.decoder_layers * config.width  # each head meets each key once and each value once
+    made = config.frames_per_step
+    operations, vocoder_bytes = made * vocoder_operations(hifigan), formats.codec * count(hifigan)
+
+    def step(rows: int, span: int) -> Cost:
+        seen = span * (1 + TOKENS_A_STEP)
+        return Cost(step_bytes + rows * seen * kv_bytes, rows * (2 * (count(network.decoder) - once) + meeting * seen))
+
+    def sound(rows: int, _: int) -> Cost:
+        return Cost(vocoder_bytes / CHUNK_STEPS, rows * operations)
+
+    weight_bytes = formats.large * count(*layers) + 4 * small
+    return Sizes(
+        stages=(
+            StageSizes(weight_bytes, step, "memory"),
+            StageSizes(vocoder_bytes, sound, "compute", is_single=formats.codec == 4),
+        ),
+        demand=measure_demand(
+            config,
+            vocoder,
+            weight_bytes=weight_bytes,
+            vocoder_bytes=vocoder_bytes,
+            step_bytes=round(kv_bytes) + config.prenet_layers * config.prenet_units,
+            token_bytes=round(kv_bytes),
+            vocoder_item=formats.codec,
+            prefix_cache_bytes=prefix_cache_bytes,
+        ),
+        frame_s=made * vocoder.samples_per_frame / vocoder.sample_rate,
+        max_positions=config.max_steps,
+        needed_positions=needed_positions,
+    )
+
+
+def vocoder_operations(vocoder: HifiGan) -> float:
+    """Operations that the sound of one frame takes, of a long chunk, counted by torch."""
+    frames = torch.zeros(1, vocoder.config.num_bins, COUNTED_FRAMES + 2 * vocoder.reach, device=vocoder.device)
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        vocoder(frames.to(vocoder.dtype), Edges(0, COUNTED_FRAMES, axis=2))
+    return counter.get_total_flops() / COUNTED_FRAMES

@@ -1,0 +1,144 @@
+"""The mel decoder as a stage: a text in, some frames a step out, until it stops.
+
+A text is encoded when its last token is due, as its prefill. A step computes the slots up to the last that is in it,
+in such shapes that a slot's numbers do not depend on its neighbours.
+Shapes: B slots of a call, T tokens, M mel bins, R frames a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.core.messages import Begin, Prefill, StepResult
+from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.execution.stage import Pending, SimpleStage
+from s1_mini.families.mel.model import MelModel
+from s1_mini.families.mel.voice import SPEAKER
+from s1_mini.layers.staging import stage
+
+SPAN = 64  # steps and tokens; a multiple of what attention adds up at once
+# Slots of the captured steps: a call runs in the smallest that holds it.
+LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+READ_ROWS = (1, 4)  # texts of the captured encodings …
+READ_TOKENS = (64, 128, 256)  # … and their tokens, up to the model's most
+
+
+class MelDecoder(SimpleStage):
+    """SpeechT5 at work: made once, for `slots` utterances of up to `steps` steps each."""
+
+    def __init__(self, model: MelModel, *, slots: int, steps: int) -> None:
+        self.device, self.launches_ahead = model.device, model.device.type == "cuda"
+        self._model, self._slots = model, slots
+        with torch.inference_mode():
+            self.state = model.allocate(slots, steps)
+        self._steps = self.state.max_steps
+        self._ladder = [*(rows for rows in LADDER if rows < slots), slots]  # rows of the captured steps
+        most = model.config.max_text
+        self._tokens = [*(count for count in READ_TOKENS if count < most), most]
+        self._texts: dict[int, np.ndarray] = {}  # by slot, [T]
+        self._lengths = [0] * slots  # steps made
+        self._active: frozenset[int] = frozenset()  # slots that the state says step
+        self._graphs: StepGraphs[int] | None = None
+        self._reads: StepGraphs[tuple[int, int]] | None = None
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Make the graphs of a step and of the encoding of texts, on a GPU."""
+        if self.device.type == "cuda":
+            self.make_graphs()
+
+    def make_graphs(self) -> None:
+        """Do so; on a CPU they run step by step, to be looked at."""
+        config = self._model.config
+        options = GraphOptions.of_stage(self.device, 0)
+        self._reads = StepGraphs(
+            self._read,
+            [(rows, count) for count in self._tokens[::-1] for rows in READ_ROWS[::-1]],
+            lambda key: [Buffer((key[0], key[1] + 2))],
+            lambda _: [],
+            device=self.device,
+            options=replace(options, is_staged=True),
+        )
+        made = config.frames_per_step * config.num_bins + 2
+        self._graphs = StepGraphs(
+            lambda rows: [self._model.step(self.state, self._steps, config.max_text, rows)],
+            self._ladder[::-1],
+            lambda _: [],
+            lambda rows: [Buffer((rows, made), torch.float32)],
+            device=self.device,
+            options=options,
+        )
+
+    def begin(self, begins: Sequence[Begin]) -> None:
+        """Let utterances begin, with their speakers and their own random numbers."""
+        model = self._model
+        for begin in begins:
+            slot, asked = begin.slot, begin.conditions
+            speaker = asked.voice.get(SPEAKER)
+            vector = np.zeros(model.config.speaker_size, np.float32) if speaker is None else np.asarray(speaker)
+            kept = model.draw_kept(asked.seed, asked.utterance, begin.steps) if model.has_dropout else None
+            least = model.steps_for(len(begin.inputs), model.settings.min_length_ratio)
+            model.begin(self.state, slot, torch.from_numpy(vector), kept, least)
+            self._texts[slot], self._lengths[slot] = begin.inputs, 0
+
+    def prefill(self, parts: Sequence[Prefill]) -> None:
+        """Encode the texts whose last token is among these."""
+        slots = [part.slot for part in parts if part.stop == len(self._texts[part.slot])]
+        if self._reads is None:
+            for slot in slots:
+                tokens = torch.from_numpy(self._texts[slot]).unsqueeze(0).to(self.device)
+                self._model.read(self.state, tokens, torch.tensor([slot], device=self.device))
+            return
+        for at in range(0, len(slots), READ_ROWS[-1]):
+            some = slots[at : at + READ_ROWS[-1]]
+            longest = max(len(self._texts[slot]) for slot in some)
+            rows = next(rows for rows in READ_ROWS if rows >= len(some))
+            count = next(count for count in self._tokens if count >= longest)
+            asked = np.zeros((rows, count + 2), np.int64)
+            asked[:, -2:] = self._slots, 1  # the slot that is nobody's, a single token
+            for row, slot in enumerate(some):
+                text = self._texts[slot]
+                asked[row, : len(text)], asked[row, -2:] = text, (slot, len(text))
+            self._reads.launch((rows, count), asked)
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
+        """Make the next frames of every slot."""
+        self._set_active(frozenset(slots))
+        rows = 1 + max(slots)
+        if self._graphs is not None:
+            wait = self._graphs.launch(next(count for count in self._ladder if count >= rows))
+            return lambda: self._result(slots, wait()[0])
+        span = min(_round_up(max(self._lengths[slot] for slot in slots) + 1), self._steps)
+        text_span = _round_up(max(len(self._texts[slot]) for slot in slots))
+        text_span = min(text_span, self._model.config.max_text)
+        made = self._model.step(self.state, span, text_span, rows).cpu().numpy()
+        for slot in slots:
+            self._lengths[slot] += 1
+        return lambda: self._result(slots, made)
+
+    def _set_active(self, slots: frozenset[int]) -> None:
+        """Let these slots step and the others rest."""
+        if slots != self._active:
+            active = torch.zeros(self._slots, dtype=torch.bool)
+            active[list(slots)] = True
+            self.state.active.copy_(stage(active, self.device))
+            self._active = slots
+
+    def _read(self, _: tuple[int, int], asked: Tensor) -> list[Tensor]:
+        self._model.read(self.state, asked[:, :-2], asked[:, -2].contiguous(), asked[:, -1].contiguous())
+        return []
+
+    def _result(self, slots: Sequence[int], made: np.ndarray) -> StepResult:
+        """Part what a step made, [rows, R * M + 2], among its slots."""
+        rows, frames = made[list(slots)], self._model.config.frames_per_step
+        values = rows[:, :-2].reshape(len(rows), frames, -1)
+        return StepResult(values, [frames] * len(rows), (rows[:, -2] != 0).tolist(), (rows[:, -1] != 0).tolist())
+
+
+def _round_up(count: int) -> int:
+    return -(-count // SPAN) * SPAN

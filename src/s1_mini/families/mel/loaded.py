@@ -1,0 +1,177 @@
+"""A SpeechT5 checkpoint that is open, with its vocoder."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.capacity.memory import Demand
+from s1_mini.codecs.hifigan.model import HifiGan
+from s1_mini.codecs.hifigan.stage import ROWS, Vocoder, context_of
+from s1_mini.codecs.hifigan.weights import build_hifigan
+from s1_mini.core.prompt import Prompt
+from s1_mini.core.stage import Autoregressive, Chunks, Spec
+from s1_mini.exceptions import CapacityError, CheckpointMismatchError, VoiceError, VoiceUnsupportedError
+from s1_mini.families.base import Chain, LoadedModel, Placement
+from s1_mini.families.mel.costs import measure_demand, needed_positions
+from s1_mini.families.mel.decoder import MelDecoder
+from s1_mini.families.mel.files import VocoderFiles, read_configs
+from s1_mini.families.mel.model import MelModel
+from s1_mini.families.mel.settings import STAGES, MelSettings
+from s1_mini.families.mel.tokenizer import CharTokenizer
+from s1_mini.families.mel.voice import NO_CLONING, SPEAKER
+from s1_mini.families.mel.weights import build_network
+from s1_mini.types import ChunkProfile, Voice
+from s1_mini.weights.directory import find_model
+from s1_mini.weights.files import read_tensors
+
+# Frames of the first, second, … chunk of an utterance, the last for all further ones.
+CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
+    "ttfa": (8, 16, 32, 64),
+    "balanced": (16, 32, 64),
+    "throughput": (128,),
+}
+MAX_FRAMES = 1024  # of all units of one captured call
+VOCODER_SLOTS = 2  # for each of the decoder's: an utterance may still sound when its slot is another's
+SPARE_FRAMES = 64  # that become sound in a turn of a thread that does both, beyond twice those that it makes
+
+
+class LoadedMel:
+    """One checkpoint directory."""
+
+    def __init__(self, model: MelModel, tokenizer: CharTokenizer, vocoder: HifiGan) -> None:
+        self.model, self.tokenizer, self.vocoder = model, tokenizer, vocoder
+        self.networks = (model.network,)
+        self.num_bytes, self.position_bytes = model.num_bytes, model.step_bytes
+        self.max_positions = model.config.max_steps
+
+    def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
+        """Write the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
+        tokens, config = self.tokenizer.encode(text), self.model.config
+        if len(tokens) > config.max_text:
+            raise CapacityError(
+                f"a piece of the text makes {len(tokens)} tokens; the model reads {config.max_text}. Use shorter "
+                "sentences, or plainer characters"
+            )
+        speaker = {}
+        if voices:
+            vector = voices[0].tensors[SPEAKER]
+            if tuple(vector.shape) != (config.speaker_size,):
+                raise VoiceError(
+                    "voice", f"its vector is {list(vector.shape)}; the model needs [{config.speaker_size}]"
+                )
+            speaker = {SPEAKER: vector.float().numpy()}
+        return Prompt(np.array(tokens, np.int64), voice=speaker)
+
+    def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:  # noqa: ARG002 - it has none of its own
+        """Give the voice that speaks where none was asked for: no speaker's."""
+        return Voice({SPEAKER: torch.zeros(self.model.config.speaker_size)}, text)
+
+    def chain(self, slots: int, positions: int) -> Chain:
+        """Make the stages of an engine, for `slots` utterances of up to `positions` steps each."""
+        model, vocoder, front = self.model, self.vocoder, self.model.network.speech_decoder_postnet
+        steps = min(positions, model.config.max_steps)
+        is_captured = vocoder.device.type == "cuda"  # elsewhere, rows of one call differ in the last bit
+        rate = vocoder.config.sample_rate
+        frames = Spec("float32", (model.config.num_bins,), rate=rate / vocoder.config.samples_per_frame)
+        around = context_of(vocoder, front)
+        policies = (
+            Autoregressive(
+                name=STAGES[0],
+                input=Spec("int64"),
+                output=frames,
+                slots=slots,
+                not_finite="the model's frames were not finite",
+            ),
+            Chunks(
+                name=STAGES[1],
+                input=frames,
+                output=Spec("float32", rate=rate),
+                slots=VOCODER_SLOTS * slots,
+                holds="unit",
+                sizes=CHUNK_FRAMES,
+                context=around,
+                look_ahead=around,
+                rows=tuple(sorted({min(rows, VOCODER_SLOTS * slots) for rows in ROWS})) if is_captured else (1,),
+                max_items=MAX_FRAMES,
+                items_a_turn=SPARE_FRAMES + 2 * slots * model.config.frames_per_step,
+                not_finite="the vocoder gave samples that are not finite; its weights may be damaged",
+            ),
+        )
+        stages = (
+            MelDecoder(model, slots=slots, steps=steps),
+            Vocoder(vocoder, policies[1], number=1, front=front),
+        )
+
+        def room(prompt: Prompt) -> int:
+            return min(steps, model.steps_for(len(prompt.items), model.settings.max_length_ratio))
+
+        return Chain(policies=policies, stages=stages, sample_rate=rate, room=room)
+
+    def demand(self, prefix_cache_bytes: int) -> Demand:
+        """Tell what slots of it take, wherever its weights lie."""
+        parts = (self.model.network, self.vocoder)
+        weights, sound = (sum(each.numel() * each.element_size() for each in part.parameters()) for part in parts)
+        return measure_demand(
+            self.model.config,
+            self.vocoder.config,
+            weight_bytes=weights,
+            vocoder_bytes=sound,
+            step_bytes=self.model.step_bytes,
+            token_bytes=self.model.token_bytes,
+            vocoder_item=self.vocoder.dtype.itemsize,
+            prefix_cache_bytes=prefix_cache_bytes,
+        )
+
+    def needed_positions(self, reference_s: float, text_bytes: int) -> int:
+        """Give the steps that a piece of text takes; a voice takes none."""
+        return needed_positions(reference_s, text_bytes)
+
+    def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002
+        """Tell that a recording cannot become a voice. Raises `VoiceUnsupportedError`."""
+        yield
+        raise VoiceUnsupportedError("reference_audio", NO_CLONING)
+
+
+def as_mel(loaded: LoadedModel) -> LoadedMel:
+    """Let those who measure this family alone have all of it. Raises `CheckpointMismatchError` for another."""
+    if not isinstance(loaded, LoadedMel):
+        raise CheckpointMismatchError("this is of checkpoints of SpeechT5 only")
+    return loaded
+
+
+def open_mel(directory: Path, placement: Placement, settings: MelSettings) -> LoadedMel:
+    """Open model and vocoder; narrow formats are of the layers. Raises `CheckpointError`."""
+    config, files = read_configs(directory)
+    tokenizer = CharTokenizer.from_directory(directory, config)
+    path = find_model(directory)
+    network = build_network(config, read_tensors(path), placement.of(STAGES[0]), path.name)
+    model = MelModel(
+        network,
+        config,
+        settings,
+        dtype=placement.dtype,
+        weights_dtype=placement.weights_dtype,
+        kv_dtype=placement.kv_dtype,
+    )
+    vocoder = open_vocoder(files, placement)
+    network.speech_decoder_postnet.prepare(vocoder.device, vocoder.dtype, vocoder.axis)
+    return LoadedMel(model, tokenizer, vocoder)
+
+
+def open_vocoder(files: VocoderFiles, placement: Placement) -> HifiGan:
+    """Open the vocoder, on a GPU with channels last. Raises `CheckpointError`."""
+    tensors = {
+        name.removeprefix(files.prefix): tensor
+        for name, tensor in read_tensors(files.weights).items()
+        if name.startswith(files.prefix)
+    }
+    device = placement.of(STAGES[1])
+    vocoder = build_hifigan(files.config, tensors, placement.codec_dtype, device, str(files.weights))
+    if device.type == "cuda":
+        vocoder.prepare()
+    return vocoder

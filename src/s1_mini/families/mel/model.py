@@ -1,0 +1,219 @@
+"""SpeechT5 behind the family interface: rows of utterances, a text encoded in one go, some frames a step.
+
+Everything a step needs is on the device; nothing in it looks at a value, so it can be captured whole. Prenet and heads
+are kept in float32, whatever the layers are: they are small, and what comes out of them is fed back.
+Shapes: B slots, S steps, T tokens, M mel bins, W width, U prenet units, R frames a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from s1_mini.families.mel.config import MelConfig
+from s1_mini.families.mel.network import MelNetwork, Pair, Steps, position_table
+from s1_mini.families.mel.settings import MelSettings
+from s1_mini.kernels.decode_attention import used_columns
+from s1_mini.layers.kv_cache import KVCache
+from s1_mini.layers.quantized import quantize_linears
+from s1_mini.layers.randomness import random_bytes
+from s1_mini.layers.staging import stage
+
+CPU_ROWS = 4  # of a product on a CPU, or a multiple: two or three are slower than four. One alone takes half the time
+
+
+@dataclass(frozen=True)
+class MelState:
+    """Everything remembered of B utterances. Tensors are changed in place, never replaced."""
+
+    made: KVCache  # of the decoder's steps, and a last one that inactive rows write to
+    text: KVCache  # of the text, for B slots and one that belongs to nobody
+    kept: Tensor | None  # bool [B, S, layers * U]: prenet units that are not dropped; None: all of them
+    speaker: Tensor  # [B, W], what the speaker adds to every input of the decoder
+    frame: Tensor  # [B, M], made last
+    position: Tensor  # [B]: the step that is made next
+    last_token: Tensor  # [B + 1]: the text's last position
+    least: Tensor  # [B]: steps before which it does not end
+    active: Tensor  # [B] bool: who steps; the others rest, and nothing they hold is lost
+
+    @property
+    def max_steps(self) -> int:
+        """Steps a row can hold."""
+        return self.made.keys.shape[3] - 1
+
+
+class MelModel:
+    """One loaded SpeechT5 checkpoint, without its vocoder."""
+
+    def __init__(
+        self,
+        network: MelNetwork,
+        config: MelConfig,
+        settings: MelSettings,
+        *,
+        dtype: torch.dtype = torch.float32,
+        weights_dtype: torch.dtype | None = None,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        """Put a network behind the interface; its layers become `dtype`, their large products `weights_dtype`."""
+        self.network, self.config, self.settings, self.dtype = network, config, settings, dtype
+        self.kv_dtype = kv_dtype or dtype
+        encoder, decoder = network.encoder.wrapped_encoder, network.decoder.wrapped_decoder
+        for narrowed in (encoder.layers, encoder.embed_positions, decoder.layers):
+            narrowed.to(dtype)
+        if weights_dtype is not None:
+            quantize_linears(encoder.layers, weights_dtype)
+            quantize_linears(decoder.layers, weights_dtype)
+        self.device = network.speech_decoder_postnet.feat_out.weight.device
+        # One row more than an utterance has: one whose end the host has not seen yet makes a step too many.
+        self._positions = position_table(config.max_steps + 1, config.width).to(self.device)
+        network.encoder.prepare(position_table(config.max_text, config.width).to(self.device))
+        self.num_bytes = sum(each.numel() * each.element_size() for each in network.decoder.parameters())
+        self.units = config.prenet_layers * config.prenet_units
+        self.has_dropout = settings.prenet_dropout == "on" and config.prenet_dropout > 0
+        self.token_bytes = 2 * config.decoder_layers * config.width * self.kv_dtype.itemsize
+        self.step_bytes = self.token_bytes + (self.units if self.has_dropout else 0)
+
+    def steps_for(self, num_tokens: int, ratio: float) -> int:
+        """Give the steps that `ratio` frames for each token take, rounded down as the original does."""
+        return int(num_tokens * ratio / self.config.frames_per_step)
+
+    def allocate(self, slots: int, steps: int) -> MelState:
+        """Make the state of `slots` utterances of up to `steps` steps each."""
+        config, steps = self.config, min(steps, self.config.max_steps)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        def cache(rows: int, columns: int) -> KVCache:
+            return KVCache.allocate(
+                layers=config.decoder_layers,
+                slots=rows,
+                heads=config.heads,
+                columns=columns,
+                head_dim=config.head_size,
+                dtype=self.kv_dtype,
+                device=self.device,
+            )
+
+        return MelState(
+            made=cache(slots, steps + 1),
+            text=cache(slots + 1, config.max_text),
+            kept=zeros(slots, steps + 1, self.units, dtype=torch.bool) if self.has_dropout else None,
+            speaker=zeros(slots, config.width, dtype=torch.float32),
+            frame=zeros(slots, config.num_bins, dtype=torch.float32),
+            position=zeros(slots),
+            last_token=zeros(slots + 1),
+            least=zeros(slots),
+            active=zeros(slots, dtype=torch.bool),
+        )
+
+    def draw_kept(self, seed: int, piece: int, steps: int) -> Tensor:
+        """Draw which prenet units of one utterance are not dropped: bool [S, layers * U]; see `random_bytes`."""
+        return random_bytes(seed, piece, steps, self.units) >= round(256 * self.config.prenet_dropout)
+
+    def begin(self, state: MelState, slot: int, speaker: Tensor, kept: Tensor | None, least: int) -> None:
+        """Let `slot` stand before its first step, spoken by `speaker` [N]; it rests until active.
+
+        `kept` [S, layers * U] is taken where units are dropped.
+        """
+        vector = stage(speaker.float(), self.device).unsqueeze(0)
+        state.speaker[slot] = self.network.decoder.prenet.speaker(vector)[0]
+        state.frame[slot].zero_()
+        state.position[slot].zero_()
+        state.least[slot].fill_(least)
+        if state.kept is not None and kept is not None:
+            state.kept[slot, : len(kept)] = stage(kept, self.device)
+
+    def encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Encode tokens [B, T], of which `lengths` [B] are the rows'; [B, T, W]."""
+        out: Tensor = self.network.encoder(tokens, lengths)
+        return out
+
+    def cross(self, encoded: Tensor) -> list[Pair]:
+        """Give what each layer of the decoder sees of encoded texts [B, T, W]."""
+        return [layer.cross(encoded) for layer in self.network.decoder.layers]
+
+    def read(self, state: MelState, tokens: Tensor, slots: Tensor, lengths: Tensor | None = None) -> None:
+        """Encode tokens [B, T] into `slots` [B]. Looks at no value, so it can be captured."""
+        count = tokens.shape[1]
+        for index, (keys, values) in enumerate(self.cross(self.encode(tokens, lengths))):
+            for kept, new in ((state.text.keys, keys), (state.text.values, values)):
+                kept[index, slots, :, :count] = new.to(kept.dtype)
+        state.last_token[slots] = (torch.full_like(slots, count) if lengths is None else lengths) - 1
+
+    def step(self, state: MelState, span: int, text_span: int, rows: int | None = None) -> Tensor:
+        """Make the next frames of every active row of the first `rows`: float32 [rows, R * M + 2].
+
+        Behind the frames stand whether it ends with them and whether all numbers were finite. None of the rows may
+        have over `span` steps or `text_span` tokens.
+        """
+        rows = len(state.position) if rows is None else rows
+        width = self._width(state, rows)
+        active, position = state.active[:width], state.position[:width]
+        x = self._enter(state, width).to(self.dtype)
+        at = Steps(
+            target=torch.where(active, position, state.max_steps),
+            position=position,
+            span=span,
+            mask=used_columns(position, span, self.config.head_size),
+            last_token=state.last_token[:width],
+            text_span=text_span,
+            text_mask=used_columns(state.last_token[:width], text_span, self.config.head_size),
+        )
+        for index, layer in enumerate(self.network.decoder.layers):
+            text = (part[:width] for part in state.text.rows(index))
+            made = (part[:width] for part in state.made.rows(index))
+            x = layer.step(x, tuple(made), tuple(text), at)  # type: ignore[arg-type]
+        frames, logits = self.heads(x)
+        stops = (logits.sigmoid().sum(-1) >= self.settings.stop_threshold) & (position + 1 >= state.least[:width])
+        valid = frames.isfinite().all(-1) & logits.isfinite().all(-1)
+        state.frame[:width] = torch.where(active.unsqueeze(1), frames[:, -self.config.num_bins :], state.frame[:width])
+        state.position[:width].add_(active)
+        return torch.cat((frames, stops.unsqueeze(1), valid.unsqueeze(1)), dim=1)[:rows]
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Give frames [..., R * M] and the logits of the end [..., R] of the decoder's output [..., W]."""
+        heads = self.network.speech_decoder_postnet
+        return heads.feat_out(x.float()), heads.prob_out(x.float())
+
+    def whole(self, frames: Tensor, speaker: Tensor, text: list[Pair], kept: Tensor | None = None) -> Tensor:
+        """Give the decoder's output [S, W] for all inputs [S, M] at once, without any cache.
+
+        `speaker` [N] is a vector, `text` what `cross` gave of one text, `kept` [S, layers * U] bool.
+        """
+        prenet = self.network.decoder.prenet
+        x = prenet(frames, self._positions[: len(frames)], prenet.speaker(speaker.unsqueeze(0)), self._scaled(kept))
+        x = x.to(self.dtype).unsqueeze(0)
+        for layer, pair in zip(self.network.decoder.layers, text, strict=True):
+            x = layer.whole(x, pair)
+        return x[0]
+
+    def postnet(self, frames: Tensor) -> Tensor:
+        """Give a whole mel [F, M] as the vocoder wants it."""
+        return self.network.speech_decoder_postnet.whole(frames)
+
+    def _enter(self, state: MelState, width: int) -> Tensor:
+        position = state.position[:width].clamp(max=len(self._positions) - 1)
+        kept = None
+        if state.kept is not None:
+            at = position.clamp(max=state.kept.shape[1] - 1)
+            kept = state.kept[torch.arange(width, device=self.device), at]
+        out: Tensor = self.network.decoder.prenet(
+            state.frame[:width], self._positions[position], state.speaker[:width], self._scaled(kept)
+        )
+        return out
+
+    def _scaled(self, kept: Tensor | None) -> Tensor | None:
+        """Give what units are multiplied by, [..., layers, U]; None for nothing."""
+        if kept is None:
+            return None
+        return (kept.float() / (1 - self.config.prenet_dropout)).unflatten(-1, (self.config.prenet_layers, -1))
+
+    def _width(self, state: MelState, rows: int) -> int:
+        """Rows to compute with."""
+        if self.device.type != "cpu" or rows == 1:
+            return rows
+        return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.position))

@@ -1,0 +1,342 @@
+"""The networks of SpeechT5: text encoder, prenet, decoder, heads and post-net. Tensors in, tensors out.
+
+Parameter names are those of the published checkpoint, with the projections of queries, keys and values that see the
+same input joined, and the post-net's batch norms folded (`weights.translate`).
+Shapes: B rows, S steps, T tokens, H heads, D head size, M mel bins, W width, U prenet units.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from s1_mini.codecs.hifigan.window import Conv, Edges
+from s1_mini.families.mel.config import MelConfig
+from s1_mini.kernels.decode_attention import decode_attention
+from s1_mini.kernels.linear import linear
+from s1_mini.kernels.weight import narrow
+from s1_mini.layers.quantized import QuantizedLinear
+
+Pair = tuple[Tensor, Tensor]
+
+
+def project(layer: nn.Module, x: Tensor) -> Tensor:
+    """Give what a linear layer, quantised or not, makes of x [..., K]."""
+    assert isinstance(layer, nn.Linear | QuantizedLinear)
+    return linear(x, layer.weight, layer.bias)
+
+
+def position_table(length: int, width: int) -> Tensor:
+    """Give sines and cosines of positions, side by side: [length, width]."""
+    rates = torch.exp(torch.arange(0, width, 2).float() * -(math.log(10_000.0) / width))
+    angles = torch.arange(length).float().unsqueeze(1) * rates
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+
+
+class Positions(nn.Module):
+    """Scaled positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.empty(()))
+
+
+class FeedForward(nn.Module):
+    """Two layers with a GELU between them."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.intermediate_dense = nn.Linear(width, inner)
+        self.output_dense = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give what x [..., W] becomes, of the same shape."""
+        return project(self.output_dense, F.gelu(project(self.intermediate_dense, x)))
+
+
+class SelfAttention(nn.Module):
+    """Queries, keys and values of one input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv_proj = nn.Linear(width, 3 * width)
+        self.out_proj = nn.Linear(width, width)
+
+
+class CrossAttention(nn.Module):
+    """Queries of one input, keys and values of another."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(width, width)
+        self.kv_proj = nn.Linear(width, 2 * width)
+        self.out_proj = nn.Linear(width, width)
+
+
+class EncoderLayer(nn.Module):
+    """Attention with relative positions, then two layers; a norm behind each."""
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.attention = SelfAttention(config.width)
+        self.layer_norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.feed_forward = FeedForward(config.width, config.encoder_ffn)
+        self.final_layer_norm = nn.LayerNorm(config.width, config.norm_eps)
+
+    def forward(self, x: Tensor, distances: Tensor, table: Tensor, hidden: Tensor | None) -> Tensor:
+        """Go on from x [B, T, W]; `table` [P, D] has a vector for each of the `distances` [T, T].
+
+        `hidden` [B, 1, 1, T] is added to what rows pay to tokens, where not all are theirs.
+        """
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in project(self.attention.qkv_proj, x).chunk(3, -1)
+        )
+        bias = (query * query.shape[-1] ** -0.5) @ table.T
+        bias = bias.gather(-1, distances.expand(*bias.shape[:2], -1, -1))
+        seen = F.scaled_dot_product_attention(query, key, value, attn_mask=bias if hidden is None else bias + hidden)
+        x = self.layer_norm(x + project(self.attention.out_proj, seen.transpose(1, 2).flatten(2)))
+        out: Tensor = self.final_layer_norm(x + self.feed_forward(x))
+        return out
+
+
+class TextPrenet(nn.Module):
+    """Tokens to vectors."""
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
+        self.encode_positions = Positions()
+
+
+class Distances(nn.Module):
+    """A vector for each distance between two tokens."""
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        self.pe_k = nn.Embedding(2 * config.max_distance, config.head_size)
+
+
+class EncoderLayers(nn.Module):
+    """The encoder behind its prenet."""
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.embed_positions = Distances(config)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+
+
+class Encoder(nn.Module):
+    """Tokens to what the decoder attends to."""
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        self.prenet, self.wrapped_encoder = TextPrenet(config), EncoderLayers(config)
+        self._most = config.max_distance
+
+    def prepare(self, positions: Tensor) -> None:
+        """Take over what is not stored: the table of positions [length, W]."""
+        self.positions = positions
+
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Give [B, T, W] of tokens [B, T]; of each row only the first of `lengths` [B] mean something."""
+        prenet, encoder = self.prenet, self.wrapped_encoder
+        count = tokens.shape[1]
+        x = prenet.embed_tokens(tokens) + prenet.encode_positions.alpha * self.positions[:count]
+        table = encoder.embed_positions.pe_k.weight
+        x = encoder.layer_norm(x).to(table.dtype)
+        at = torch.arange(count, device=tokens.device)
+        distances = (at.unsqueeze(1) - at).clamp(-self._most, self._most - 1) + self._most
+        hidden = None
+        if lengths is not None:
+            is_outside = at >= lengths.unsqueeze(1)
+            hidden = torch.zeros_like(is_outside, dtype=x.dtype).masked_fill(is_outside, float("-inf"))[:, None, None]
+        for layer in encoder.layers:
+            x = layer(x, distances, table, hidden)
+        return x
+
+
+class Prenet(nn.Module):
+    """A frame, where it stands and who speaks, to the decoder's input."""
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        sizes = [config.num_bins, *[config.prenet_units] * config.prenet_layers]
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(sizes))
+        self.final_layer = nn.Linear(sizes[-1], config.width)
+        self.encode_positions = Positions()
+        self.speaker_embeds_layer = nn.Linear(config.speaker_size + config.width, config.width)
+        self._width = config.width
+
+    def speaker(self, vectors: Tensor) -> Tensor:
+        """Give what speakers' vectors [B, N] add to every input, [B, W]."""
+        weight, bias = self.speaker_embeds_layer.weight, self.speaker_embeds_layer.bias
+        return F.linear(F.normalize(vectors), weight[:, self._width :], bias)
+
+    def forward(self, frames: Tensor, positions: Tensor, speaker: Tensor, kept: Tensor | None) -> Tensor:
+        """Give [..., W] of frames [..., M]; `positions` [..., W] are theirs, `speaker` [..., W] as above.
+
+        `kept` [..., layers, U] is what each unit is multiplied by: 0, or more than 1; None leaves all as they are.
+        """
+        x = frames
+        for index, layer in enumerate(self.layers):
+            x = F.relu(layer(x))
+            if kept is not None:
+                x = x * kept[..., index, :]
+        x = self.final_layer(x) + self.encode_positions.alpha * positions
+        return F.relu(F.linear(x, self.speaker_embeds_layer.weight[:, : self._width]) + speaker)
+
+
+class DecoderLayer(nn.Module):
+    """Attention to what was made, attention to the text, two layers; a norm behind each."""
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.self_attn = SelfAttention(config.width)
+        self.self_attn_layer_norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.encoder_attn = CrossAttention(config.width)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.feed_forward = FeedForward(config.width, config.decoder_ffn)
+        self.final_layer_norm = nn.LayerNorm(config.width, config.norm_eps)
+
+    def cross(self, encoded: Tensor) -> Pair:
+        """Give keys and values [B, H, T, D] of an encoded text [B, T, W]."""
+        keys, values = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in project(self.encoder_attn.kv_proj, encoded).chunk(2, -1)
+        )
+        return keys, values
+
+    def step(self, x: Tensor, made: Pair, text: Pair, at: Steps) -> Tensor:
+        """Go on from one step of each row x [B, W], whose key and value are put into `made`; both as `Steps` says."""
+        count = len(x)
+        query, key, value = project(self.self_attn.qkv_proj, x).view(count, 3, self.heads, -1).unbind(1)
+        keys, values = made
+        keys[at.rows, :, at.target] = narrow(key, keys.dtype)
+        values[at.rows, :, at.target] = narrow(value, values.dtype)
+        seen = decode_attention(query, keys, values, at.position, at.span, at.mask).flatten(1)
+        x = self.self_attn_layer_norm(x + project(self.self_attn.out_proj, seen))
+        query = project(self.encoder_attn.q_proj, x).view(count, self.heads, -1)
+        seen = decode_attention(query, *text, at.last_token, at.text_span, at.text_mask).flatten(1)
+        return self._feed(x, seen)
+
+    def whole(self, x: Tensor, text: Pair) -> Tensor:
+        """Do the same for all steps of each row x [B, S, W] at once, each of which sees itself and those before it."""
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in project(self.self_attn.qkv_proj, x).chunk(3, -1)
+        )
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+        x = self.self_attn_layer_norm(x + project(self.self_attn.out_proj, seen))
+        query = project(self.encoder_attn.q_proj, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        seen = F.scaled_dot_product_attention(query, *text).transpose(1, 2).flatten(2)
+        return self._feed(x, seen)
+
+    def _feed(self, x: Tensor, seen: Tensor) -> Tensor:
+        x = self.encoder_attn_layer_norm(x + project(self.encoder_attn.out_proj, seen))
+        out: Tensor = self.final_layer_norm(x + self.feed_forward(x))
+        return out
+
+
+class Steps:
+    """Where one step of each of B rows goes, and how far it looks at steps and at tokens."""
+
+    def __init__(
+        self,
+        *,
+        target: Tensor,
+        position: Tensor,
+        span: int,
+        mask: Tensor | None,
+        last_token: Tensor,
+        text_span: int,
+        text_mask: Tensor | None,
+    ) -> None:
+        """`target`, `position`, `last_token` [B]; masks as `decode_attention.used_columns` gives them."""
+        self.rows = torch.arange(len(target), device=target.device)
+        self.target, self.position, self.span, self.mask = target, position, span, mask
+        self.last_token, self.text_span, self.text_mask = last_token, text_span, text_mask
+
+
+class DecoderLayers(nn.Module):
+    """The decoder behind its prenet."""
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+
+
+class Decoder(nn.Module):
+    """Frame by frame."""
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        self.prenet = Prenet(config)
+        self.wrapped_decoder = DecoderLayers(config)
+
+    @property
+    def layers(self) -> Sequence[DecoderLayer]:
+        """All layers."""
+        return cast("Sequence[DecoderLayer]", self.wrapped_decoder.layers)
+
+
+class PostnetLayer(nn.Module):
+    """One convolution, its batch norm folded."""
+
+    def __init__(self, inputs: int, outputs: int, taps: int) -> None:
+        super().__init__()
+        self.conv = Conv(inputs, outputs, taps)
+
+
+class Postnet(nn.Module):
+    """What is added to a whole mel, seen from some frames to either side; over windows, as the vocoder works."""
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        self.feat_out = nn.Linear(config.width, config.num_bins * config.frames_per_step)
+        self.prob_out = nn.Linear(config.width, config.frames_per_step)
+        sizes = [config.num_bins, *[config.postnet_units] * (config.postnet_layers - 1), config.num_bins]
+        pairs = itertools.pairwise(sizes)
+        self.layers = nn.ModuleList(PostnetLayer(*pair, config.postnet_taps) for pair in pairs)
+        self.reach = config.postnet_layers * (config.postnet_taps - 1) // 2
+
+    def prepare(self, device: torch.device, dtype: torch.dtype, axis: int) -> None:
+        """Let the convolutions compute where the vocoder is and in its format, with steps on its axis."""
+        for layer in self.layers:
+            assert isinstance(layer, PostnetLayer)
+            layer.to(device=device, dtype=dtype)
+            if axis == 1:
+                layer.conv.prepare()
+
+    def forward(self, frames: Tensor, start: int, edges: Edges) -> Tensor:
+        """Give a window of frames, steps on `edges.axis`, whose first is `start`, less `reach` at both ends."""
+        x = frames = edges.clear(frames.clone(), start, 1)
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, PostnetLayer)
+            x, start = layer.conv(x), start + layer.conv.reach
+            if index + 1 < len(self.layers):
+                x = edges.clear(torch.tanh(x), start, 1)
+        return x + frames.narrow(edges.axis, self.reach, x.shape[edges.axis])
+
+    def whole(self, frames: Tensor) -> Tensor:
+        """Give all frames [F, M] of a mel."""
+        padded = F.pad(frames, (0, 0, self.reach, self.reach)).T.unsqueeze(0)
+        out: Tensor = self(padded, -self.reach, Edges(0, len(frames), axis=2))
+        return out[0].T
+
+
+class MelNetwork(nn.Module):
+    """All of a checkpoint but its vocoder."""
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.speech_decoder_postnet = Encoder(config), Decoder(config), Postnet(config)

@@ -1,0 +1,22 @@
+"""Settings of the mel family alone. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+STAGES = ("decoder", "vocoder")
+
+Dropout = Literal["on", "off"]
+
+
+class MelSettings(BaseModel, frozen=True):
+    """What can be chosen when a SpeechT5 checkpoint is opened."""
+
+    prenet_dropout: Dropout = Field("on", description="of a mel model's prenet: on as it was trained, or off")
+    stop_threshold: float = Field(
+        0.5, gt=0, le=10, description="probabilities of the end, added up, from which a mel ends; above 2: never"
+    )
+    min_length_ratio: float = Field(0.0, ge=0, le=100, description="frames of a mel for each character, at the least")
+    max_length_ratio: float = Field(20.0, gt=0, le=100, description="frames of a mel for each character, at most")

@@ -1,0 +1,39 @@
+"""Text to the ids of its characters, through the checkpoint's own `spm_char.model`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sentencepiece
+
+from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
+from s1_mini.families.mel.config import MelConfig
+from s1_mini.weights.directory import read_whole
+
+FILE = "spm_char.model"
+_MAX_BYTES = 4 * 2**20  # the published one has 238 kB
+
+
+class CharTokenizer:
+    """Vocabulary of one checkpoint."""
+
+    def __init__(self, model: bytes, config: MelConfig, source: str = FILE) -> None:
+        """Raises `CheckpointFileError` or `CheckpointMismatchError`."""
+        try:
+            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise CheckpointFileError(f"{source} is no sentencepiece model: {error}") from None
+        if self._pieces.get_piece_size() > config.vocab_size:
+            raise CheckpointMismatchError(
+                f"{source} has {self._pieces.get_piece_size()} pieces; config.json's vocab_size is {config.vocab_size}"
+            )
+        self._eos = config.eos
+
+    @classmethod
+    def from_directory(cls, directory: Path, config: MelConfig) -> CharTokenizer:
+        """Read the file. Raises `CheckpointFileError` or `CheckpointMismatchError`."""
+        return cls(read_whole(directory / FILE, _MAX_BYTES), config, str(directory / FILE))
+
+    def encode(self, text: str) -> list[int]:
+        """Give the ids of a text, with the end behind them; what the vocabulary lacks is its unknown piece."""
+        return [*self._pieces.encode(text), self._eos]

@@ -1,0 +1,136 @@
+"""What the original implementation of SpeechT5 gave, computed anew by this engine and compared.
+
+An oracle is a `.safetensors` file; docs/mel.md lists its tensors. Their names begin with that of a case, `CASE.`: what
+goes in, and what came of it. All is computed by the engine's own path (the text encoded, single steps with caches, the
+vocoder in windows) in float32, with the dropout masks that the case brings, or without dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from s1_mini.codecs.hifigan.stage import context_of
+from s1_mini.codecs.hifigan.window import Edges
+from s1_mini.families.base import Check, Placement
+from s1_mini.families.mel.loaded import LoadedMel, open_mel
+from s1_mini.families.mel.model import MelModel, MelState
+from s1_mini.families.mel.settings import MelSettings
+
+GIVEN = ("tokens", "speaker", "masks", "frames_in", "mel_in")
+FREE = 10.0  # times the tolerance: each step goes on from the last one's rounding
+CHUNK = 16  # frames that the vocoder makes sound of at once
+
+
+def verify_mel(
+    directory: Path, content: Mapping[str, Any], device: torch.device, tolerance: float
+) -> Iterator[Check] | None:
+    """Open a checkpoint and give its checks, to be made one by one; None if there is nothing to check.
+
+    Raises `CheckpointError`, and whatever an oracle of another form leads to.
+    """
+    cases: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in content.items():
+        case, _, part = str(name).rpartition(".")
+        cases.setdefault(case, {})[part] = tensor
+    if not any("tokens" in case or "mel_in" in case for case in cases.values()):
+        return None
+    placement = Placement(device, torch.float32, torch.float32)
+    dropped = any("masks" in case for case in cases.values())
+    loaded = open_mel(directory, placement, MelSettings(prenet_dropout="on" if dropped else "off"))
+    return _checks(loaded, cases, tolerance)
+
+
+def _checks(loaded: LoadedMel, cases: Mapping[str, Mapping[str, Tensor]], tolerance: float) -> Iterator[Check]:
+    for name, case in cases.items():
+        computed: dict[str, tuple[Tensor, float]] = {}
+        if "tokens" in case:
+            for part, tensor in _decode(loaded.model, case).items():
+                computed[part] = tensor, tolerance
+        if "tokens" in case and "free_mel" in case:
+            free, steps = _run_free(loaded.model, case)
+            computed["free_mel"], computed["free_steps"] = (free, FREE * tolerance), (steps, tolerance)
+        if "mel_in" in case:
+            computed["wave"] = _speak(loaded, case["mel_in"]), tolerance / 10
+        for part in sorted(case.keys() - set(GIVEN)):
+            label = f"{name} {part}".strip()
+            if part not in computed:
+                yield Check(f"{label} (not known)")
+            else:
+                yield _compare(label, computed[part][0], case[part], computed[part][1])
+
+
+def _decode(model: MelModel, case: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Encode a case's text and, if it brings the decoder's inputs, walk along them whatever comes out."""
+    encoded = model.encode(case["tokens"].to(model.device).long().view(1, -1))
+    made = {"encoded": encoded[0]}
+    if "frames_in" not in case:
+        return made
+    frames, rows = case["frames_in"].to(model.device).float(), []
+    state = open_state(model, case, len(frames))
+    for frame in frames:
+        state.frame[0] = frame
+        rows.append(step_alone(model, state))
+    table = torch.stack(rows)
+    made["mel"] = table[:, :-2].reshape(-1, model.config.num_bins)
+    made["postnet"] = model.postnet(made["mel"])
+    made["stops"] = table[:, -2]
+    return made
+
+
+def _run_free(model: MelModel, case: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Go on until the end, as the original does: the mel behind the post-net, and the steps."""
+    most = min(model.steps_for(case["tokens"].numel(), model.settings.max_length_ratio), model.config.max_steps)
+    state = open_state(model, case, most)
+    rows: list[Tensor] = []
+    while len(rows) < most and not (rows and bool(rows[-1][-2])):
+        rows.append(step_alone(model, state))
+    mel = torch.stack(rows)[:, :-2].reshape(-1, model.config.num_bins)
+    return model.postnet(mel), torch.tensor([len(rows)])
+
+
+def open_state(model: MelModel, case: Mapping[str, Tensor], steps: int) -> MelState:
+    """Let a case's utterance stand before its first step, alone. Where it brings no masks nothing is dropped."""
+    device = model.device
+    state = model.allocate(1, steps)
+    model.read(state, case["tokens"].to(device).long().view(1, -1), torch.zeros(1, dtype=torch.int64, device=device))
+    if state.kept is not None:
+        state.kept.fill_(True)
+    masks = case.get("masks")
+    kept = None if masks is None else masks[:steps].bool().flatten(1)
+    model.begin(state, 0, case["speaker"].view(-1), kept, 0)
+    state.active.fill_(True)
+    return state
+
+
+def step_alone(model: MelModel, state: MelState) -> Tensor:
+    """Make the next frames of the one utterance: [R * M + 2]."""
+    return model.step(state, state.max_steps, model.config.max_text)[0]
+
+
+def _speak(loaded: LoadedMel, mel: Tensor) -> Tensor:
+    """Make the sound of a mel that has gone through the post-net, window by window."""
+    vocoder, around = loaded.vocoder, context_of(loaded.vocoder)
+    mel, waves = mel.to(vocoder.device).float(), []
+    for begin in range(0, len(mel), CHUNK):
+        count = min(CHUNK, len(mel) - begin)
+        first, last = max(0, begin - around), min(len(mel), begin + count + around)
+        window = torch.zeros(1, count + 2 * around, mel.shape[1], device=mel.device)
+        window[0, around - (begin - first) :][: last - first] = mel[first:last]
+        edges = Edges(first - begin, last - begin, axis=vocoder.axis)
+        waves.append(vocoder(window.transpose(1, 2) if vocoder.axis == 2 else window, edges)[0])
+    return torch.cat(waves)
+
+
+def _compare(name: str, computed: Tensor, expected: Tensor, tolerance: float) -> Check:
+    if not expected.is_floating_point():
+        same = computed.shape == expected.shape and bool((computed.cpu() == expected).all())
+        return Check(name, agreement=float(same), passed=same)
+    if computed.shape != expected.shape:
+        return Check(name, difference=float("inf"))
+    difference = float((computed.cpu() - expected).abs().max())
+    return Check(name, difference=difference, passed=difference <= tolerance)

@@ -1,0 +1,75 @@
+"""A voice of SpeechT5: the vector of a speaker, such as an x-vector. None is made of recordings here.
+
+Vectors are published as `.npy` files; those in a checkpoint's `voices/` are voices by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from s1_mini.exceptions import CheckpointFileError
+from s1_mini.voices.arrays import read_arrays
+from s1_mini.voices.format import Shapes, TensorFormat, Tensors, VoiceBeside, VoiceFormat
+from s1_mini.weights.directory import read_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SPEAKER = "speaker"
+NO_CLONING = "this model speaks with speakers' vectors and makes none of recordings; add one as a .npy file"
+MAX_BYTES = 2**20  # of a file with one vector
+
+
+def voice_format(size: int, sample_rate: int) -> VoiceFormat:
+    """Say what a voice is where vectors have so many numbers."""
+    return VoiceFormat(
+        tensors={SPEAKER: TensorFormat((size,), is_integer=False)},
+        encoder=f"vectors of {size}",
+        sample_rate=sample_rate,
+        seconds=lambda _: 0.0,
+        fault=_fault,
+        clones=False,
+        from_arrays=partial(from_arrays, size),
+        beside=partial(vectors_beside, size),
+    )
+
+
+def from_arrays(size: int, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Give the one array of a file, [size] or [1, size], as a voice. Raises `ValueError` for what cannot be one."""
+    import torch
+
+    if len(arrays) != 1:
+        raise ValueError(f"it holds {len(arrays)} arrays, not one speaker's vector")
+    (vector,) = arrays.values()
+    if vector.dtype.kind != "f" or vector.shape not in {(size,), (1, size)}:
+        raise ValueError(f"it holds {vector.dtype} {list(vector.shape)}, not real numbers [{size}]")
+    return {SPEAKER: torch.from_numpy(vector.reshape(size).astype(np.float32))}
+
+
+def vectors_beside(size: int, directory: Path) -> dict[str, VoiceBeside]:
+    """Give the vectors among a checkpoint's voices by name."""
+
+    def shapes() -> Shapes:
+        return {SPEAKER: (size,)}
+
+    files = sorted((directory / "voices").glob("*.npy"))
+    return {file.stem: VoiceBeside(shapes, partial(_read, size, file)) for file in files}
+
+
+def _read(size: int, file: Path) -> Tensors:
+    try:
+        voice = from_arrays(size, read_arrays(read_whole(file, MAX_BYTES)))
+    except ValueError as error:
+        raise CheckpointFileError(f"{file} is no voice: {error}") from None
+    if fault := _fault(voice):
+        raise CheckpointFileError(f"{file} {fault}")
+    return voice
+
+
+def _fault(tensors: Tensors) -> str:
+    return "" if bool(tensors[SPEAKER].isfinite().all()) else "holds numbers that are not finite"

@@ -1,0 +1,95 @@
+"""Translate the published names of a SpeechT5 checkpoint into the network's, and fit them strictly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.mel.config import MelConfig
+from s1_mini.families.mel.network import MelNetwork
+from s1_mini.weights.fit import check_fit, fit, skeleton, strip_prefix
+
+PREFIX = "speecht5."
+INSIDE = "vocoder."  # what begins so is the vocoder's, where it lies in the same file
+NORM_EPS = 1e-5  # of the batch norms: torch's default, as the original
+
+_DEAD = (".encode_positions.pe", ".num_batches_tracked")  # computed, or of use to training alone
+_NORMED = re.compile(r"(speech_decoder_postnet\.layers\.\d+)\.batch_norm\.\w+")
+_PART = re.compile(r"(.*\.(?:attention|self_attn|encoder_attn))\.([qkv])_proj\.(weight|bias)")
+_NORM = ("weight", "bias", "running_mean", "running_var")
+
+
+def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give tensors the network's names: prefix off, dead buffers dropped, projections joined; not yet `fold`ed.
+
+    Idempotent. Raises `CheckpointMismatchError` for a part of a whole.
+    """
+    named = strip_prefix(tensors, PREFIX)
+    named = {name: x for name, x in named.items() if not name.endswith(_DEAD) and not name.startswith(INSIDE)}
+    for joined in dict.fromkeys(joined_name(name) for name in named if joined_name(name) != name):
+        parts = _parts(joined)
+        missing = [part for part in parts if part not in named]
+        if missing:
+            raise CheckpointMismatchError(f"the model's weights have parts of {joined}, but no {', '.join(missing)}")
+        named[joined] = _join(parts, [named.pop(part) for part in parts])
+    return named
+
+
+def fold(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put the post-net's batch norms into its convolutions. Raises `CheckpointMismatchError` for a part of one."""
+    folded = dict(named)
+    for stem in dict.fromkeys(found[1] for name in named if (found := _NORMED.fullmatch(name))):
+        parts = [f"{stem}.conv.weight", *(f"{stem}.batch_norm.{name}" for name in _NORM)]
+        missing = [part for part in parts if part not in folded]
+        if missing:
+            raise CheckpointMismatchError(f"the model's weights have parts of {stem}, but no {', '.join(missing)}")
+        kernel, weight, bias, mean, variance = (folded.pop(part).float() for part in parts)
+        if kernel.dim() != 3 or any(each.shape != kernel.shape[:1] for each in (weight, bias, mean, variance)):
+            raise CheckpointMismatchError(f"the convolution and the batch norm of {stem} do not fit together")
+        scale = weight * torch.rsqrt(variance + NORM_EPS)
+        folded[f"{stem}.conv.weight"] = kernel * scale[:, None, None]
+        folded[f"{stem}.conv.bias"] = bias - mean * scale
+    return folded
+
+
+def joined_name(name: str) -> str:
+    """Give the name of the tensor that some become together, any other name as it is."""
+    name = name.removeprefix(PREFIX)
+    part = _PART.fullmatch(name)
+    if part is None:
+        return name
+    if part[1].endswith("encoder_attn"):
+        return name if part[2] == "q" else f"{part[1]}.kv_proj.{part[3]}"
+    return f"{part[1]}.qkv_proj.{part[3]}"
+
+
+def _parts(joined: str) -> list[str]:
+    """Give the names of the projections that become one."""
+    stem, projection, kind = joined.rsplit(".", 2)
+    return [f"{stem}.{letter}_proj.{kind}" for letter in projection.removesuffix("_proj")]
+
+
+def _join(parts: list[str], tensors: list[Tensor]) -> Tensor:
+    if len({tensor.shape[1:] for tensor in tensors}) > 1 or tensors[0].dim() == 0:
+        raise CheckpointMismatchError(f"the weights {', '.join(parts)} do not fit together")
+    return torch.cat(tensors)
+
+
+def build_network(config: MelConfig, tensors: Mapping[str, Tensor], device: torch.device, source: str) -> MelNetwork:
+    """Build the network in float32. Raises `CheckpointMismatchError` where config and weights contradict each other."""
+    with skeleton():
+        network = MelNetwork(config)
+    fit(network, fold(translate(tensors)), source=source, dtype=torch.float32, device=device)
+    return network
+
+
+def check(config: MelConfig, translated: Mapping[str, Tensor], source: str | Path) -> None:
+    """Raise `CheckpointMismatchError` unless translated tensors fit a config."""
+    with skeleton():
+        network = MelNetwork(config)
+    check_fit(network, fold(translated), source=str(source))

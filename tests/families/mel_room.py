@@ -1,0 +1,95 @@
+"""The original SpeechT5 beside ours: `transformers` with the same random weights, its dropout off or by given masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import SpeechT5Config, SpeechT5ForTextToSpeech, SpeechT5HifiGan, SpeechT5HifiGanConfig
+from transformers.models.speecht5.modeling_speecht5 import SpeechT5SpeechDecoderPrenet
+
+from s1_mini.families.base import Placement
+from s1_mini.families.mel.loaded import LoadedMel, open_mel
+from s1_mini.families.mel.model import MelModel, MelState
+from s1_mini.families.mel.random import SIZES, random_model, random_vocoder, write_random_checkpoint
+from s1_mini.families.mel.settings import MelSettings
+from s1_mini.families.mel.verify import open_state, step_alone
+
+CPU = Placement(torch.device("cpu"), torch.float32, torch.float32)
+TEXT = "Hello there, this is a small test."
+
+
+def original(size: str, seed: int) -> SpeechT5ForTextToSpeech:
+    """The original with the weights of a random checkpoint."""
+    model = SpeechT5ForTextToSpeech(SpeechT5Config(**SIZES[size][0])).eval()
+    lacking = model.load_state_dict(random_model(SIZES[size][0], seed), strict=False)
+    assert not lacking.missing_keys
+    assert all(name.endswith(".pe") for name in lacking.unexpected_keys)
+    return model
+
+
+def original_vocoder(size: str, seed: int) -> SpeechT5HifiGan:
+    """The original vocoder of the same checkpoint."""
+    vocoder = SpeechT5HifiGan(SpeechT5HifiGanConfig(**SIZES[size][1])).eval()
+    vocoder.load_state_dict(random_vocoder(SIZES[size][1], seed + 1))
+    return vocoder
+
+
+def opened(directory: Path, **settings: Any) -> LoadedMel:
+    """Our own, opened from a directory."""
+    return open_mel(directory, CPU, MelSettings(**settings))
+
+
+def written(directory: Path, *, size: str = "tiny", seed: int = 0, form: Any = "compact") -> Path:
+    """A random checkpoint."""
+    write_random_checkpoint(directory, size=size, form=form, seed=seed)
+    return directory
+
+
+@contextmanager
+def dropout(patch: pytest.MonkeyPatch, masks: Tensor | None) -> Iterator[None]:
+    """Let the original drop nothing, or what `masks` [S, layers, U] say, for its whole prefix at every step."""
+    calls = iter(range(2**30))
+
+    def drop(self: SpeechT5SpeechDecoderPrenet, x: Tensor, _: float) -> Tensor:
+        if masks is None:
+            return x
+        layer = next(calls) % len(self.layers)
+        return x * masks[: x.shape[1], layer].float() * 2
+
+    with patch.context() as patched:
+        patched.setattr(SpeechT5SpeechDecoderPrenet, "_consistent_dropout", drop)
+        yield
+
+
+def speaker(seed: int = 0, size: int = 512) -> Tensor:
+    """A vector [N]."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def run_free(model: MelModel, tokens: Tensor, vector: Tensor, *, masks: Tensor | None = None, most: int) -> Tensor:
+    """Go on until the end: the mel [F, M] before the post-net."""
+    case = {"tokens": tokens, "speaker": vector} | ({} if masks is None else {"masks": masks})
+    state, rows = open_state(model, case, most), []
+    while len(rows) < most and not (rows and rows[-1][-2]):
+        rows.append(step_alone(model, state))
+    return torch.stack(rows)[:, :-2].reshape(-1, model.config.num_bins)
+
+
+def inputs_of(mel: Tensor, frames_per_step: int = 2) -> Tensor:
+    """What the decoder was given [S, M] when it made a mel [F, M]."""
+    return torch.cat((torch.zeros(1, mel.shape[1]), mel[frames_per_step - 1 :: frames_per_step][:-1]))
+
+
+def forced(model: MelModel, state: MelState, frames: Tensor) -> Tensor:
+    """Walk along inputs [S, M], whatever comes out: the mel [F, M]."""
+    rows = []
+    for frame in frames:
+        state.frame[0] = frame
+        rows.append(step_alone(model, state))
+    return torch.stack(rows)[:, :-2].reshape(-1, model.config.num_bins)

@@ -1,0 +1,177 @@
+"""The mel family through the real engine: texts of all lengths, batches, streams, voices, cancels, formats, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.exceptions import CapacityError, ConfigurationError, TextError, VoiceNotFoundError, VoiceUnsupportedError
+from s1_mini.families.mel.loaded import as_mel
+from tests.families.mel_room import written
+
+SAMPLES = 256  # of a frame
+LONG = "There are many words in this sentence, and it goes on for a while before it ends. " * 9
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("mel") / "checkpoint", seed=5)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine:
+        yield engine
+
+
+def test_it_speaks_in_its_voices_by_name(engine: ProductionTTSEngine) -> None:
+    first, second, default = (engine.generate("Hello.", voice=name, seed=1) for name in ("first", "second", None))
+
+    assert engine.voice_names() == ["first", "second"]
+    assert engine.sample_rate == 16_000
+    assert len(first.audio) == first.frames * SAMPLES > 0
+    assert np.array_equal(first.audio, default.audio)
+    assert len(first.audio) != len(second.audio) or np.abs(first.audio - second.audio).max() > 0.01
+    assert first.audio.std() > 0.01
+    with pytest.raises(VoiceNotFoundError, match="first, second"):
+        engine.generate("Hello.", voice="third")
+
+
+def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: ProductionTTSEngine) -> None:
+    texts = ["One.", "Two of them, here.", "And three, with some more of it.", "Four"] * 2
+    alone = [engine.generate(text, seed=3, max_new_tokens=90).audio for text in texts]
+
+    together = engine.generate_batch(texts, seed=3, max_new_tokens=90).results
+
+    for text, wave, other in zip(texts, alone, together, strict=True):
+        assert wave.shape == other.audio.shape
+        assert np.abs(wave - other.audio).max() <= 1e-5
+        for profile in ("ttfa", "throughput"):
+            chunks = list(engine.stream(text, seed=3, max_new_tokens=90, chunk_profile=profile))
+            streamed = np.concatenate([chunk.audio for chunk in chunks])
+            assert wave.shape == streamed.shape
+            assert np.abs(wave - streamed).max() <= 1e-5
+
+
+def test_a_seed_says_what_the_prenet_drops(engine: ProductionTTSEngine) -> None:
+    one, same, other = (engine.generate("Hello.", seed=seed, max_new_tokens=20).audio for seed in (1, 1, 2))
+
+    assert np.array_equal(one, same)
+    assert one.shape != other.shape or np.abs(one - other).max() > 0.01
+
+
+@pytest.mark.parametrize(("text", "pieces"), [("A", 1), ("I.", 1), (LONG, 5)])
+def test_very_short_and_very_long_texts_are_spoken(checkpoint: Path, text: str, pieces: int) -> None:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", stop_threshold=9.0)) as engine:
+        assert engine.generate(text, seed=1, max_new_tokens=10).frames == pieces * 2 * 10
+
+
+@pytest.mark.parametrize("text", ["", "   ", "...", "\x00"])
+def test_a_text_that_says_nothing_is_refused(engine: ProductionTTSEngine, text: str) -> None:
+    with pytest.raises(TextError):
+        engine.generate(text)
+
+
+def test_a_text_over_six_hundred_characters_is_split_at_sentences(checkpoint: Path) -> None:
+    config = EngineConfig(checkpoint_path=checkpoint, device="cpu", chunk_length=1000, stop_threshold=9.0)
+    with ProductionTTSEngine(config) as engine:
+        assert len(LONG) > 700
+        assert engine.generate(LONG, seed=1, max_new_tokens=10).frames == 2 * 2 * 10
+        with pytest.raises(CapacityError, match="the model reads 600"):
+            engine.generate("\u33c2" * 180)  # a character that stands for four, a.m.
+        assert engine.generate("Still here.", seed=1, max_new_tokens=5).frames == 10
+
+
+def test_the_length_is_bounded_by_the_texts_own(checkpoint: Path) -> None:
+    config = EngineConfig(checkpoint_path=checkpoint, device="cpu", stop_threshold=9.0, max_length_ratio=4.0)
+    with ProductionTTSEngine(config) as engine:
+        made = engine.generate_batch(["Hi", "Hello to all of you"], seed=1).results
+
+        tokens = [engine.count_tokens(text) for text in ("Hi", "Hello to all of you")]
+        assert [item.frames for item in made] == [2 * int(count * 4 / 2) for count in tokens]
+        assert {item.finish_reason for item in made} == {"length"}
+
+
+def test_a_listener_that_leaves_holds_nobody_up(checkpoint: Path) -> None:
+    config = EngineConfig(checkpoint_path=checkpoint, device="cpu", stop_threshold=9.0, max_length_ratio=90.0)
+    with ProductionTTSEngine(config) as engine:
+        chunks = engine.stream("This would go on for a minute or so.", chunk_profile="ttfa")
+        next(chunks)
+
+        chunks.close()
+
+        assert engine.generate("Hello.", seed=1, max_new_tokens=5).frames == 10
+        assert engine.health_check()["requests"] == 0
+        assert engine.health_check()["slots"]["free"] == 4
+
+
+def test_a_recording_is_refused_in_one_sentence(engine: ProductionTTSEngine, tone: np.ndarray) -> None:
+    with pytest.raises(VoiceUnsupportedError):
+        engine.generate("Hello.", reference_audio=tone)
+
+
+@pytest.mark.parametrize("formats", [{"weights_dtype": "int8"}, {"precision": "bfloat16"}, {"kv_dtype": "fp8"}])
+def test_narrow_formats_change_the_layers_alone_and_the_sound_little(checkpoint: Path, formats: dict[str, str]) -> None:
+    from s1_mini.layers.quantized import QuantizedLinear
+
+    base = {"checkpoint_path": checkpoint, "device": "cpu", "stop_threshold": 9.0, "prenet_dropout": "off"}
+    with ProductionTTSEngine(EngineConfig(**base)) as engine:
+        wanted = engine.generate("Hello there.", max_new_tokens=12).audio
+    with ProductionTTSEngine(EngineConfig(**base, **formats)) as engine:
+        model = as_mel(engine._running.speaker.loaded).model
+        made = engine.generate("Hello there.", max_new_tokens=12).audio
+        name, value = next(iter(formats.items()))
+        assert engine.health_check()[name]["value"] == value
+
+    network = model.network
+    for kept in (network.decoder.prenet, network.speech_decoder_postnet):
+        assert not any(isinstance(module, QuantizedLinear) for module in kept.modules())
+        assert {weight.dtype for weight in kept.parameters()} == {torch.float32}
+    if "weights_dtype" in formats:
+        quantized = [module for module in network.modules() if isinstance(module, QuantizedLinear)]
+        assert len(quantized) == 2 * 4 + 2 * 7
+    error = np.abs(made - wanted)
+    assert error.max() > 0
+    assert error.std() < 0.25 * wanted.std()
+
+
+def test_fp8_on_a_cpu_becomes_int8_and_says_so(checkpoint: Path) -> None:
+    config = EngineConfig(checkpoint_path=checkpoint, device="cpu", weights_dtype="fp8")
+    with ProductionTTSEngine(config) as engine:
+        told = engine.health_check()["weights_dtype"]
+
+    assert told["value"] == "int8"
+    assert "cpu has no fp8" in told["reason"]
+
+
+def test_when_memory_runs_out_the_newest_gives_way_and_the_others_go_on(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", stop_threshold=9.0)) as engine:
+        model, step, failing = as_mel(engine._running.speaker.loaded).model, None, [2]
+        step = model.step
+
+        def out_of_memory(state: object, span: int, text_span: int, rows: int | None = None) -> torch.Tensor:
+            if failing[0] and rows == 2:
+                failing[0] -= 1
+                raise torch.OutOfMemoryError("none left")
+            return step(state, span, text_span, rows)
+
+        monkeypatch.setattr(model, "step", out_of_memory)
+        made = engine.generate_batch(["The first of two.", "And the second."], max_new_tokens=40).results
+
+        assert sorted(item.success for item in made) == [False, True]
+        assert engine.metrics.out_of_memory >= 1
+
+
+@pytest.mark.parametrize(
+    "setting", [{"prenet_dropout": "some"}, {"stop_threshold": 0}, {"max_length_ratio": -1}, {"min_length_ratio": 101}]
+)
+def test_settings_out_of_range_are_refused_by_name(setting: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(setting))):
+        EngineConfig(**setting)

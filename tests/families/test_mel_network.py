@@ -1,0 +1,154 @@
+"""The networks of the mel family give what transformers' SpeechT5 gives, alone, together, and without their caches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from s1_mini.families.mel.decoder import MelDecoder
+from s1_mini.families.mel.verify import open_state, step_alone
+from tests.families.mel_room import (
+    TEXT,
+    dropout,
+    forced,
+    inputs_of,
+    opened,
+    original,
+    original_vocoder,
+    run_free,
+    speaker,
+    written,
+)
+
+pytestmark = pytest.mark.usefixtures("no_grad", "one_thread")
+
+SIZES = ["tiny", pytest.param("full", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_mel_and_sound_are_those_of_the_original_over_two_hundred_steps(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in (0, 1, 2) if size == "tiny" else (0,):
+        ours = opened(written(tmp_path / str(seed), size=size, seed=seed), prenet_dropout="off", stop_threshold=9.0)
+        tokens, vector = torch.tensor(ours.tokenizer.encode(TEXT[:20])), speaker(seed)
+        with dropout(monkeypatch, None):
+            theirs = original(size, seed)
+            mel = theirs.generate_speech(tokens.unsqueeze(0), vector.unsqueeze(0), threshold=9.0)
+
+        made = run_free(ours.model, tokens, vector, most=10 * len(tokens))
+
+        assert len(tokens) >= 20
+        assert len(made) == len(mel) >= 400
+        encoded = theirs.speecht5.encoder(tokens.unsqueeze(0)).last_hidden_state
+        assert (ours.model.encode(tokens.unsqueeze(0)) - encoded).abs().max() <= 1e-5
+        assert (ours.model.postnet(made) - mel).abs().max() <= 1e-3
+        assert made.std() > 0.1, "a mel of nothing would prove nothing"
+        wave = original_vocoder(size, seed)(mel[:64])
+        assert (ours.vocoder.speak(mel[:64]) - wave).abs().max() <= 1e-5
+        assert wave.std() > 0.1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_along_given_frames_and_masks_the_mel_is_the_originals(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = opened(written(tmp_path / "it", seed=seed), stop_threshold=9.0).model
+    tokens, vector = torch.tensor([5, 9, 14, 7, 6, 2]), speaker(seed)
+    masks = torch.rand(60, 2, model.config.prenet_units, generator=torch.Generator().manual_seed(seed)) >= 0.5
+    theirs = original("tiny", seed)
+    with dropout(monkeypatch, masks):
+        theirs.speech_decoder_postnet.postnet = lambda frames: frames
+        mel = theirs.generate_speech(tokens.unsqueeze(0), vector.unsqueeze(0), threshold=9.0)
+
+    state = open_state(model, {"tokens": tokens, "speaker": vector, "masks": masks}, 60)
+
+    assert (forced(model, state, inputs_of(mel)) - mel).abs().max() <= 1e-4
+    free = run_free(model, tokens, vector, masks=masks, most=60)
+    assert (free - mel).abs().max() <= 1e-3
+    without = run_free(model, tokens, vector, masks=torch.ones_like(masks), most=60)
+    assert (without - mel).abs().max() > 0.01, "the masks must matter"
+
+
+def test_it_ends_at_the_originals_step_and_not_before_the_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thresholds lie between a probability that is higher than all before it and the highest of those."""
+    directory, vector, theirs = written(tmp_path / "it"), speaker(4), original("tiny", 0)
+    tokens = torch.tensor(opened(directory).tokenizer.encode("A test."))
+    probabilities: list[float] = []
+    theirs.speech_decoder_postnet.prob_out.register_forward_hook(
+        lambda _, __, logits: probabilities.append(float(logits.sigmoid().sum()))
+    )
+
+    def their_steps(**options: float) -> int:
+        with dropout(monkeypatch, None):
+            return len(theirs.generate_speech(tokens.unsqueeze(0), vector.unsqueeze(0), **options)) // 2
+
+    most = their_steps(threshold=9.0)
+    highest = [max(probabilities[:at]) for at in range(1, most)]
+    records = [at for at in range(1, most) if probabilities[at] > highest[at - 1]]
+    thresholds = [(probabilities[at] + highest[at - 1]) / 2 for at in records]
+
+    assert len(records) > 1
+    for at, threshold, ratio in [
+        *zip(records, thresholds, [0.0] * len(records), strict=True),
+        (None, thresholds[0], 12.0),
+    ]:
+        model = opened(directory, prenet_dropout="off", stop_threshold=threshold).model
+        state = open_state(model, {"tokens": tokens, "speaker": vector}, most)
+        state.least.fill_(model.steps_for(len(tokens), ratio))
+        stops = [bool(step_alone(model, state)[-2]) for _ in range(most)]
+        steps = their_steps(threshold=threshold, minlenratio=ratio)
+        assert steps == (stops.index(True) + 1 if True in stops else most)
+        assert at is None or steps == at + 1
+
+
+def test_with_caches_it_gives_what_it_gives_without(tmp_path: Path) -> None:
+    model = opened(written(tmp_path / "it", seed=3), stop_threshold=9.0).model
+    tokens, vector = torch.tensor([5, 9, 14, 7, 6, 2]), speaker(3)
+    masks = torch.rand(60, 2, model.config.prenet_units) >= 0.5
+    made = run_free(model, tokens, vector, masks=masks, most=60)
+
+    text = model.cross(model.encode(tokens.unsqueeze(0)))
+    whole = model.whole(inputs_of(made), vector, text, masks.flatten(1))
+
+    assert (model.heads(whole)[0].reshape(-1, 80) - made).abs().max() <= 1e-5
+
+
+def test_texts_encoded_together_and_filled_up_are_as_encoded_alone(tmp_path: Path) -> None:
+    model = opened(written(tmp_path / "it")).model
+    texts = [torch.arange(4, 4 + count) for count in (3, 17, 40)]
+    filled = torch.zeros(3, 64, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        filled[row, : len(text)] = text
+
+    together = model.encode(filled, torch.tensor([len(text) for text in texts]))
+
+    for row, text in enumerate(texts):
+        assert (together[row, : len(text)] - model.encode(text.unsqueeze(0))[0]).abs().max() <= 1e-5
+
+
+def test_graphs_of_steps_and_texts_do_what_is_done_without(tmp_path: Path) -> None:
+    """On a CPU the captured calls run step by step: shapes and rows are those of a GPU."""
+    from s1_mini.core.messages import Begin, Conditions, Prefill
+    from s1_mini.types import SamplingParams
+
+    model = opened(written(tmp_path / "it"), stop_threshold=9.0).model
+    stages = [MelDecoder(model, slots=6, steps=128) for _ in range(2)]
+    stages[1].make_graphs()
+    made = []
+    for stage in stages:
+        texts = {slot: torch.arange(4, 9 + 7 * slot).numpy() for slot in (0, 1, 2, 4, 5)}
+        for slot, text in texts.items():
+            asked = Conditions(SamplingParams(), slot, 0, 50, {"speaker": speaker(slot).numpy()})
+            stage.begin([Begin(slot, 0, text, None, 0, 50, 1, 0, len(text), asked)])
+        stage.prefill([Prefill(slot, 0, len(text)) for slot, text in texts.items()])
+        rows = [stage.step([0, 2, 5], 1)() for _ in range(5)] + [stage.step([0, 1], 1)() for _ in range(3)]
+        made.append(torch.cat([torch.from_numpy(row.values.copy()).flatten() for row in rows]))
+        assert all(all(row.valid) and row.counts == [2] * len(row.counts) for row in rows)
+
+    assert (made[0] - made[1]).abs().max() <= 1e-5
+    assert made[0].std() > 0.1
