@@ -1,0 +1,501 @@
+"""The mel family against a plain baseline, side by side on one machine: what each of its techniques is worth.
+
+The baseline is in float32, one request at a time, keeps no keys and values (every step computes its whole prefix anew,
+causally, so that the result is the same), waits for the device after every request, and brings all that lies between to
+the host. Prenet dropout is off on both sides, so that sounds can be compared. Numbers of frames are fixed by the text,
+fifteen characters a second, since random weights end anywhere.
+
+python -m benchmark.mel_baseline --checkpoint speecht5 --output mel.json
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmark.command import make_parser, numbers, run
+from s1_mini.audio.join import Joiner
+from s1_mini.bench.profile import Profiler
+from s1_mini.bench.report import describe_machine, table
+from s1_mini.config import EngineConfig
+from s1_mini.core.messages import Begin, Conditions, Prefill
+from s1_mini.engine import ProductionTTSEngine
+from s1_mini.execution.stage import Stage
+from s1_mini.families.mel.loaded import LoadedMel, as_mel
+from s1_mini.families.mel.voice import SPEAKER
+from s1_mini.runtime.loader import Speaker, load
+from s1_mini.text.normalize import normalize
+from s1_mini.types import SamplingParams
+
+TEXTS = (
+    "Hello there!",
+    "The train leaves at noon.",
+    "Please bring an umbrella, it may rain.",
+    "She opened the letter and read it twice in a rush.",
+    "Our neighbours have painted their fence green again, and nobody knows why.",
+    "When the bakery opens at six, a line of hungry people already reaches around the next corner.",
+    "The lighthouse keeper wrote down every ship that passed, its flag and its heading, though nobody had asked for it "
+    "in years.",
+    "After the long winter the river rose over its banks, and for three days the only way to reach the school was by "
+    "boat, which the children thought was the best thing that had ever happened.",
+    "Nobody in the orchestra noticed that the second violin was missing until the slow movement began, because the "
+    "conductor had been humming her part all evening, quietly at first and then, as the hall warmed up, rather loudly.",
+    "In the small museum at the end of the street there is a clock that has not been wound for forty years, and beside "
+    "it hangs a note in careful handwriting which says that it will be right twice a day, that this is more than can "
+    "be said of most of us, and that visitors are kindly asked not to touch it at all.",
+)
+FIFTY = TEXTS[3]  # of fifty characters, whose latency is asked for
+REQUESTS = (1, 2, 4, 8, 80, 100)
+CHARACTERS_A_SECOND = 15.0
+SECTIONS = ("text_to_tokens", "encode_text", "decode_mel", "vocoder_inference", "synchronize", "to_cpu")
+ENGINE_SECTIONS = {
+    "text to prompt": "text_to_tokens",
+    "decoder: prefill": "encode_text",
+    "decoder: step": "decode_mel",
+    "vocoder: step": "vocoder_inference",
+}
+MAX_CHARACTERS = 20_000
+NEVER = 9.0  # a threshold that no probability of the end reaches
+
+Result = TypeVar("Result")
+
+
+def steps_of(text: str, loaded: LoadedMel, most: int) -> int:
+    """Give the steps of the decoder that a text is spoken in, at most `most`."""
+    vocoder, config = loaded.vocoder.config, loaded.model.config
+    rate = vocoder.sample_rate / vocoder.samples_per_frame / config.frames_per_step
+    return max(1, min(most, config.max_steps, round(len(text) / CHARACTERS_A_SECOND * rate)))
+
+
+@dataclass
+class Section:
+    """What one section of a request takes."""
+
+    seconds: float = 0.0
+    memory_mb: float = 0.0  # that is in use more at its end than at its beginning
+    num_bytes: float = 0.0  # of weights, keys and values that it must read
+
+    @property
+    def bandwidth_gb_s(self) -> float | None:
+        """What it reads in a second."""
+        return self.num_bytes / self.seconds / 1e9 if self.seconds and self.num_bytes else None
+
+
+class Clock:
+    """Seconds and memory of sections; the device is at rest before and after each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.sections = device, {name: Section() for name in SECTIONS}
+
+    def time(self, name: str, work: Callable[[], Result], num_bytes: float = 0.0) -> Result:
+        """Do some work, and give its result."""
+        self.rest()
+        memory, begun = memory_mb(self.device), time.perf_counter()
+        result = work()
+        if name != "synchronize":
+            self.rest()
+        section = self.sections[name]
+        section.seconds += time.perf_counter() - begun
+        section.memory_mb += memory_mb(self.device) - memory
+        section.num_bytes += num_bytes
+        return result
+
+    def rest(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def memory_mb(device: torch.device) -> float:
+    """Give the memory in use: a GPU's by torch, else this process's, where the system tells."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device) / 1e6
+    statistics_file = Path("/proc/self/statm")
+    if not statistics_file.exists():
+        return 0.0
+    return int(statistics_file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+class Baseline:
+    """One request at a time, in float32, without any cache."""
+
+    def __init__(self, loaded: LoadedMel) -> None:
+        self._loaded, self._model = loaded, loaded.model
+        layers = self._model.network.decoder.layers
+        self._decoder_bytes = sum(weight.nbytes for layer in layers for weight in layer.parameters())
+        self._vector = torch.zeros(self._model.config.speaker_size, device=self._model.device)
+
+    def use_voice(self, vector: Tensor) -> None:
+        """Speak with a speaker's vector [N]."""
+        self._vector = vector.float().to(self._model.device)
+
+    @torch.inference_mode()
+    def speak(self, text: str, steps: int, clock: Clock | None = None) -> np.ndarray:
+        """Speak so many steps; give the samples [T]."""
+        model, clock = self._model, clock or Clock(self._model.device)
+        tidy = normalize(text, MAX_CHARACTERS)
+        tokens = clock.time(
+            "text_to_tokens", lambda: torch.tensor([self._loaded.tokenizer.encode(tidy)], device=model.device)
+        )
+        encoder_bytes = sum(weight.nbytes for weight in model.network.encoder.parameters())
+        encoded = clock.time("encode_text", lambda: model.encode(tokens), encoder_bytes)
+        mel = clock.time("decode_mel", lambda: self.decode(encoded, steps), steps * self._decoder_bytes)
+        vocoder_bytes = sum(weight.nbytes for weight in self._loaded.vocoder.parameters())
+        wave = clock.time("vocoder_inference", lambda: self._loaded.vocoder.speak(model.postnet(mel)), vocoder_bytes)
+        clock.time("synchronize", clock.rest)
+        host = clock.time("to_cpu", lambda: [each.float().cpu().numpy() for each in (encoded, mel, wave)])
+        joiner = Joiner(sample_rate=self._loaded.vocoder.config.sample_rate)  # fades both ends, as the engine
+        return np.concatenate((joiner.push(host[-1]), joiner.finish()))
+
+    @torch.inference_mode()
+    def decode(self, encoded: Tensor, steps: int) -> Tensor:
+        """Make the mel [F, M], the whole prefix of it anew at each step, and the text's keys and values with it."""
+        model, config = self._model, self._model.config
+        inputs = torch.zeros(1, config.num_bins, device=model.device)
+        frames: list[Tensor] = []
+        for _ in range(steps):
+            hidden = model.whole(inputs, self._vector, model.cross(encoded))
+            made = model.heads(hidden[-1:])[0].view(config.frames_per_step, config.num_bins)
+            frames.append(made)
+            inputs = torch.cat((inputs, made[-1:]))
+        return torch.cat(frames)
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Requests one after the other."""
+
+    name: str
+    seconds: tuple[float, ...]  # of each
+    sound_s: float  # of all
+    largest_difference: float | None = None  # of samples, from the baseline's
+
+    def row(self) -> list[str | float | None]:
+        """Give what the table tells."""
+        total = sum(self.seconds)
+        return [
+            self.name,
+            1e3 * statistics.mean(self.seconds),
+            1e3 * float(np.percentile(self.seconds, 95)),
+            total / self.sound_s,
+            len(self.seconds) / total,
+            self.largest_difference,
+        ]
+
+    def data(self) -> dict[str, Any]:
+        """Everything for a machine."""
+        names = ("name", "average_ms", "p95_ms", "real_time_factor", "requests_per_s", "largest_difference")
+        return dict(zip(names, self.row(), strict=True))
+
+
+LATENCY_HEAD = ["one at a time", "average ms", "p95 ms", "real-time factor", "requests/s", "difference"]
+
+
+def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float:
+    """Give the multiplications of decoding, as derived: by steps S and tokens T, of width d and L layers.
+
+    With caches L (12 d² S + d S² + 2 d S T + 2 d² T), and the prenet P S; without, each step does it for all before it:
+    L (12 d² S²/2 + d S³/3 · 2 + d S² T + 2 d² S T), and P S²/2.
+    """
+    width, layers = config.width, config.decoder_layers
+    matrices = 6 * width**2 + 2 * width * config.decoder_ffn  # of a step: all but the text's keys and values
+    sizes = [config.num_bins, *[config.prenet_units] * config.prenet_layers, width]
+    prenet = sum(a * b for a, b in pairwise(sizes)) + width * width
+    if cached:
+        seen = steps * (steps + 1)  # keys and values of steps, that each step meets: 2 · S (S + 1) / 2
+        return (
+            layers * (matrices * steps + width * seen + 2 * width * steps * tokens + 2 * width**2 * tokens)
+            + prenet * steps
+        )
+    computed = steps * (steps + 1) / 2
+    met = 2 * steps * (steps + 1) * (2 * steps + 1) / 6
+    return (
+        layers * (matrices * computed + width * met + 2 * width * computed * tokens + 2 * width**2 * tokens * steps)
+        + prenet * computed
+    )
+
+
+def encoder_macs(config: Any, tokens: int) -> float:
+    """Give the multiplications of encoding: L (12 d² T + 2 d T² + d P T), P being the distances that are told apart."""
+    width = config.width
+    matrices = 4 * width**2 + 2 * width * config.encoder_ffn
+    return config.encoder_layers * (
+        matrices * tokens + 2 * width * tokens**2 + 2 * width * config.max_distance * tokens
+    )
+
+
+class Comparison:
+    """Baseline and engine on one checkpoint."""
+
+    def __init__(self, checkpoint: Path | None, device: str, precision: str, weights_dtype: str, most: int) -> None:
+        common = {"checkpoint_path": checkpoint, "device": device}
+        fixed = {"prenet_dropout": "off", "stop_threshold": NEVER, "max_length_ratio": 100.0}
+        self.plain = as_mel(load(EngineConfig(**common, **fixed, precision="float32", codec_dtype="float32")).loaded)
+        limits = {"max_queue_size": 4096, "request_timeout_s": 3600.0, "chunk_length": 600}
+        self.config = EngineConfig(**common, **fixed, **limits, precision=precision, weights_dtype=weights_dtype)
+        self.most, self.device = most, self.plain.model.device
+        self.baseline = Baseline(self.plain)
+        self._stage: Stage | None = None
+        self.engine = ProductionTTSEngine(self.config)
+
+    def start(self) -> None:
+        """Start the engine; its default voice is the baseline's, too."""
+        self.engine.start()
+        voice = self._speaker().voices.default
+        if voice is not None:
+            self.baseline.use_voice(voice.tensors[SPEAKER])
+
+    def _speaker(self) -> Speaker:
+        running = self.engine._running
+        assert running is not None, "it is not started"
+        return running.speaker
+
+    def _loaded(self) -> LoadedMel:
+        return as_mel(self._speaker().loaded)
+
+    def steps(self, text: str) -> int:
+        """Give the steps of a text."""
+        return steps_of(text, self.plain, self.most)
+
+    def latencies(self, texts: Sequence[str], repeats: int) -> list[Latencies]:
+        """Speak all texts one after the other, the baseline once, the engine `repeats` times, whole and streamed."""
+        self.baseline.speak(texts[0], self.steps(texts[0]))  # to warm up
+        plain, waves, sound_s = [], [], 0.0
+        for text in texts:
+            begun = time.perf_counter()
+            waves.append(self.baseline.speak(text, self.steps(text)))
+            plain.append(time.perf_counter() - begun)
+            sound_s += len(waves[-1]) / self.engine.sample_rate
+        whole, first, difference = [], [], 0.0
+        for repeat in range(repeats + 1):
+            for text, wave in zip(texts, waves, strict=True):
+                made = self.engine.generate(text, max_new_tokens=self.steps(text))
+                if repeat:  # the first time is to warm up
+                    whole.append(made.generation_time)
+                    difference = max(difference, float(np.abs(made.audio - wave).max()))
+        for text in texts:
+            begun = time.perf_counter()
+            chunks = self.engine.stream(text, max_new_tokens=self.steps(text), chunk_profile="ttfa")
+            next(chunk for chunk in chunks if len(chunk.audio))
+            first.append(time.perf_counter() - begun)
+            list(chunks)
+        return [
+            Latencies("baseline", tuple(plain), sound_s),
+            Latencies("engine", tuple(whole), sound_s * repeats, difference),
+            Latencies("engine, first sound", tuple(first), sound_s),
+        ]
+
+    def batches(self, text: str, requests: Sequence[int]) -> list[dict[str, Any]]:
+        """Let the engine speak a text as often as is asked for at once; the baseline does so one by one."""
+        steps, found = self.steps(text), []
+        begun = time.perf_counter()
+        wave = self.baseline.speak(text, steps)
+        alone_s = time.perf_counter() - begun
+        sound_s = len(wave) / self.engine.sample_rate
+        self.engine.generate_batch([text] * min(4, max(requests)), max_new_tokens=steps)
+        for count in requests:
+            made = self.engine.generate_batch([text] * count, max_new_tokens=steps)
+            latencies = [item.generation_time for item in made.results]
+            found.append(
+                {
+                    "requests": count,
+                    "baseline_average_ms": 1e3 * alone_s * (count + 1) / 2,
+                    "baseline_requests_per_s": 1 / alone_s,
+                    "average_ms": 1e3 * statistics.mean(latencies),
+                    "p95_ms": 1e3 * float(np.percentile(latencies, 95)),
+                    "requests_per_s": count / made.total_time,
+                    "sound_s_per_s": count * sound_s / made.total_time,
+                    "failed": sum(not item.success for item in made.results),
+                }
+            )
+        return found
+
+    def sections(self, text: str) -> tuple[dict[str, Section], dict[str, Section]]:
+        """Time the six sections of one request, before and after."""
+        steps, clock = self.steps(text), Clock(self.device)
+        self.baseline.speak(text, steps, clock)
+        loaded, speaker = self._loaded(), self._speaker()
+        profiler = Profiler(speaker, text, max_frames=steps)
+        profiler.speak()
+        profiler.timer.forget()
+        before = memory_mb(self.device)
+        profiler.speak()
+        grown = memory_mb(self.device) - before
+        after = {name: Section() for name in SECTIONS}
+        for section in profiler.timer.sections(1):
+            name = ENGINE_SECTIONS.get(section.name)
+            if name is not None:
+                after[name].seconds += section.total_ms / 1e3
+        after["decode_mel"].memory_mb = grown
+        network, tokens = loaded.model.network, len(loaded.tokenizer.encode(text))
+        seen = steps * (steps + 1) / 2 + steps * tokens
+        after["decode_mel"].num_bytes = steps * loaded.num_bytes + seen * loaded.model.token_bytes
+        after["encode_text"].num_bytes = sum(weight.nbytes for weight in network.encoder.parameters())
+        vocoder_bytes = sum(weight.nbytes for weight in loaded.vocoder.parameters())
+        after["vocoder_inference"].num_bytes = vocoder_bytes * max(1, math.ceil(2 * steps / 64))
+        return clock.sections, after
+
+    def growth(self, steps: Sequence[int]) -> list[dict[str, Any]]:
+        """Time decoding and encoding at several lengths, to be held against what was derived."""
+        config, found = self.plain.model.config, []
+        text = (FIFTY + " ") * 12
+        tokens = len(self.plain.tokenizer.encode(FIFTY))
+        with torch.inference_mode():
+            encoded = self.plain.model.encode(torch.tensor([self.plain.tokenizer.encode(FIFTY)], device=self.device))
+            self.baseline.decode(encoded, 4)
+            for count in steps:
+                macs = decoder_macs(config, count, tokens, cached=False)
+                found.append(
+                    self._timed("decode, baseline", count, macs, partial(self.baseline.decode, encoded, count))
+                )
+            self._spoken(FIFTY, 4)
+            for count in steps:
+                macs = decoder_macs(config, count, tokens, cached=True)
+                found.append(self._timed("decode, engine", count, macs, partial(self._spoken, FIFTY, count)))
+            ids = self.plain.tokenizer.encode(text)
+            for count in [size for size in (75, 150, 300, 600) if size <= min(len(ids), config.max_text)]:
+                given = torch.tensor([ids[:count]], device=self.device)
+                self.plain.model.encode(given)
+                macs = encoder_macs(config, count)
+                found.append(self._timed("encode", count, macs, partial(self.plain.model.encode, given)))
+        last: dict[str, dict[str, Any]] = {}
+        for one in found:
+            before = last.get(one["part"])
+            one["growth"] = one["seconds"] / before["seconds"] if before else None
+            one["derived_growth"] = one["gmacs"] / before["gmacs"] if before else None
+            last[one["part"]] = one
+        return found
+
+    def _spoken(self, text: str, steps: int) -> None:
+        """Let the engine's own decoder make so many steps, alone, with its caches."""
+        loaded = self._loaded()
+        if self._stage is None:
+            self._stage = loaded.chain(1, self.most).stages[0]
+            self._stage.capture()
+        stage = self._stage
+        tokens = np.array(loaded.tokenizer.encode(text))
+        asked = Conditions(SamplingParams(), 0, 0, steps, {})
+        stage.begin([Begin(0, 0, tokens, None, 0, steps, 1, 0, len(tokens), asked)])
+        stage.prefill([Prefill(0, 0, len(tokens))])
+        for _ in range(steps):
+            wait = stage.step([0], 1)
+            wait()
+
+    def _timed(self, part: str, count: int, macs: float, work: Callable[[], object]) -> dict[str, Any]:
+        """Time some work: on a CPU by the processor's time, so that what else the machine does counts less."""
+        now = time.process_time if self.device.type == "cpu" else time.perf_counter
+        clock = Clock(self.device)
+        clock.rest()
+        begun = now()
+        work()
+        clock.rest()
+        return {"part": part, "count": count, "gmacs": macs / 1e9, "seconds": now() - begun}
+
+
+def bottlenecks(sections: dict[str, Section]) -> list[str]:
+    """Give a sentence for each of the three sections that take longest."""
+    total = sum(section.seconds for section in sections.values())
+    most = sorted(sections.items(), key=lambda item: -item[1].seconds)[:3]
+    return [f"{name}: {each.seconds:.3g} s, {100 * each.seconds / total:.0f} % of a request" for name, each in most]
+
+
+def tell(result: dict[str, Any], latencies: Sequence[Latencies], sections: Sequence[dict[str, Section]]) -> str:
+    """Lay out everything that was measured."""
+    batch_head = ["requests at once", "baseline ms", "average ms", "p95 ms", "baseline/s", "requests/s", "sound s/s"]
+    batch_keys = ("baseline_average_ms", "average_ms", "p95_ms", "baseline_requests_per_s", "requests_per_s")
+    section_head = ["section", "before s", "MB", "GB/s", "after s", "MB", "GB/s"]
+    rows: list[list[str | float | None]] = []
+    for name in SECTIONS:
+        row: list[str | float | None] = [name]
+        for each in sections:
+            section = each[name]
+            row += [section.seconds, section.memory_mb, section.bandwidth_gb_s] if section.seconds else [None] * 3
+        rows.append(row)
+    growth_head = ["part", "steps or tokens", "GMAC", "seconds", "growth", "derived"]
+    growth_keys = ("count", "gmacs", "seconds", "growth", "derived_growth")
+    parts = [
+        ", ".join(f"{name} {value}" for name, value in result["facts"].items()),
+        table(LATENCY_HEAD, [each.row() for each in latencies]),
+        table(
+            batch_head,
+            [
+                [str(one["requests"]), *(one[key] for key in (*batch_keys, "sound_s_per_s"))]
+                for one in result["batches"]
+            ],
+        ),
+        table(section_head, rows),
+        "Bottlenecks before: " + "; ".join(result["bottlenecks_before"]),
+        "Bottlenecks after: " + "; ".join(result["bottlenecks_after"]),
+        table(growth_head, [[one["part"], *(one[key] for key in growth_keys)] for one in result["growth"]]),
+    ]
+    return "\n\n".join(parts)
+
+
+def main() -> int:
+    """Measure, print tables and a line of JSON, and write that to a file if asked to."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--precision", default="auto", help="of the engine's model [auto]")
+    parser.add_argument("--weights-dtype", default="full", help="of its large products: full, int8 or fp8")
+    parser.add_argument("--texts", type=int, default=len(TEXTS), help="how many of the ten, the shortest first")
+    parser.add_argument("--requests", type=numbers, default=REQUESTS, help="at once, as 1,2,4")
+    parser.add_argument("--repeats", type=int, default=3, help="of each text by the engine")
+    parser.add_argument("--growth", type=numbers, default=(50, 100, 200), help="steps at which growth is timed")
+    parser.add_argument("--max-steps", type=int, default=1000, help="of one text at most")
+    parser.add_argument("--output", type=Path, help="a file for the JSON")
+    options = parser.parse_args()
+    compared = Comparison(
+        options.checkpoint, options.device, options.precision, options.weights_dtype, options.max_steps
+    )
+    texts = TEXTS[: options.texts]
+    compared.start()
+    try:
+        latencies = compared.latencies(texts, options.repeats)
+        batches = compared.batches(FIFTY, options.requests)
+        before, after = compared.sections(texts[-1])
+        health = compared.engine.health_check()
+        growth = compared.growth(options.growth)
+    finally:
+        compared.engine.stop()
+    facts = describe_machine(str(compared.device)) | {
+        "precision": health["precision"]["value"],
+        "weights": health["weights_dtype"]["value"],
+        "slots": health["slots"]["total"],
+        "characters": [len(text) for text in texts],
+        "steps": [compared.steps(text) for text in texts],
+        "load_average": [round(load, 1) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+    }
+    if compared.device.type == "cuda":
+        facts["gpu_memory_gb"] = round(health["vram"]["used_gb"], 2)
+    result = {
+        "facts": facts,
+        "latencies": [each.data() for each in latencies],
+        "batches": batches,
+        "sections": {name: {"before": vars(before[name]), "after": vars(after[name])} for name in SECTIONS},
+        "bottlenecks_before": bottlenecks(before),
+        "bottlenecks_after": bottlenecks(after),
+        "growth": growth,
+    }
+    print(tell(result, latencies, (before, after)))
+    line = json.dumps(result)
+    if options.output is not None:
+        options.output.write_text(line + "\n", encoding="utf-8")
+    print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
