@@ -152,3 +152,17 @@ def test_graphs_of_steps_and_texts_do_what_is_done_without(tmp_path: Path) -> No
 
     assert (made[0] - made[1]).abs().max() <= 1e-5
     assert made[0].std() > 0.1
+
+
+def test_with_channels_last_as_on_a_gpu_postnet_and_vocoder_give_the_same(tmp_path: Path) -> None:
+    plain, other = (opened(written(tmp_path / name, seed=2)) for name in ("a", "b"))
+    other.vocoder.prepare()
+    postnet = other.model.network.speech_decoder_postnet
+    postnet.prepare(other.vocoder.device, other.vocoder.dtype, other.vocoder.axis)
+    frames = torch.randn(70, 80, generator=torch.Generator().manual_seed(1))
+
+    mels = [loaded.model.postnet(frames) for loaded in (plain, other)]
+    waves = [loaded.vocoder.speak(mels[0]) for loaded in (plain, other)]
+
+    assert (mels[0] - mels[1]).abs().max() <= 1e-5
+    assert (waves[0] - waves[1]).abs().max() <= 1e-5

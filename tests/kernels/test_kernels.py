@@ -344,3 +344,19 @@ def test_a_product_alone_with_weights_in_eight_bits(
     narrow = weight.quantize(randn(2304, 768), kind)
 
     assert_close(*by_both(monkeypatch, linear, lambda: linear.linear(x, narrow, bias)), dtype)
+
+
+@dtypes
+def test_queries_may_be_a_part_of_a_joint_projection(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    query = randn(5, 3, 4, 64, dtype=dtype)[:, 0]
+    keys, values = (randn(5, 4, 200, 64, dtype=dtype) for _ in range(2))
+    position = torch.arange(5, device="cuda") * 40
+    mask = (torch.arange(200, device="cuda") <= position.unsqueeze(1))[:, None, None]
+
+    ours, theirs = by_both(
+        monkeypatch,
+        decode_attention,
+        lambda: decode_attention.decode_attention(query, keys, values, position, 200, mask),
+    )
+
+    assert_close(ours, theirs, dtype)

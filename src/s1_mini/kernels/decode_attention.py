@@ -79,7 +79,8 @@ def decode_attention(
     all rows have `span` columns. `slots` [B] says whose the rows are; None means the first ones, in order.
     """
     if _can_attend(query, query.shape[-1]):
-        return _attend_triton(query.flatten(1), keys, values, position, span, slots=slots).view(query.shape)
+        rows = query.flatten(1).contiguous()  # they may be a part of a joint projection
+        return _attend_triton(rows, keys, values, position, span, slots=slots).view(query.shape)
     chosen = slice(len(query)) if slots is None else slots
     out = F.scaled_dot_product_attention(
         query.unsqueeze(2),

@@ -308,9 +308,11 @@ class Postnet(nn.Module):
         pairs = itertools.pairwise(sizes)
         self.layers = nn.ModuleList(PostnetLayer(*pair, config.postnet_taps) for pair in pairs)
         self.reach = config.postnet_layers * (config.postnet_taps - 1) // 2
+        self._axis = 2  # of steps
 
     def prepare(self, device: torch.device, dtype: torch.dtype, axis: int) -> None:
         """Let the convolutions compute where the vocoder is and in its format, with steps on its axis."""
+        self._axis = axis
         for layer in self.layers:
             assert isinstance(layer, PostnetLayer)
             layer.to(device=device, dtype=dtype)
@@ -329,9 +331,10 @@ class Postnet(nn.Module):
 
     def whole(self, frames: Tensor) -> Tensor:
         """Give all frames [F, M] of a mel."""
-        padded = F.pad(frames, (0, 0, self.reach, self.reach)).T.unsqueeze(0)
-        out: Tensor = self(padded, -self.reach, Edges(0, len(frames), axis=2))
-        return out[0].T
+        padded = F.pad(frames, (0, 0, self.reach, self.reach)).unsqueeze(0)
+        padded = padded.transpose(1, 2) if self._axis == 2 else padded
+        out: Tensor = self(padded, -self.reach, Edges(0, len(frames), axis=self._axis))[0]
+        return out.T if self._axis == 2 else out
 
 
 class MelNetwork(nn.Module):

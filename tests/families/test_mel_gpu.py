@@ -1,0 +1,81 @@
+"""What only a GPU can show of mel models: captured steps and windows say there what a CPU says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from tests.families.mel_room import written
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+TEXTS = [
+    f"Sentence number {['one', 'two', 'three', 'four', 'five', 'six'][number % 6]}, or so." for number in range(10)
+]
+FULL = {"precision": "float32", "codec_dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("mel") / "checkpoint", seed=5)
+
+
+def start(checkpoint: Path, device: str, **options: Any) -> ProductionTTSEngine:
+    config = EngineConfig(checkpoint_path=checkpoint, device=device, max_batch_size=8, stop_threshold=9.0, **options)
+    engine = ProductionTTSEngine(config)
+    engine.start()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def gpu(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
+    engine = start(checkpoint, "cuda", **FULL)
+    yield engine
+    engine.stop()
+
+
+def test_a_gpu_says_what_a_cpu_says(gpu: ProductionTTSEngine, checkpoint: Path) -> None:
+    asked = {"seed": 2, "max_new_tokens": 60}
+    cpu = start(checkpoint, "cpu", **FULL)
+    expected = [cpu.generate(text, **asked).audio for text in TEXTS[:3]]
+    cpu.stop()
+
+    for text, wave in zip(TEXTS, expected, strict=False):
+        heard = gpu.generate(text, **asked).audio
+        assert heard.shape == wave.shape
+        assert np.abs(heard - wave).max() < 1e-3
+
+
+def test_a_batch_says_what_each_says_alone_and_a_stream_too(gpu: ProductionTTSEngine) -> None:
+    asked = {"seed": 3, "max_new_tokens": 70}
+    alone = [gpu.generate(text, **asked).audio for text in TEXTS]
+
+    together = gpu.generate_batch(TEXTS, **asked).results
+    streams = [gpu.stream(text, chunk_profile="ttfa", **asked) for text in TEXTS[:3]]
+    streamed = [np.concatenate([chunk.audio for chunk in stream]) for stream in streams]
+
+    for wave, other in zip([*alone, *alone[:3]], [*(each.audio for each in together), *streamed], strict=True):
+        assert wave.shape == other.shape
+        assert np.abs(wave - other).max() < 1e-3
+
+
+@pytest.mark.parametrize("formats", [{}, {"weights_dtype": "int8"}, {"weights_dtype": "fp8", "kv_dtype": "fp8"}])
+def test_in_narrow_formats_it_speaks_as_long_and_nearly_so(checkpoint: Path, formats: dict[str, str]) -> None:
+    engine = start(checkpoint, "cuda", **formats)
+    try:
+        result = engine.generate(TEXTS[0], seed=1, max_new_tokens=60)
+        assert engine.health_check()["weights_dtype"]["value"] == formats.get("weights_dtype", "full")
+    finally:
+        engine.stop()
+
+    assert len(result.audio) == result.frames * 256 == 120 * 256
+    assert result.audio.std() > 0.01
