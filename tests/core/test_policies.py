@@ -30,7 +30,12 @@ def units_of(
         unit = policy.next_unit(progress)
         if unit is None:
             assert not is_final, "all is there, and nothing comes of it"
-            available = min(total, available + next(parts, total))
+            asks_at = policy.asks_at(progress)
+            assert asks_at > available
+            while available < min(asks_at, total):
+                early = progress._replace(available=available)
+                assert policy.next_unit(early) is None, "it would have had a unit before it is asked again"
+                available = min(total, available + next(parts, total))
             continue
         made.append(unit)
         consumed, produced = consumed + unit.consumes, produced + unit.steps

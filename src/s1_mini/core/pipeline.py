@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from s1_mini.core.ledger import Ledger
-from s1_mini.core.messages import Plan, Report
+from s1_mini.core.messages import Plan, Report, StepResult
 from s1_mini.core.request import Request, StageSequence, Utterance
+from s1_mini.core.stage import NEVER
 from s1_mini.core.stage_queue import Owners, StageQueue
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import GenerationError, S1MiniError
@@ -82,36 +83,40 @@ class Pipeline:
         return follows
 
     def _take_steps(self, queue: StageQueue, plan: Plan, report: Report, owners: Owners) -> None:
-        if queue.index == self.counted:
-            self.ledger.metrics.rows.observe(len(plan.steps))
+        result, num_items = report.result, 0
+        assert result is not None
         for row, slot in enumerate(plan.steps):
             sequence, units = owners[slot]
             if sequence.units != units or sequence.request.has_ended:
                 continue  # it was launched ahead of an end, for nothing
             if slot in report.skipped:
                 sequence.num_launched -= 1
+            elif not result.valid[row]:
+                error = GenerationError(f"{queue.policy.not_finite} (item {sequence.produced})")
+                self.end(sequence.request, error)
             else:
-                self._take(queue, sequence, row, report)
+                num_items += result.counts[row]
+                self._take(queue, sequence, result, row)
+        if queue.index == self.counted:
+            self.ledger.metrics.rows.observe(len(plan.steps))
+            self.ledger.metrics.frames += num_items
 
-    def _take(self, queue: StageQueue, sequence: StageSequence, row: int, report: Report) -> None:
+    def _take(self, queue: StageQueue, sequence: StageSequence, result: StepResult, row: int) -> None:
         """Take what a step made of a sequence."""
-        result, unit, request = report.result, sequence.unit, sequence.request
-        assert result is not None
+        unit, count, is_over = sequence.unit, result.counts[row], result.stops[row]
         assert unit is not None
-        if not result.valid[row]:
-            self.end(request, GenerationError(f"{queue.policy.not_finite} (item {sequence.produced})"))
-            return
         sequence.num_steps += 1
-        count, is_over = result.counts[row], result.stops[row]
         if count:
             sequence.produced += count
             if not queue.is_last:
-                sequence.items.extend(result.values[row][:count])
-                self._feed(sequence.utterance.sequences[queue.index + 1], count)
-            if queue.index == self.counted:
-                self.ledger.metrics.frames += count
+                items = result.values[row]
+                sequence.items.extend(items if len(items) == count else items[:count])
+                following = sequence.utterance.sequences[queue.index + 1]
+                following.available += count
+                if following.available >= following.asks_at:
+                    self._consider(following)
         if is_over or sequence.num_steps == unit.steps:
-            request.was_cut |= queue.policy.stops and not is_over
+            sequence.request.was_cut |= queue.policy.stops and not is_over
             self._end_unit(queue, sequence)
 
     def _end_unit(self, queue: StageQueue, sequence: StageSequence) -> None:
@@ -121,6 +126,7 @@ class Pipeline:
         sequence.consumed += unit.consumes
         sequence.units += 1
         sequence.unit = None
+        sequence.asks_at = 0
         if queue.policy.holds == "unit":
             queue.release(sequence)
         self._consider(sequence)
@@ -134,8 +140,8 @@ class Pipeline:
         """See whether a sequence that has no work can begin some, or is done."""
         if sequence.unit is not None or sequence.next_unit is not None or sequence.is_done:
             return
-        queue, utterance = self.stages[sequence.stage], sequence.utterance
-        if queue.policy.is_done(sequence.progress):
+        queue, utterance, progress = self.stages[sequence.stage], sequence.utterance, sequence.progress
+        if sequence.is_final and queue.policy.is_done(progress):
             sequence.is_done = True
             queue.release(sequence)
             if queue.is_last:
@@ -145,8 +151,11 @@ class Pipeline:
                     self._continue(utterance)
                 self._feed(utterance.sequences[sequence.stage + 1], 0, is_final=True)
         else:
-            sequence.next_unit = queue.policy.next_unit(sequence.progress)
-            if sequence.next_unit is not None:
+            sequence.next_unit = queue.policy.next_unit(progress)
+            if sequence.next_unit is None:
+                sequence.asks_at = queue.policy.asks_at(progress)
+            else:
+                sequence.asks_at = NEVER  # until it is over
                 queue.ready.append(sequence)
                 self._wake(queue.index)
 

@@ -52,6 +52,7 @@ class StageSequence:
         self.items = Items(output)  # that it has put out, unless the stage is the last
         self.available = self.consumed = self.produced = self.units = 0
         self.is_final = self.is_done = False
+        self.asks_at = 0  # items that must be there before the stage's policy is asked for a unit
         self.slot: int | None = None
         self.next_unit: Unit | None = None  # that can be begun
         self.unit: Unit | None = None  # that is begun

@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 
 from s1_mini.types import ChunkProfile
 
+NEVER = 2**62  # items
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -74,8 +76,15 @@ class StagePolicy:
         """
         raise NotImplementedError
 
+    def asks_at(self, progress: Progress) -> int:
+        """Give the items that must be there before `next_unit`, which has none now, is asked again.
+
+        That spares the bookkeeping of items that change nothing; once all items are there, it is asked anyway.
+        """
+        return progress.available + 1
+
     def is_done(self, progress: Progress) -> bool:
-        """Tell whether nothing is left to do for the utterance."""
+        """Tell whether nothing is left to do for the utterance, all of whose items are there."""
         return progress.is_final and progress.consumed >= progress.available
 
     def most_together(self, size: int) -> int:  # noqa: ARG002 - others have other bounds for large ones
@@ -99,6 +108,10 @@ class Autoregressive(StagePolicy):
             return None
         length = progress.available
         return Unit(0, length, length, progress.max_steps, prefill=max(0, length - self.held_back))
+
+    def asks_at(self, progress: Progress) -> int:  # noqa: ARG002 - it waits for the end
+        """Give a number that is never reached."""
+        return NEVER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +146,11 @@ class Chunks(StagePolicy):
             consumes=taken,
             size=next(each for each in self.classes if each >= taken),
         )
+
+    def asks_at(self, progress: Progress) -> int:
+        """Give where the next chunk and what it looks ahead to end."""
+        sizes = self.sizes[progress.profile]
+        return progress.consumed + sizes[min(progress.units, len(sizes) - 1)] + self.look_ahead
 
     def most_together(self, size: int) -> int:
         """Give how many chunks of this size one call takes."""

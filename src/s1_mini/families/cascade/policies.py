@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from s1_mini.core.stage import Progress, StagePolicy, Unit
+from s1_mini.core.stage import NEVER, Progress, StagePolicy, Unit
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
 
 SEMANTIC, COARSE, FINE = "semantic history", "coarse history", "fine history"
@@ -91,6 +91,14 @@ class CoarsePolicy(StagePolicy):
             past=min(window * numbers.window, past) // NUM_COARSE,
         )
 
+    def asks_at(self, progress: Progress) -> int:
+        """Give where what the next window sees ends."""
+        if not self.begins_early:
+            return NEVER
+        facts = progress.facts
+        window = self.windows.at(progress.units, facts)
+        return self.windows.seen(window, facts) + self.windows.numbers.max_coarse_text - facts.get(SEMANTIC, 0)
+
     def is_done(self, progress: Progress) -> bool:
         """Tell whether all codes are made."""
         return progress.is_final and progress.units > 0 and progress.consumed >= progress.available
@@ -136,6 +144,11 @@ class FinePolicy(StagePolicy):
             max(0, window.stop - history),
             window.certain - history - progress.consumed,
         )
+
+    def asks_at(self, progress: Progress) -> int:
+        """Give the frames from which on a window is certain not to be the last."""
+        numbers = self.numbers
+        return progress.units * numbers.fine_hop + numbers.fine_window + 1 - progress.facts.get(FINE, 0)
 
     def most_together(self, size: int) -> int:  # noqa: ARG002 - there is one size
         """Give how many windows one call takes."""
