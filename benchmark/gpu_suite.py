@@ -39,10 +39,10 @@ from s1_mini.capacity.sizes import Formats
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.families.find import find_checkpoint
 from s1_mini.families.s1.costs import measure_sizes
 from s1_mini.families.s1.loaded import LoadedS1, as_s1, read_configs
 from s1_mini.runtime.loader import Speaker, load
-from s1_mini.weights.directory import find_checkpoint
 
 VOICE, VOICE_TEXT, TONE_HZ = "suite", "The children were playing in the garden behind the house.", 150.0
 LATE_S = 1.0  # a stream whose first sounds come later (p95) is not held: its listener waits between two sentences

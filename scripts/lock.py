@@ -36,7 +36,7 @@ class Lock(NamedTuple):
     above: bool = False
 
 
-ENGINE = ("requirements.txt", "requirements-server.txt", "requirements-aws.txt")
+ENGINE = ("requirements.txt", "requirements-server.txt", "requirements-aws.txt", "requirements-hub.txt")
 LOCKS = (
     Lock("requirements.lock.txt", ENGINE),
     Lock(

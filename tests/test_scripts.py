@@ -45,7 +45,7 @@ def root(tmp_path):
     (tmp_path / "requirements.lock.txt").write_text("# a==b\none==1 \\\n    --hash=sha256:0\n    # via two\ntwo==2\n")
     (tmp_path / "requirements-torch.lock.txt").write_text("torch==2\n")
     (tmp_path / "requirements-test.lock.txt").write_text("three==3\n")
-    for part in ("", "-server", "-aws", "-play"):
+    for part in ("", "-server", "-aws", "-play", "-hub"):
         (tmp_path / f"requirements{part}.txt").write_text("one\n")
     (tmp_path / "setup.cfg").write_text("[metadata]\n")
     (tmp_path / "infra").mkdir()
@@ -559,6 +559,7 @@ def test_a_lock_names_no_index_and_no_path(name):
         ("requirements-aws.txt", ALL_LOCKS[:1]),
         ("requirements-play.txt", ALL_LOCKS[1:]),
         ("requirements-replicas.txt", ALL_LOCKS[1:]),
+        ("requirements-hub.txt", ALL_LOCKS[:1]),
         ("requirements-test.txt", ALL_LOCKS[1:]),
         ("infra/requirements.txt", (INFRA_LOCK,)),
         ("requirements-release.txt", (RELEASE_LOCK,)),

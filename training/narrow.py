@@ -25,6 +25,7 @@ from torch import Tensor
 if not __package__:  # started as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from s1_mini.families.find import find_checkpoint
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model, SamplingTensors
 from s1_mini.families.s1.prompt import Prompt
@@ -32,7 +33,6 @@ from s1_mini.families.s1.settings import S1Settings
 from s1_mini.layers.randomness import uniforms
 from s1_mini.runtime.loader import Speaker, open_checkpoint
 from s1_mini.types import Choice, SamplingParams
-from s1_mini.weights.directory import find_checkpoint
 from training.evaluate import RATE_HZ, resample
 from training.metrics.quality import overall_quality
 from training.metrics.recognition import as_int16, recognise

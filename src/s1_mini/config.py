@@ -93,7 +93,10 @@ class LoadSettings(BaseSettings):
         frozen=True, extra="forbid", populate_by_name=True, env_prefix=ENV_PREFIX, env_ignore_empty=True
     )
 
-    checkpoint_path: Folder = Field(None, description="folder of a checkpoint; without it the voice in the package")
+    checkpoint_path: Folder = Field(
+        None,
+        description="folder of a checkpoint, or its name on the Hugging Face hub; without it the voice in the package",
+    )
     device: Device = Field("auto", description="auto, cpu, mps, cuda or cuda:N")
     placement: Placement = Field(
         {}, description="stages that are elsewhere, such as codec=cuda:1; a wrong name is answered with the right ones"

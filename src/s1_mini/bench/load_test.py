@@ -15,8 +15,8 @@ from s1_mini.bench.voices import VoiceState, choose_voice, without_voices
 from s1_mini.bench.workload import Ask, make_workload, planned_arrivals
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
+from s1_mini.families.find import find_checkpoint
 from s1_mini.types import ChunkProfile
-from s1_mini.weights.directory import find_checkpoint
 
 WARM_UP = 2  # requests before each load that count nowhere
 MIN_IDLE = 8  # requests to an idle engine; a quarter of the workload if that is more

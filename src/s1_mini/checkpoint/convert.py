@@ -10,7 +10,10 @@ from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
 from s1_mini.families.registry import family_of
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.weights.members import write_member
-from s1_mini.weights.write import new_directory
+from s1_mini.weights.origin import FILE as ORIGIN_FILE
+from s1_mini.weights.origin import KEY as ORIGIN
+from s1_mini.weights.origin import origin_of
+from s1_mini.weights.write import new_directory, write_json
 
 
 def convert_checkpoint(
@@ -28,11 +31,14 @@ def convert_checkpoint(
     """
     if not source.is_dir():
         raise CheckpointNotFoundError(f"{source} is no checkpoint directory")
+    origin = origin_of(source)
     members = family_of(source).files(source, Conversion(precision, codec_precision, decode_only=decode_only))
     with new_directory(target) as folder:
         for member in members:
             write_member(folder, member)
         if (source / VOICES).is_dir():
             shutil.copytree(source / VOICES, folder / VOICES, dirs_exist_ok=True)
+        if origin is not None:
+            write_json(folder / ORIGIN_FILE, {ORIGIN: origin.data()})
     files = sorted(path for path in target.rglob("*") if path.is_file())
     return {path.relative_to(target).as_posix(): path.stat().st_size for path in files}

@@ -15,9 +15,9 @@ import torch
 
 from s1_mini.exceptions import CheckpointFileError, VerificationError
 from s1_mini.families.base import Check
+from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import family_of
 from s1_mini.runtime.loader import choose_device
-from s1_mini.weights.directory import find_checkpoint
 from s1_mini.weights.files import read_object, read_tensors
 
 TOLERANCE = 1e-4  # largest absolute difference in fp32; the order of sums differs between implementations

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from s1_mini.config import EngineConfig
+from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import check_files, family_of
 from s1_mini.voices.added import AddedVoices, MemoryVoices, VoiceDirectory
 from s1_mini.voices.library import VoiceLibrary
 from s1_mini.voices.roster import Roster
-from s1_mini.weights.directory import find_checkpoint
 
 
 def list_voices(config: EngineConfig) -> Roster:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,12 @@ from s1_mini.cli.verb import DEVICES, completing, engine_config
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.registry import SHORT_NAMES, get_family
 
-Checkpoint = Annotated[Path, typer.Option("--checkpoint", help="Checkpoint directory.", show_default=False)]
+if TYPE_CHECKING:
+    from s1_mini.weights.origin import Origin
+
+Checkpoint = Annotated[
+    Path, typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub.", show_default=False)
+]
 
 
 class ModelPrecision(StrEnum):
@@ -52,11 +57,13 @@ def convert(
     Example: s1-mini convert --checkpoint openaudio-s1-mini -o s1-mini-compact
     """
     from s1_mini.checkpoint.convert import convert_checkpoint
+    from s1_mini.families.find import find_checkpoint
     from s1_mini.families.registry import check_files
-    from s1_mini.weights.directory import find_checkpoint
 
+    directory = check_files(find_checkpoint(checkpoint))
+    tell_origin(directory)
     sizes = convert_checkpoint(
-        check_files(find_checkpoint(checkpoint)),
+        directory,
         output,
         precision=precision.value,
         codec_precision=codec_precision.value,
@@ -64,6 +71,18 @@ def convert(
     )
     for name, size in sizes.items():
         typer.echo(f"{size:>14,}  {name}", err=True)
+
+
+def tell_origin(directory: Path) -> Origin | None:
+    """Give where a checkpoint comes from, and say it, with what its licence forbids, on stderr."""
+    from s1_mini.weights.origin import origin_of
+
+    origin = origin_of(directory)
+    if origin is not None:
+        typer.echo(str(origin), err=True)
+        if origin.caution:
+            typer.echo(f"s1-mini: warning: {origin.caution}", err=True)
+    return origin
 
 
 def verify(
@@ -91,8 +110,8 @@ def verify(
 
     from s1_mini.checkpoint.verify import verify_checkpoint
     from s1_mini.exceptions import VerificationError
+    from s1_mini.families.find import find_checkpoint
     from s1_mini.families.registry import check_files
-    from s1_mini.weights.directory import find_checkpoint
 
     directory = check_files(find_checkpoint(checkpoint))
     checks = list(verify_checkpoint(directory, oracle, tolerance=tolerance, device=device))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from s1_mini.cli.checkpoints import CodecPrecision, ModelPrecision
+from s1_mini.cli.checkpoints import CodecPrecision, ModelPrecision, tell_origin
 from s1_mini.cli.verb import DEVICES, completing, engine_config
 from s1_mini.exceptions import ConfigurationError, PackageError
 from s1_mini.extras import require
@@ -29,7 +29,7 @@ class Layout(StrEnum):
 def package(
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Checkpoint directory. [the voice that ships]", show_default=False),
+        typer.Option(help="Directory, or name on the Hugging Face hub. [the voice that ships]", show_default=False),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="New file or folder to write.", show_default=False)
@@ -104,15 +104,17 @@ def package(
 
 
 def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any) -> None:
+    from s1_mini.families.find import find_checkpoint
     from s1_mini.families.registry import check_files
     from s1_mini.packaging.layout import lay_out
     from s1_mini.packaging.write import write_archive, write_prefix
-    from s1_mini.weights.directory import find_checkpoint
 
-    members = lay_out(check_files(find_checkpoint(checkpoint)), **choices)
+    directory = check_files(find_checkpoint(checkpoint))
+    origin = tell_origin(directory)
+    members = lay_out(directory, **choices)
     write = {Layout.archive: write_archive, Layout.prefix: write_prefix}[layout]
     with shown_progress("packaging", sum(member.size for member in members)) as progress:
-        manifest = write(members, output, progress=progress)
+        manifest = write(members, output, origin=origin, progress=progress)
     for name, content in manifest.files.items():
         typer.echo(f"{content.size:>14,}  {name}", err=True)
     typer.echo(f"wrote {output}; content {manifest.content_sha256}", err=True)

@@ -22,7 +22,7 @@ def plan(
         str | None, typer.Option(help="t4, a10g, l4, l40s, a100, h100 or h200. [all]", show_default=False)
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Of which only the configs are read. [S1-mini's sizes]", show_default=False)
+        Path | None, typer.Option(help="As elsewhere; only its configs are read. [S1-mini's sizes]", show_default=False)
     ] = None,
     context: Annotated[int, typer.Option(help="Columns in use in each row: voice, text and frames.")] = 300,
     columns: Annotated[
@@ -59,8 +59,8 @@ def plan(
     from s1_mini.capacity.cards import CARDS, find_card
     from s1_mini.capacity.floor import Efficiency
     from s1_mini.capacity.plan import Wish, make_plans
+    from s1_mini.families.find import find_checkpoint
     from s1_mini.families.registry import family_of, get_family
-    from s1_mini.weights.directory import find_checkpoint
 
     shares = {
         "fixed_ms": fixed_ms,
@@ -72,7 +72,7 @@ def plan(
     efficiency = replace(Efficiency(), **given, source="as given") if given else Efficiency()
     wish = Wish(columns, context, weights, kv, codec, max_slots, efficiency)
     cards = [find_card(gpu)] if gpu else [card for card in CARDS.values() if card.has_fp8 or not wish.needs_fp8]
-    directory = find_checkpoint(checkpoint) if checkpoint else None
+    directory = find_checkpoint(checkpoint, with_weights=False) if checkpoint else None
     family = family_of(directory) if directory else get_family()
     plans = make_plans(partial(family.sizes, directory), cards, wish)
 

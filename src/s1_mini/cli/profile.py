@@ -42,9 +42,9 @@ def profile(
     from s1_mini.audio.container import check_format
     from s1_mini.bench.profile import measure_sections
     from s1_mini.bench.report import describe_machine, table
+    from s1_mini.families.find import find_checkpoint
     from s1_mini.families.registry import check_files
     from s1_mini.runtime.loader import load
-    from s1_mini.weights.directory import find_checkpoint
 
     chosen = check_format(audio_format)
     directory = check_files(find_checkpoint(checkpoint or config.checkpoint_path))

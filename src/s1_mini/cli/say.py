@@ -45,7 +45,8 @@ def say(
         ),
     ] = None,
     checkpoint_path: Annotated[
-        Path | None, typer.Option("--checkpoint", help="Checkpoint directory.", show_default=False)
+        Path | None,
+        typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub.", show_default=False),
     ] = None,
     voice: Annotated[
         str | None, typer.Option(metavar="NAME", help="One of `s1-mini voices list`.", show_default=False)

@@ -24,7 +24,11 @@ def serve(
     port: Annotated[int | None, typer.Option(min=0, max=65_535, help="[8080]", show_default=False)] = None,
     checkpoint_path: Annotated[
         Path | None,
-        typer.Option("--checkpoint", help="Checkpoint directory. [the voice that ships]", show_default=False),
+        typer.Option(
+            "--checkpoint",
+            help="Directory, or name on the Hugging Face hub. [the voice that ships]",
+            show_default=False,
+        ),
     ] = None,
     device: Annotated[
         str | None,
@@ -65,9 +69,9 @@ def serve(
 
     require("server", "`s1-mini serve`")
 
+    from s1_mini.families.find import find_checkpoint
     from s1_mini.sagemaker.settings import ContainerSettings
     from s1_mini.server.settings import ServerSettings
-    from s1_mini.weights.directory import find_checkpoint
 
     # What is wrong is told before torch is loaded, which takes seconds, and before the server listens.
     given = {"host": host, "port": port, "replicas": replicas}
@@ -87,6 +91,8 @@ def serve(
             from s1_mini.replicas.supervisor import run_replicas
 
             raise typer.Exit(run_replicas(plan))
+    if config.checkpoint_path is not None:  # a name may mean another directory by now
+        config = config.model_copy(update={"checkpoint_path": checkpoint})
 
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.sagemaker.app import make_container_app

@@ -27,7 +27,10 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The voice's name.", show_default=False)]
 Checkpoint = Annotated[
-    Path | None, typer.Option("--checkpoint", help="Checkpoint directory. [the voice that ships]", show_default=False)
+    Path | None,
+    typer.Option(
+        "--checkpoint", help="Directory, or name on the Hugging Face hub. [the voice that ships]", show_default=False
+    ),
 ]
 Folder = Annotated[
     Path | None,

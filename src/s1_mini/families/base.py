@@ -7,7 +7,7 @@ Importing this loads no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -95,6 +95,9 @@ class Family(Protocol):
     stage_names: Sequence[str]  # in the order of the chain, as `placement` names them
     needed_files: Sequence[Sequence[str]]  # of a checkpoint directory: each by one of its names
     random_sizes: Mapping[str, str]  # of random checkpoints, the first by default: what each is
+
+    def pick_files(self, names: Collection[str]) -> list[str]:
+        """Choose from the names of a repository's files those of a checkpoint: weights in one form, and all else."""
 
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""

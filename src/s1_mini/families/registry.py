@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -46,13 +46,19 @@ def check_files(checkpoint: Path) -> Path:
         family = family_of(checkpoint)
     except CheckpointFileError:  # there is no config.json, or it cannot be read, as whoever needs it will tell
         family = get_family()
-    lacking = []
-    for names in family.needed_files:
-        if not any((checkpoint / name).exists() for name in names):
-            lacking.append(names[0] + (f" (or {names[-1]})" if len(names) > 1 else ""))
+    check_lacking(str(checkpoint), family, lambda name: (checkpoint / name).exists())
+    return checkpoint
+
+
+def check_lacking(checkpoint: str, family: Family, has: Callable[[str], bool]) -> None:
+    """Raise `CheckpointFileError`, which names all needed files that a checkpoint has not."""
+    lacking = [
+        names[0] + (f" (or {names[-1]})" if len(names) > 1 else "")
+        for names in family.needed_files
+        if not any(has(name) for name in names)
+    ]
     if lacking:
         raise CheckpointFileError(f"{checkpoint} is no checkpoint: it lacks {', '.join(lacking)}")
-    return checkpoint
 
 
 def family_settings() -> tuple[type[BaseModel], ...]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from s1_mini.exceptions import PackageError
+from s1_mini.weights.origin import KEY as ORIGIN
+from s1_mini.weights.origin import Origin, read_origin
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -33,11 +35,12 @@ class Content(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """All files of an artifact by path, but itself, and what wrote them."""
+    """All files of an artifact by path, but itself, what wrote them, and where its weights come from if it is known."""
 
     engine: str
     torch: str
     files: Mapping[str, Content]
+    origin: Origin | None = None
 
     @property
     def content_sha256(self) -> str:
@@ -52,6 +55,7 @@ class Manifest:
             "format": FORMAT,
             "engine": self.engine,
             "torch": self.torch,
+            **({} if self.origin is None else {ORIGIN: self.origin.data()}),
             "content_sha256": self.content_sha256,
             "files": files,
         }
@@ -62,7 +66,7 @@ class Manifest:
         """Read it. Raises `PackageError` if it is none, of another format, or contradicts itself."""
         try:
             value = json.loads(text)
-            manifest = cls(str(value["engine"]), str(value["torch"]), _read_files(value["files"]))
+            manifest = cls(str(value["engine"]), str(value["torch"]), _read_files(value["files"]), read_origin(value))
             form, content = value["format"], value["content_sha256"]
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             raise PackageError(f"{NAME} is no manifest of s1-mini package") from None

@@ -22,12 +22,15 @@ from s1_mini.packaging.archive import ArchiveWriter
 from s1_mini.packaging.manifest import Content, Manifest
 from s1_mini.version import __version__
 from s1_mini.weights.members import Chunk, Member, write_member
+from s1_mini.weights.origin import Origin
 from s1_mini.weights.write import new_directory
 
 Progress = Callable[[int], None]  # is told how many bytes more are done
 
 
-def write_archive(members: Iterable[Member], output: Path, *, progress: Progress = lambda _: None) -> Manifest:
+def write_archive(
+    members: Iterable[Member], output: Path, *, origin: Origin | None = None, progress: Progress = lambda _: None
+) -> Manifest:
     """Write a new `.tar.gz`, the same bytes for the same members. Raises `PackageError`."""
     contents: dict[str, Content] = {}
     with _new_file(output) as path, path.open("wb") as file, ArchiveWriter(file) as archive:
@@ -35,13 +38,15 @@ def write_archive(members: Iterable[Member], output: Path, *, progress: Progress
             passing = _Passing(member.chunks(), progress)
             archive.add(member.name, member.size, passing, packs=member.packs)
             contents[member.name] = passing.content()
-        manifest = _manifest(contents)
+        manifest = _manifest(contents, origin)
         text = manifest.to_bytes()
         archive.add(manifest_file.NAME, len(text), [text], packs=True)
     return manifest
 
 
-def write_prefix(members: Iterable[Member], output: Path, *, progress: Progress = lambda _: None) -> Manifest:
+def write_prefix(
+    members: Iterable[Member], output: Path, *, origin: Origin | None = None, progress: Progress = lambda _: None
+) -> Manifest:
     """Write a new folder of plain files. Raises `PackageError`."""
     contents: dict[str, Content] = {}
     with new_directory(output) as folder:
@@ -49,13 +54,13 @@ def write_prefix(members: Iterable[Member], output: Path, *, progress: Progress 
             passing = _Passing(member.chunks(), progress)
             write_member(folder, member, passing)
             contents[member.name] = passing.content()
-        manifest = _manifest(contents)
+        manifest = _manifest(contents, origin)
         (folder / manifest_file.NAME).write_bytes(manifest.to_bytes())
     return manifest
 
 
-def _manifest(contents: dict[str, Content]) -> Manifest:
-    return Manifest(__version__, torch.__version__.partition("+")[0], contents)
+def _manifest(contents: dict[str, Content], origin: Origin | None) -> Manifest:
+    return Manifest(__version__, torch.__version__.partition("+")[0], contents, origin)
 
 
 class _Passing:

@@ -14,13 +14,14 @@ import torch
 from s1_mini.config import EngineConfig, KVFormat, Precision, WeightFormat
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.base import Description, Family, LoadedModel, Placement
+from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import family_of
 from s1_mini.kernels.weight import product, quantize
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.runtime.compilation import Compiler, choose_backend
 from s1_mini.types import Choice
 from s1_mini.voices.library import VoiceLibrary
-from s1_mini.weights.directory import find_checkpoint
+from s1_mini.weights.origin import Origin, origin_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Speaker:
     """A loaded checkpoint: what speaks, and how it was placed."""
 
     directory: Path
+    origin: Origin | None
     description: Description
     loaded: LoadedModel
     device: Choice
@@ -108,6 +110,7 @@ def open_checkpoint(
     description = family.describe(directory)
     return Speaker(
         directory=directory,
+        origin=origin_of(directory),
         description=description,
         loaded=loaded,
         device=device,

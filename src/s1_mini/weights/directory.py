@@ -1,34 +1,20 @@
-"""The directory of a checkpoint: where it is, which files it has, and the small ones of them. Loads no torch."""
+"""The directory of a checkpoint: which files it has, and the small ones of them. Loads no torch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from s1_mini.exceptions import CheckpointFileError, CheckpointNotFoundError
+from s1_mini.exceptions import CheckpointFileError
 
 DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
 
 INDEX_SUFFIX = ".safetensors.index.json"
 
 _MAX_JSON_BYTES = 4 * 2**20  # S1-mini's largest has 0.15 MB
-
-_NO_VOICE = "No voice to speak with: no checkpoint was named, and this installation lacks the one that ships with it."
-_WAY_OUT = """Name one's directory with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
-S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-BY-NC-SA-4.0, non-commercial)."""
-
-
-def find_checkpoint(path: Path | None) -> Path:
-    """Give the directory of a checkpoint: the named one, or the one that ships. Raises `CheckpointNotFoundError`."""
-    if path is None:
-        if not (DEFAULT_MODEL / "config.json").is_file():
-            raise CheckpointNotFoundError(f"{_NO_VOICE}\n{_WAY_OUT}")
-        return DEFAULT_MODEL
-    if not path.is_dir():
-        kind = "a file, not a directory" if path.exists() else "no directory"
-        raise CheckpointNotFoundError(f"checkpoint {path} is {kind}.\n{_WAY_OUT}")
-    return path
 
 
 def find_tensors(directory: Path, stem: str) -> Path:
@@ -83,3 +69,14 @@ def find_model(directory: Path) -> Path:
         if (directory / name).is_file():
             return directory / name
     raise CheckpointFileError(f"{directory} holds no weights: expected one of {', '.join(MODEL_NAMES)}")
+
+
+def pick_files(names: Collection[str], needed: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> list[str]:
+    """Choose from the names of files the first of each group in `needed`, and all that match patterns in `optional`.
+
+    An index brings its shards, `STEM-….safetensors`.
+    """
+    patterns = list(optional)
+    for name in (next((name for name in group if name in names), "") for group in needed):
+        patterns += [name, name.replace(INDEX_SUFFIX, "-*.safetensors")]
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.weights.directory import MODEL_NAMES, pick_files
 
 STAGES = ("semantic", "coarse", "fine", "codec")
 
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
     from s1_mini.families.base import Check, Conversion, Description, Form, Placement
     from s1_mini.families.cascade.loaded import LoadedCascade
     from s1_mini.weights.members import Member
+
+
+# Where one file or an index has all models it goes first; then a file for each, as `convert` or suno has them.
+SETS = (
+    ("semantic.safetensors", "coarse.safetensors", "fine.safetensors", "codec.safetensors"),
+    ("text_2.pt", "coarse_2.pt", "fine_2.pt", "codec.safetensors"),
+    ("text.pt", "coarse.pt", "fine.pt", "codec.safetensors"),
+)
+BESIDE = (
+    *("generation_config.json", "speaker_embeddings_path.json"),
+    *("speaker_embeddings/*.npy", "voices/*.safetensors"),
+)
 
 
 class Cascade:
@@ -38,6 +51,12 @@ class Cascade:
         "small": "as bark-small: 12 layers of 768 channels",
         "large": "as bark: 24 layers of 1024 channels",
     }
+
+    def pick_files(self, names: Collection[str]) -> list[str]:
+        """Choose from the names of a repository's files those of a checkpoint."""
+        parts = next((files for files in SETS if files[0] in names), ())
+        weights = (MODEL_NAMES,) if any(name in names for name in MODEL_NAMES) else tuple((file,) for file in parts)
+        return pick_files(names, (self.needed_files[0], *weights, self.needed_files[-1]), BESIDE)
 
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""

@@ -122,7 +122,9 @@ def read_suno(file: Path) -> dict[str, Tensor]:
 
 def suno_sizes(directory: Path) -> dict[str, dict[str, Any]]:
     """Give the parts of transformers' config that suno's files tell of themselves; none of others."""
-    given = {}
+    given: dict[str, dict[str, Any]] = {}
+    if not any((directory / names["semantic"]).is_file() for names in SETS[1:]):
+        return given
     for stage, file in find_parts(directory).items():
         if not is_suno(file):
             continue

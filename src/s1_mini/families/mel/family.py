@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.families.mel.settings import STAGES, MelSettings
-from s1_mini.weights.directory import MODEL_NAMES
+from s1_mini.weights.directory import MODEL_NAMES, pick_files
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,14 @@ class Mel:
     stage_names = STAGES
     needed_files = (("config.json",), ("spm_char.model",), MODEL_NAMES)
     random_sizes: Mapping[str, str] = {"tiny": "a megabyte or so", "full": "SpeechT5's own"}
+
+    def pick_files(self, names: Collection[str]) -> list[str]:
+        """Choose from the names of a repository's files those of a checkpoint, its vocoder among them."""
+        from s1_mini.families.mel.files import FOLDERS
+
+        folder = next((folder for folder in FOLDERS if f"{folder}/config.json" in names), FOLDERS[0])
+        vocoder = ((f"{folder}/config.json",), tuple(f"{folder}/{name}" for name in MODEL_NAMES))
+        return pick_files(names, (*self.needed_files, *vocoder), ("voices/*.npy", "voices/*.safetensors"))
 
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""

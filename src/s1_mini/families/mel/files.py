@@ -16,11 +16,16 @@ KEY = "vocoder"  # of config.json, where the vocoder lies inside the model's own
 
 @dataclass(frozen=True)
 class VocoderFiles:
-    """A vocoder's config, the file with its tensors, and what their names begin with there."""
+    """A vocoder's config, the folder of its tensors, and what their names begin with there."""
 
     config: HifiGanConfig
-    weights: Path
+    folder: Path
     prefix: str = ""
+
+    @property
+    def weights(self) -> Path:
+        """Give the file that holds its tensors. Raises `CheckpointFileError`."""
+        return find_model(self.folder)
 
 
 def find_vocoder(directory: Path) -> VocoderFiles:
@@ -28,14 +33,14 @@ def find_vocoder(directory: Path) -> VocoderFiles:
     for name in FOLDERS:
         folder = directory / name
         if folder.is_dir():
-            return VocoderFiles(HifiGanConfig.from_json(read_json(folder / "config.json")), find_model(folder))
+            return VocoderFiles(HifiGanConfig.from_json(read_json(folder / "config.json")), folder)
     told = read_json(directory / "config.json").get(KEY)
     if not isinstance(told, dict):
         raise CheckpointFileError(
             f"{directory} has no vocoder: neither a folder {' or '.join(f'{name}/' for name in FOLDERS)} with its "
             f"config.json and weights, nor {KEY!r} in its own config.json"
         )
-    return VocoderFiles(HifiGanConfig.from_json(told), find_model(directory), f"{KEY}.")
+    return VocoderFiles(HifiGanConfig.from_json(told), directory, f"{KEY}.")
 
 
 def read_configs(directory: Path) -> tuple[MelConfig, VocoderFiles]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.families.s1.settings import S1Settings
-from s1_mini.weights.directory import find_tensors, names_of
+from s1_mini.weights.directory import find_tensors, names_of, pick_files
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,10 @@ class S1:
     needed_files = (*((name,) for name in SMALL_FILES), names_of("model"), names_of("codec"))
 
     random_sizes: Mapping[str, str] = {"tiny": "under a megabyte", "full": "S1-mini's own"}
+
+    def pick_files(self, names: Collection[str]) -> list[str]:
+        """Choose from the names of a repository's files those of a checkpoint."""
+        return pick_files(names, self.needed_files, ("codec_config.json", "voices/*.safetensors"))
 
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""

@@ -1,0 +1,50 @@
+"""Find the checkpoint that a setting names: a directory, a name on the hub, or the voice that ships. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+
+from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, CheckpointNotFoundError
+from s1_mini.families.registry import FAMILIES, check_lacking, family_of
+from s1_mini.weights.directory import DEFAULT_MODEL
+from s1_mini.weights.hub import HubName, fetch, hub_name
+
+WEIGHTS = {".safetensors", ".pth", ".pt", ".bin", ".npz", ".npy"}
+
+_NO_VOICE = "No voice to speak with: no checkpoint was named, and this installation lacks the one that ships with it."
+_WAY_OUT = """Name one with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfig(checkpoint_path=...).
+S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-BY-NC-SA-4.0, non-commercial)."""
+
+
+def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Path:
+    """Give the directory of a checkpoint: the named one, or the one that ships.
+
+    What is no directory but a name on the hub is downloaded to its cache, without the weights if they are not asked
+    for. Raises `CheckpointError`, or `ConfigurationError` where the hub's library is not installed.
+    """
+    if path is None:
+        if not (DEFAULT_MODEL / "config.json").is_file():
+            raise CheckpointNotFoundError(f"{_NO_VOICE}\n{_WAY_OUT}")
+        return DEFAULT_MODEL
+    if path.is_dir():
+        return path
+    name = hub_name(path)
+    if path.exists() or name is None:
+        kind = "a file, not a directory" if path.exists() else "no directory"
+        raise CheckpointNotFoundError(f"checkpoint {path} is {kind}.\n{_WAY_OUT}")
+    return fetch(name, partial(_pick, name, with_weights))
+
+
+def _pick(name: HubName, with_weights: bool, directory: Path, files: Collection[str]) -> list[str]:
+    """Say which files of a repository its family needs."""
+    families = f"no checkpoint of any family of this engine ({', '.join(FAMILIES)})"
+    if "config.json" not in files:
+        raise CheckpointFileError(f"checkpoint {name} has no config.json: it is {families}")
+    try:
+        family = family_of(directory)
+    except CheckpointMismatchError as error:
+        raise CheckpointMismatchError(f"checkpoint {name} is {families}; {error}") from None
+    check_lacking(f"{name} on the hub", family, files.__contains__)
+    return [file for file in family.pick_files(files) if with_weights or Path(file).suffix not in WEIGHTS]

@@ -1,0 +1,143 @@
+"""Checkpoints by their names on the Hugging Face hub: `owner/name`, or `owner/name@revision`.
+
+Files go to the hub's own cache; only those that are asked for are downloaded, never Python, and nothing of them is run.
+The hub's variables hold: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. Its library is imported with the first name.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import logging
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from s1_mini.exceptions import CheckpointFileError, CheckpointNotFoundError, ConfigurationError
+from s1_mini.extras import require
+from s1_mini.version import __version__
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
+logger = logging.getLogger(__name__)
+
+Pick = Callable[[Path, Collection[str]], Collection[str]]
+
+CARD = "README.md"  # whose head names the licence
+FIRST = ("config.json", CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
+
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class HubName(NamedTuple):
+    """A repository on the hub, and a branch, a tag or a commit of it: without one the newest."""
+
+    repository: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return self.repository + (f"@{self.revision}" if self.revision else "")
+
+
+def hub_name(path: Path) -> HubName | None:
+    """Read a path that may be a name on the hub; None if it cannot be one."""
+    found = _NAME.fullmatch(path.as_posix())
+    return HubName(found[1], found[2]) if found else None
+
+
+def fetch(name: HubName, pick: Pick) -> Path:
+    """Give the directory in the cache that holds the files of one commit; what lacks is downloaded.
+
+    `pick` is given a directory with the files of `FIRST`, as far as there are any, and the names of all files of the
+    repository, and says which are needed. Raises `CheckpointError` or `ConfigurationError`, and what `pick` raises.
+    """
+    require("hub", f"checkpoint {name} is no directory here, and a name on the Hugging Face hub")
+
+    try:
+        from huggingface_hub import HfApi, get_cached_repo_tree, snapshot_download
+    except ImportError:
+        raise ConfigurationError(
+            f'checkpoint {name}: huggingface-hub is too old for it: pip install --upgrade "s1-mini[hub]"'
+        ) from None
+
+    with _told(name):
+        api = HfApi(library_name="s1-mini", library_version=__version__)
+        commit = api.resolve_revision(name.repository, revision=name.revision)  # from the cache if it must
+        download = partial(snapshot_download, name.repository, revision=commit, ignore_patterns=["*.py"])
+        directory = Path(download(allow_patterns=list(FIRST)))
+        sizes = {file.path: file.size for file in get_cached_repo_tree(name.repository, revision=commit)}
+        picked = [file for file in pick(directory, sizes) if file in sizes]
+        _check_room(name, directory, sum(sizes[file] for file in picked if not (directory / file).exists()))
+        if picked:
+            download(allow_patterns=[glob.escape(file) for file in picked])
+    logger.info("checkpoint %s: commit %s, in %s", name, commit.resolved, directory)
+    return directory
+
+
+def _check_room(name: HubName, directory: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if num_bytes > free:
+        told = f"{num_bytes / 1e9:,.2f} GB are to be downloaded and {free / 1e9:,.2f} GB are free"
+        raise CheckpointFileError(_disk_full(name, told))
+
+
+def _disk_full(name: HubName, told: str) -> str:
+    from huggingface_hub import constants
+
+    return (
+        f"checkpoint {name}: the disk of {constants.HF_HUB_CACHE} is full ({told}); free some, or name a folder on "
+        "another disk with HF_HOME"
+    )
+
+
+@contextmanager
+def _told(name: HubName) -> Iterator[None]:
+    """Turn what the hub's library raises into one sentence with the way out."""
+    import httpx
+    from huggingface_hub import constants, errors
+
+    try:
+        yield
+    except errors.HfHubHTTPError as error:
+        told = _answered(error, f"{constants.ENDPOINT}/{name.repository}")
+        raise CheckpointNotFoundError(f"checkpoint {name}{told}") from None
+    except (errors.RevisionResolutionError, errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError):
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
+        raise CheckpointNotFoundError(
+            f"checkpoint {name} is no directory here and is not whole in the cache of the hub "
+            f"({constants.HF_HUB_CACHE}), and {why}: connect once, or name a directory"
+        ) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in _DISK_FULL:
+            raise CheckpointFileError(_disk_full(name, reason)) from None
+        raise CheckpointFileError(f"checkpoint {name} cannot be kept in {constants.HF_HUB_CACHE}: {reason}") from None
+    except ValueError as error:  # a name or an answer that the library does not take
+        raise CheckpointNotFoundError(f"checkpoint {name}: {str(error).partition(chr(10))[0]}") from None
+    except RuntimeError as error:  # of the transfer, which is the library's own (hf_xet)
+        raise CheckpointFileError(f"checkpoint {name} was not downloaded ({error}); try again") from None
+
+
+def _answered(error: HfHubHTTPError, page: str) -> str:
+    """Tell what the hub's answer means, and the way out."""
+    from huggingface_hub import errors
+
+    status, reason = error.response.status_code, error.response.headers.get("X-Error-Message", "")
+    if isinstance(error, errors.GatedRepoError):
+        return f" is gated: accept its licence at {page} and set HF_TOKEN to a token of that account"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f": {page} has no such revision; name a branch, a tag or a whole commit hash after @"
+    if "Invalid credentials" in reason:
+        return ": the hub does not take this HF_TOKEN; set a valid one, or none"
+    if status == 401 or isinstance(error, errors.RepositoryNotFoundError):  # what is private is not told from nothing
+        return (
+            f" is no directory here, and no repository at {page} that may be read: correct the name, or set HF_TOKEN "
+            "if it is private"
+        )
+    return f": the hub answers {page} with HTTP {status}; try again later"
