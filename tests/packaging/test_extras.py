@@ -87,6 +87,8 @@ DEPLOYMENT = ["--image", "1.dkr.ecr.eu-west-1.amazonaws.com/a:1", "--role", "arn
 DEPLOYMENT += ["--artifact", "s3://bucket/1/model.tar.gz"]
 SERVER = [["serve"], ["serve", "--local-endpoint", "a"], ["package", "--check", "model.tar.gz"]]
 AWS = [
+    ["corpus", "s3://bucket/texts.csv", "out", "--local"],
+    ["corpus", "texts.csv", "s3://bucket/out", "--local"],
     ["package", "--output", "model.tar.gz", "--upload", "s3://bucket/1"],
     ["endpoint", "plan", "create", "a", *DEPLOYMENT],
     ["endpoint", "create", "a", *DEPLOYMENT],
@@ -106,6 +108,8 @@ def test_what_a_verb_lacks_is_one_sentence_with_the_command_before_anything_is_m
         "aws": AWS,
         "play": [["say", "Hello.", "--play"]],
         "hub": [["say", "Hello.", "--checkpoint", "owner/name"], ["package", "--checkpoint", "a/b", "-o", "m.tar.gz"]],
+        "corpus": [["corpus", "texts.csv", "out", "--local", "--layout", "parquet"]],
+        "ray": [["corpus", "texts.csv", "out"]],
     }
     wanted = [(extra, verb) for extra, verbs in lacking.items() for verb in verbs]
     before = set(tmp_path.iterdir())

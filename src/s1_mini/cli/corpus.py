@@ -1,0 +1,204 @@
+"""`s1-mini corpus`: texts of a file to sound in shards, by one engine or by many; what is done is never done again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from s1_mini.cli.verb import DEVICES, FORMATS, PRECISIONS, completing, engine_config
+from s1_mini.exceptions import ParameterError
+from s1_mini.types import DEFAULT_SAMPLING, MAX_SEED
+
+if TYPE_CHECKING:
+    from s1_mini.corpus.job import Job
+    from s1_mini.corpus.manifest import Entry
+    from s1_mini.corpus.source import Source
+    from s1_mini.corpus.tally import Tally
+
+Show = Callable[[], None]
+Say = Callable[[str], None]
+
+LINE_EVERY_S = 60.0  # where nobody looks at a terminal
+
+
+def corpus(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help=".csv, .tsv, .jsonl, .ndjson or .parquet; a folder of them; s3://bucket/key or prefix.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="Folder or s3://bucket/prefix.", show_default=False)],
+    local: Annotated[bool, typer.Option("--local", help="One engine in this process, without Ray.")] = False,
+    actors: Annotated[
+        int | None, typer.Option(min=1, help="Engines on Ray. [one a GPU; one without GPU]", show_default=False)
+    ] = None,
+    in_flight: Annotated[
+        int | None, typer.Option(min=1, max=8192, help="Texts that an engine has at a time. [2 x slots]")
+    ] = None,
+    layout: Annotated[
+        Literal["files", "parquet"], typer.Option(help="A shard is a folder of sound files, or one Parquet file.")
+    ] = "files",
+    audio_format: Annotated[
+        str,
+        typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm.", autocompletion=completing(*FORMATS)),
+    ] = "wav",
+    shard_size: Annotated[int, typer.Option(min=1, max=100_000, help="Texts of a shard.")] = 256,
+    text_column: Annotated[str | None, typer.Option(help="[text]", show_default=False)] = None,
+    id_column: Annotated[
+        str | None, typer.Option(help='[id, if it is there]; "" counts the lines instead.', show_default=False)
+    ] = None,
+    voice_column: Annotated[
+        str | None, typer.Option(help='[voice, if it is there]; "" is none.', show_default=False)
+    ] = None,
+    seed_column: Annotated[
+        str | None, typer.Option(help='[seed, if it is there]; "" makes all of ids.', show_default=False)
+    ] = None,
+    parameters_column: Annotated[
+        str | None,
+        typer.Option(help='Objects such as {"temperature": 0.7}. [parameters, if it is there]', show_default=False),
+    ] = None,
+    voice: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of texts that name none.", show_default=False)
+    ] = None,
+    parameters: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Of all texts, as in that column.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="With a text's id it makes the text's seed.")] = 0,
+    checkpoint_path: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", help="Checkpoint directory. [the voice that ships]", show_default=False),
+    ] = None,
+    voices_path: Annotated[
+        Path | None, typer.Option(help="Directory of added voices. [S1_MINI_VOICES_PATH]", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES), show_default=False),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, float32, float16, bfloat16.", autocompletion=completing(*PRECISIONS), show_default=False
+        ),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0.0, help="Of an hour of all machines.", show_default=False)
+    ] = None,
+) -> None:
+    """Speak a corpus into shards with a manifest; run again after a kill, it goes on (docs/corpus.md).
+
+    Example: s1-mini corpus texts.jsonl spoken --local --voice clara
+    """
+    from s1_mini.audio.container import check_format
+    from s1_mini.corpus.job import Job, for_many, make_header
+    from s1_mini.corpus.manifest import close_manifest, open_manifest
+    from s1_mini.corpus.on_ray import check_ray
+    from s1_mini.corpus.output import open_output
+    from s1_mini.corpus.rows import Defaults, read_parameters
+    from s1_mini.corpus.source import open_source
+    from s1_mini.corpus.tally import Tally
+    from s1_mini.extras import require
+
+    # What is wrong is told before torch is loaded, which takes seconds.
+    if local and actors is not None:
+        raise ParameterError("actors", "are Ray's, and --local does without; give one of them")
+    if not local:
+        check_ray()
+    if layout == "parquet":
+        require("corpus", "--layout parquet")
+    format_ = check_format(audio_format)
+    config = for_many(
+        engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, device=device, precision=precision)
+    )
+    sampling = DEFAULT_SAMPLING
+    if parameters is not None:
+        sampling = read_parameters("parameters", parameters, sampling)
+    asked = {
+        "text": text_column,
+        "id": id_column,
+        "voice": voice_column,
+        "seed": seed_column,
+        "parameters": parameters_column,
+    }
+    place = open_output(output)
+    with open_source(source, asked, Defaults(voice, seed, sampling), shard_size) as texts:
+        header = make_header(texts, config, layout, format_)
+        entries = open_manifest(place, header)
+        tally = Tally(texts.num_lines, price)
+        for entry in entries.values():
+            tally.add(entry)
+        tally.begin()
+        if entries:
+            typer.echo(f"{tally.done:,} of {tally.total:,} texts stand in {output} already", err=True)
+        job = Job(config, output, layout, format_, header, voice, in_flight, shard_size)
+        if len(entries) < texts.num_shards:
+            for entry in _speak(job, texts, entries, tally, actors=None if local else (actors or 0)):
+                entries[entry.shard] = entry
+        close_manifest(place, entries, texts.num_shards)
+    _report(tally, output)
+
+
+def _speak(job: Job, texts: Source, entries: dict[int, Entry], tally: Tally, *, actors: int | None) -> Iterator[Entry]:
+    """Speak what is missing, with a bar; `actors` is None without Ray, 0 for as many as fit."""
+    from s1_mini.corpus.on_ray import work_on_ray
+
+    missing = (shard for shard in texts.shards() if shard.number not in entries)
+    with _shown(tally) as (show, say):
+        if actors is None:
+            from s1_mini.corpus.here import work_here
+
+            work = work_here(job, missing)
+        else:
+            work = work_on_ray(job, missing, actors or None, say)
+        with closing(work) as whole:  # type: ignore[type-var]
+            for entry in whole:
+                tally.add(entry)
+                show()
+                yield entry
+
+
+@contextmanager
+def _shown(tally: Tally) -> Iterator[tuple[Show, Say]]:
+    """Give what shows the tally anew and what says a sentence: a bar on a terminal, a line a minute elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console, said = Console(stderr=True, highlight=False), time.monotonic()
+    if not console.is_terminal:
+
+        def show() -> None:
+            nonlocal said
+            if time.monotonic() - said >= LINE_EVERY_S:
+                said = time.monotonic()
+                typer.echo(f"{tally.done:,} of {tally.total:,} texts: {tally.describe()}", err=True)
+
+        yield show, lambda sentence: typer.echo(sentence, err=True)
+        return
+    columns = (TextColumn("speaking"), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} texts"))
+    with Progress(*columns, TextColumn("{task.fields[told]}"), console=console, transient=True) as bar:
+        task = bar.add_task("speaking", total=tally.total, completed=tally.done, told="")
+        yield (
+            lambda: bar.update(task, completed=tally.done, told=tally.describe()),
+            lambda sentence: console.print(sentence, markup=False),
+        )
+
+
+def _report(tally: Tally, output: str) -> None:
+    from s1_mini.corpus.manifest import ERRORS
+    from s1_mini.corpus.tally import duration
+
+    spoken = tally.done - tally.bad
+    typer.echo(f"{output}: {spoken:,} texts, {tally.seconds / 3600:.2f} h of sound; {tally.describe()}", err=True)
+    typer.echo(f"this run took {duration(tally.spent_s)}", err=True)
+    if tally.bad:
+        typer.echo(f"s1-mini: warning: {tally.bad:,} lines could not be spoken: {output}/{ERRORS} says why", err=True)
+    if tally.cut:
+        typer.echo(f"s1-mini: warning: {tally.cut:,} texts have a sentence cut at max_new_tokens", err=True)

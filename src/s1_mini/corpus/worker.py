@@ -1,0 +1,81 @@
+"""One engine that speaks shards, several at a time, so that its slots stay full while a shard's last texts end."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+from s1_mini.audio.container import rate_in
+from s1_mini.corpus.job import Job
+from s1_mini.corpus.manifest import Entry
+from s1_mini.corpus.output import open_output
+from s1_mini.corpus.rows import BadLine, Row, Shard
+from s1_mini.corpus.write import Spoken, write_shard
+from s1_mini.engine import ProductionTTSEngine
+from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
+
+TRIES = 2  # of a text that the engine failed at: memory may have run out beside others
+
+
+class Worker:
+    """A started engine and a pool of threads, each of which waits for one text."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._output = open_output(job.output)
+        self._engine = ProductionTTSEngine(job.config)
+        self._engine.start()
+        in_flight = job.in_flight or 2 * self._engine.num_slots
+        self._pool = ThreadPoolExecutor(in_flight, thread_name_prefix="s1_mini corpus")
+        try:
+            if job.voice is not None:
+                self._engine.describe_voice(job.voice)
+        except BaseException:
+            self.close()
+            raise
+        # One that ends, one that is written, and those whose texts fill the pool meanwhile.
+        self.num_shards = 2 + -(-in_flight // job.shard_size)
+
+    def work(self, shard: Shard) -> Entry:
+        """Speak a shard, write it, write its entry; several threads may. Raises `CorpusError`, `EngineNotReadyError`.
+
+        A text that cannot be spoken becomes a bad line.
+        """
+        results = list(self._pool.map(self._speak, shard.lines))
+        return write_shard(self._output, shard, results, self._job.layout, self._job.audio_format)
+
+    def close(self) -> None:
+        """End what is being spoken, and let go of the checkpoint."""
+        self._engine.stop(drain=False)
+        self._pool.shutdown(cancel_futures=True)
+
+    def _speak(self, line: Row | BadLine) -> Spoken | BadLine:
+        if isinstance(line, BadLine):
+            return line
+        for left in reversed(range(TRIES)):
+            try:
+                return self._try(line)
+            except EngineNotReadyError:
+                raise
+            except S1MiniError as error:
+                if not left or not isinstance(error, EngineError):
+                    return BadLine(line.number, line.file, line.line, line.id, str(error))
+        raise AssertionError
+
+    def _try(self, row: Row) -> Spoken:
+        audio_format = self._job.audio_format
+        response = self._engine.generate(
+            row.text,
+            voice=row.voice,
+            **asdict(row.sampling),
+            chunk_profile="throughput",
+            return_bytes=True,
+            audio_format=audio_format,
+        )
+        return Spoken(
+            row=row,
+            sound=response.audio_bytes,
+            seconds=round(response.audio_seconds, 6),
+            sample_rate=rate_in(audio_format, response.sample_rate),
+            finish_reason=response.finish_reason,
+        )

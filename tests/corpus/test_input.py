@@ -1,0 +1,211 @@
+"""What a corpus reads: CSV, TSV, JSON lines and Parquet with columns of any name, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from corpus_room import speak
+from s1_mini.corpus.errors import CorpusError
+from s1_mini.corpus.rows import BadLine, Defaults, Row, seed_of
+from s1_mini.corpus.source import open_source
+from s1_mini.types import SamplingParams
+
+ROWS = [
+    {"key": "a", "says": "One.", "speaker": "clara", "number": 7, "how": {"temperature": 0.5, "top_k": 3}},
+    {"key": "b", "says": "Two, in\nlines.", "speaker": None, "number": None, "how": None},
+]
+ASKED = {"text": "says", "id": "key", "voice": "speaker", "seed": "number", "parameters": "how"}
+
+
+def as_table(path: Path, delimiter: str) -> None:
+    quoted = [
+        [
+            json.dumps(value) if isinstance(value, dict) else "" if value is None else str(value)
+            for value in row.values()
+        ]
+        for row in ROWS
+    ]
+    lines = [delimiter.join('"' + each.replace('"', '""') + '"' for each in row) for row in [[*ROWS[0]], *quoted]]
+    path.write_text("\ufeff" + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "csv": lambda path: as_table(path, ","),
+    "tsv": lambda path: as_table(path, "\t"),
+    "jsonl": lambda path: path.write_text("".join(json.dumps(row) + "\n" for row in ROWS)),
+    "ndjson": lambda path: path.write_text("".join(json.dumps(row) + "\n" for row in ROWS)),
+    "parquet": lambda path: parquet.write_table(pa.Table.from_pylist(ROWS), path),
+}
+
+
+def read(place: Path, asked: dict[str, str | None] | None = None, **defaults: object) -> list[Row | BadLine]:
+    with open_source(str(place), asked or {}, Defaults(**defaults), 2) as source:  # type: ignore[arg-type]
+        lines = [line for shard in source.shards() for line in shard.lines]
+        assert len(lines) == source.num_lines
+        return lines
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_every_format_gives_the_same_rows(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"texts.{suffix}"
+    WRITERS[suffix](path)
+
+    first, second = read(path, ASKED, voice="anna", seed=5, sampling=SamplingParams(top_p=0.3))  # type: ignore[misc]
+
+    assert isinstance(first, Row)
+    assert (first.number, first.id, first.text, first.voice) == (0, "a", "One.", "clara")
+    assert first.sampling == SamplingParams(temperature=0.5, top_p=0.3, top_k=3, seed=7)
+    assert isinstance(second, Row)
+    assert (second.number, second.id, second.text, second.voice) == (1, "b", "Two, in\nlines.", "anna")
+    assert second.sampling == SamplingParams(top_p=0.3, seed=seed_of("b", 5))
+
+
+def test_the_usual_names_are_taken_if_they_are_there_and_left_if_they_are_not_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "One.", "voice": "p225", "seed": 4, "id": "a"}\n{"text": "Two.", "id": "a"}\n')
+
+    first, second = read(path, {"voice": "", "id": ""})
+
+    assert isinstance(first, Row)
+    assert isinstance(second, Row)
+    assert (first.id, first.voice, first.sampling.seed) == ("0", None, 4)
+    assert (second.id, second.sampling.seed) == ("1", seed_of("1", 0))
+
+
+def test_a_seed_is_made_of_the_id_and_stays_the_same_from_version_to_version() -> None:
+    assert seed_of("a", 0) == 3020425808536308780
+    assert seed_of("a", 1) == 7158381635676926530
+    assert len({seed_of(str(number), 0) for number in range(1000)}) == 1000
+
+
+def test_a_folder_is_read_by_name_and_lines_are_numbered_over_all_its_files(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("text\nThree.\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "One."}\n\n{"text": "Two."}\n')
+    (tmp_path / "_SUCCESS.csv").write_text("")
+    (tmp_path / "notes.txt").write_text("Not read.")
+
+    rows = read(tmp_path)
+
+    assert [(row.number, row.file, row.line, row.id) for row in rows] == [
+        (0, "a.jsonl", 1, "0"),
+        (1, "a.jsonl", 3, "1"),
+        (2, "b.csv", 2, "2"),
+    ]
+
+
+def test_a_line_of_csv_that_does_not_fit_is_told_with_the_line_it_begins_in(tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text('id,text\na,"two\nlines"\nb,one,more\nc\nd,fine\ne,"open\nto the end\n')
+
+    rows = read(path)
+
+    assert [(row.line, getattr(row, "reason", "")) for row in rows] == [
+        (2, ""),
+        (4, "has 3 fields, and the header 2"),
+        (5, "has 1 fields, and the header 2"),
+        (6, ""),
+        (7, "is not CSV up to line 8: unexpected end of data"),
+    ]
+
+
+def test_a_line_longer_than_any_text_is_told_and_the_next_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_bytes(b'{"text": "' + b"a" * 5_000_000 + b'"}\n{"text": "Next."}\n')
+
+    first, second = read(path)
+
+    assert isinstance(first, BadLine)
+    assert first.reason == "has more than 4,194,304 bytes, which is the most that is read"
+    assert isinstance(second, Row)
+    assert second.line == 2
+
+
+def test_no_line_of_a_table_with_gaps_in_its_numbers_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "texts.parquet"
+    seeds, parameters = pa.array([3.0, float("nan")]), ['{"top_p": 1}', ""]
+    table = pa.table({"text": ["One.", "Two."], "seed": seeds, "parameters": parameters})
+    parquet.write_table(table, path)
+
+    first, second = read(path)
+
+    assert isinstance(first, Row)
+    assert (first.sampling.seed, first.sampling.top_p) == (3, 1)
+    assert isinstance(second, Row)
+    assert second.sampling.seed == seed_of("1", 0)
+
+
+REFUSED = {
+    "missing.csv": (None, "is not there; name a file that ends in .csv, .tsv, .jsonl, .ndjson, .parquet"),
+    "texts.txt": (b"One.", "is no file that is read, nor a folder of such; it must end in"),
+    "sentence.csv": (
+        b"id,sentence\n1,One.\n",
+        "has no column 'text': there are id, sentence; name one with --text",
+    ),
+    "keys.jsonl": (b'{"a": 1}\n{"b": 2}\n', "has no column 'text': there are a, b; name one with --text-column"),
+    "twice.csv": (b"text,text\n1,2\n", "its header names 'text' twice"),
+    "empty.csv": (b"", "has no column 'text': there are none"),
+    "header.csv": (b"text\n", "holds no text: all of it is blank"),
+    "broken.parquet": (b"PAR1 and no more PAR1", "broken.parquet cannot be read: "),
+    "same.jsonl": (
+        b'{"id": "x", "text": "1"}\n{"id": "y", "text": "2"}\n{"id": "x", "text": "3"}\n',
+        "id 'x' is there twice, in line 1 of same.jsonl and line 3 of same.jsonl; make ids unique, or number the lines "
+        'instead with --id-column ""',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_a_sentence_with_the_way_out_and_makes_no_output(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, sentence = REFUSED[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+
+    assert speak(monkeypatch, tmp_path / name, tmp_path / "out", "--local") == 1
+
+    told = capsys.readouterr().err
+    assert told.startswith("s1-mini: ")
+    assert sentence in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_that_was_asked_for_and_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("text\nOne.\n")
+
+    with pytest.raises(CorpusError, match="has no column 'speaker': there are text; name one with --voice-column"):
+        read(tmp_path / "texts.csv", {"voice": "speaker"})
+
+
+def test_a_file_that_changes_while_it_is_spoken_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text("text\nOne.\nTwo.\nThree.\n")
+
+    with open_source(str(path), {}, Defaults(), 1) as source:
+        shards = source.shards()
+        next(shards)
+        path.write_text("text\nOne.\nTwo.\nThree.\nFour.\n")
+        with pytest.raises(CorpusError, match=r"texts\.csv has changed while it was spoken; name a new output"):
+            list(shards)
+
+
+def test_parquet_without_its_package_is_told_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.parquet").write_bytes(b"")
+    (tmp_path / "texts.csv").write_text("text\nOne.\n")
+    monkeypatch.setattr("s1_mini.extras.find_spec", lambda name: None if name == "pyarrow" else object())
+
+    assert speak(monkeypatch, tmp_path / "texts.parquet", tmp_path / "out", "--local") == 1
+    told = capsys.readouterr().err
+    assert 'reading texts.parquet needs pyarrow, which is not installed: pip install "s1-mini[corpus]"' in told
+    assert speak(monkeypatch, tmp_path / "texts.csv", tmp_path / "out", "--local", "--layout", "parquet") == 1
+    told = capsys.readouterr().err
+    assert '--layout parquet needs pyarrow, which is not installed: pip install "s1-mini[corpus]"' in told

@@ -1,0 +1,270 @@
+"""A corpus by one engine: complete, each text once, the same bytes whatever happens on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from corpus_room import (
+    NUM_TEXTS,
+    SHORT,
+    begin,
+    errors,
+    ids,
+    lines_of,
+    metadata,
+    num_entries,
+    speak,
+    tree,
+    wait_for,
+)
+from s1_mini import ProductionTTSEngine
+from s1_mini.corpus.rows import seed_of
+from s1_mini.exceptions import EngineNotReadyError, GenerationError
+
+
+def test_every_text_is_spoken_once_as_the_engine_speaks_it_with_the_seed_of_its_id(
+    whole: Path, texts: Path, engine: ProductionTTSEngine
+) -> None:
+    told, given = metadata(whole), lines_of(texts.read_bytes())
+
+    assert ids(told) == ids(given)
+    assert [line["text"] for line in told] == [line["text"] for line in given]
+    assert [line["file_name"] for line in told] == [f"{number:09}.wav" for number in range(NUM_TEXTS)]
+    for number in (0, 7, NUM_TEXTS - 1):
+        line, sound = told[number], (whole / f"shards/{number // 3:06}/{number:09}.wav").read_bytes()
+        seed = seed_of(f"text-{number}", 0)
+        alone = engine.generate(str(given[number]["text"]), seed=seed, max_new_tokens=6, chunk_profile="throughput")
+        assert sound == alone.audio_bytes
+        assert line["sha256"] == hashlib.sha256(sound).hexdigest()
+        assert line["seconds"] == round(alone.audio_seconds, 6)
+        assert line["sample_rate"] == soundfile.info(io.BytesIO(sound)).samplerate
+
+
+def test_the_manifest_tells_every_shard_with_the_hashes_of_its_files(whole: Path) -> None:
+    entries = lines_of((whole / "manifest.jsonl").read_bytes())
+
+    assert [entry["shard"] for entry in entries] == [*range(7)]
+    assert [entry["texts"] for entry in entries] == [3, 3, 3, 3, 3, 3, 2]
+    assert [entry["spoken"] for entry in entries] == [entry["texts"] for entry in entries]
+    for entry in entries:
+        ((name, sha256),) = entry["files"].items()  # type: ignore[attr-defined]
+        assert hashlib.sha256((whole / name).read_bytes()).hexdigest() == sha256
+    assert errors(whole) == []
+
+
+@pytest.mark.parametrize("in_flight", [1, 40])
+def test_how_many_texts_are_in_flight_changes_no_byte(  # noqa: PLR0917 - fixtures
+    in_flight: int, whole: Path, texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (texts, tmp_path / "again", "--local", "--checkpoint", tiny, *SHORT, "--in-flight", in_flight)
+
+    assert speak(monkeypatch, *words) == 0
+
+    assert tree(tmp_path / "again") == tree(whole)
+
+
+def test_the_engine_has_more_texts_than_slots_while_there_are_any(
+    texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, most, lock, original = 0, 0, threading.Lock(), ProductionTTSEngine.generate
+
+    def counted(self: ProductionTTSEngine, *arguments: object, **more: object) -> object:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        try:
+            return original(self, *arguments, **more)  # type: ignore[arg-type]
+        finally:
+            with lock:
+                at_once -= 1
+
+    monkeypatch.setattr(ProductionTTSEngine, "generate", counted)
+
+    assert speak(monkeypatch, texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT) == 0
+    assert most == 8  # four slots on a CPU
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
+def test_what_is_killed_in_the_middle_and_run_again_ends_with_the_same_bytes(
+    whole: Path, texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, words = tmp_path / "log", ("--local", "--checkpoint", tiny, *SHORT, "--in-flight", 1)
+    for attempt in range(9):
+        output = tmp_path / f"killed-{attempt}"
+        process = begin(texts, output, *words, log=log)
+        wait_for(lambda output=output: num_entries(output) > 0, process, log)  # type: ignore[misc]
+        process.kill()
+        process.wait()
+        if num_entries(output) < 7:  # a machine may be so fast, or so busy, that it was whole
+            break
+    stood = {path: path.stat().st_mtime_ns for path in (output / "manifest").glob("[0-9]*.json")}
+    assert 0 < len(stood) < 7
+
+    assert speak(monkeypatch, texts, output, *words) == 0
+
+    assert {path: path.stat().st_mtime_ns for path in stood} == stood
+    assert tree(output) == tree(whole)
+
+
+def test_a_corpus_that_is_whole_is_not_spoken_again(
+    whole: Path, texts: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree(whole)
+    monkeypatch.setattr(ProductionTTSEngine, "start", lambda _: pytest.fail("an engine was started"))
+
+    assert speak(monkeypatch, texts, whole, "--local", "--checkpoint", tiny, *SHORT) == 0
+
+    assert tree(whole) == before
+    assert "20 of 20 texts stand in" in capsys.readouterr().err
+
+
+def test_a_shard_that_somebody_deleted_is_spoken_again(
+    whole: Path, texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in tree(whole).items():
+        if not name.startswith("shards/000003/"):
+            (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "out" / name).write_bytes(content)
+
+    assert speak(monkeypatch, texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT) == 0
+
+    assert tree(tmp_path / "out") == tree(whole)
+
+
+def test_bad_lines_are_told_with_line_id_and_reason_and_the_others_are_spoken(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [
+        b'{"id": "good", "text": "Good."}',
+        b"{",
+        b"",
+        b'{"id": "no text"}',
+        b'{"id": "blank", "text": " "}',
+        b'{"text": "No id."}',
+        b'{"id": 6, "text": "A number is an id.", "seed": 3.0}',
+        b'{"id": "seed", "text": "A.", "seed": -1}',
+        b'{"id": "hot", "text": "A.", "parameters": {"heat": 1}}',
+        b'{"id": "voice", "text": "A.", "voice": "nobody"}',
+        b'{"id": "long", "text": "' + b"a" * 21_000 + b'"}',
+        b'["a list"]',
+        b'{"id": "broken", "text": "\xff"}',
+    ]
+    (tmp_path / "texts.jsonl").write_bytes(b"\n".join(given))
+
+    assert speak(monkeypatch, tmp_path / "texts.jsonl", tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT) == 0
+
+    assert ids(metadata(tmp_path / "out")) == ["good", "6"]
+    assert metadata(tmp_path / "out")[1]["seed"] == 3
+    told = errors(tmp_path / "out")
+    assert [(line, name) for line, name, _ in told] == [
+        (2, None),
+        (4, "no text"),
+        (5, "blank"),
+        (6, None),
+        (8, "seed"),
+        (9, "hot"),
+        (10, "voice"),
+        (11, "long"),
+        (12, None),
+        (13, None),
+    ]
+    expected = ["is not JSON", "text: is missing", "text: it is empty", "id: is missing", "seed: -1 is not"]
+    expected += ["knows no heat", "nobody", "21000 characters are too many", "holds a JSON list", "is not UTF-8"]
+    for (_, _, reason), part in zip(told, expected, strict=True):
+        assert part in str(reason)
+    assert "10 lines could not be spoken" in capsys.readouterr().err
+
+
+def test_a_text_that_the_engine_fails_at_is_tried_once_more_and_then_told(
+    texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, failures = ProductionTTSEngine.generate, {"Number 4. Number 4. ": 1, "Number 6. ": 2}
+
+    def failing(self: ProductionTTSEngine, text: str, **more: object) -> object:
+        if failures.get(text):
+            failures[text] -= 1
+            raise GenerationError("numbers are not finite")
+        return original(self, text, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ProductionTTSEngine, "generate", failing)
+
+    assert speak(monkeypatch, texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT) == 0
+
+    assert errors(tmp_path / "out") == [(7, "text-6", "numbers are not finite")]
+    assert len(metadata(tmp_path / "out")) == NUM_TEXTS - 1
+
+
+def test_an_engine_that_dies_ends_the_run_and_blames_no_text(
+    whole: Path, texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT)
+    original = ProductionTTSEngine.generate
+
+    def dying(self: ProductionTTSEngine, text: str, **more: object) -> object:
+        if "10" in text:
+            raise EngineNotReadyError("the engine has died")
+        return original(self, text, **more)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProductionTTSEngine, "generate", dying)
+        assert speak(patch, *words) == 1
+    assert not (tmp_path / "out" / "manifest" / "000003.json").exists()
+
+    assert speak(monkeypatch, *words) == 0
+    assert tree(tmp_path / "out") == tree(whole)
+
+
+def test_a_voice_that_is_not_there_is_told_before_anything_is_spoken(
+    texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT, "--voice", "nobody")
+
+    assert speak(monkeypatch, *words) == 1
+
+    assert "nobody" in capsys.readouterr().err
+    assert num_entries(tmp_path / "out") == 0
+
+
+def test_the_bar_tells_sound_an_hour_cost_and_time_left_and_changes_no_byte(  # noqa: PLR0917 - fixtures
+    whole: Path,
+    texts: Path,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+
+    words = (texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT, "--in-flight", 3, "--price", "3600")
+    assert speak(monkeypatch, *words) == 0
+
+    shown = capsys.readouterr().err
+    assert "of 20 texts" in shown
+    assert "h of sound an hour, cost" in shown
+    assert " left" in shown
+    assert tree(tmp_path / "out") == tree(whole)
+
+
+def test_json_of_parameters_is_checked_by_its_option(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for given in ("{", json.dumps({"heat": 1}), json.dumps({"top_p": 7}), "[]"):
+        assert speak(monkeypatch, texts, tmp_path / "out", "--local", "--parameters", given) == 1
+        told.append(capsys.readouterr().err)
+
+    assert "--parameters: is not JSON" in told[0]
+    assert "--parameters: knows no heat; there are temperature, top_p" in told[1]
+    assert "top_p: 7 is not a number in (0, 1]" in told[2]
+    assert "--parameters: is a list; give an object" in told[3]
+    assert not (tmp_path / "out").exists()

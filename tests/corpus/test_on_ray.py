@@ -1,0 +1,168 @@
+"""A corpus by Ray's actors: as one engine speaks it, whoever is killed meanwhile. What needs no Ray comes first."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from corpus_room import SHORT, begin, num_entries, speak, tree, wait_for
+from s1_mini import EngineConfig
+from s1_mini.corpus.errors import CorpusError
+from s1_mini.corpus.job import Job, fingerprints
+from s1_mini.corpus.manifest import HEADER, Entry, header_bytes
+from s1_mini.corpus.on_ray import Actor, Needs, Ready, _needs
+from s1_mini.corpus.rows import BadLine, Shard
+
+ROOT = Path(__file__).parents[2]
+GPU, CPU = {"num_cpus": 0, "num_gpus": 1}, {"num_cpus": 1, "num_gpus": 0}
+
+
+@pytest.mark.parametrize(
+    ("there", "device", "wanted", "needs"),
+    [
+        ({"CPU": 4}, "auto", None, Needs(1, CPU)),
+        ({"CPU": 4}, "auto", 3, Needs(3, CPU)),
+        ({"CPU": 64, "GPU": 8}, "auto", None, Needs(8, GPU)),
+        ({"CPU": 64, "GPU": 8}, "cuda", 2, Needs(2, GPU)),
+        ({"CPU": 64, "GPU": 8}, "cpu", 60, Needs(60, CPU)),
+    ],
+)
+def test_there_is_one_actor_for_each_gpu_or_as_many_as_asked(
+    there: dict[str, float], device: str, wanted: int | None, needs: Needs
+) -> None:
+    assert _needs(there, device, wanted) == needs
+
+
+@pytest.mark.parametrize(
+    ("there", "device", "wanted", "sentence"),
+    [
+        ({"CPU": 64, "GPU": 8}, "auto", 9, "9 actors need a GPU each, and Ray has 8; give it more, or ask for fewer"),
+        ({"CPU": 2}, "auto", 3, "3 actors need a CPU each, and Ray has 2"),
+        ({"CPU": 2}, "cuda", 1, "1 actors need a GPU each, and Ray has 0"),
+    ],
+)
+def test_more_actors_than_there_is_room_for_are_refused(
+    there: dict[str, float], device: str, wanted: int, sentence: str
+) -> None:
+    with pytest.raises(CorpusError, match=sentence):
+        _needs(there, device, wanted)
+
+
+@pytest.fixture
+def job(tiny: Path, tmp_path: Path) -> Job:
+    """A job whose output has begun."""
+    config = EngineConfig(checkpoint_path=tiny, device="cpu")
+    header = fingerprints(config)
+    (tmp_path / HEADER).write_bytes(header_bytes(header))
+    return Job(config, str(tmp_path), "files", "wav", header)
+
+
+def test_an_actor_starts_its_engine_and_tells_how_many_shards_it_takes(job: Job) -> None:
+    actor = Actor(job)
+
+    told = actor.hello()
+    entry = actor.work(Shard(0, (BadLine(0, "a.csv", 1, None, "has no text"),)))
+
+    assert told == Ready(3, told.where)  # type: ignore[union-attr]
+    assert isinstance(entry, Entry)
+    assert entry.errors[0]["reason"] == "has no text"
+
+
+def test_an_actor_that_sees_another_output_or_another_checkpoint_says_so(job: Job) -> None:
+    header = Path(job.output) / HEADER
+
+    other = {**job.header, "checkpoint": "0" * 64}
+    header.write_bytes(header_bytes(other))
+    told = Actor(Job(job.config, job.output, "files", "wav", other)).hello()
+    assert str(told).startswith("checkpoint: other files are here; put the same on all machines (process ")
+
+    header.unlink()
+    told = Actor(job).hello()
+    assert "is not the same here; name s3://bucket/prefix, or a shared folder (process " in str(told)
+
+
+def test_ray_that_is_not_installed_is_told_with_the_command(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("s1_mini.extras.find_spec", lambda name: None if name == "ray" else object())
+
+    assert speak(monkeypatch, texts, tmp_path / "out", "--actors", 2) == 1
+    told = capsys.readouterr().err
+    assert 'without --local needs ray, which is not installed: pip install "s1-mini[ray]"' in told
+    assert not (tmp_path / "out").exists()
+
+    assert speak(monkeypatch, texts, tmp_path / "out", "--actors", 2, "--local") == 1
+    assert "--actors: are Ray's, and --local does without; give one of them" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def with_ray(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Give a PYTHONPATH by which Ray is found: this one's, or a new folder beside it."""
+    ours = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    if find_spec("ray") is not None:
+        return ours
+    folder = tmp_path_factory.mktemp("ray")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
+    subprocess.run([*command, "--requirement", str(ROOT / "requirements-ray.txt")], check=True)
+    return os.pathsep.join([ours, str(folder)])
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(sys.platform != "linux", reason="Ray's own processes are looked after by Linux alone")
+def test_two_actors_give_the_bytes_of_one_engine(
+    with_ray: str, whole: Path, texts: Path, tiny: Path, tmp_path: Path
+) -> None:
+    log, words = tmp_path / "log", ("--actors", 2, "--checkpoint", tiny, *SHORT)
+
+    process = begin(texts, tmp_path / "out", *words, log=log, PYTHONPATH=with_ray)
+
+    assert process.wait(300) == 0, log.read_text()
+    assert len(set(re.findall(r"process (\d+) on", log.read_text()))) == 2
+    assert tree(tmp_path / "out") == tree(whole)
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(sys.platform != "linux", reason="Ray's own processes are looked after by Linux alone")
+def test_a_driver_and_an_actor_that_are_killed_cost_no_text_and_double_none(
+    with_ray: str, whole: Path, texts: Path, tiny: Path, tmp_path: Path
+) -> None:
+    log, output = tmp_path / "log", tmp_path / "out"
+    words = ("--actors", 2, "--checkpoint", tiny, *SHORT, "--in-flight", 1)
+    process = begin(texts, output, *words, log=log, PYTHONPATH=with_ray)
+    wait_for(lambda: num_entries(output) > 0, process, log)
+    process.kill()
+    process.wait()
+    assert not (output / "manifest.jsonl").exists()
+
+    log.unlink()
+    process = begin(texts, output, *words, log=log, PYTHONPATH=with_ray)
+    wait_for(lambda: "process" in log.read_text(), process, log)
+    (actor, *_) = re.findall(r"process (\d+) on", log.read_text())
+    os.kill(int(actor), signal.SIGKILL)
+
+    assert process.wait(300) == 0, log.read_text()
+    assert tree(output) == tree(whole)
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(sys.platform != "linux", reason="Ray's own processes are looked after by Linux alone")
+def test_what_no_actor_can_do_ends_the_run_with_its_sentence(
+    with_ray: str, texts: Path, tiny: Path, tmp_path: Path
+) -> None:
+    log, words = tmp_path / "log", ("--checkpoint", tiny, *SHORT)
+
+    process = begin(texts, tmp_path / "out", *words, "--voice", "nobody", log=log, PYTHONPATH=with_ray)
+    assert process.wait(300) == 1
+    assert "s1-mini: no actor is left: voice: 'nobody' is not a voice here" in log.read_text()
+
+    process = begin(texts, tmp_path / "other", *words, "--actors", 4000, log=log, PYTHONPATH=with_ray)
+    assert process.wait(300) == 1
+    assert "s1-mini: 4000 actors need a CPU each, and Ray has " in log.read_text()
+    assert "Traceback" not in log.read_text()

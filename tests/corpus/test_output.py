@@ -1,0 +1,280 @@
+"""What a corpus leaves: whole shards or none, wherever it is killed; and never anything of somebody else's lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import boto3
+import pytest
+from moto import mock_aws
+from pyarrow import parquet
+
+from corpus_room import SHORT, speak, tree
+from deployments import BUCKET, REGION
+from s1_mini.corpus.errors import CorpusError
+from s1_mini.corpus.manifest import Entry, close_manifest, open_manifest
+from s1_mini.corpus.output import FolderOutput, Output, S3Output, open_output
+from s1_mini.corpus.rows import BadLine, Row, Shard
+from s1_mini.corpus.tally import Tally
+from s1_mini.corpus.write import Layout, Spoken, write_shard
+from s1_mini.types import SamplingParams
+
+HEADER = {"input": {"lines": 4}, "columns": {"text": "text"}}
+
+
+def rows() -> list[Row]:
+    return [Row(i, "a.csv", i + 2, f"id-{i}", f"Text {i}.", None, SamplingParams(seed=i)) for i in range(4)]
+
+
+SHARDS = [Shard(number, tuple(rows()[2 * number : 2 * number + 2])) for number in range(2)]
+
+
+def write_all(output: Output, layout: Layout = "files") -> None:
+    """Do as a run does, with an engine that says a text's bytes."""
+    entries = open_manifest(output, HEADER)
+    for shard in SHARDS:
+        if shard.number not in entries:
+            results: list[Spoken | BadLine] = [
+                Spoken(row, row.text.encode() * 9, 0.25, 16_000, "stop") for row in shard.lines if isinstance(row, Row)
+            ]
+            if shard.number == 1:
+                results[0] = BadLine(2, "a.csv", 4, "id-2", "nothing to say")
+            entries[shard.number] = write_shard(output, shard, results, layout, "wav")
+    close_manifest(output, entries, len(SHARDS))
+
+
+class Killed(BaseException):
+    """What no code catches."""
+
+
+@contextmanager
+def killed_at(step: int) -> Iterator[None]:
+    """End everything at the n-th time that something is written to the disk, made, renamed or deleted."""
+    steps = count(1)
+
+    def ending(original: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **more: object) -> object:
+            if next(steps) == step:
+                raise Killed
+            return original(*arguments, **more)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (os, "fsync"),
+            (shutil, "rmtree"),
+            *((Path, name) for name in ("replace", "rename", "mkdir")),
+        ):
+            patch.setattr(owner, name, ending(getattr(owner, name)))
+        yield
+
+
+@pytest.mark.parametrize("layout", ["files", "parquet"])
+def test_killed_at_any_step_and_again_at_any_it_ends_with_the_same_bytes(layout: Layout, tmp_path: Path) -> None:
+    write_all(FolderOutput(tmp_path / "whole"), layout)
+
+    for step in count(1):
+        output, kills = FolderOutput(tmp_path / f"killed-{step}"), 0
+        for _ in range(2):
+            with suppress(Killed), killed_at(step):
+                write_all(output, layout)
+                kills -= 1
+            kills += 1
+        write_all(output, layout)
+        assert tree(tmp_path / f"killed-{step}") == tree(tmp_path / "whole")
+        if not kills:
+            break
+    assert step > 20
+
+
+def test_the_error_table_has_file_line_id_and_reason(tmp_path: Path) -> None:
+    write_all(FolderOutput(tmp_path))
+
+    assert json.loads((tmp_path / "errors.jsonl").read_bytes()) == {
+        "file": "a.csv",
+        "line": 4,
+        "id": "id-2",
+        "reason": "nothing to say",
+    }
+
+
+def test_a_shard_of_parquet_has_bytes_and_all_that_is_known_of_them(tmp_path: Path) -> None:
+    write_all(FolderOutput(tmp_path), "parquet")
+
+    tables = [parquet.read_table(path) for path in sorted((tmp_path / "shards").glob("*.parquet"))]
+    read = [row for table in tables for row in table.to_pylist()]
+    assert [row["id"] for row in read] == ["id-0", "id-1", "id-3"]
+    assert read[0] == {
+        "id": "id-0",
+        "text": "Text 0.",
+        "voice": None,
+        "seed": 0,
+        "seconds": 0.25,
+        "sample_rate": 16_000,
+        "finish_reason": "stop",
+        "sha256": hashlib.sha256(b"Text 0." * 9).hexdigest(),
+        "audio": b"Text 0." * 9,
+    }
+
+
+def test_another_input_or_setting_is_refused_with_what_differs_and_harms_nothing(tmp_path: Path) -> None:
+    write_all(FolderOutput(tmp_path))
+    before = tree(tmp_path)
+    other = {"input": {"lines": 7}, "columns": {"text": "text"}, "layout": "parquet"}
+
+    with pytest.raises(CorpusError, match=r"input\.lines was 4 and is 7; layout was not there and is \"parquet\"; run"):
+        open_manifest(FolderOutput(tmp_path), other)
+
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("thesis.doc", "the output is not empty and holds no corpus.json, but thesis.doc; name a new or empty place"),
+        ("corpus.json", "holds a corpus.json that is not of this program; name a new or empty place"),
+    ],
+)
+def test_a_folder_with_something_else_is_refused_and_left_as_it_is(name: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"my": "own"}')
+
+    with pytest.raises(CorpusError, match=sentence):
+        open_manifest(FolderOutput(tmp_path), HEADER)
+
+    assert tree(tmp_path) == {name: b'{"my": "own"}'}
+
+
+def test_what_others_put_beside_the_shards_is_not_swept(tmp_path: Path) -> None:
+    write_all(FolderOutput(tmp_path))
+    (tmp_path / "shards" / "README").write_text("Mine.")
+
+    write_all(FolderOutput(tmp_path))
+
+    assert (tmp_path / "shards" / "README").read_text() == "Mine."
+
+
+def test_a_file_as_output_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+
+    with pytest.raises(CorpusError, match="out is a file; name a folder for the output"):
+        open_output(str(tmp_path / "out"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Path.open
+    monkeypatch.setattr(Path, "open", lambda _, mode: original(Path("/dev/full"), mode.replace("x", "w")))
+
+    with pytest.raises(CorpusError, match="cannot be written: No space left on device; mend that and run the same"):
+        FolderOutput(tmp_path).write("a", b"x")
+
+
+def test_a_shard_that_is_missing_at_the_end_is_told(tmp_path: Path) -> None:
+    """As where an actor has written to a disk of its own."""
+    write_all(FolderOutput(tmp_path))
+    entries = open_manifest(FolderOutput(tmp_path), HEADER)
+    (tmp_path / "manifest" / "000001.json").unlink()
+
+    with pytest.raises(CorpusError, match="1 shards are not in the output, the first is number 1: all machines must"):
+        close_manifest(FolderOutput(tmp_path), entries, 2)
+
+
+@pytest.fixture
+def bucket(account: None) -> Iterator[None]:
+    """A bucket of moto's."""
+    with mock_aws():
+        boto3.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        yield
+
+
+def objects(prefix: str) -> dict[str, bytes]:
+    client = boto3.client("s3")
+    found = client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+    return {
+        one["Key"].removeprefix(prefix): client.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read()
+        for one in found
+    }
+
+
+@pytest.mark.parametrize(("layout", "at"), [("files", 1), ("files", 3), ("files", 6), ("files", 9), ("parquet", 3)])
+def test_s3_gets_the_same_objects_also_after_a_kill_at_one_of_them(
+    layout: Layout, at: int, bucket: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all(FolderOutput(tmp_path), layout)
+    original, steps, output = S3Output.write, count(1), open_output(f"s3://{BUCKET}/out")
+
+    def write(self: S3Output, name: str, content: bytes) -> None:
+        if next(steps) == at:
+            raise Killed
+        original(self, name, content)
+
+    monkeypatch.setattr(S3Output, "write", write)
+    with pytest.raises(Killed):
+        write_all(output, layout)
+    monkeypatch.setattr(S3Output, "write", original)
+    if at > 1:  # it has its header
+        boto3.client("s3").put_object(Bucket=BUCKET, Key="out/shards/000007/left.wav", Body=b"half")
+    write_all(output, layout)
+
+    assert objects("out/") == tree(tmp_path)
+
+
+def test_a_corpus_comes_from_s3_and_goes_there(
+    bucket: None, whole: Path, texts: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boto3.client("s3").upload_file(str(texts), BUCKET, "in/texts.jsonl")
+    words = (f"s3://{BUCKET}/in", f"s3://{BUCKET}/out", "--local", "--checkpoint", tiny, *SHORT)
+
+    assert speak(monkeypatch, *words) == 0
+
+    assert objects("out/") == tree(whole)
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "sentence"),
+    [
+        (f"s3://{BUCKET}/nothing", "out", f"s3://{BUCKET}/nothing holds no object that ends in .csv, .tsv, .jsonl"),
+        (f"s3://{BUCKET}/no.csv", "out", f"s3://{BUCKET}/no.csv is not there"),
+        ("texts.csv", "s3://no-such-bucket/out", "output s3://no-such-bucket/out: "),
+        ("s3://", "out", "'s3://' is not s3://bucket/prefix"),
+    ],
+)
+def test_what_s3_refuses_is_a_sentence(  # noqa: PLR0917 - fixtures
+    source: str,
+    output: str,
+    sentence: str,
+    bucket: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.csv").write_text("text\nOne.\n")
+
+    assert speak(monkeypatch, source, output, "--local") == 1
+
+    assert sentence in capsys.readouterr().err
+
+
+def test_sound_an_hour_cost_and_time_left_are_of_this_run() -> None:
+    now = [100.0]
+    tally = Tally(total=100, price=7.2, clock=lambda: now[0])
+    entry = Entry(shard=0, texts=20, spoken=19, cut=1, seconds=900, files={}, errors=[{"line": 1}])
+    tally.add(entry)
+    tally.begin()
+    assert tally.describe() == "0.0 h of sound an hour, cost 0.00"
+
+    now[0] = 1000.0
+    tally.add(replace(entry, seconds=1800))
+
+    assert (tally.done, tally.bad, tally.cut, tally.seconds) == (40, 2, 2, 2700)
+    assert tally.describe() == "2.0 h of sound an hour, cost 1.80 of 7.20, 0:45:00 left"

@@ -1,0 +1,79 @@
+"""Small corpora for tests: texts of a file, the verb that speaks them, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from s1_mini.cli.app import run
+
+NUM_TEXTS = 20
+SHORT = ("--parameters", '{"max_new_tokens": 6}', "--shard-size", "3")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
+MAX_WAIT_S = 120
+
+
+def write_texts(path: Path, num_texts: int = NUM_TEXTS) -> Path:
+    """Write lines with an id and a text of their own, short and longer ones."""
+    lines = [{"id": f"text-{i}", "text": f"Number {i}. " * (1 + i % 3)} for i in range(num_texts)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def speak(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """Run `s1-mini corpus` in this process."""
+    monkeypatch.setattr(sys, "argv", ["s1-mini", "corpus", *map(str, words)])
+    return run()
+
+
+def begin(*words: object, log: Path, **variables: str) -> subprocess.Popen[bytes]:
+    """Begin `s1-mini corpus` in a process of its own."""
+    command = [sys.executable, "-m", "s1_mini", "corpus", *map(str, words)]
+    with log.open("ab") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, env=ENVIRONMENT | variables)
+
+
+def wait_for(is_so: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until something is so while a process runs."""
+    ends = time.monotonic() + MAX_WAIT_S
+    while not is_so():
+        assert process.poll() is None, f"it ended before:\n{log.read_text()}"
+        assert time.monotonic() < ends, log.read_text()
+        time.sleep(0.005)
+
+
+def num_entries(output: Path) -> int:
+    """Count the shards that are whole."""
+    return len([*(output / "manifest").glob("[0-9]*.json")])
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Give every file below a folder, hidden ones too."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def lines_of(content: bytes) -> list[dict[str, object]]:
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def metadata(output: Path) -> list[dict[str, object]]:
+    """Give the lines of all shards of sound files, in order."""
+    return [line for path in sorted(output.glob("shards/*/metadata.jsonl")) for line in lines_of(path.read_bytes())]
+
+
+def errors(output: Path) -> list[tuple[object, object, object]]:
+    """Give line, id and reason of all bad lines."""
+    return [(it["line"], it["id"], it["reason"]) for it in lines_of((output / "errors.jsonl").read_bytes())]
+
+
+def ids(lines: Sequence[dict[str, object]]) -> list[object]:
+    return [line["id"] for line in lines]
