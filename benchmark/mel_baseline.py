@@ -29,6 +29,7 @@ from torch import Tensor
 
 from benchmark.command import make_parser, numbers, run
 from s1_mini.audio.join import Joiner
+from s1_mini.bench.clients import resident_bytes
 from s1_mini.bench.profile import Profiler
 from s1_mini.bench.report import describe_machine, table
 from s1_mini.config import EngineConfig
@@ -124,10 +125,7 @@ def memory_mb(device: torch.device) -> float:
     """Give the memory in use: a GPU's by torch, else this process's, where the system tells."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device) / 1e6
-    statistics_file = Path("/proc/self/statm")
-    if not statistics_file.exists():
-        return 0.0
-    return int(statistics_file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return resident_bytes() / 1e6
 
 
 class Baseline:
