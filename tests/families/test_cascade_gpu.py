@@ -91,6 +91,7 @@ def test_the_kernel_chooses_what_sorting_does(size: int, dtype: torch.dtype, mon
         torch.rand(rows, device="cuda", generator=draws),
     ]
     asked[0][:4] = 0.0
+    logits[2, 7:99] = logits[2].max()  # of equal ones the first is the likeliest
     asked[2][4:12] = 1.0
 
     ours = sampling.choose(logits, *asked)

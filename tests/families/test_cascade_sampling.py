@@ -59,6 +59,16 @@ def test_at_no_temperature_the_likeliest_is_chosen_whatever_else_is_asked() -> N
     assert torch.equal(choose_plain(logits, zeros, uniform), logits.argmax(-1))
 
 
+def test_at_no_temperature_the_first_of_equal_ids_is_chosen_whatever_the_random_number() -> None:
+    """In half precision two ids are equal often."""
+    logits = logits_of().bfloat16()
+    logits[0, 20:23] = logits.max() + 1
+    rows, zeros, evenly = logits.expand(9, -1), torch.zeros(9), torch.linspace(0, 0.99, 9)
+
+    for choice in (choose(rows, zeros, zeros.long(), torch.ones(9), evenly), choose_plain(rows, zeros, evenly)):
+        assert choice.tolist() == [20] * 9
+
+
 def test_what_is_chosen_for_a_row_hangs_on_no_other() -> None:
     logits = torch.cat([logits_of(seed, 1024) for seed in range(6)])
     asked = torch.linspace(0.3, 1.5, 6), torch.arange(6) * 9, torch.linspace(0.4, 1.0, 6), torch.linspace(0, 0.99, 6)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from s1_mini.families.cascade.kernels.choose import can_choose, choose_triton
 
-MIN_TEMPERATURE = 1e-5  # at it the choice is the likeliest
+MIN_TEMPERATURE = 1e-5  # at it the choice is the likeliest, the first if several are
 WHOLE = 1 << 31
 _BITS = 24  # of a random number
 
@@ -24,8 +24,9 @@ def choose(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, un
     ranked, ids = logits.float().sort(dim=-1, descending=True, stable=True)
     shares = _shares(ranked, temperature)
     ranks = torch.arange(ranked.shape[-1], device=ranked.device)
-    most = torch.where(top_k > 0, top_k, ranked.shape[-1]).unsqueeze(-1)
-    shares = shares.where(ranks < most, 0)
+    most = torch.where(top_k > 0, top_k, ranked.shape[-1])
+    most = torch.where(temperature > MIN_TEMPERATURE, most, 1)  # of some that are equal the first
+    shares = shares.where(ranks < most.unsqueeze(-1), 0)
     before = shares.cumsum(-1) - shares
     total = shares.sum(-1, keepdim=True)
     reached = before.double() >= top_p.double().unsqueeze(-1) * total.double()

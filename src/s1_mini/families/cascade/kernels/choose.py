@@ -108,6 +108,7 @@ def _choose_kernel(
     weight = tl.exp((wide - tl.max(wide, axis=0)) / heat)
     weight = ((weight / tl.sum(weight, axis=0)) * WHOLE).to(tl.int64)
     likeliest = key == tl.max(key, axis=0)
+    weight = tl.where(likeliest | (heat > least), weight, 0)  # of some that are equal the first
     ones = tl.where(inside, 1, 0)
     if most > 0:
         edge = _edge(key, ones, most - 1, BITS + PLACE_BITS)
