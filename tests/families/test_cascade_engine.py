@@ -176,7 +176,8 @@ def test_what_graphs_compute_is_what_is_computed_step_by_step(loaded_cascade: Lo
         assert np.array_equal(run_stage(captured, number, items, prompt, max_steps=20), expected)
 
 
-def test_several_fine_windows_in_one_call_are_each_as_alone(loaded_cascade: LoadedCascade) -> None:
+@pytest.mark.parametrize("most", [3, 4, 6])
+def test_several_fine_windows_in_one_call_are_each_as_alone(loaded_cascade: LoadedCascade, most: int) -> None:
     numbers, stage = loaded_cascade.config.numbers, loaded_cascade.chain(4, 1024).stages[2]
     policy = loaded_cascade.chain(4, 1024).policies[2]
     prompts = [build_prompt(numbers, [5], None) for _ in range(3)]
@@ -186,13 +187,14 @@ def test_several_fine_windows_in_one_call_are_each_as_alone(loaded_cascade: Load
         run_units(policy, stage, given, prompt, asked)
         for given, prompt, asked in zip(frames, prompts, conditions, strict=True)
     ]
+    slots = range(most)
     with torch.inference_mode():
-        object.__setattr__(stage._policy, "together", 4)
+        object.__setattr__(stage._policy, "together", most)
         stage.make_graphs()
-        stage.begin([Begin(i, 0, frames[i], None, 0, 1, 1, 0, len(frames[i]), conditions[i]) for i in range(3)])
-        made = stage.step([0, 1, 2], 1)()
+        stage.begin([Begin(i, 0, frames[i % 3], None, 0, 1, 1, 0, len(frames[i % 3]), conditions[0]) for i in slots])
+        made = stage.step(list(slots), 1)()
 
-    assert all(np.array_equal(one, other) for one, other in zip(made.values, alone, strict=True))
+    assert all(np.array_equal(made.values[slot], alone[slot % 3]) for slot in slots)
 
 
 def test_fine_codes_can_be_drawn_and_then_hang_on_the_seed_alone(cascade: Path) -> None:

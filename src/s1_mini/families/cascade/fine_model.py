@@ -24,7 +24,7 @@ from s1_mini.families.cascade.policies import FinePolicy, FineWindow
 from s1_mini.families.cascade.sampling import MIN_TEMPERATURE, choose_plain
 from s1_mini.layers.staging import stage
 
-ROWS = (8, 4, 2, 1)  # windows of the captured calls
+ROWS = (8, 4, 2, 1)  # windows of the captured calls, beside the most of one: a call runs in the smallest that holds it
 
 
 @dataclass
@@ -50,6 +50,7 @@ class FineModel(SimpleStage):
         self._numbers, self._policy, self._temperature = policy.numbers, policy, temperature
         self._begun: dict[int, _Begun] = {}
         self._kept: dict[int, tuple[int, np.ndarray]] = {}  # by slot: where its last window began, and its codes
+        self._rows: list[int] = []  # of the captured calls
         self._graphs: StepGraphs[int] | None = None
 
     @torch.inference_mode()
@@ -62,10 +63,10 @@ class FineModel(SimpleStage):
         """Do so; on a CPU they run step by step, to be looked at."""
         numbers, draws = self._numbers, self._numbers.num_books - NUM_COARSE
         length, most = numbers.fine_window, self._policy.most_together(1)
-        keys = [rows for rows in ROWS if rows <= most]
+        self._rows = [most, *(rows for rows in ROWS if rows < most)]
         self._graphs = StepGraphs(
             lambda _, *given: self._passes(*given),
-            keys,
+            self._rows,
             lambda rows: [
                 Buffer((rows, length, numbers.num_books)),
                 Buffer((rows,)),
@@ -129,7 +130,7 @@ class FineModel(SimpleStage):
         ]
 
     def _launch(self, graphs: StepGraphs[int], begun: list[_Begun]) -> tuple[list[np.ndarray], list[bool]]:
-        rows = min(rows for rows in ROWS if rows >= len(begun))
+        rows = min(rows for rows in self._rows if rows >= len(begun))
         filled = begun + begun[:1] * (rows - len(begun))
         codes, valid = graphs.launch(rows, *self._given(filled))()
         return list(codes[: len(begun)]), valid[: len(begun)].tolist()
