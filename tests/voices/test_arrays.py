@@ -31,6 +31,21 @@ def huge() -> bytes:
     return file.getvalue()
 
 
+def packed(method: int) -> bytes:
+    """An archive whose packed bytes are none, and whose places and lengths are right."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr("a.npy", saved(np.save, np.arange(999)))
+    content, start = bytearray(file.getvalue()), 30 + len("a.npy")
+    content[start + 20 : start + 84] = b"\xff" * 64
+    return bytes(content)
+
+
+def unended() -> bytes:
+    """A header with a bracket that is never closed."""
+    return saved(np.save, np.zeros(9)).replace(b"(9,)", b"(9, ")
+
+
 WRONG = {
     "pickled objects": (saved(np.save, np.array([{"a": 1}], dtype=object)), "object, not numbers"),
     "letters": (saved(np.save, np.array(["a"])), "not numbers"),
@@ -38,6 +53,10 @@ WRONG = {
     "a header that promises much": (huge(), "has the shape"),
     "too many arrays": (saved(np.savez, **{f"a{i}": np.zeros(1) for i in range(17)}), "more than 16 arrays"),
     "an archive that is cut": (saved(np.savez, a=np.zeros(9))[:80], "damaged"),
+    "an archive of damaged deflate": (packed(zipfile.ZIP_DEFLATED), "damaged"),
+    "an archive of damaged bzip2": (packed(zipfile.ZIP_BZIP2), "damaged"),
+    "an archive of damaged lzma": (packed(zipfile.ZIP_LZMA), "damaged"),
+    "a header that does not end": (unended(), "damaged"),
     "an array that is cut": (saved(np.save, np.zeros(9))[:-8], "."),
 }
 
