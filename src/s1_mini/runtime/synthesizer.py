@@ -27,7 +27,7 @@ from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import Request, Utterance
 from s1_mini.core.speech import Speech
 from s1_mini.core.waiting_line import WaitingLine
-from s1_mini.exceptions import CapacityError, QueueFullError
+from s1_mini.exceptions import CapacityError, GenerationError, QueueFullError
 from s1_mini.families.base import Chain
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.runtime.engine_core import EngineCore, Threads
@@ -45,7 +45,7 @@ CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
     ("misses", "counter", "Lookups that found nothing"),
     ("evictions", "counter", "Entries let go for others"),
 )
-WARM_UP = SamplingParams(max_new_tokens=2, seed=0)
+WARM_UPS = [SamplingParams(max_new_tokens=2, seed=seed) for seed in range(4)]
 ONE_STEP = SamplingParams(max_new_tokens=1, seed=0)
 WARM_UP_TEXT = "Ready."
 CHECK_S = 0.05  # how often who encodes looks whether anybody still wants it
@@ -239,8 +239,15 @@ class Synthesizer:
         return self._utterances(request, texts[1:], [self._loaded.own_voice(made, texts[0])], first=1)
 
     def _warm_up(self) -> None:
-        """Run everything once, so that nothing is made anew for the first request."""
-        list(self.speak([WARM_UP_TEXT], (), WARM_UP, deadline=float("inf")))
+        """Run everything once, so that nothing is made anew for the first request. By chance nothing may be said."""
+        for sampling in WARM_UPS:
+            try:
+                list(self.speak([WARM_UP_TEXT], (), sampling, deadline=float("inf")))
+            except GenerationError:
+                if sampling is WARM_UPS[-1]:
+                    raise
+            else:
+                return
 
 
 def choose_threads(chain: Chain, num_bytes: int) -> Threads:
