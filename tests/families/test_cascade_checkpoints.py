@@ -201,12 +201,14 @@ def faulty(part: str, name: str, value: object) -> Callable[[], object]:
     [
         ("config", "semantic_config.input_vocab_size", 129_599),
         ("config", "coarse_acoustics_config.block_size", 512),
+        ("config", "coarse_acoustics_config.output_vocab_size", 12_097),
         ("config", "fine_acoustics_config.n_codes_given", 2),
         ("config", "fine_acoustics_config.num_heads", 5),
         ("config", "semantic_config.num_layers", "12"),
         ("config", "semantic_config.bias", 1),
         ("config", "codec_config.codebook_size", 512),
         ("generation", "semantic_config.eos_token_id", 9_999),
+        ("generation", "semantic_config.text_pad_token", 129_600),
         ("generation", "coarse_acoustics_config.sliding_window_len", 61),
         ("generation", "coarse_acoustics_config.coarse_rate_hz", -75),
         ("generation", "fine_acoustics_config", [1]),
@@ -245,6 +247,15 @@ def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path, content: bytes) ->
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CheckpointFileError, match=f"{name} is no vocabulary"):
             CascadeTokenizer.from_directory(tmp_path)
+
+
+def test_a_vocabulary_with_ids_that_the_model_cannot_read_is_refused(cascade: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(cascade, tmp_path / "other")
+    with (other / "vocab.txt").open("a") as file:
+        file.writelines(f"word{number}\n" for number in range(129_600 - 10_048))
+
+    with pytest.raises(CheckpointMismatchError, match=r"vocab\.txt has ids up to \d+; .* reads those below 119552"):
+        open_cascade(other, CPU, CascadeSettings())
 
 
 def read_voice(data: bytes) -> dict[str, torch.Tensor]:

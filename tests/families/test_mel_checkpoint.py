@@ -195,6 +195,7 @@ def test_names_are_translated_once_and_for_all() -> None:
         ({"decoder_attention_heads": 4}, "decoder_attention_heads=4"),
         ({"speech_decoder_prenet_dropout": 1.0}, "speech_decoder_prenet_dropout=1.0"),
         ({"speech_decoder_postnet_kernel": 4}, "must be odd"),
+        ({"eos_token_id": 81}, "eos_token_id=81"),
         ({"encoder_layers": 10_000}, "encoder_layers=10000"),
     ],
 )

@@ -105,7 +105,8 @@ class CascadeConfig:
 
     def __post_init__(self) -> None:
         numbers, needed = self.numbers, []
-        needed.append(("semantic_config.input_vocab_size", self.semantic.input_size, numbers.semantic_infer + 1))
+        read = max(numbers.semantic_infer, numbers.text_pad, numbers.semantic_size)
+        needed.append(("semantic_config.input_vocab_size", self.semantic.input_size, read + 1))
         needed.append(("semantic_config.output_vocab_size", self.semantic.output_size, numbers.semantic_size + 1))
         last = numbers.semantic_size + NUM_COARSE * numbers.codebook_size
         coarse = max(numbers.coarse_infer + 1, numbers.coarse_pad + 1, last)
@@ -120,6 +121,11 @@ class CascadeConfig:
         for name, given, least in needed:
             if given < least:
                 raise CheckpointMismatchError(f"config.json: {name}={given}; generation_config.json needs {least}")
+        if self.coarse.input_size < self.coarse.output_size:  # it reads again all that it gives
+            raise CheckpointMismatchError(
+                f"config.json: coarse_acoustics_config.input_vocab_size={self.coarse.input_size}; its "
+                f"output_vocab_size={self.coarse.output_size} may not be larger"
+            )
         if self.codec.codebook_size != numbers.codebook_size:
             raise CheckpointMismatchError(
                 f"config.json: the codec's books have {self.codec.codebook_size} codes; the models have "

@@ -15,7 +15,7 @@ from s1_mini.codecs.encodec.stage import MAX_FRAMES, ROWS, EncodecDecoder, chunk
 from s1_mini.codecs.encodec.weights import build_encodec
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
-from s1_mini.exceptions import VoiceUnsupportedError
+from s1_mini.exceptions import CheckpointMismatchError, VoiceUnsupportedError
 from s1_mini.families.base import Chain, Placement
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
 from s1_mini.families.cascade.costs import kv_bytes, measure_demand
@@ -26,7 +26,7 @@ from s1_mini.families.cascade.language_model import CoarseModel, SemanticModel
 from s1_mini.families.cascade.policies import CoarsePolicy, CoarseWindows, FinePolicy
 from s1_mini.families.cascade.prompt import build_prompt, only_voice
 from s1_mini.families.cascade.settings import CascadeSettings
-from s1_mini.families.cascade.tokenizer import CascadeTokenizer
+from s1_mini.families.cascade.tokenizer import CascadeTokenizer, find_vocabulary
 from s1_mini.families.cascade.weights import PREFIXES, Models, build_models, read_config, read_models
 from s1_mini.layers.quantized import quantize_linears
 from s1_mini.types import ChunkProfile, Voice
@@ -187,6 +187,12 @@ class LoadedCascade:
 def open_cascade(directory: Path, placement: Placement, settings: CascadeSettings) -> LoadedCascade:
     """Open all models and the codec; all is checked before any is loaded. Raises `CheckpointError`."""
     config, tokenizer = read_config(directory), CascadeTokenizer.from_directory(directory)
+    readable = config.semantic.input_size - config.numbers.text_offset
+    if tokenizer.size > readable:
+        raise CheckpointMismatchError(
+            f"{find_vocabulary(directory)} has ids up to {tokenizer.size - 1}; the semantic model reads those below "
+            f"{readable}"
+        )
     tensors = read_models(directory)
     devices = {stage: placement.of(stage) for stage in STAGES}
     models = build_models(config, tensors, dtype=placement.dtype, devices=devices, source=directory.name)

@@ -29,7 +29,7 @@ class CascadeTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
-        self.size = tokenizer.get_vocab_size()
+        self.size = 1 + max(tokenizer.get_vocab().values(), default=-1)  # ids are below it
 
     @classmethod
     def from_directory(cls, directory: Path) -> CascadeTokenizer:

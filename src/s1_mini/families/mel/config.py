@@ -57,6 +57,10 @@ class MelConfig:
             prenet_dropout=_number(values, "speech_decoder_prenet_dropout", cls.prenet_dropout, 0.95),
             eos=_size(values, "eos_token_id", cls.eos, least=0),
         )
+        if config.eos >= config.vocab_size:
+            raise CheckpointMismatchError(
+                f"config.json: eos_token_id={config.eos} is none of vocab_size={config.vocab_size} tokens"
+            )
         decoder_heads = _size(values, "decoder_attention_heads", config.heads)
         if decoder_heads != config.heads or config.width % config.heads or config.width % 2:
             raise CheckpointMismatchError(
