@@ -59,6 +59,13 @@ def test_the_originals_tensors_are_reproduced_on_the_gpu(oracle: Path) -> None:
     assert [check.name for check in checks if not check.passed] == []
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_they_are_on_a_gpu_that_is_not_the_first(oracle: Path) -> None:
+    checks = list(verify_checkpoint(oracle, oracle / "oracle.pt", device="cuda:1", tolerance=1e-3))
+
+    assert [check.name for check in checks if not check.passed] == []
+
+
 def test_the_gpu_says_what_the_cpu_says(tiny: Path, gpu: ProductionTTSEngine) -> None:
     cpu = start(tiny, "cpu")
 

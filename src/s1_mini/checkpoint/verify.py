@@ -7,7 +7,7 @@ is computed anew by the engine's own path in fp32, and compared.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,18 @@ def verify_checkpoint(
     Raises `CheckpointError` for the checkpoint and `VerificationError` for an oracle that is none or holds nothing.
     """
     content, directory = _read_oracle(oracle), find_checkpoint(checkpoint)
-    checks = family_of(directory).verify(directory, content, torch.device(choose_device(device).value), tolerance)
+    chosen = torch.device(choose_device(device).value)
+    checks = family_of(directory).verify(directory, content, chosen, tolerance)
     if checks is None:
         raise VerificationError(f"{oracle} is no oracle: it holds nothing that is known of such a checkpoint")
     # A GPU's convolutions round to TF32 unless told not to, which is 1e-3 of the wave.
-    with torch.inference_mode(), _named_faults(oracle), torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.inference_mode(), _named_faults(oracle), torch.backends.cudnn.flags(allow_tf32=False), _current(chosen):
         yield from checks
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one: it is there that Triton launches kernels, wherever their tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _read_oracle(path: Path) -> Mapping[str, Any]:
