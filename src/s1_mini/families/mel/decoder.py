@@ -130,7 +130,7 @@ class MelDecoder(SimpleStage):
             self._active = slots
 
     def _read(self, _: tuple[int, int], asked: Tensor) -> list[Tensor]:
-        self._model.read(self.state, asked[:, :-2], asked[:, -2].contiguous(), asked[:, -1].contiguous())
+        self._model.read(self.state, asked[:, :-2], asked[:, -2].contiguous(), asked[:, -1].clamp_min(1))
         return []
 
     def _result(self, slots: Sequence[int], made: np.ndarray) -> StepResult:

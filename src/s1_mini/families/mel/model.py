@@ -16,6 +16,7 @@ from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.network import MelNetwork, Pair, Steps, position_table
 from s1_mini.families.mel.settings import MelSettings
 from s1_mini.kernels.decode_attention import used_columns
+from s1_mini.kernels.weight import narrow
 from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.quantized import quantize_linears
 from s1_mini.layers.randomness import random_bytes
@@ -141,7 +142,7 @@ class MelModel:
         count = tokens.shape[1]
         for index, (keys, values) in enumerate(self.cross(self.encode(tokens, lengths))):
             for kept, new in ((state.text.keys, keys), (state.text.values, values)):
-                kept[index, slots, :, :count] = new.to(kept.dtype)
+                kept[index, slots, :, :count] = narrow(new, kept.dtype)
         state.last_token[slots] = (torch.full_like(slots, count) if lengths is None else lengths) - 1
 
     def step(self, state: MelState, span: int, text_span: int, rows: int | None = None) -> Tensor:
