@@ -25,7 +25,7 @@ MAX_HEAD_BYTES = 16 * 1024
 LINGER_S = 2.0  # for the rest of a body that nobody reads
 MAX_HEADERS = 100
 ADDED_BYTES, ADDED_HEADERS = 1024, 2  # by the proxy before several replicas: whose request it is, and its id
-FREE_PIECES = 4096  # of a body, of whatever size
+FREE_PIECES = 1024  # of a body, of whatever size; all may come in one turn of the event loop
 PIECE_BYTES = 512  # that further pieces have in the mean: each costs as much as a kilobyte
 
 
