@@ -100,12 +100,19 @@ def test_a_file_without_a_dictionary_of_tensors_is_refused(content: object, tmp_
 
 def test_a_directory_that_is_no_checkpoint_is_told_with_all_that_it_lacks(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "model.pth").touch()
-    (tmp_path / "config.json").touch()
+    (tmp_path / "config.json").write_text("{}")
 
     lacking = r"tokenizer\.tiktoken, special_tokens\.json, codec\.safetensors \(or codec\.pth\)$"
     with pytest.raises(CheckpointFileError, match=f"is no checkpoint: it lacks {lacking}"):
         check_files(tmp_path)
     assert check_files(tiny) == tiny
+
+
+def test_a_config_that_is_damaged_is_told_before_what_lacks(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bark"')
+
+    with pytest.raises(CheckpointFileError, match=r"config\.json is not readable JSON"):
+        check_files(tmp_path)
 
 
 def test_missing_weights_are_named_with_what_would_do(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ def check_files(checkpoint: Path) -> Path:
     """Give a directory that has all files of a checkpoint. Raises `CheckpointError`, which names all that lack."""
     try:
         family = family_of(checkpoint)
-    except CheckpointFileError:  # there is no config.json, or it cannot be read, as whoever needs it will tell
+    except CheckpointFileError:
+        if (checkpoint / "config.json").exists():  # and it cannot be read, so that the family is not known
+            raise
         family = get_family()
     check_lacking(str(checkpoint), family, lambda name: (checkpoint / name).exists())
     return checkpoint

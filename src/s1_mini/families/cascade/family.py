@@ -42,6 +42,7 @@ class Cascade:
         ("config.json",),
         (
             *("model.safetensors", "model.safetensors.index.json", "semantic.safetensors", "text.pt", "text_2.pt"),
+            *("coarse.safetensors", "coarse.pt", "coarse_2.pt"),  # so that a first model that lacks is told by its name
             "pytorch_model.bin",
         ),
         ("tokenizer.json", "vocab.txt"),
