@@ -492,6 +492,11 @@ class ProductionTTSEngine:
             "ready": synthesizer.core.is_alive,
             "checkpoint": str(speaker.directory),
             "origin": None if speaker.origin is None else speaker.origin.data(),
+            "model": {
+                "family": speaker.family,
+                "sampling": list(speaker.description.sampling),
+                "clones": speaker.description.voice.clones,
+            },
             "voices": running.voices.health(),
             "recordings": running.recordings.health(),
             **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},

@@ -163,8 +163,13 @@ def test_a_parameter_that_means_nothing_is_refused_by_its_name(http: httpx2.Clie
     assert "means nothing to this checkpoint" in answer.json()["error"]["message"]
 
 
-def test_health_names_the_stages(http: httpx2.Client, kind: Kind) -> None:
-    assert tuple(http.get("/health").json()["placement"]) == kind.stages
+def test_health_names_the_stages_and_what_the_model_takes(http: httpx2.Client, kind: Kind) -> None:
+    health = http.get("/health").json()
+
+    assert tuple(health["placement"]) == kind.stages
+    assert health["model"]["family"] == get_family(kind.family).title
+    assert kind.meaningless not in health["model"]["sampling"]
+    assert not health["model"]["clones"]
 
 
 def test_boto3_calls_it_as_an_endpoint(

@@ -19,6 +19,7 @@ import soundfile
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.families.mel.random import write_random_checkpoint
 from tests.server.conftest import Door, serving, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -551,6 +552,34 @@ def test_a_checkpoint_without_voices_speaks_all_the_same(visit: Open, door: Door
     page.keyboard.press("Escape")
 
     expect(page.get_by_role("button", name="Speak")).to_be_visible()
+
+
+@needs_browser
+def test_it_names_the_model_and_offers_what_that_takes(visit: Open, shown: Door, tmp_path: Path) -> None:
+    """A mel model makes no voice of a recording and draws nothing: it is offered files, and no temperature."""
+    write_random_checkpoint(tmp_path / "noise")
+    vector, file = np.random.default_rng(0).standard_normal(512).astype(np.float32), io.BytesIO()
+    np.save(file, vector)
+    expect(visit(shown.url).get_by_text("Model: S1-mini")).to_be_visible()
+    config = EngineConfig(checkpoint_path=tmp_path / "noise", device="cpu")
+    with ProductionTTSEngine(config) as engine, serving(engine) as other:
+        page = visit(other.url)
+        expect(page.get_by_text("Model: SpeechT5 (noise).")).to_be_visible()
+        page.get_by_text("Advanced").click()
+        expect(page.get_by_label("Seed")).to_be_visible()
+        expect(page.get_by_label("Temperature")).to_be_hidden()
+        page.get_by_role("button", name="Add a voice").click()
+        expect(page.get_by_role("button", name="microphone")).to_be_hidden()
+        expect(page.get_by_label("What is said")).to_be_hidden()
+        page.get_by_role("textbox", name="Name").fill("mine")
+        page.get_by_label("Voice file").set_input_files(
+            {"name": "mine.npy", "mimeType": "application/octet-stream", "buffer": file.getvalue()}
+        )
+        page.get_by_role("button", name="Add voice").click()
+        expect(page.locator(".about").last).to_have_text("added")
+        speak(page, "Hm.", voice="mine")
+        expect(page.locator("html")).to_have_attribute("data-heard", re.compile("made"))
+        page.keyboard.press("Escape")
 
 
 def test_the_page_runs_its_own_files_only(http: httpx2.Client) -> None:

@@ -37,6 +37,7 @@ class Speaker:
 
     directory: Path
     origin: Origin | None
+    family: str  # its title
     description: Description
     loaded: LoadedModel
     device: Choice
@@ -111,6 +112,7 @@ def open_checkpoint(
     return Speaker(
         directory=directory,
         origin=origin_of(directory),
+        family=family.title,
         description=description,
         loaded=loaded,
         device=device,

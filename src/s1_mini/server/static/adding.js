@@ -9,6 +9,7 @@ const TO_READ = "Every morning the harbour wakes slowly. Boats leave one by one,
 /** Fires `added` with the voice's name, and `unauthorized`. */
 export class Adding extends EventTarget {
   dialog = element("add-dialog");
+  takesFiles = false; // of numpy in the place of recordings, which this model makes no voices of
   recording = null; // what will be sent
   refusal = ""; // why the last recording was not taken
   taking = null; // settled once the last recording was read
@@ -30,7 +31,17 @@ export class Adding extends EventTarget {
     });
   }
 
+  /** Ask for voice files, since the model makes no voice of a recording. */
+  takeFiles() {
+    this.takesFiles = true;
+    element("add-about").textContent = "This model makes no voice of a recording. It takes voice files of its kind. Add only voices whose owners agree.";
+    element("add-file-label").textContent = "Voice file (.npz or .npy)";
+    element("add-file").accept = ".npz,.npy";
+    for (const id of ["record-row", "add-text-field"]) element(id).hidden = true;
+  }
+
   open() {
+    if (this.takesFiles) return this.dialog.showModal();
     element("record").hidden = !Recorder.isPossible;
     element("record-note").textContent = Recorder.isPossible ? "" : "Recording here needs https or localhost.";
     this.dialog.showModal();
@@ -42,6 +53,10 @@ export class Adding extends EventTarget {
     this.tell("");
     this.showSound(null);
     if (!blob) return;
+    if (this.takesFiles) {
+      this.recording = blob;
+      return;
+    }
     try {
       const { file, seconds } = await toWav(blob);
       this.recording = file;
@@ -111,8 +126,8 @@ export class Adding extends EventTarget {
       await this.taking;
       if (!this.dialog.open) return;
       if (!name.value.trim()) return this.tell("Give the voice a name.", name);
-      if (!this.recording) return this.tell(this.refusal || "Choose a recording or make one.", element("add-file"));
-      if (!text.value.trim()) return this.tell("Write what is said in the recording.", text);
+      if (!this.recording) return this.tell(this.refusal || (this.takesFiles ? "Choose a voice file." : "Choose a recording or make one."), element("add-file"));
+      if (!this.takesFiles && !text.value.trim()) return this.tell("Write what is said in the recording.", text);
       button.textContent = "Adding…";
       const called = name.value.trim().toLowerCase().replace(/\s+/g, "-");
       const voice = await addVoice(called, this.recording, text.value.trim(), element("add-replace").checked);

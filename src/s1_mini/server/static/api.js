@@ -26,6 +26,11 @@ export function speak(request, signal) {
   });
 }
 
+/** What the engine says of itself, its `model` once it is loaded. */
+export async function readHealth() {
+  return (await send("health")).json();
+}
+
 /** All voices, and whether added ones outlive the server: {voices, keeps_added}. */
 export async function listVoices() {
   return (await send("v1/voices")).json();

@@ -1,7 +1,7 @@
 // The page: text and voice in, speech out while it is made. Its measurements stand in data attributes of <main>.
 
 import { Adding } from "./adding.js";
-import { ApiError, keepKey, speak } from "./api.js";
+import { ApiError, keepKey, readHealth, speak } from "./api.js";
 import { Clip } from "./clip.js";
 import { element, setIcon, swap } from "./dom.js";
 import { keep, recall } from "./kept.js";
@@ -183,6 +183,18 @@ function showError(error, more = "") {
   field.focus();
 }
 
+/** Say which model speaks, and offer only what means something to it. */
+async function showModel() {
+  const { model, checkpoint, origin } = await readHealth().catch(() => ({}));
+  if (!model) return;
+  element("model").textContent = `Model: ${model.family} (${origin?.repository ?? checkpoint.split(/[\\/]/).pop()}).`;
+  for (const name of ["temperature", "top_p"].filter((other) => !model.sampling.includes(other))) {
+    element(FIELDS[name]).value = "";
+    element(FIELDS[name]).closest(".field").hidden = true;
+  }
+  if (!model.clones) adding.takeFiles();
+}
+
 function since(moment) {
   return (moment - asked).toFixed(0);
 }
@@ -209,6 +221,7 @@ voices.addEventListener("listen", () => {
   player.pause();
   showError(null);
 });
+voices.addEventListener("loaded", showModel);
 voices.addEventListener("error", ({ detail }) => showError(detail));
 adding.addEventListener("unauthorized", ({ detail }) => showError(detail));
 adding.addEventListener("added", async ({ detail: name }) => {

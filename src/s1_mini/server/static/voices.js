@@ -39,6 +39,7 @@ export class Voices extends EventTarget {
       const { voices, keeps_added: keepsAdded } = await listVoices();
       element("add-kept").hidden = keepsAdded;
       this.fill(voices, choose);
+      this.fire("loaded");
     } catch (error) {
       const again = error.status === 503 || error.status === 0;
       this.note(error.status === 503 ? "The engine is starting…" : again ? error.message : "");
@@ -167,6 +168,6 @@ function isAdded({ source }) {
 }
 
 function about(voice) {
-  const parts = [voice.description, voice.is_default && "default", isAdded(voice) && `added, ${voice.seconds.toFixed(1)} s`];
+  const parts = [voice.description, voice.is_default && "default", isAdded(voice) && (voice.seconds ? `added, ${voice.seconds.toFixed(1)} s` : "added")];
   return parts.filter(Boolean).join(" · ");
 }
