@@ -196,6 +196,14 @@ def test_boto3_calls_it_as_an_endpoint(
     assert same(samples(streamed), expected)
 
 
+def test_a_voice_that_is_no_recording_is_listed_without_seconds(checkpoint: Path, kind: Kind) -> None:
+    listed = CliRunner().invoke(app, ["voices", "describe", kind.voice, "--checkpoint", str(checkpoint)])
+
+    assert listed.exit_code == 0, listed.output
+    assert ("seconds      8.4" in listed.output) == (kind.family == "cascade")
+    assert "0.0" not in listed.output
+
+
 def test_a_package_passes_its_own_check(checkpoint: Path, tmp_path: Path) -> None:
     artifact = str(tmp_path / "model.tar.gz")
 

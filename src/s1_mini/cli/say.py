@@ -57,7 +57,9 @@ def say(
     ] = None,
     reference_audio: Annotated[
         Path | None,
-        typer.Option("--reference", help="Recording whose voice to use, any sound file.", show_default=False),
+        typer.Option(
+            "--reference", help="Recording whose voice to use, or a voice file (.npz, .npy).", show_default=False
+        ),
     ] = None,
     reference_text: Annotated[
         str | None, typer.Option(metavar="TEXT", help="What is said in the reference.", show_default=False)
@@ -70,7 +72,7 @@ def say(
         float, typer.Option(help="Above 1 avoids repeating.")
     ] = DEFAULT_SAMPLING.repetition_penalty,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Longest sentence piece, in frames (S1-mini: 46 ms).")
+        int, typer.Option(help="Longest sentence piece, in steps of the model (S1-mini: 46 ms each).")
     ] = DEFAULT_SAMPLING.max_new_tokens,
     stream: Annotated[
         bool, typer.Option("--stream", help="With -o -: send sound while it is made (wav or pcm).")
@@ -124,7 +126,9 @@ def say(
                 _save(wave, rate, path, format_)
         took_s = time.perf_counter() - started
     if reason == "length":
-        typer.echo("s1-mini: warning: a sentence reached --max-new-tokens and was cut there", err=True)
+        typer.echo(
+            "s1-mini: warning: a sentence reached --max-new-tokens or the model's own bound and was cut there", err=True
+        )
     if verbose or sys.stderr.isatty():
         _report(path, len(wave) / rate, None if play else took_s, loaded_s)
     elif path not in (None, PIPE):

@@ -54,7 +54,7 @@ def list_voices(checkpoint_path: Checkpoint = None, voices_path: Folder = None) 
     for info in roster.infos():
         name = f"{info.name} (default)" if info.is_default else info.name
         said = info.text if len(info.text) <= MAX_SHOWN else info.text[: MAX_SHOWN - 1] + "…"
-        cells = (name, info.source, f"{info.seconds:.1f}", info.description, said)
+        cells = (name, info.source, _seconds(info), info.description, said)
         table.add_row(*map(Text, cells))  # as text: brackets in it are no markup
     Console().print(table)
 
@@ -121,6 +121,10 @@ def _roster(config: EngineConfig) -> Roster:
     return list_voices(config)
 
 
+def _seconds(info: VoiceInfo) -> str:
+    return f"{info.seconds:.1f}" if info.seconds else ""  # some voices are a vector, which tells of none
+
+
 def _no_directory() -> ConfigurationError:
     return ConfigurationError("name the directory of added voices with --voices-path or S1_MINI_VOICES_PATH")
 
@@ -135,7 +139,7 @@ def _print(info: VoiceInfo) -> None:
         "name": info.name,
         "source": info.source,
         "default": "yes" if info.is_default else "no",
-        "seconds": f"{info.seconds:.1f}",
+        "seconds": _seconds(info),
         "description": info.description,
         "text": info.text,
     }

@@ -48,8 +48,8 @@ class Description:
         """Raise `ParameterError` for a parameter that was changed and means nothing."""
         for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
             if name not in self.sampling and getattr(asked, name) != getattr(DEFAULT_SAMPLING, name):
-                allowed = ", ".join(self.sampling) or "none"
-                raise ParameterError(name, f"means nothing to this checkpoint, which has {allowed}; leave it out")
+                told = f"has {', '.join(self.sampling)}" if self.sampling else "draws nothing"
+                raise ParameterError(name, f"means nothing to this checkpoint, which {told}; leave it out")
 
 
 @dataclass(frozen=True)

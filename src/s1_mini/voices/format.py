@@ -82,7 +82,7 @@ class VoiceFormat:
             if not wanted.fits(tuple(tensor.shape), is_integer=not tensor.is_floating_point()):
                 raise ValueError(f"its {name} are {tensor.dtype} {list(tensor.shape)}, not {wanted}")
         if fault := self.fault(tensors):
-            raise ValueError(fault)
+            raise ValueError(f"it {fault}")
         return tensors
 
     def read_shapes(self, path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
