@@ -83,7 +83,16 @@ class EngineMetrics:
     audio_s: float = 0.0
     underruns: int = 0  # times that a listener had heard all before more came
     ends: Counter[str] = field(default_factory=Counter)  # requests by finish reason or error code
+    stage_seconds: dict[str, float] = field(default_factory=dict)  # by stage: from the start of its work to its result
+    stage_steps: Counter[str] = field(default_factory=Counter)  # by stage: steps, each of some rows
+    stage_rows: Counter[str] = field(default_factory=Counter)  # by stage: rows of all its steps
     out_of_memory: int = 0  # times that memory ran out and caches were let go
+
+    def count_stage(self, name: str, rows: int, seconds: float) -> None:
+        """Count what a stage has done: a step of some rows, or with none only reading."""
+        self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + seconds
+        self.stage_steps[name] += rows > 0
+        self.stage_rows[name] += rows
 
     def families(self) -> Iterator[Family]:
         """Give every metric, ready to be shown."""
@@ -97,4 +106,10 @@ class EngineMetrics:
         yield Family("audio_seconds_total", "counter", "Seconds of sound delivered", self.audio_s)
         yield Family("underruns_total", "counter", "Listeners who had heard all before more came", self.underruns)
         yield Family("requests_total", "counter", "Requests by how they ended", dict(self.ends), label="end")
+        for name, figures, description in (
+            ("seconds", self.stage_seconds, "Seconds of work of each stage"),
+            ("steps", self.stage_steps, "Steps that each stage made"),
+            ("rows", self.stage_rows, "Rows of the steps of each stage"),
+        ):
+            yield Family(f"stage_{name}_total", "counter", description, dict(figures), label="stage")
         yield Family("out_of_memory_total", "counter", "Times that memory ran out", float(self.out_of_memory))

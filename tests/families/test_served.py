@@ -172,6 +172,22 @@ def test_health_names_the_stages_and_what_the_model_takes(http: httpx2.Client, k
     assert not health["model"]["clones"]
 
 
+def test_the_work_of_each_stage_is_counted(http: httpx2.Client, kind: Kind) -> None:
+    def counted(name: str) -> list[float]:
+        lines = http.get("/metrics").text.splitlines()
+        found = {line.partition("} ")[0]: float(line.partition("} ")[2]) for line in lines if "stage=" in line}
+        return [found[f's1_mini_stage_{name}_total{{stage="{stage}"'] for stage in kind.stages]
+
+    names = ("seconds", "steps", "rows")
+    http.post("/v1/tts", json=ASKED)
+    before = {name: counted(name) for name in names}
+    http.post("/v1/tts/batch", json={"items": [{"text": "One."}, {"text": "Two."}], "seed": 1, "max_new_tokens": 12})
+    after = {name: counted(name) for name in names}
+
+    assert all(one < other for name in names for one, other in zip(before[name], after[name], strict=True))
+    assert after["rows"][0] - before["rows"][0] > after["steps"][0] - before["steps"][0], "two texts shared steps"
+
+
 def test_boto3_calls_it_as_an_endpoint(
     container: Container, kind: Kind, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,16 +37,18 @@ class StageRunner:
     @torch.inference_mode()
     def prepare(self, plan: Plan) -> Report:
         """Do all of a plan but its steps; the device may still be at those of the last."""
-        report = Report()
+        report, started = Report(), time.perf_counter()
         self._each(plan.begins, self.stage.begin, report)
         self._each(plan.loads, self._load, report)
         self._prefill(plan, report)
+        report.seconds = time.perf_counter() - started
         return report
 
     @torch.inference_mode()
     def step(self, plan: Plan, report: Report) -> Callable[[], Report]:
         """Launch the steps of a plan that is prepared; give what waits for them."""
-        return partial(self._look, plan, self._step(plan, report), report)
+        started = time.perf_counter()
+        return partial(self._look, plan, self._step(plan, report), report, started)
 
     def _load(self, loads: Sequence[Load]) -> None:
         for load in loads:
@@ -65,13 +68,17 @@ class StageRunner:
                     report.saved[part.key] = self.stage.save(part.slot, part.stop)
         self._each(parts, self.stage.prefill, report)
 
-    def _look(self, plan: Plan, parts: list[Part], report: Report) -> Report:
+    def _look(self, plan: Plan, parts: list[Part], report: Report, started: float) -> Report:
         """Wait for the steps of a plan."""
-        if not plan.steps:
-            return report
+        if plan.steps:
+            self._wait_all(plan, parts, report)
+            report.seconds += time.perf_counter() - started
+        return report
+
+    def _wait_all(self, plan: Plan, parts: list[Part], report: Report) -> None:
         if len(parts) == 1 and len(parts[0][0]) == len(plan.steps):
             report.result = self._wait(plan, parts[0], report)
-            return report
+            return
         count = len(plan.steps)
         values: list[Any] = [np.zeros(0)] * count
         joined = StepResult(values, [0] * count, [False] * count, [True] * count)
@@ -84,7 +91,6 @@ class StageRunner:
                 joined.counts[row], joined.stops[row] = result.counts[at], result.stops[at]
                 joined.valid[row] = result.valid[at]
         report.result = joined
-        return report
 
     @staticmethod
     def _wait(plan: Plan, part: Part, report: Report) -> StepResult | None:
