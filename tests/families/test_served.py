@@ -212,6 +212,14 @@ def test_boto3_calls_it_as_an_endpoint(
     assert same(samples(streamed), expected)
 
 
+def test_health_calls_nothing_compiled_that_is_not(checkpoint: Path, kind: Kind) -> None:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", compile=True)) as engine:
+        told = engine.health_check()["compile"]
+
+    assert told["value"] == "eager"
+    assert told["reason"] == f"{get_family(kind.family).title} has nothing that is compiled"
+
+
 def test_a_voice_that_is_no_recording_is_listed_without_seconds(checkpoint: Path, kind: Kind) -> None:
     listed = CliRunner().invoke(app, ["voices", "describe", kind.voice, "--checkpoint", str(checkpoint)])
 

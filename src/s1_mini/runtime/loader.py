@@ -79,7 +79,7 @@ def load(config: EngineConfig) -> Speaker:
         ("codec_dtype", codec_dtype),
         ("weights_dtype", weights_dtype),
         ("kv_dtype", kv_dtype),
-        ("compile", choice),
+        ("compile", speaker.compiler.choice),
     ):
         logger.info("%s: %s (%s)", name, chosen.value, chosen.reason)
     return speaker
@@ -221,6 +221,9 @@ def _lack_of_fp8(device: str) -> str:
 def _compile_blocks(speaker: Speaker) -> None:
     if speaker.compiler.choice.value != "inductor":
         return
-    for module in (module for network in speaker.loaded.networks for module in network.modules()):
-        if isinstance(module, TransformerBlock):
-            module.feed = speaker.compiler(module.feed)  # type: ignore[method-assign]
+    modules = [module for network in speaker.loaded.networks for module in network.modules()]
+    blocks = [module for module in modules if isinstance(module, TransformerBlock)]
+    for block in blocks:
+        block.feed = speaker.compiler(block.feed)  # type: ignore[method-assign]
+    if not blocks:
+        speaker.compiler.choice = Choice("eager", f"{speaker.family} has nothing that is compiled")
