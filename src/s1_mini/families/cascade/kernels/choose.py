@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.ranking import edge, order
 
 if HAS_TRITON:
     import triton
@@ -52,30 +53,6 @@ def choose_triton(
 
 
 @jit
-def _order(x, BITS: tl.constexpr):
-    """Unsigned integers of as many bits as x has, in the order of x; 0 is below every number's."""
-    if BITS == 16:
-        bits = x.to(tl.uint16, bitcast=True).to(tl.uint32)
-        ordered = tl.where(bits >> 15 != 0, 0xFFFF - bits, bits | 0x8000)
-    else:
-        bits = x.to(tl.uint32, bitcast=True)
-        ordered = tl.where(bits >> 31 != 0, 0xFFFFFFFF - bits, bits | 0x80000000).to(tl.uint64)
-    return ordered
-
-
-@jit
-def _edge(key, mass, bound, BITS: tl.constexpr):
-    """The highest number such that the mass of keys at and above it is over the bound, else 0."""
-    found = tl.sum(tl.zeros_like(key), axis=0)
-    step = found + 1
-    for bit in range(BITS):
-        higher = found | (step << (BITS - 1 - bit))
-        over = tl.sum(tl.where(key >= higher, mass, 0), axis=0) > bound
-        found = tl.where(over, higher, found)
-    return found
-
-
-@jit
 def _choose_kernel(
     logits,
     temperature,
@@ -104,22 +81,22 @@ def _choose_kernel(
     wide = logit.to(tl.float32)
     wide = tl.where(wide == 0.0, 0.0, wide)  # one zero, not two
     BITS: tl.constexpr = kind.primitive_bitwidth
-    key = tl.where(inside, (_order(wide.to(kind), BITS) << PLACE_BITS) + (BLOCK - 1 - at).to(tl.uint32), 0)
+    key = tl.where(inside, (order(wide.to(kind), BITS) << PLACE_BITS) + (BLOCK - 1 - at).to(tl.uint32), 0)
     weight = tl.exp((wide - tl.max(wide, axis=0)) / heat)
     weight = ((weight / tl.sum(weight, axis=0)) * WHOLE).to(tl.int64)
     likeliest = key == tl.max(key, axis=0)
     weight = tl.where(likeliest | (heat > least), weight, 0)  # of some that are equal the first
     ones = tl.where(inside, 1, 0)
     if most > 0:
-        edge = _edge(key, ones, most - 1, BITS + PLACE_BITS)
-        weight = tl.where(key >= edge, weight, 0)
+        least_key = edge(key, ones, most - 1, BITS + PLACE_BITS)
+        weight = tl.where(key >= least_key, weight, 0)
     total = tl.sum(weight, axis=0)
     # Out is what has so much before it that the nucleus is full.
     full = tl.math.ceil(share * total.to(tl.float64)).to(tl.int64)
-    edge = _edge(key, weight, full - 1, BITS + PLACE_BITS)
-    weight = tl.where((key >= edge) | likeliest, weight, 0)
+    least_key = edge(key, weight, full - 1, BITS + PLACE_BITS)
+    weight = tl.where((key >= least_key) | likeliest, weight, 0)
     total = tl.sum(weight, axis=0)
     bound = tl.minimum(((goal * (1 << 24)).to(tl.int64) * total) >> 24, total - 1)
-    edge = _edge(key, weight, bound, BITS + PLACE_BITS)
-    choice = tl.sum(tl.where(key == edge, at, 0), axis=0)
+    least_key = edge(key, weight, bound, BITS + PLACE_BITS)
+    choice = tl.sum(tl.where(key == least_key, at, 0), axis=0)
     tl.store(chosen + row, tl.where(choice < size, choice, 0).to(tl.int64))

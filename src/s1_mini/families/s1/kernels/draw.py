@@ -17,6 +17,7 @@ from torch import Tensor
 
 from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.ranking import edge, order
 
 if HAS_TRITON:
     import triton
@@ -181,30 +182,6 @@ def _draw_triton(
 
 
 @jit
-def _order(x, BITS: tl.constexpr):
-    """Unsigned integers of as many bits as x has, in the order of x; 0 is below every number's."""
-    if BITS == 16:
-        bits = x.to(tl.uint16, bitcast=True).to(tl.uint32)
-        ordered = tl.where(bits >> 15 != 0, 0xFFFF - bits, bits | 0x8000)
-    else:
-        bits = x.to(tl.uint32, bitcast=True)
-        ordered = tl.where(bits >> 31 != 0, 0xFFFFFFFF - bits, bits | 0x80000000).to(tl.uint64)
-    return ordered
-
-
-@jit
-def _edge(key, mass, bound, BITS: tl.constexpr):
-    """The highest number such that the mass of keys at and above it is over the bound, else 0."""
-    found = tl.sum(tl.zeros_like(key), axis=0)
-    step = found + 1
-    for bit in range(BITS):
-        higher = found | (step << (BITS - 1 - bit))
-        over = tl.sum(tl.where(key >= higher, mass, 0), axis=0) > bound
-        found = tl.where(over, higher, found)
-    return found
-
-
-@jit
 def _place(at, mass, goal, BITS: tl.constexpr):
     """The place `at` which the sum of the mass before it is not over the goal, but that of the next is."""
     found = tl.sum(tl.zeros_like(at), axis=0)
@@ -292,13 +269,13 @@ def _draw_kernel(
     logit = tl.where(hit, tl.where(logit < 0, logit * strength, logit * weakness), logit)
     logit = tl.where(logit == 0.0, 0.0, logit).to(kind)  # one zero, not two
     VALUE_BITS: tl.constexpr = kind.primitive_bitwidth
-    key = tl.where(inside, (_order(logit, VALUE_BITS) << PLACE_BITS) + (BLOCK - 1 - at).to(tl.uint32), 0)
+    key = tl.where(inside, (order(logit, VALUE_BITS) << PLACE_BITS) + (BLOCK - 1 - at).to(tl.uint32), 0)
     logit = logit.to(tl.float32)
     logit -= tl.max(logit, axis=0)
     mass = tl.exp(logit)
     mass = (mass * (WHOLE / tl.sum(mass, axis=0))).to(tl.uint32)
-    edge = _edge(key, mass, (share_of_nucleus * WHOLE).to(tl.uint32), VALUE_BITS + PLACE_BITS)
-    kept = (key > edge) | (key == tl.max(key, axis=0))  # the likeliest is always in
+    least_key = edge(key, mass, (share_of_nucleus * WHOLE).to(tl.uint32), VALUE_BITS + PLACE_BITS)
+    kept = (key > least_key) | (key == tl.max(key, axis=0))  # the likeliest is always in
     share = tl.where(kept, tl.exp(logit * coldness), 0.0)
     share = (share * (WHOLE / tl.sum(share, axis=0))).to(tl.uint32)
     total = tl.sum(share, axis=0).to(tl.int64)

@@ -1,0 +1,32 @@
+"""Ranking without a sort, in a kernel: keys in the order of numbers, and the key at which a mass is reached."""
+
+from __future__ import annotations
+
+from s1_mini.kernels.backend import HAS_TRITON, jit
+
+if HAS_TRITON:
+    import triton.language as tl
+
+
+@jit
+def order(x, BITS: tl.constexpr):
+    """Unsigned integers of as many bits as x has, in the order of x; 0 is below every number's."""
+    if BITS == 16:
+        bits = x.to(tl.uint16, bitcast=True).to(tl.uint32)
+        ordered = tl.where(bits >> 15 != 0, 0xFFFF - bits, bits | 0x8000)
+    else:
+        bits = x.to(tl.uint32, bitcast=True)
+        ordered = tl.where(bits >> 31 != 0, 0xFFFFFFFF - bits, bits | 0x80000000).to(tl.uint64)
+    return ordered
+
+
+@jit
+def edge(key, mass, bound, BITS: tl.constexpr):
+    """The highest number such that the mass of keys at and above it is over the bound, else 0."""
+    found = tl.sum(tl.zeros_like(key), axis=0)
+    step = found + 1
+    for bit in range(BITS):
+        higher = found | (step << (BITS - 1 - bit))
+        over = tl.sum(tl.where(key >= higher, mass, 0), axis=0) > bound
+        found = tl.where(over, higher, found)
+    return found
