@@ -133,6 +133,12 @@ class Chunks(StagePolicy):
         """All sizes of chunks, ascending; the end of an utterance counts as the next larger one."""
         return sorted({size for sizes in self.sizes.values() for size in sizes})
 
+    @property
+    def calls(self) -> list[tuple[int, int]]:
+        """All calls that are captured: how many units, and their size; the largest first."""
+        made = [(rows, size) for size in self.classes for rows in self.rows if rows <= self.most_together(size)]
+        return sorted(made, key=lambda call: -call[0] * call[1])
+
     def next_unit(self, progress: Progress) -> Unit | None:
         """Give the next chunk, once all that it must see is there."""
         sizes = self.sizes[progress.profile]

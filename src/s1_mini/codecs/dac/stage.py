@@ -18,6 +18,7 @@ from s1_mini.codecs.dac.model import Dac
 from s1_mini.core.messages import Begin, StepResult
 from s1_mini.core.stage import Chunks
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.execution.rows import fit
 from s1_mini.execution.stage import Pending, SimpleStage
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
@@ -48,7 +49,6 @@ class DacDecoder(SimpleStage):
         decoder = self._decoder = ChannelsLastDecoder(self._codec, self._policy.slots + 1)
         books, samples = self._codec.num_codebooks, self._codec.samples_per_frame
         policy = self._policy
-        keys = [(n, size) for size in policy.classes for n in policy.rows if n <= policy.most_together(size)]
 
         def call(_: tuple[int, int], codes: Tensor, rows: Tensor) -> list[Tensor]:
             sound = decoder.push_where(codes.transpose(1, 2), rows[0], rows[1].bool()).float()
@@ -57,7 +57,7 @@ class DacDecoder(SimpleStage):
         options = GraphOptions.of_stage(self.device, self._number)
         self._graphs = StepGraphs(
             call,
-            sorted(keys, key=lambda key: -key[0] * key[1]),
+            policy.calls,
             lambda key: [Buffer((*key, books)), Buffer((2, key[0]))],
             lambda key: [Buffer((key[0], key[1] * samples), torch.float32), Buffer((key[0],), torch.bool)],
             device=self.device,
@@ -86,7 +86,7 @@ class DacDecoder(SimpleStage):
     def _launch(
         self, graphs: StepGraphs[tuple[int, int]], begun: list[Begin], size: int
     ) -> tuple[Sequence[np.ndarray], list[bool]]:
-        n = next(rows for rows in self._policy.rows if rows >= len(begun))
+        n = fit(self._policy.rows, len(begun))
         codes = np.zeros((n, size, self._codec.num_codebooks), np.int64)
         rows = np.full((2, n), self._policy.slots)
         rows[1] = 1

@@ -20,6 +20,7 @@ from s1_mini.core.messages import Begin, StepResult
 from s1_mini.core.stage import Chunks
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.execution.rows import fit
 from s1_mini.execution.stage import Pending, SimpleStage
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
@@ -65,7 +66,6 @@ class EncodecDecoder(SimpleStage):
     def make_graphs(self) -> None:
         """Do so; on a CPU they run step by step, to be looked at."""
         policy, rate = self._policy, self._codec.samples_per_frame
-        keys = [(n, size) for size in policy.classes for n in policy.rows if n <= policy.most_together(size)]
 
         def call(_: tuple[int, int], codes: Tensor, rows: Tensor) -> list[Tensor]:
             chosen, fresh, lengths = rows
@@ -75,7 +75,7 @@ class EncodecDecoder(SimpleStage):
         options = GraphOptions.of_stage(self.device, self._number)
         self._graphs = StepGraphs(
             call,
-            sorted(keys, key=lambda key: -key[0] * key[1]),
+            policy.calls,
             lambda key: [Buffer((*key, self._num_codebooks)), Buffer((3, key[0]))],
             lambda key: [Buffer((key[0], key[1] * rate), torch.float32), Buffer((key[0],), torch.bool)],
             device=self.device,
@@ -101,7 +101,7 @@ class EncodecDecoder(SimpleStage):
     def _launch(
         self, graphs: StepGraphs[tuple[int, int]], begun: list[Begin], size: int
     ) -> tuple[Sequence[np.ndarray], list[bool]]:
-        n = next(rows for rows in self._policy.rows if rows >= len(begun))
+        n = fit(self._policy.rows, len(begun))
         codes = np.zeros((n, size, self._num_codebooks), np.int64)
         rows = np.empty((3, n), np.int64)
         rows[:] = [[self._policy.slots], [1], [size]]

@@ -19,6 +19,7 @@ from s1_mini.codecs.hifigan.window import Edges
 from s1_mini.core.messages import Begin, StepResult
 from s1_mini.core.stage import Chunks
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.execution.rows import fit
 from s1_mini.execution.stage import Pending, SimpleStage
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # units of the captured calls: a call runs in the smallest that holds it
@@ -60,7 +61,6 @@ class Vocoder(SimpleStage):
     def make_graphs(self) -> None:
         """Do so; on a CPU they run step by step, to be looked at."""
         policy, config = self._policy, self._vocoder.config
-        keys = [(n, size) for size in policy.classes for n in policy.rows if n <= policy.most_together(size)]
         around = 2 * self._context
 
         def call(_: tuple[int, int], frames: Tensor, edges: Tensor) -> list[Tensor]:
@@ -70,7 +70,7 @@ class Vocoder(SimpleStage):
         options = GraphOptions.of_stage(self.device, self._number)
         self._graphs = StepGraphs(
             call,
-            sorted(keys, key=lambda key: -key[0] * key[1]),
+            policy.calls,
             lambda key: [Buffer((key[0], key[1] + around, config.num_bins), torch.float32), Buffer((2, key[0]))],
             lambda key: [
                 Buffer((key[0], key[1] * config.samples_per_frame), torch.float32),
@@ -89,7 +89,7 @@ class Vocoder(SimpleStage):
         begun = [self._begun[slot] for slot in slots]
         samples: Sequence[np.ndarray] | np.ndarray
         if self._graphs is not None:
-            n = next(rows for rows in self._policy.rows if rows >= len(begun))
+            n = fit(self._policy.rows, len(begun))
             windows = np.zeros((n, size + 2 * self._context, self._vocoder.config.num_bins), np.float32)
             edges = np.zeros((2, n), np.int64)
             for at, begin in enumerate(begun):

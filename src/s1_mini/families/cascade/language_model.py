@@ -20,6 +20,7 @@ from torch import Tensor
 from s1_mini.core.messages import Begin, Prefill, StepResult
 from s1_mini.exceptions import GenerationError
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.execution.stage import Pending, SimpleStage
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
 from s1_mini.families.cascade.network import CausalGPT, Where
@@ -30,11 +31,8 @@ from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
 
-SPAN = 64  # positions; a multiple of what attention adds up at once
 BLOCK = 128  # positions of a prompt that a CPU reads at once
 CPU_ROWS = 4  # at the least: a CPU rounds products of one to three rows otherwise than those of more
-# Slots of the captured steps: a call runs in the smallest that holds it.
-LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 READ_ROWS = (4, 2, 1)  # prompts that a GPU reads at once
 DRAWS_OF_A_STAGE = 1 << 32  # utterances of a request; each stage has random numbers of its own beyond
 
@@ -82,8 +80,8 @@ class TokenStage(SimpleStage):
         self._prompts: dict[int, np.ndarray] = {}  # by slot
         self._num_read: dict[int, int] = {}
         self._lengths = [0] * rows  # positions of prompt and tokens
-        self._stepping: frozenset[int] = frozenset()  # slots that the state says step
-        self._ladder = [*(each for each in LADDER if each < slots), slots]
+        self._stepping = SteppingSlots(self._active)
+        self._ladder = ladder(slots)
         self._steps: StepGraphs[int] | None = None
         self._reads: StepGraphs[tuple[int, int]] | None = None
 
@@ -195,16 +193,16 @@ class TokenStage(SimpleStage):
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         """Make one token of every slot."""
-        self._set_active(frozenset(slots))
+        self._stepping.choose(slots)
         rows = 1 + max(slots)
         if self._steps is not None:
-            wait = self._steps.launch(next(count for count in self._ladder if count >= rows))
+            wait = self._steps.launch(fit(self._ladder, rows))
             return lambda: self._result(slots, wait()[0])
         if self.device.type == "cpu":
             rows = -(-rows // CPU_ROWS) * CPU_ROWS
             rows = min(rows, len(self._token))
         longest = max(self._lengths[slot] for slot in slots)
-        made = self._step_rows(rows, min(-(-longest // SPAN) * SPAN, self._positions)).cpu().numpy()
+        made = self._step_rows(rows, min(whole_spans(longest), self._positions)).cpu().numpy()
         for slot in slots:
             self._lengths[slot] += 1
         return lambda: self._result(slots, made)
@@ -238,14 +236,6 @@ class TokenStage(SimpleStage):
             uniform = table.gather(1, at[drawn]).squeeze(1)
             choice[drawn] = choose(logits[drawn], temperature, top_k, top_p, uniform)
         return choice
-
-    def _set_active(self, slots: frozenset[int]) -> None:
-        """Let these slots step and the others rest."""
-        if slots != self._stepping:
-            active = torch.zeros(len(self._active), dtype=torch.bool)
-            active[list(slots)] = True
-            self._active.copy_(stage(active, self.device))
-            self._stepping = slots
 
 
 class SemanticModel(TokenStage):
@@ -307,7 +297,7 @@ class CoarseModel(TokenStage):
         numbers, steps = windows.numbers, windows.merged(0, {}) * windows.numbers.window
         # A slot holds the longest window: all that it may see, and what it makes.
         longest = numbers.max_coarse_text + 1 + max(numbers.max_coarse_history + numbers.window, steps)
-        positions = min(-(-longest // SPAN) * SPAN, network.config.block_size)
+        positions = min(whole_spans(longest), network.config.block_size)
         with torch.inference_mode():
             self._first = torch.zeros(max(slots, CPU_ROWS), dtype=torch.int64, device=network.device)
         super().__init__(network, number=1, slots=slots, positions=positions, steps=steps, kv_dtype=kv_dtype)
@@ -338,7 +328,7 @@ class CoarseModel(TokenStage):
 
     def _read_sizes(self) -> list[int]:
         least, most = self._numbers.max_coarse_text, self._numbers.max_coarse_text + self._numbers.max_coarse_history
-        sizes = {least, *range(2 * least, most, least), -(-most // SPAN) * SPAN}
+        sizes = {least, *range(2 * least, most, least), whole_spans(most)}
         return sorted((min(size, self._positions) for size in sizes), reverse=True)
 
     def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:

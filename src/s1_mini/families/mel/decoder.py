@@ -16,14 +16,11 @@ from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, StepResult
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.execution.stage import Pending, SimpleStage
 from s1_mini.families.mel.model import MelModel
 from s1_mini.families.mel.voice import SPEAKER
-from s1_mini.layers.staging import stage
 
-SPAN = 64  # steps and tokens; a multiple of what attention adds up at once
-# Slots of the captured steps: a call runs in the smallest that holds it.
-LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 READ_ROWS = (1, 4)  # texts of the captured encodings …
 READ_TOKENS = (64, 128, 256)  # … and their tokens, up to the model's most
 
@@ -37,12 +34,12 @@ class MelDecoder(SimpleStage):
         with torch.inference_mode():
             self.state = model.allocate(slots, steps)
         self._steps = self.state.max_steps
-        self._ladder = [*(rows for rows in LADDER if rows < slots), slots]  # rows of the captured steps
+        self._ladder = ladder(slots)
         most = model.config.max_text
         self._tokens = [*(count for count in READ_TOKENS if count < most), most]
         self._texts: dict[int, np.ndarray] = {}  # by slot, [T]
         self._lengths = [0] * slots  # steps made
-        self._active: frozenset[int] = frozenset()  # slots that the state says step
+        self._stepping = SteppingSlots(self.state.active)
         self._graphs: StepGraphs[int] | None = None
         self._reads: StepGraphs[tuple[int, int]] | None = None
 
@@ -97,8 +94,8 @@ class MelDecoder(SimpleStage):
         for at in range(0, len(slots), READ_ROWS[-1]):
             some = slots[at : at + READ_ROWS[-1]]
             longest = max(len(self._texts[slot]) for slot in some)
-            rows = next(rows for rows in READ_ROWS if rows >= len(some))
-            count = next(count for count in self._tokens if count >= longest)
+            rows = fit(READ_ROWS, len(some))
+            count = fit(self._tokens, longest)
             asked = np.zeros((rows, count + 2), np.int64)
             asked[:, -2:] = self._slots, 1  # the slot that is nobody's, a single token
             for row, slot in enumerate(some):
@@ -108,26 +105,18 @@ class MelDecoder(SimpleStage):
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         """Make the next frames of every slot."""
-        self._set_active(frozenset(slots))
+        self._stepping.choose(slots)
         rows = 1 + max(slots)
         if self._graphs is not None:
-            wait = self._graphs.launch(next(count for count in self._ladder if count >= rows))
+            wait = self._graphs.launch(fit(self._ladder, rows))
             return lambda: self._result(slots, wait()[0])
-        span = min(_round_up(max(self._lengths[slot] for slot in slots) + 1), self._steps)
-        text_span = _round_up(max(len(self._texts[slot]) for slot in slots))
+        span = min(whole_spans(max(self._lengths[slot] for slot in slots) + 1), self._steps)
+        text_span = whole_spans(max(len(self._texts[slot]) for slot in slots))
         text_span = min(text_span, self._model.config.max_text)
         made = self._model.step(self.state, span, text_span, rows).cpu().numpy()
         for slot in slots:
             self._lengths[slot] += 1
         return lambda: self._result(slots, made)
-
-    def _set_active(self, slots: frozenset[int]) -> None:
-        """Let these slots step and the others rest."""
-        if slots != self._active:
-            active = torch.zeros(self._slots, dtype=torch.bool)
-            active[list(slots)] = True
-            self.state.active.copy_(stage(active, self.device))
-            self._active = slots
 
     def _read(self, _: tuple[int, int], asked: Tensor) -> list[Tensor]:
         self._model.read(self.state, asked[:, :-2], asked[:, -2].contiguous(), asked[:, -1].clamp_min(1))
@@ -138,7 +127,3 @@ class MelDecoder(SimpleStage):
         rows, frames = made[list(slots)], self._model.config.frames_per_step
         values = rows[:, :-2].reshape(len(rows), frames, -1)
         return StepResult(values, [frames] * len(rows), (rows[:, -2] != 0).tolist(), (rows[:, -1] != 0).tolist())
-
-
-def _round_up(count: int) -> int:
-    return -(-count // SPAN) * SPAN

@@ -16,14 +16,12 @@ from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.execution.stage import Pending
 from s1_mini.families.s1.model import S1Model, SamplingTensors
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
 
-SPAN = 64  # positions; a multiple of what attention adds up at once
-# Slots of the captured steps: a call runs in the smallest that holds it.
-LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 READS = (16, 32, 64, 128, 256)  # positions of prompts that are read in one go
 
 
@@ -38,10 +36,10 @@ class LanguageModel:
             ones = torch.ones(3, slots, device=self.device)
             table = torch.zeros(slots, self._positions + 1, model.num_codebooks, device=self.device)
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
-        self._ladder = [*(rows for rows in LADDER if rows < slots), slots]  # rows of the captured steps
+        self._ladder = ladder(slots)
         self._prompts: dict[int, np.ndarray] = {}  # by slot, [S, K + 1]
         self._lengths = [0] * slots  # positions of prompt and frames
-        self._active: frozenset[int] = frozenset()  # slots that the state says step
+        self._stepping = SteppingSlots(self.state.active)
         self._steps: StepGraphs[int] | None = None
         self._reads: StepGraphs[int] | None = None
 
@@ -95,18 +93,18 @@ class LanguageModel:
         asked = np.concatenate(rows)
         for at in range(0, len(asked), READS[-1]):
             some = asked[at : at + READS[-1]]
-            size = next(size for size in READS if size >= len(some))
+            size = fit(READS, len(some))
             self._reads.launch(size, np.concatenate((some, self._nothing(size - len(some)))))
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         """Make one frame of every slot."""
-        self._set_active(frozenset(slots))
+        self._stepping.choose(slots)
         rows = 1 + max(slots)
         if self._steps is not None:
-            wait = self._steps.launch(self._captured_rows(rows))
+            wait = self._steps.launch(fit(self._ladder, rows))
             return lambda: _result(slots, wait()[0])
         longest = max(self._lengths[slot] for slot in slots)
-        span = min(-(-longest // SPAN) * SPAN, self._positions)
+        span = min(whole_spans(longest), self._positions)
         made = self._model.step(self.state, self._sampling, span, rows).made.cpu().numpy()
         for slot in slots:
             self._lengths[slot] += 1
@@ -123,20 +121,8 @@ class LanguageModel:
     def replay(self, rows: int) -> bool:
         """Launch a captured frame of the first slots and do not look at it; tell whether there is one."""
         if self._steps is not None:
-            self._steps.replay(self._captured_rows(rows))
+            self._steps.replay(fit(self._ladder, rows))
         return self._steps is not None
-
-    def _captured_rows(self, rows: int) -> int:
-        """Give the rows of the smallest captured step that holds so many."""
-        return next(count for count in self._ladder if count >= rows)
-
-    def _set_active(self, slots: frozenset[int]) -> None:
-        """Let these slots step and the others rest."""
-        if slots != self._active:
-            active = torch.zeros(self._slots, dtype=torch.bool)
-            active[list(slots)] = True
-            self.state.active.copy_(stage(active, self.device))
-            self._active = slots
 
     def _asked(self, part: Prefill) -> np.ndarray:
         """Give what is to be read [n, K + 3]: a prompt's items, the slot, their positions."""
