@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from s1_mini.cli.verb import DEVICES, FORMATS, PRECISIONS, completing, engine_config
+from s1_mini.cli.engine_options import Checkpoint, Device, Precision
+from s1_mini.cli.verb import FORMATS, completing, engine_config
 from s1_mini.exceptions import ParameterError
 from s1_mini.types import DEFAULT_SAMPLING, MAX_SEED
 
@@ -72,23 +73,12 @@ def corpus(
         str | None, typer.Option(metavar="JSON", help="Of all texts, as in that column.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="With a text's id it makes the text's seed.")] = 0,
-    checkpoint_path: Annotated[
-        Path | None,
-        typer.Option("--checkpoint", help="Checkpoint directory. [the voice that ships]", show_default=False),
-    ] = None,
+    checkpoint_path: Checkpoint = None,
     voices_path: Annotated[
         Path | None, typer.Option(help="Directory of added voices. [S1_MINI_VOICES_PATH]", show_default=False)
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES), show_default=False),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="auto, float32, float16, bfloat16.", autocompletion=completing(*PRECISIONS), show_default=False
-        ),
-    ] = None,
+    device: Device = None,
+    precision: Precision = None,
     price: Annotated[
         float | None, typer.Option(min=0.0, help="Of an hour of all machines.", show_default=False)
     ] = None,

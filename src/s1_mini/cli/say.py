@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s1_mini.cli.verb import DEVICES, FORMATS, PRECISIONS, check_pipe, completing, engine_config
+from s1_mini.cli.engine_options import Device, Precision
+from s1_mini.cli.verb import FORMATS, check_pipe, completing, engine_config
 from s1_mini.exceptions import ParameterError, TextError
 from s1_mini.text.normalize import normalize
 from s1_mini.types import DEFAULT_SAMPLING, SamplingParams
@@ -78,16 +79,8 @@ def say(
         bool, typer.Option("--stream", help="With -o -: send sound while it is made (wav or pcm).")
     ] = False,
     play: Annotated[bool, typer.Option("--play", help="Play it while it is made; needs s1-mini[play].")] = False,
-    device: Annotated[
-        str | None,
-        typer.Option(help="auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES), show_default=False),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="auto, float32, float16, bfloat16.", autocompletion=completing(*PRECISIONS), show_default=False
-        ),
-    ] = None,
+    device: Device = None,
+    precision: Precision = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say how long it took.")] = False,
 ) -> None:
     """Say a text.

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s1_mini.cli.verb import DEVICES, PRECISIONS, completing, engine_config
+from s1_mini.cli.engine_options import Checkpoint, Device, Precision
+from s1_mini.cli.verb import completing, engine_config
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
@@ -22,24 +23,9 @@ if TYPE_CHECKING:
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [127.0.0.1]", show_default=False)] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65_535, help="[8080]", show_default=False)] = None,
-    checkpoint_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint",
-            help="Directory, or name on the Hugging Face hub. [the voice that ships]",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES), show_default=False),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="auto, float32, float16, bfloat16.", autocompletion=completing(*PRECISIONS), show_default=False
-        ),
-    ] = None,
+    checkpoint_path: Checkpoint = None,
+    device: Device = None,
+    precision: Precision = None,
     max_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sentences spoken at once. [4; a GPU: what fits]", show_default=False)
     ] = None,

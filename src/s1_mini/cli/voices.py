@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from s1_mini.cli.engine_options import Checkpoint
 from s1_mini.cli.verb import Group, Verb, engine_config
 from s1_mini.exceptions import ConfigurationError
 
@@ -26,12 +27,6 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The voice's name.", show_default=False)]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoint", help="Directory, or name on the Hugging Face hub. [the voice that ships]", show_default=False
-    ),
-]
 Folder = Annotated[
     Path | None,
     typer.Option("--voices-path", help="Directory of added voices. [S1_MINI_VOICES_PATH]", show_default=False),
