@@ -60,10 +60,10 @@ class TokenStage(SimpleStage):
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
         with torch.inference_mode():
-            # One slot more takes what fills up a call, one position more what slots that rest put in.
+            # One position more takes what slots that rest put in.
             self._cache = KVCache.allocate(
                 layers=config.num_layers,
-                slots=rows + 1,
+                slots=rows,
                 heads=config.num_heads,
                 columns=positions + 1,
                 head_dim=config.head_dim,

@@ -70,8 +70,7 @@ class CoarsePolicy(StagePolicy):
         windows, numbers, facts = self.windows, self.windows.numbers, progress.facts
         window = windows.at(progress.units, facts)
         merged = windows.merged(window, facts)
-        history, start = facts.get(SEMANTIC, 0), windows.seen(window, facts)
-        stop = start + numbers.max_coarse_text - history
+        stop = self._stop(window, facts)
         if not progress.is_final and (progress.available < stop or not self.begins_early):
             return None
         # With all that it sees there, a window is never the last: it sees further than it speaks.
@@ -80,7 +79,7 @@ class CoarsePolicy(StagePolicy):
             left = numbers.num_coarse(progress.available) - window * numbers.window
             if left <= steps:
                 steps, consumes = max(left, 1), progress.available - progress.consumed
-        start = max(0, start - history)
+        start = max(0, windows.seen(window, facts) - facts.get(SEMANTIC, 0))
         past = windows.past(window, facts)
         return Unit(
             start,
@@ -95,13 +94,15 @@ class CoarsePolicy(StagePolicy):
         """Give where what the next window sees ends."""
         if not self.begins_early:
             return NEVER
-        facts = progress.facts
-        window = self.windows.at(progress.units, facts)
-        return self.windows.seen(window, facts) + self.windows.numbers.max_coarse_text - facts.get(SEMANTIC, 0)
+        return self._stop(self.windows.at(progress.units, progress.facts), progress.facts)
 
     def is_done(self, progress: Progress) -> bool:
         """Tell whether all codes are made."""
         return progress.is_final and progress.units > 0 and progress.consumed >= progress.available
+
+    def _stop(self, window: int, facts: Facts) -> int:
+        """Give one past the last semantic token that a window sees, the voice's not counted."""
+        return self.windows.seen(window, facts) + self.windows.numbers.max_coarse_text - facts.get(SEMANTIC, 0)
 
     def _spoken(self, window: int) -> int:
         """Give the semantic tokens that windows before this one have spoken."""

@@ -12,7 +12,7 @@ from s1_mini.families.cascade.config import NUM_COARSE, Numbers
 from s1_mini.families.cascade.policies import COARSE, FINE, SEMANTIC
 from s1_mini.types import Voice
 
-HACK = 2  # codes that are left out at the end of a voice: suno's, so that it fits in time
+NUM_DROPPED = 2  # codes that are left out at the end of a voice: suno's, so that it fits in time
 
 
 def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> Prompt:
@@ -44,7 +44,7 @@ def histories(numbers: Numbers, tensors: Mapping[str, np.ndarray]) -> dict[str, 
     codes = round(count * numbers.ratio)
     return {
         "semantic": semantic[len(semantic) - count :],
-        "coarse": flat[len(flat) - codes :][:-HACK],
+        "coarse": flat[len(flat) - codes :][:-NUM_DROPPED],
         "fine": fine.T[-numbers.fine_hop :],
     }
 

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, Numbers, read_cascade_config
 from s1_mini.families.cascade.network import CausalGPT, FineGPT
-from s1_mini.weights.directory import INDEX_SUFFIX
+from s1_mini.weights.directory import MODEL_NAMES
 from s1_mini.weights.files import read_object, read_tensors
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton
 
-WHOLE = ("model.safetensors", f"model{INDEX_SUFFIX}", "pytorch_model.bin")
 PREFIXES = {"semantic": "semantic.", "coarse": "coarse_acoustics.", "fine": "fine_acoustics.", "codec": "codec_model."}
 COMPACT = {stage: f"{stage}.safetensors" for stage in PREFIXES}
 # suno's large models and its small ones; the codec, which it has not, is facebook/encodec_24khz's.
@@ -33,7 +32,7 @@ SETS = (
     {stage: f"{stem}_2.pt" for stage, stem in _SUNO.items()} | {"codec": COMPACT["codec"]},
     {stage: f"{stem}.pt" for stage, stem in _SUNO.items()} | {"codec": COMPACT["codec"]},
 )
-NAMES = (*WHOLE, *(names["semantic"] for names in SETS))  # one of these a checkpoint has
+NAMES = (*MODEL_NAMES, *(names["semantic"] for names in SETS))  # one of these a checkpoint has
 
 _MASK = re.compile(r"layers\.\d+\.attn\.bias$")
 _RENAMED = (
@@ -68,7 +67,7 @@ class Models:
 
 def find_parts(directory: Path) -> dict[str, Path]:
     """Give the file that holds each model and the codec; one may hold all. Raises `CheckpointFileError`."""
-    whole = next((directory / name for name in WHOLE if (directory / name).is_file()), None)
+    whole = next((directory / name for name in MODEL_NAMES if (directory / name).is_file()), None)
     if whole is not None:
         return dict.fromkeys(PREFIXES, whole)
     sets = [{stage: directory / name for stage, name in names.items()} for names in SETS]
@@ -77,7 +76,7 @@ def find_parts(directory: Path) -> dict[str, Path]:
     there = [file.name for files in sets for stage, file in files.items() if stage != "codec" and file.is_file()]
     if not there:
         raise CheckpointFileError(
-            f"{directory} holds no models: expected {', '.join(WHOLE)}, or suno's text.pt, coarse.pt and fine.pt"
+            f"{directory} holds no models: expected {', '.join(MODEL_NAMES)}, or suno's text.pt, coarse.pt and fine.pt"
         )
     lacking = [stage for stage, file in most.items() if not file.is_file()]
     if lacking:
