@@ -63,6 +63,13 @@ atexit.register(wait)  # as the driver of a GPU that hangs may do
 sys.exit(run())
 """
 
+FROZEN = """
+import atexit, gc, json, sys
+from s1_mini.cli.app import run
+atexit.register(lambda: print(json.dumps({"frozen": gc.get_freeze_count()}), file=sys.stderr))
+sys.exit(run())
+"""
+
 
 @contextmanager
 def served(checkpoint: Path, *program: str, **environment: str) -> Iterator[Running]:
@@ -126,6 +133,15 @@ def test_sigterm_under_load_finishes_what_was_accepted_and_refuses_what_comes(or
     assert len({length for _, length in results}) == 1
     lines = [json.loads(line) for line in running.lines]
     assert len([line for line in lines if line["message"] == "request" and line["status"] == 200]) >= 6
+
+
+def test_the_garbage_collector_does_not_look_at_what_was_loaded(oracle: Path) -> None:
+    with served(oracle, "-c", FROZEN) as running:
+        wait_until(running.is_ready)
+        running.process.send_signal(ENDING.signal)
+        assert running.end(within_s=30) == 0
+
+    assert json.loads(running.lines[-1])["frozen"] > 50_000
 
 
 def test_what_is_not_finished_in_time_is_told_so(oracle: Path) -> None:

@@ -29,7 +29,7 @@ from s1_mini.server.connections import open_more_files
 from s1_mini.server.gate import EngineDied
 from s1_mini.server.logs import set_up_logging
 from s1_mini.server.member import trusted_peers
-from s1_mini.server.memory import give_back_large_blocks
+from s1_mini.server.memory import freeze_what_is_loaded, give_back_large_blocks
 from s1_mini.server.socket_wire import SocketWire
 from s1_mini.server.wire import Wire
 
@@ -164,6 +164,7 @@ class DrainingServer(uvicorn.Server):
         if "ready" not in self._told and gate.refusal() is None:
             seconds = round(time.monotonic() - self._began, 1)
             self._tell("ready", **self._place, device=gate.health()["device"]["value"], seconds=seconds)
+            self._state.lifecycle.submit(freeze_what_is_loaded)
         if gate.failure is not None:
             self._begin_drain()
         if gate.is_draining and "draining" not in self._told and (gate.failure is None or "ready" in self._told):
