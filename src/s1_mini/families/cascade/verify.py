@@ -1,7 +1,7 @@
 """What the original implementation of a cascade gave, computed anew by this engine's own stages and compared.
 
-An oracle is a flat file of tensors `CASE.NAME`; docs/cascade.md lists the names and what they mean. Everything is done
-greedily and in fp32.
+An oracle is a flat file of tensors `CASE.NAME`; docs/cascade_measured.md lists the names and what they mean. Everything
+is done greedily and in fp32.
 """
 
 from __future__ import annotations
