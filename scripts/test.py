@@ -1,4 +1,4 @@
-"""Check everything: set up `.venv`, then lint, layout, types, imports and tests, as CI does.
+"""Check everything: set up `.venv`, then lint, layout, types and imports beside each other, then tests, as CI does.
 
 Example: python scripts/test.py -k scheduler
 
@@ -13,8 +13,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +47,7 @@ def main(arguments: "list[str]") -> int:
         wanted = infra_checks(environment.ensure(ROOT, recipe=environment.INFRA), pytest_arguments)
     else:
         wanted = checks(environment.ensure(ROOT, ["test"]), marks, pytest_arguments)
-    results = [run_check(name, command) for name, command in wanted]
+    results = [*run_beside(wanted[:-1]), run_check(*wanted[-1])]
     print(summary(results), flush=True)
     return 0 if all(result.passed for result in results) else 1
 
@@ -99,6 +101,27 @@ def require_node(version: str) -> None:
             f"The CDK runs in Node {MIN_NODE} or newer, and on the path is {version.strip() or 'none'}: install it "
             "(https://nodejs.org, or your system's package `nodejs`), then run this again."
         )
+
+
+def run_beside(wanted: "Sequence[tuple[str, list[str]]]") -> "list[Result]":
+    """Run checks that keep one core busy each beside each other; show the output of each when it has ended."""
+    start, waiting, results = time.monotonic(), {}, {}
+    env = environment.child_env(os.environ, is_terminal=False)
+    with ExitStack() as stack:
+        for name, command in wanted:
+            output = stack.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=str(ROOT), env=env)
+            waiting[name] = process, output
+            stack.callback(process.wait)
+            stack.callback(process.kill)  # which does nothing once it has ended
+        while waiting:
+            for name in [name for name, (process, _) in waiting.items() if process.poll() is not None]:
+                process, output = waiting.pop(name)
+                results[name] = Result(name, time.monotonic() - start, process.returncode == 0)
+                output.seek(0)
+                print(f"\n--- {name}\n{output.read().decode('utf-8', 'replace')}", end="", flush=True)
+            time.sleep(0.05)
+    return [results[name] for name, _ in wanted]
 
 
 def run_check(name: str, command: "Sequence[str]") -> Result:

@@ -449,6 +449,20 @@ def test_pytest_runs_last_and_on_gpu_tests_only_if_asked(check):
         assert checks[-1][1] == ["python", "-m", "pytest", "-m", marker, *together, "-k", "scheduler"]
 
 
+def test_checks_run_beside_each_other_and_each_shows_what_it_said_and_how_it_ended(check, capfd, tmp_path):
+    meets = "import pathlib, sys, time; me, other, code = sys.argv[1:]; pathlib.Path(me).touch()\n"
+    meets += "while not pathlib.Path(other).exists(): time.sleep(0.01)\nprint('met', flush=True); sys.exit(int(code))"
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    command = [sys.executable, "-c", meets]
+
+    results = check.run_beside([("one", [*command, one, other, "0"]), ("other", [*command, other, one, "3"])])
+
+    assert [(result.name, result.passed) for result in results] == [("one", True), ("other", False)]
+    shown = capfd.readouterr().out
+    assert "\n--- one\nmet\n" in shown.replace("\r\n", "\n")
+    assert "\n--- other\nmet\n" in shown.replace("\r\n", "\n")
+
+
 def test_infra_is_one_command_in_an_environment_of_its_own(check, monkeypatch):
     made, ran = [], []
     monkeypatch.setattr(check, "node_version", lambda: "v20.20.2\n")
