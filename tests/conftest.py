@@ -18,6 +18,12 @@ LOADER = botocore.loaders.Loader()
 ASSETS = Path(__file__).parent / "assets"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with files that have a slow test: a long file at the end would leave the other cores with nothing to do."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
 def _clean_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the machine that runs the tests reaches them."""
