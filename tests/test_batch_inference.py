@@ -87,6 +87,16 @@ SEEDED = """
 """
 
 
+# Of a slot: it ends what random weights would say for ever.
+POSITIONS = 96
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_columns=POSITIONS)) as engine:
+        yield engine
+
+
 def run(example: str, **names: Any) -> dict[str, Any]:
     """Run an example; on this machine its GPU is the CPU."""
     code = textwrap.dedent(example).replace('device="cuda"', 'device="cpu"')
@@ -97,6 +107,7 @@ def run(example: str, **names: Any) -> dict[str, Any]:
 @pytest.fixture
 def desk(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the checkpoint that the examples name; engines that they start are stopped."""
+    monkeypatch.setenv("S1_MINI_MAX_COLUMNS", str(POSITIONS))
     shutil.copytree(tiny, tmp_path / "checkpoints" / "openaudio-s1-mini")
     monkeypatch.chdir(tmp_path)
     started: list[ProductionTTSEngine] = []

@@ -151,7 +151,7 @@ def test_json_lines_answer_line_by_line_and_a_bad_line_fails_alone(toolkit: Tool
         ({"text": "x", "reference_audio": "not base64!"}, {}, 422, "request_invalid"),
         ({"text": "x", "reference_audio": "AAAA"}, {}, 422, "reference_invalid"),
         (b"x", {"content_type": "text/csv"}, 415, "content_type_unsupported"),
-        ({"text": "x"}, {"accept": "image/png"}, 406, "not_acceptable"),
+        ({"text": "x", "max_new_tokens": 4}, {"accept": "image/png"}, 406, "not_acceptable"),
         (None, {"content_type": "multipart/form-data; boundary=x"}, 415, "content_type_unsupported"),
     ],
 )

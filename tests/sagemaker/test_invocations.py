@@ -105,7 +105,7 @@ def test_more_lines_than_allowed_are_refused_before_anything_is_spoken(http: htt
 
 
 def test_custom_attributes_choose_another_route(http: httpx2.Client) -> None:
-    body = {"model": "s1-mini", "input": "Good morning.", "response_format": "wav", "seed": 1}
+    body = {"model": "s1-mini", "input": "Good morning.", "response_format": "wav", "seed": 1, "max_new_tokens": 8}
 
     answer = http.post("/invocations", json=body, headers={ATTRIBUTES: "route=/v1/audio/speech"})
     batch = http.post("/invocations", json={"items": [SHORT | {}]}, headers={ATTRIBUTES: "x, route=v1/tts/batch"})

@@ -242,7 +242,8 @@ def test_a_store_is_a_folder_that_is_made(tmp_path: Path) -> None:
 
 
 def test_custom_attributes_choose_another_route_through_boto3(runtime: Any) -> None:
-    body = json.dumps({"model": "s1-mini", "input": "Good morning.", "response_format": "flac", "seed": 1})
+    spoken = {"model": "s1-mini", "input": "Good morning.", "response_format": "flac", "seed": 1, "max_new_tokens": 8}
+    body = json.dumps(spoken)
 
     answer = runtime.invoke_endpoint(**call() | {"Body": body}, CustomAttributes="route=/v1/audio/speech")
 

@@ -226,7 +226,8 @@ def test_every_error_of_the_package_has_a_line_in_the_table_and_every_code_one_s
 
 @pytest.mark.parametrize("charset", ["undefined", "no-such"])
 def test_a_form_of_a_charset_that_reads_nothing_is_no_fault_of_ours(http: httpx2.Client, charset: str) -> None:
-    content = b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\nHi.\r\n--x--\r\n'
+    part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+    content = part % (b"text", b"Hi.") + part % (b"max_new_tokens", b"4") + b"--x--\r\n"
     kind = f"multipart/form-data; boundary=x; charset={charset}"
 
     assert http.post("/v1/tts", content=content, headers={"Content-Type": kind}).status_code in (200, 400)

@@ -275,7 +275,7 @@ def test_ping_answers_at_once_while_many_generate(door: Door) -> None:
     def speak() -> None:
         with door.client() as client:
             while not ends.is_set():
-                client.post("/v1/tts", json=LONG | {"max_new_tokens": 40, "format": "mp3"})
+                client.post("/v1/tts", json=BODY | {"max_new_tokens": 40, "format": "mp3"})
 
     speakers = [threading.Thread(target=speak) for _ in range(8)]
     for speaker in speakers:

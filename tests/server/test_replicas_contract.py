@@ -69,7 +69,7 @@ EXCEPT = {
     "test_a_head_that_drips_is_ended_by_the_clock",
     "test_what_is_no_http_is_refused_in_the_shape_of_all_errors",
     "test_a_head_of_hundreds_of_headers_is_refused",
-    # half a minute of noise each, of which nothing depends on who stands before it
+    # nothing of these depends on who stands before it
     "test_custom_attributes_choose_another_route",
     "test_custom_attributes_choose_another_route_through_boto3",
     "test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by",

@@ -114,7 +114,7 @@ def inside(running: Running) -> int:
 def test_sigterm_under_load_finishes_what_was_accepted_and_refuses_what_comes(oracle: Path) -> None:
     with served(oracle) as running:
         wait_until(running.is_ready)
-        threads, results = speak_many(running, 6, max_new_tokens=60)
+        threads, results = speak_many(running, 6, max_new_tokens=30)
         wait_until(lambda: inside(running) == 6)
 
         running.process.send_signal(ENDING.signal)
