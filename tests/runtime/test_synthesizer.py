@@ -256,7 +256,7 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(s
         {
             "pieces": [f"Text {i}.", "And more of it."][: chance.choice((1, 1, 1, 2))] if i % 20 else [f"Bad {i}."],
             "seed": chance.randrange(10**6),
-            "frames": chance.randrange(3, 24),
+            "frames": chance.randrange(3, 14),
             "voices": chance.choice(voices),
             "profile": chance.choice(("ttfa", "balanced", "throughput")),
             "streams": chance.random() < 0.5,
