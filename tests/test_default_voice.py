@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,8 +60,10 @@ def test_ten_sentences_are_understood_and_stop_in_time(voice: ProductionTTSEngin
 
     errors = words = 0
     ratios = []
-    for seed, (text, teacher_s) in enumerate(SENTENCES, start=1):
-        response = voice.generate(text, seed=seed)
+    with ThreadPoolExecutor(len(SENTENCES)) as askers:  # together they take fewer steps, and sound as they do alone
+        spoken = askers.map(lambda it: voice.generate(it[1][0], seed=it[0]), enumerate(SENTENCES, start=1))
+        responses = list(spoken)
+    for (text, teacher_s), response in zip(SENTENCES, responses, strict=True):
         assert response.finish_reason == "stop", text
         wrong, said, _ = word_errors(text, response.audio)
         errors, words = errors + wrong, words + said
