@@ -185,9 +185,9 @@ def test_a_codec_slower_than_the_model_fills_the_queue_and_no_hidden_one(speaker
 @pytest.mark.parametrize("profile", ["ttfa", "balanced"])
 def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(speaker: Speaker, profile: str) -> None:
     plain = start(speaker)
-    alone = {seed: sound(ask(plain, seed, 60, profile=profile)) for seed in range(4)}
+    alone = {seed: sound(ask(plain, seed, 30, profile=profile)) for seed in range(4)}
     synthesizer = start_alone(speaker, max_batch_size=16)
-    queues = [ask(synthesizer, seed % 4, 60, profile=profile) for seed in range(32)]
+    queues = [ask(synthesizer, seed % 4, 30, profile=profile) for seed in range(32)]
 
     left = 0
     while not all(queue.has_ended for queue in queues):
@@ -199,7 +199,7 @@ def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(speaker
         time.sleep(0.002)
 
     assert all(np.array_equal(sound(queue), alone[seed % 4]) for seed, queue in enumerate(queues))
-    assert left < 16 * 60  # not all of a batch waits at once
+    assert left < 16 * 30  # not all of a batch waits at once
     for each in (plain, synthesizer):
         each.close()
 

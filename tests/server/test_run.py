@@ -170,7 +170,7 @@ def test_what_is_not_finished_in_time_is_told_so(oracle: Path) -> None:
 def test_what_was_kept_is_there_after_a_kill_amid_the_keeping(oracle: Path, tmp_path: Path, tone: np.ndarray) -> None:
     """Voices that a client was told are kept survive a `kill -9` and sound the same; of the others none is torn."""
     kept = {"S1_MINI_VOICES_PATH": str(tmp_path / "voices"), "S1_MINI_REFERENCE_CACHE_PATH": str(tmp_path / "cache")}
-    asked = {"text": "Good morning.", "seed": 1, "max_new_tokens": 12, "format": "pcm"}
+    asked = {"text": "Good morning.", "seed": 1, "max_new_tokens": 4, "format": "pcm"}
     recording = encode(tone[: len(tone) // 2], 44_100, "wav")
     told: list[str] = []
 
