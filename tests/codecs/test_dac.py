@@ -110,16 +110,16 @@ def test_a_stream_longer_than_the_codec_reaches_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_grad")
 def test_the_full_size_codec_streams_exactly_too() -> None:
-    """185 M parameters with random weights; the four schedules agree ≤ 1e-5."""
+    """185 M parameters with random weights; all schedules agree with one call, ≤ 1e-5."""
     tensors = translate(random_codec(RECIPES["full"]), encodes=False)
     codec = build_codec(
         DacConfig(), tensors, encodes=False, dtype=torch.float32, device=torch.device("cpu"), source="test"
     )
-    codes = random_codes(20)
+    codes = random_codes(15)
     whole = codec.open(1).push(codes)
 
-    for sizes in SCHEDULES.values():
-        assert (in_chunks(codec, codes, sizes) - whole).abs().max() <= 1e-5
+    for name in SCHEDULES.keys() - {"one call"}:
+        assert (in_chunks(codec, codes, SCHEDULES[name]) - whole).abs().max() <= 1e-5
 
 
 def test_a_decoder_only_codec_has_half_the_weights_and_no_encoder(tiny: Path) -> None:
