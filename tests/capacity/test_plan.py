@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import pytest
 
-from s1_mini.capacity.cards import CARDS, MACHINES, card_in, find_card
+from s1_mini.capacity.cards import CARDS, MACHINES, card_in, find_card, find_machine
 from s1_mini.capacity.floor import COPY_SHARE, Efficiency, Floors
-from s1_mini.capacity.memory import CONTEXT_BYTES, GIB, Demand, count_slots, fit_slots
-from s1_mini.capacity.plan import Wish, make_plans
+from s1_mini.capacity.memory import CONTEXT_BYTES, GIB, Demand, Room, count_slots, fit_slots
+from s1_mini.capacity.plan import REPLICA_SHARE, Wish, make_plans, plan_machine
 from s1_mini.capacity.sizes import Cost, Formats, Sizes, StageSizes
 from s1_mini.cli.app import app
 from s1_mini.config import EngineConfig
@@ -27,7 +27,7 @@ from s1_mini.runtime.loader import load
 Run = Callable[..., tuple[str, dict[str, Any]]]
 
 S1_MINI = partial(get_family().sizes, None)
-DEMAND = Demand(position=100, stream_row=1000, frame=10, prefix_cache=0, encoding=0, copies=0)
+DEMAND = Demand(position=100, stream_row=1000, frame=10)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_s1_mini_has_the_sizes_that_were_counted_of_the_original(full: Sizes) -> None:
-    step, sound = (stage.step for stage in full.stages)
+    step, sound = (stage.step for stage in full.stages.values())
     assert step(1, 301).num_bytes - step(1, 300).num_bytes == 114_688
     assert sound(1, 0).operations / full.frame_s == pytest.approx(145.8e9, rel=1e-3)
     # 860.2 M parameters less the head rows that nothing is drawn from: 155,776 - 4,097 and 4,096 - 1,024, of 1,024
@@ -74,7 +74,7 @@ def test_what_is_expected_of_an_h200_is_what_was_measured(full: Sizes) -> None:
 def test_the_sizes_of_a_checkpoint_are_those_of_its_loaded_weights(tiny: Path) -> None:
     speaker = load(EngineConfig(checkpoint_path=tiny, device="cpu"))
     sizes = get_family().sizes(tiny, Formats(codec=4), 0)
-    step = sizes.stages[0].step
+    step = sizes.stages["language_model"].step
 
     assert sizes.weight_bytes("memory") == speaker.loaded.model.num_bytes / 2  # which is float32 on a CPU
     assert sizes.weight_bytes("compute") == 4 * count(speaker.loaded.codec)
@@ -83,20 +83,20 @@ def test_the_sizes_of_a_checkpoint_are_those_of_its_loaded_weights(tiny: Path) -
 
 def test_slots_fill_the_memory_and_no_more() -> None:
     free, columns = 4 * GIB, 2000
-    slots = count_slots(free, DEMAND, columns)
+    slots = count_slots([Room(free, DEMAND)], columns)
 
     room = 0.98 * free - DEMAND.fixed
     assert slots * DEMAND.slot(columns) <= room < (slots + 1) * DEMAND.slot(columns)
-    assert count_slots(GIB / 2, DEMAND, columns) == 0
+    assert count_slots([Room(GIB / 2, DEMAND)], columns) == 0
 
 
 def test_fewer_columns_are_chosen_before_fewer_slots() -> None:
-    free = 1.2 * GIB
-    rich, poor = count_slots(free, DEMAND, 8192), count_slots(free, DEMAND, 2048)
+    rooms = [Room(1.2 * GIB, DEMAND)]
+    rich, poor = count_slots(rooms, 8192), count_slots(rooms, 2048)
 
-    assert fit_slots(free, DEMAND, wanted=rich, positions=8192, needed=2048, span=64) == (rich, 8192)
-    assert fit_slots(free, DEMAND, wanted=rich + 1, positions=8192, needed=2048, span=64) == (rich + 1, 2048)
-    assert fit_slots(free, DEMAND, wanted=10 * poor, positions=8192, needed=2048, span=64) == (poor, 2048)
+    assert fit_slots(rooms, wanted=rich, positions=8192, needed=2048, span=64) == (rich, 8192)
+    assert fit_slots(rooms, wanted=rich + 1, positions=8192, needed=2048, span=64) == (rich + 1, 2048)
+    assert fit_slots(rooms, wanted=10 * poor, positions=8192, needed=2048, span=64) == (poor, 2048)
 
 
 def test_a_chain_of_other_stages_is_planned_the_same_way() -> None:
@@ -105,9 +105,11 @@ def test_a_chain_of_other_stages_is_planned_the_same_way() -> None:
     def stage(weights: float, bound: Literal["memory", "compute"]) -> StageSizes:
         return StageSizes(weights, lambda rows, _: Cost(weights, 2 * rows * weights), bound)
 
-    stages = (stage(4e8, "memory"), stage(2e8, "memory"), stage(2e8, "compute"), stage(3e7, "compute"))
-    demand = Demand(position=0, stream_row=1000, frame=10, prefix_cache=0, encoding=0, copies=0, fixed_slot=GIB // 4)
-    sizes = Sizes(stages, demand, frame_s=1 / 75, max_positions=1024, needed_positions=lambda *_: 1024)
+    weights = (stage(4e8, "memory"), stage(2e8, "memory"), stage(2e8, "compute"), stage(3e7, "compute"))
+    demand = Demand(stream_row=1000, frame=10, fixed_slot=GIB // 4)
+    stages = dict(zip("abcd", weights, strict=True))
+    demands = {"a": demand, **dict.fromkeys("bcd", Demand())}
+    sizes = Sizes(stages, demands, frame_s=1 / 75, max_positions=1024, needed_positions=lambda *_: 1024)
     card = find_card("l4")
 
     (plan,) = make_plans(lambda *_: sizes, [card], Wish())
@@ -117,14 +119,49 @@ def test_a_chain_of_other_stages_is_planned_the_same_way() -> None:
     assert (plan.slots, plan.columns) == (int((0.98 * free - demand.fixed) // demand.slot(1024)), 1024)
     assert plan.floors[0].model_ms == pytest.approx(6e8 / (COPY_SHARE * card.bandwidth_gb_s * 1e6))
     assert plan.data()["codec_bytes"] == 230_000_000
-    assert fit_slots(0, demand, wanted=4, positions=1024, needed=1024, span=64) == (1, 0)
+    assert fit_slots([Room(0, demand)], wanted=4, positions=1024, needed=1024, span=64) == (1, 0)
 
 
 def test_one_slot_is_left_with_the_columns_that_fit() -> None:
     free = (DEMAND.fixed + DEMAND.slot(200)) / 0.98 + 1
 
-    assert fit_slots(free, DEMAND, wanted=4, positions=8192, needed=2048, span=64) == (1, 192)
-    assert fit_slots(0, DEMAND, wanted=4, positions=8192, needed=2048, span=64) == (1, 0)
+    assert fit_slots([Room(free, DEMAND)], wanted=4, positions=8192, needed=2048, span=64) == (1, 192)
+    assert fit_slots([Room(0, DEMAND)], wanted=4, positions=8192, needed=2048, span=64) == (1, 0)
+
+
+def test_of_several_devices_the_fullest_decides() -> None:
+    keeps, sounds, nothing = Demand(position=100), Demand(stream_row=1_000_000), Demand(copies=GIB)
+    roomy, tight = 1.5 * GIB, GIB + 50e6
+    slots = count_slots([Room(tight, sounds)], 2048)
+
+    assert 0 < slots < count_slots([Room(roomy, keeps)], 2048)
+    assert count_slots([Room(roomy, keeps), Room(tight, sounds), Room(3 * GIB, nothing)], 2048) == slots
+    assert fit_slots([Room(roomy, keeps), Room(GIB, sounds)], wanted=4, positions=2048, needed=64, span=64) == (1, 0)
+    assert count_slots([Room(roomy, keeps), Room(GIB, nothing)], 2048) == 0
+
+
+def test_what_is_placed_elsewhere_leaves_room_and_time_for_the_rest(full: Sizes) -> None:
+    l4 = find_card("l4")
+    (together,), (apart,) = (
+        make_plans(S1_MINI, [l4], Wish(placement=placement)) for placement in ({}, {"codec": "cuda:1"})
+    )
+
+    assert together.slots < apart.slots
+    assert together.likely.count < apart.likely.count < 2 * REPLICA_SHARE * together.likely.count
+    assert {room.name: apart.stages[room.name] for room in apart.rooms} == {
+        "cuda:0": ("language_model",),
+        "cuda:1": ("codec",),
+    }
+    assert full.demand == sum(full.demands.values(), Demand())
+
+
+def test_a_machine_speaks_with_all_its_gpus() -> None:
+    machine = find_machine("G6.12xlarge")
+    plan = plan_machine(S1_MINI, machine, find_card(machine.card), Wish(), None)
+
+    assert plan.whole["replicas"] == 4
+    assert plan.whole["slots"] == 4 * plan.slots
+    assert 3 * plan.likely.count < plan.whole["likely_streams"] < 4 * plan.likely.count
 
 
 def test_more_memory_bandwidth_and_smaller_numbers_never_make_it_worse() -> None:
@@ -172,6 +209,21 @@ def test_no_row_of_the_table_is_of_more_than_the_slots(run: Run) -> None:
         (["--gpu", "t4", "--kv", "fp8"], "has no fp8"),
         (["--context", 0], "context: 0"),
         (["--columns", 9000], r"columns: 9000 is not a whole number in \[1, 8192\]"),
+        (["--machine", "ml.g6.3xlarge"], "allowed are g4dn.xlarge"),
+        (["--machine", "ml.g6.12xlarge", "--gpu", "l4"], "has its own GPUs; leave --gpu out"),
+        (["--replicas", 2], "name it with --machine"),
+        (
+            ["--machine", "ml.g6.12xlarge", "--replicas", 8],
+            "8: each has a GPU of its own, and ml.g6.12xlarge has 4 GPUs; say 4, or take ml.g6.48xlarge, which has 8",
+        ),
+        (["--machine", "ml.p5.48xlarge", "--replicas", 9], "has 8 GPUs; say 8$"),
+        (["--machine", "ml.g6.12xlarge", "--placement", "codec=cuda:5"], "it needs 6 GPUs.* or take ml.g6.48xlarge"),
+        (
+            ["--machine", "ml.g6.12xlarge", "--placement", "codec=cuda:1", "--replicas", 2],
+            "each replica sees one GPU; leave one of both out",
+        ),
+        (["--placement", "sound=cuda:1"], "no stage sound; there are language_model, codec"),
+        (["--placement", "codec=cpu"], "only GPUs are planned"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(run: Run, options: list[object], complaint: str) -> None:

@@ -369,4 +369,4 @@ def test_a_plan_counts_what_a_checkpoint_weighs(size: str, millions: int) -> Non
     weights = sum(sizes.weight_bytes(bound) for bound in ("memory", "compute"))
     assert weights == pytest.approx(2e6 * millions, rel=0.06)
     assert sizes.demand.position == pytest.approx(2 * {"small": 36_900, "large": 98_300}[size], rel=0.01)
-    assert all(stage.step(1, 300).num_bytes > 0 for stage in sizes.stages)
+    assert all(stage.step(1, 300).num_bytes > 0 for stage in sizes.stages.values())

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from s1_mini.capacity.cards import Card
-from s1_mini.capacity.memory import AUTO_SLOTS, CONTEXT_BYTES, GIB
+from s1_mini.capacity.memory import AUTO_SLOTS, CONTEXT_BYTES, GIB, Room, sum_demands
 from s1_mini.capacity.plan import Wish, make_plans
+from s1_mini.capacity.sizes import Formats
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.families.registry import get_family
+from s1_mini.families.registry import SHORT_NAMES, get_family
 from s1_mini.runtime.loader import Speaker, load
-from s1_mini.runtime.sizing import CPU_SLOTS, measure_slots, slots_for
+from s1_mini.runtime.room import check_weights, gpus_of
+from s1_mini.runtime.sizing import CPU_SLOTS, measure_slots
+from s1_mini.runtime.sizing import slots_for as slots_in
+from s1_mini.types import Choice
 
 PLENTY = 100 * GIB
 
@@ -27,12 +32,18 @@ def speaker(tiny: Path) -> Speaker:
 @pytest.fixture
 def scarce(speaker: Speaker) -> float:
     """So much free memory that there is room for 50 slots of 2,112 columns, the tiny codec's work included."""
-    demand = speaker.loaded.demand(256_000_000)
+    demand = sum_demands(speaker.loaded.demands(256_000_000).values())
     return (demand.fixed + 50.5 * demand.slot(2112)) / 0.98
 
 
 def config(**settings: object) -> EngineConfig:
     return EngineConfig(device="cpu", **settings)  # type: ignore[arg-type]
+
+
+def slots_for(free_bytes: float, speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
+    """Of one device that has all stages."""
+    demands = speaker.loaded.demands(round(1e6 * config.prefix_cache_mb))
+    return slots_in([Room(free_bytes, sum_demands(demands.values()))], speaker, config)
 
 
 @pytest.mark.parametrize("memory_mib", [2500, 2600, 3000, 16_000])
@@ -43,6 +54,18 @@ def test_the_engine_has_the_slots_that_were_planned(speaker: Speaker, memory_mib
     assert slots_for(plan.free_bytes, speaker, config()) == (plan.slots, plan.columns)
     assert plan.free_bytes < card.memory_bytes - CONTEXT_BYTES
     assert 0 < plan.slots <= AUTO_SLOTS
+
+
+@pytest.mark.parametrize("short", SHORT_NAMES)
+def test_a_plan_and_an_open_checkpoint_tell_the_same_of_each_stage(short: str, tmp_path: Path) -> None:
+    family = get_family(SHORT_NAMES[short])
+    family.write_random(tmp_path / short, size="tiny", form="compact", seed=0)
+    opened = load(config(checkpoint_path=tmp_path / short)).loaded.demands(1000)
+    planned = family.sizes(tmp_path / short, Formats(4, 4, 4, 4), 1000)
+
+    assert list(opened) == list(family.stage_names) == list(planned.stages)
+    for name, demand in opened.items():
+        assert replace(planned.demands[name], copies=demand.copies) == demand
 
 
 def test_slots_are_as_many_as_there_is_room_for(speaker: Speaker, scarce: float) -> None:
@@ -66,6 +89,38 @@ def test_a_larger_prefix_cache_and_longer_references_leave_fewer_slots(speaker: 
 def test_too_little_memory_is_told_with_what_is_needed(speaker: Speaker) -> None:
     with pytest.raises(ConfigurationError, match="S1_MINI_KV_CACHE_GB"):
         slots_for(GIB, speaker, config())
+
+
+def test_each_device_of_a_placement_has_to_have_room(speaker: Speaker, scarce: float) -> None:
+    model, codec = speaker.loaded.demands(256_000_000).values()
+    rooms = [Room(scarce, model, "cuda:0"), Room(PLENTY, codec, "cuda:1")]
+
+    assert slots_in(rooms, speaker, config())[0] > 50
+    with pytest.raises(ConfigurationError, match=r"placement: cuda:1 has 0\.50 GB beside the weights"):
+        slots_in([rooms[0], Room(GIB / 2, codec, "cuda:1")], speaker, config())
+
+
+def test_an_engine_looks_at_every_gpu_that_its_stages_are_on(
+    speaker: Speaker, scarce: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = {"cuda:0": PLENTY, "cuda:1": scarce, "cuda:2": GIB / 2}
+    monkeypatch.setattr("s1_mini.runtime.sizing.free_bytes_of", free.__getitem__)
+    apart = [
+        replace(speaker, devices={"language_model": Choice("cuda:0", ""), "codec": Choice(codec, "")})
+        for codec in ("cpu", "cuda:0", "cuda:1", "cuda:2")
+    ]
+
+    assert [measure_slots(each, config())[0] for each in apart[:3]] == [AUTO_SLOTS] * 3
+    with pytest.raises(ConfigurationError, match="placement: cuda:2 has"):
+        measure_slots(apart[3], config())
+
+
+def test_weights_that_have_no_room_are_told_before_they_are_loaded() -> None:
+    sizes, stages = get_family().sizes(None, Formats(), 0), gpus_of({"language_model": "cuda:0", "codec": "cuda:1"})
+    check_weights(sizes, stages, {"cuda:0": 2e9, "cuda:1": 1e9})
+
+    with pytest.raises(ConfigurationError, match=r"of codec take 0\.34 GB, and cuda:1 has 0\.19 free.* on cuda:0"):
+        check_weights(sizes, stages, {"cuda:0": 2e9, "cuda:1": 2e8})
 
 
 def test_on_a_cpu_there_are_four_where_nothing_is_said(speaker: Speaker) -> None:

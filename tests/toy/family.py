@@ -51,11 +51,10 @@ class LoadedToy:
         made = policies(slots)
         return Chain(made, (Text(), Frames(), Vocoder()), SAMPLE_RATE, lambda prompt: positions - len(prompt.items))
 
-    def demand(self, prefix_cache_bytes: int) -> Demand:
+    def demands(self, prefix_cache_bytes: int) -> dict[str, Demand]:
         """Little."""
-        return Demand(
-            self.position_bytes, stream_row=0, frame=1280, prefix_cache=prefix_cache_bytes, encoding=0, copies=0
-        )
+        text = Demand(self.position_bytes, prefix_cache=prefix_cache_bytes)
+        return {"text": text, "frames": Demand(), "vocoder": Demand(frame=1280)}
 
     def needed_positions(self, reference_s: float, text_bytes: int) -> int:  # noqa: ARG002 - a voice is no positions
         """Text, and its tokens."""
@@ -89,10 +88,11 @@ class Toy:
 
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:  # noqa: ARG002
         """Two stages that read weights, one that computes."""
-        stages = tuple(StageSizes(1e6, lambda rows, _: Cost(1e6, 2e6 * rows), "memory") for _ in range(2))
-        vocoder = StageSizes(1e5, lambda rows, _: Cost(1e5, 1e7 * rows), "compute")
-        demand = LoadedToy().demand(prefix_cache_bytes)
-        return Sizes((*stages, vocoder), demand, 1 / FRAMES.rate, MAX_POSITIONS, LoadedToy().needed_positions)
+        reads = StageSizes(1e6, lambda rows, _: Cost(1e6, 2e6 * rows), "memory")
+        sounds = StageSizes(1e5, lambda rows, _: Cost(1e5, 1e7 * rows), "compute")
+        stages = {"text": reads, "frames": reads, "vocoder": sounds}
+        demands = LoadedToy().demands(prefix_cache_bytes)
+        return Sizes(stages, demands, 1 / FRAMES.rate, MAX_POSITIONS, LoadedToy().needed_positions)
 
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedToy:  # noqa: ARG002
         """There is nothing to load."""

@@ -64,17 +64,26 @@ CARDS = {
 MACHINES = (
     Machine("ml.g4dn.xlarge", "t4", 1),
     Machine("ml.g4dn.2xlarge", "t4", 1),
+    Machine("ml.g4dn.12xlarge", "t4", 4),
     Machine("ml.g5.xlarge", "a10g", 1),
     Machine("ml.g5.2xlarge", "a10g", 1),
     Machine("ml.g5.12xlarge", "a10g", 4),
+    Machine("ml.g5.24xlarge", "a10g", 4),
+    Machine("ml.g5.48xlarge", "a10g", 8),
     Machine("ml.g6.xlarge", "l4", 1),
     Machine("ml.g6.2xlarge", "l4", 1),
     Machine("ml.g6.12xlarge", "l4", 4),
+    Machine("ml.g6.24xlarge", "l4", 4),
+    Machine("ml.g6.48xlarge", "l4", 8),
     Machine("ml.g6e.xlarge", "l40s", 1),
     Machine("ml.g6e.2xlarge", "l40s", 1),
+    Machine("ml.g6e.12xlarge", "l40s", 4),
+    Machine("ml.g6e.24xlarge", "l40s", 4),
+    Machine("ml.g6e.48xlarge", "l40s", 8),
     Machine("ml.p4d.24xlarge", "a100", 8),
     Machine("ml.p5.4xlarge", "h100", 1),
     Machine("ml.p5.48xlarge", "h100", 8),
+    Machine("ml.p5e.48xlarge", "h200", 8),
     Machine("ml.p5en.48xlarge", "h200", 8),
 )
 
@@ -85,6 +94,16 @@ def find_card(name: str) -> Card:
     if card is None:
         raise ParameterError("gpu", f"{name!r} is no card that is known; allowed are {', '.join(CARDS)}")
     return card
+
+
+def find_machine(instance_type: str) -> Machine:
+    """Give the machine of a type of instance, with or without `ml.`. Raises `ParameterError` for one not known."""
+    wanted = instance_type.lower().removeprefix("ml.")
+    found = next((machine for machine in MACHINES if machine.instance_type.removeprefix("ml.") == wanted), None)
+    if found is None:
+        known = ", ".join(machine.instance_type.removeprefix("ml.") for machine in MACHINES)
+        raise ParameterError("machine", f"{instance_type!r} is no machine that is known; allowed are {known}")
+    return found
 
 
 def card_in(device_name: str) -> Card | None:

@@ -1,16 +1,17 @@
 """The least time that a frame can take on a card, and the time that is to be expected of the engine.
 
 A step reads every weight once and the used keys and values of every row; that over the bandwidth is the floor of what
-is generated step by step, operations over the computing rate that of the sound. Both are done by one GPU, one after the
-other.
+is generated step by step, operations over the computing rate that of the sound. One GPU does both, one after the other.
+Where stages are on several GPUs, these work at the same time, and the one that takes longest is what counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from s1_mini.capacity.cards import Card
-from s1_mini.capacity.sizes import Sizes
+from s1_mini.capacity.sizes import Sizes, StageSizes
 
 COPY_SHARE = 4.29 / 4.80  # of the data sheet's bandwidth that a copy reaches: measured on an H200 (2026-11)
 
@@ -63,29 +64,44 @@ class Streams:
 
 
 class Floors:
-    """Times of one checkpoint on one card, with `context` positions in use in each row."""
+    """Times of one checkpoint on one card, with `context` positions in use in each row.
 
-    def __init__(self, sizes: Sizes, card: Card, context: int) -> None:
+    `devices` are the names of the stages that are on each of several such cards.
+    """
+
+    def __init__(self, sizes: Sizes, card: Card, context: int, devices: Sequence[Sequence[str]] = ()) -> None:
         self._sizes, self._card, self._context = sizes, card, context
+        self._devices = [[sizes.stages[name] for name in names] for names in devices or (tuple(sizes.stages),)]
         self._bytes_per_ms = COPY_SHARE * card.bandwidth_gb_s * 1e6
 
     def floor(self, rows: int) -> StepTime:
         """Give the least time of a frame of `rows` rows."""
-        times = {"memory": 0.0, "compute": 0.0}
-        for stage in self._sizes.stages:
-            cost = stage.step(rows, self._context)
-            per_ms = (self._card.single_tflops if stage.is_single else self._card.half_tflops) * 1e9
-            times[stage.bound] += max(cost.num_bytes / self._bytes_per_ms, cost.operations / per_ms)
-        return StepTime(rows, times["memory"], times["compute"])
+        return max(self._each(rows), key=lambda time: time.total_ms)
 
     def expected(self, rows: int, efficiency: Efficiency) -> StepTime:
         """Give the time that a frame of `rows` rows is to be expected to take."""
-        floor = self.floor(rows)
-        return StepTime(
-            rows,
-            efficiency.fixed_ms + floor.model_ms / efficiency.memory_share,
-            floor.codec_ms / efficiency.compute_share,
-        )
+        times = [
+            StepTime(
+                rows,
+                efficiency.fixed_ms + floor.model_ms / efficiency.memory_share,
+                floor.codec_ms / efficiency.compute_share,
+            )
+            for floor in self._each(rows)
+        ]
+        return max(times, key=lambda time: time.total_ms)
+
+    def _each(self, rows: int) -> Iterator[StepTime]:
+        """Give the floor of each device."""
+        for stages in self._devices:
+            times = {"memory": 0.0, "compute": 0.0}
+            for stage in stages:
+                times[stage.bound] += self._least_ms(stage, rows)
+            yield StepTime(rows, times["memory"], times["compute"])
+
+    def _least_ms(self, stage: StageSizes, rows: int) -> float:
+        cost = stage.step(rows, self._context)
+        per_ms = (self._card.single_tflops if stage.is_single else self._card.half_tflops) * 1e9
+        return max(cost.num_bytes / self._bytes_per_ms, cost.operations / per_ms)
 
     def streams(self, slots: int, efficiency: Efficiency | None = None) -> Streams:
         """Give the most that up to `slots` rows can do together with a step shorter than its sound."""

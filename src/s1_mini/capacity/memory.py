@@ -5,10 +5,14 @@ The engine passes what is free once the checkpoint is loaded; a plan passes what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
+from math import inf
 
 GIB = 2**30
 SPAN = 64  # positions of a slot are a multiple of it
+MAX_SLOTS = 4096  # as many as an engine may have
 AUTO_SLOTS = 256  # the most where nobody says how many: as far as the graphs' ladder goes
 STREAM_ROWS = 2  # rows of the codec a slot: a job may still sound when its slot is another's
 DECODED_FRAMES = 2  # at once, a slot
@@ -20,18 +24,21 @@ SAFE_SHARE = 0.02  # of the free memory, for what falls between blocks
 
 @dataclass(frozen=True)
 class Demand:
-    """What an engine puts into memory beside the weights, in bytes."""
+    """What one stage, or several on one device, put into memory beside the weights, in bytes."""
 
-    position: int  # what all stages keep of one position of one slot: keys and values, random numbers
-    stream_row: int  # what making sound remembers of one row
-    frame: int  # what decoding one frame works with
-    prefix_cache: int
-    encoding: int  # what only reads references, and its work; loaded when first needed
+    position: int = 0  # what is kept of one position of one slot: keys and values, random numbers
+    stream_row: int = 0  # what making sound remembers of one row
+    frame: int = 0  # what decoding one frame works with
+    prefix_cache: int = 0
+    encoding: int = 0  # what only reads references, and its work; loaded when first needed
     # What loading and capturing leave beside the weights, taken to be as much as these: parts that were merged, the
     # decoder's weights as its graphs want them. An H200 with 256 slots of S1-mini used 72.7 GB (2026-11), which counts
     # to 70.7 without and to 72.5 with it.
-    copies: int
-    fixed_slot: int = 0  # what all stages keep of one slot, however long it is
+    copies: int = 0
+    fixed_slot: int = 0  # what is kept of one slot, however long it is
+
+    def __add__(self, other: Demand) -> Demand:
+        return Demand(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Demand)))
 
     @property
     def fixed(self) -> int:
@@ -44,30 +51,51 @@ class Demand:
         return (positions + 1) * self.position + self.fixed_slot + sound
 
 
-def count_slots(free_bytes: float, demand: Demand, positions: int) -> int:
-    """Slots of `positions` positions each for which there is room; 0 if there is none for one."""
-    return max(0, int(_room(free_bytes, demand) // demand.slot(positions)))
+@dataclass(frozen=True)
+class Room:
+    """A device: what is free on it beside weights and context, in bytes, and what its stages put there."""
+
+    free_bytes: float
+    demand: Demand
+    name: str = ""
+
+    @property
+    def for_slots(self) -> float:
+        """What is left for slots."""
+        return max(0.0, self.free_bytes * (1 - SAFE_SHARE) - self.demand.fixed)
+
+    def count(self, positions: int) -> float:
+        """Slots of `positions` positions each for which there is room; infinite where a slot takes nothing."""
+        each = self.demand.slot(positions)
+        if not each:
+            return inf if self.for_slots else 0
+        return self.for_slots // each
 
 
-def fit_slots(
-    free_bytes: float, demand: Demand, *, wanted: int, positions: int, needed: int, span: int
-) -> tuple[int, int]:
+def sum_demands(demands: Iterable[Demand]) -> Demand:
+    """Give what stages on one device put there together."""
+    return reduce(Demand.__add__, demands, Demand())
+
+
+def count_slots(rooms: Sequence[Room], positions: int) -> int:
+    """Slots of `positions` positions each for which there is room on all devices; 0 if there is none for one."""
+    slots = min(room.count(positions) for room in rooms)
+    return MAX_SLOTS if slots == inf else int(slots)
+
+
+def fit_slots(rooms: Sequence[Room], *, wanted: int, positions: int, needed: int, span: int) -> tuple[int, int]:
     """Choose slots and their positions: the wanted number with all `positions`, if there is room for it.
 
     Else as many slots, at most `wanted`, as there is room for with the `needed` positions of a piece of speech, in
     whole spans. Without room for one it is one of as many whole spans as fit, which may be none.
     """
-    if count_slots(free_bytes, demand, positions) >= wanted:
+    if count_slots(rooms, positions) >= wanted:
         return wanted, positions
     needed = min(-(-needed // span) * span, positions)
-    slots = min(wanted, count_slots(free_bytes, demand, needed))
+    slots = min(wanted, count_slots(rooms, needed))
     if slots:
         return slots, needed
-    if not demand.position:  # then shorter slots are no smaller
-        return 1, 0
-    room = _room(free_bytes, demand) - demand.slot(-1)
-    return 1, max(0, int(room // demand.position) - 1) // span * span
-
-
-def _room(free_bytes: float, demand: Demand) -> float:
-    return max(0.0, free_bytes * (1 - SAFE_SHARE) - demand.fixed)
+    if count_slots(rooms, -1) < 1 or not any(room.demand.position for room in rooms):
+        return 1, 0  # shorter slots are no smaller
+    left = ((room.for_slots - room.demand.slot(-1), room.demand.position) for room in rooms)
+    return 1, min(max(0, int(free // position) - 1) // span * span for free, position in left if position)

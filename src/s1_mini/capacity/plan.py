@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from s1_mini.capacity.cards import Card, machines_with
+from s1_mini.capacity.cards import CARDS, MACHINES, Card, Machine, machines_with
 from s1_mini.capacity.floor import Efficiency, Floors, StepTime, Streams
-from s1_mini.capacity.memory import AUTO_SLOTS, CONTEXT_BYTES, SPAN, count_slots, fit_slots
+from s1_mini.capacity.memory import AUTO_SLOTS, CONTEXT_BYTES, SPAN, Room, count_slots, fit_slots, sum_demands
 from s1_mini.capacity.sizes import Formats, Sizes
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ParameterError
 
 ROWS = (1, 16, 64, 128)
+# Of one engine's sound, for each of several on one machine: two H100 gave 1.82 to 1.91 times one (docs/scale.md).
+REPLICA_SHARE = 0.91
 
 WeightFormat = Literal["half", "int8", "fp8"]
 KVFormat = Literal["half", "fp8"]
@@ -22,7 +24,10 @@ CodecFormat = Literal["half", "float32"]
 
 @dataclass(frozen=True)
 class Wish:
-    """What is planned for. `columns` of a slot: None lets the engine choose; `context` of them are in use."""
+    """What is planned for. `columns` of a slot: None lets the engine choose; `context` of them are in use.
+
+    `placement` names the devices of stages that are not on the first GPU, as the setting does.
+    """
 
     columns: int | None = None
     context: int = 300
@@ -31,6 +36,12 @@ class Wish:
     codec: CodecFormat = "half"
     max_slots: int = AUTO_SLOTS
     efficiency: Efficiency = field(default_factory=Efficiency)
+    placement: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that one engine needs."""
+        return 1 + max((_gpu(stage, device) for stage, device in self.placement.items()), default=0)
 
     @property
     def formats(self) -> Formats:
@@ -49,18 +60,43 @@ class Wish:
 
 @dataclass(frozen=True)
 class Plan:
-    """One card's figures; memory in bytes."""
+    """One card's figures, or those of several such cards that one engine uses; memory in bytes."""
 
     card: Card
     wish: Wish
     sizes: Sizes
-    free_bytes: float  # beside weights and the driver's context
+    stages: Mapping[str, tuple[str, ...]]  # on each GPU, by its name
+    rooms: tuple[Room, ...]  # of each GPU, beside weights and the driver's context
     slots: int
     columns: int
     floors: tuple[StepTime, ...]
     expected: tuple[StepTime, ...]
     most: Streams  # by the floor
     likely: Streams
+    machine: Machine | None = None
+    replicas: int = 1  # on that machine
+
+    @property
+    def free_bytes(self) -> float:
+        """What is free beside weights and the driver's context."""
+        return sum(room.free_bytes for room in self.rooms)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What does not depend on the number of slots."""
+        return sum(room.demand.fixed for room in self.rooms)
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """What all replicas of the machine do together."""
+        share = 1.0 if self.replicas == 1 else REPLICA_SHARE
+        return {
+            "instance_type": self.machine.instance_type if self.machine else None,
+            "gpus": self.machine.num_gpus if self.machine else self.wish.num_gpus,
+            "replicas": self.replicas,
+            "slots": self.replicas * self.slots,
+            "likely_streams": int(self.replicas * share * self.likely.audio_per_s),
+        }
 
     @property
     def slots_bytes(self) -> int:
@@ -84,6 +120,10 @@ class Plan:
     def data(self) -> dict[str, Any]:
         """Everything for a machine."""
         demand, card = self.sizes.demand, self.card
+        devices = [
+            {"device": room.name, "stages": list(self.stages[room.name]), "free_bytes": round(room.free_bytes)}
+            for room in self.rooms
+        ]
         return {
             "gpu": card.name,
             "memory_bytes": card.memory_bytes,
@@ -94,7 +134,7 @@ class Plan:
             "has_fp8": card.has_fp8,
             "model_bytes": round(self.sizes.weight_bytes("memory")),
             "codec_bytes": round(self.sizes.weight_bytes("compute")),
-            "fixed_bytes": demand.fixed,
+            "fixed_bytes": self.fixed_bytes,
             "column_bytes": demand.position,
             "stream_row_bytes": demand.stream_row,
             "free_bytes": round(self.free_bytes),
@@ -107,13 +147,15 @@ class Plan:
             "most": asdict(self.most) | {"streams": self.most.count},
             "likely": asdict(self.likely) | {"streams": self.likely.count},
             "machines": [machine.instance_type for machine in machines_with(card)],
+            "devices": devices,
+            "machine": self.whole if self.machine else None,
         }
 
 
 def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Card], wish: Wish) -> list[Plan]:
     """Plan for each card; `measure` gives the sizes of the checkpoint, by formats and by bytes of the prefix cache.
 
-    Raises `ParameterError` for columns or formats that cannot be.
+    Raises `ParameterError` for columns, formats or a placement that cannot be, and for the one card that has no room.
     """
     sizes = measure(wish.formats, round(1e6 * _default("prefix_cache_mb")))
     for name, value in (("columns", wish.columns), ("context", wish.context)):
@@ -121,27 +163,102 @@ def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Card], wish
             raise ParameterError(
                 name, f"{value} is not a whole number in [1, {sizes.max_positions}], the model's columns"
             )
+    if unknown := sorted(set(wish.placement) - set(sizes.stages)):
+        known = ", ".join(sizes.stages)
+        raise ParameterError("placement", f"there is no stage {', '.join(unknown)}; there are {known}")
     for card in cards:
         if wish.needs_fp8 and not card.has_fp8:
             raise ParameterError("gpu", f"{card.title} (capability {card.capability}) has no fp8; use int8 or half")
-    return [_plan(sizes, card, wish) for card in cards]
+    plans = [_plan(sizes, card, wish) for card in cards]
+    if len(plans) == 1 and not plans[0].slots:
+        raise ParameterError("placement" if wish.placement else "gpu", _no_room(plans[0]))
+    return plans
+
+
+def plan_machine(
+    measure: Callable[[Formats, int], Sizes], machine: Machine, card: Card, wish: Wish, replicas: int | None
+) -> Plan:
+    """Plan for a machine with so many replicas; None is one for each of its GPUs, or one if `wish` places stages.
+
+    Raises `ParameterError` for what does not fit, with what would.
+    """
+    gpus = f"{machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
+    if wish.num_gpus > machine.num_gpus:
+        raise ParameterError(
+            "placement",
+            f"it needs {wish.num_gpus} GPUs, and {machine.instance_type} has {gpus}, from cuda:0 on; "
+            + _larger(machine, wish.num_gpus, "name those"),
+        )
+    if replicas is None:
+        replicas = 1 if wish.placement else machine.num_gpus
+    if replicas > 1 and wish.placement:
+        told = f"{replicas} with a placement: each replica sees one GPU; leave one of both out"
+        raise ParameterError("replicas", told)
+    if replicas > machine.num_gpus:
+        raise ParameterError(
+            "replicas",
+            f"{replicas}: each has a GPU of its own, and {machine.instance_type} has {gpus}; "
+            + _larger(machine, replicas, f"say {machine.num_gpus}"),
+        )
+    (plan,) = make_plans(measure, [card], wish)
+    return replace(plan, machine=machine, replicas=replicas)
+
+
+def _larger(machine: Machine, num_gpus: int, way: str) -> str:
+    """Tell the ways out of too few GPUs."""
+    larger = [each for each in MACHINES if each.card == machine.card and each.num_gpus >= num_gpus]
+    least = min(larger, key=lambda each: each.num_gpus, default=None)
+    return way if least is None else f"{way}, or take {least.instance_type}, which has {least.num_gpus}"
+
+
+def _no_room(plan: Plan) -> str:
+    """Tell what lacks room, and where there is some."""
+    columns = plan.wish.columns or SPAN
+    room = next(room for room in plan.rooms if room.count(columns) < 1)
+    stages = plan.stages[room.name]
+    weights = sum(plan.sizes.stages[name].weight_bytes for name in stages)
+    needs = CONTEXT_BYTES + weights + room.demand.fixed + room.demand.slot(columns)
+    told = (
+        f"{', '.join(stages)} on {room.name} need {needs / 1e9:.1f} GB with one slot of {columns} columns, and "
+        f"{plan.card.title} has {plan.card.memory_bytes / 1e9:.1f}; "
+    )
+    if plan.wish.placement and _plan(plan.sizes, plan.card, replace(plan.wish, placement={})).slots:
+        return told + "there is room without the placement"
+    fits = [
+        card.name
+        for card in CARDS.values()
+        if (card.has_fp8 or not plan.wish.needs_fp8) and _plan(plan.sizes, card, plan.wish).slots
+    ]
+    return told + (f"there is room on {', '.join(fits)}" if fits else "narrower formats need less (--weights int8)")
 
 
 def _plan(sizes: Sizes, card: Card, wish: Wish) -> Plan:
-    free = card.memory_bytes - CONTEXT_BYTES - sizes.weight_bytes("memory") - sizes.weight_bytes("compute")
+    stages: dict[str, tuple[str, ...]] = {}
+    for name in sorted(sizes.stages, key=lambda name: _gpu(name, wish.placement.get(name, "auto"))):
+        device = f"cuda:{_gpu(name, wish.placement.get(name, 'auto'))}"
+        stages[device] = (*stages.get(device, ()), name)
+    rooms = tuple(
+        Room(
+            card.memory_bytes - CONTEXT_BYTES - sum(sizes.stages[name].weight_bytes for name in names),
+            sum_demands(sizes.demands[name] for name in names),
+            device,
+        )
+        for device, names in stages.items()
+    )
     if wish.columns is not None:
-        slots, columns = min(wish.max_slots, count_slots(free, sizes.demand, wish.columns)), wish.columns
+        slots, columns = min(wish.max_slots, count_slots(rooms, wish.columns)), wish.columns
     else:
         needed = sizes.needed_positions(_default("max_reference_s"), round(_default("chunk_length")))
-        slots, columns = fit_slots(
-            free, sizes.demand, wanted=wish.max_slots, positions=sizes.max_positions, needed=needed, span=SPAN
-        )
-    floors = Floors(sizes, card, wish.context)
+        most = sizes.max_positions
+        slots, columns = fit_slots(rooms, wanted=wish.max_slots, positions=most, needed=needed, span=SPAN)
+        slots = slots if columns else 0
+    floors = Floors(sizes, card, wish.context, list(stages.values()))
     return Plan(
         card=card,
         wish=wish,
         sizes=sizes,
-        free_bytes=free,
+        stages=stages,
+        rooms=rooms,
         slots=slots,
         columns=columns,
         floors=tuple(floors.floor(rows) for rows in (*ROWS, *_more(slots))),
@@ -149,6 +266,13 @@ def _plan(sizes: Sizes, card: Card, wish: Wish) -> Plan:
         most=floors.streams(slots),
         likely=floors.streams(slots, wish.efficiency),
     )
+
+
+def _gpu(stage: str, device: str) -> int:
+    """Give the number of the GPU that a placement names. Raises `ParameterError` for what is none."""
+    if device != "auto" and not device.startswith("cuda"):
+        raise ParameterError("placement", f"{stage}={device}: only GPUs are planned: cuda:0, cuda:1 and so on")
+    return int(device.partition(":")[2] or 0)
 
 
 def _more(slots: int) -> tuple[int, ...]:

@@ -7,11 +7,12 @@ counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from s1_mini.capacity.memory import Demand
+from s1_mini.capacity.memory import Demand, sum_demands
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,19 @@ class StageSizes:
 
 @dataclass(frozen=True)
 class Sizes:
-    """One checkpoint as a plan needs it."""
+    """One checkpoint as a plan needs it. Stages are in the order of the chain, and named as `placement` names them."""
 
-    stages: tuple[StageSizes, ...]
-    demand: Demand
+    stages: Mapping[str, StageSizes]
+    demands: Mapping[str, Demand]
     frame_s: float  # seconds of sound of one frame
     max_positions: int  # of a slot
     needed_positions: Callable[[float, int], int]  # for a reference of seconds, and a piece of bytes of text
 
     def weight_bytes(self, bound: Literal["memory", "compute"]) -> float:
         """Give the weights of all stages that are held up so."""
-        return sum(stage.weight_bytes for stage in self.stages if stage.bound == bound)
+        return sum(stage.weight_bytes for stage in self.stages.values() if stage.bound == bound)
+
+    @cached_property
+    def demand(self) -> Demand:
+        """What all stages take on one device."""
+        return sum_demands(self.demands.values())

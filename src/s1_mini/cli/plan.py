@@ -7,19 +7,31 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from s1_mini.capacity.memory import MAX_SLOTS
+from s1_mini.cli.verb import engine_config
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from s1_mini.capacity.floor import Streams
     from s1_mini.capacity.plan import Plan
 
-MAX_SLOTS = 4096  # as many as an engine may have
 WIDTH = 160  # of the table with all cards, where nobody looks at a terminal
 
 
 def plan(
     gpu: Annotated[
         str | None, typer.Option(help="t4, a10g, l4, l40s, a100, h100 or h200. [all]", show_default=False)
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(help="Instead of --gpu: a machine with all its GPUs, as ml.g6.12xlarge.", show_default=False),
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Of the machine. [one for each GPU]", show_default=False)
+    ] = None,
+    placement: Annotated[
+        str | None, typer.Option(help="Stages on other GPUs, as codec=cuda:1 (S1_MINI_PLACEMENT).", show_default=False)
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="As elsewhere; only its configs are read. [S1-mini's sizes]", show_default=False)
@@ -48,7 +60,7 @@ def plan(
 ) -> None:
     """Compute memory, slots, floors and real-time streams on a GPU: a table, then one line of JSON.
 
-    Example: s1-mini plan --gpu l4
+    Example: s1-mini plan --gpu l4, or s1-mini plan --machine ml.g6.12xlarge
     """
     import json
     from dataclasses import asdict, replace
@@ -56,12 +68,17 @@ def plan(
 
     from rich.console import Console
 
-    from s1_mini.capacity.cards import CARDS, find_card
+    from s1_mini.capacity.cards import CARDS, find_card, find_machine
     from s1_mini.capacity.floor import Efficiency
-    from s1_mini.capacity.plan import Wish, make_plans
+    from s1_mini.capacity.plan import Wish, make_plans, plan_machine
+    from s1_mini.exceptions import ParameterError
     from s1_mini.families.find import find_checkpoint
     from s1_mini.families.registry import family_of, get_family
 
+    if machine and gpu:
+        raise ParameterError("machine", "has its own GPUs; leave --gpu out")
+    if replicas and not machine:
+        raise ParameterError("replicas", "are of a machine; name it with --machine")
     shares = {
         "fixed_ms": fixed_ms,
         "memory_share": memory_share,
@@ -70,11 +87,17 @@ def plan(
     }
     given = {name: value for name, value in shares.items() if value is not None}
     efficiency = replace(Efficiency(), **given, source="as given") if given else Efficiency()
-    wish = Wish(columns, context, weights, kv, codec, max_slots, efficiency)
+    placed = engine_config(placement=placement).placement if placement else {}
+    wish = Wish(columns, context, weights, kv, codec, max_slots, efficiency, placed)
     cards = [find_card(gpu)] if gpu else [card for card in CARDS.values() if card.has_fp8 or not wish.needs_fp8]
     directory = find_checkpoint(checkpoint, with_weights=False) if checkpoint else None
     family = family_of(directory) if directory else get_family()
-    plans = make_plans(partial(family.sizes, directory), cards, wish)
+    measure = partial(family.sizes, directory)
+    if machine:
+        whole = find_machine(machine)
+        plans = [plan_machine(measure, whole, find_card(whole.card), wish, replicas)]
+    else:
+        plans = make_plans(measure, cards, wish)
 
     facts = {"checkpoint": str(checkpoint) if checkpoint else family.title, **asdict(wish)}
     if not only_json:
@@ -119,9 +142,9 @@ def _lines(plans: list[Plan]) -> list[tuple[str, list[str]]]:
         ("bandwidth, GB/s; TFLOP/s", [f"{p.card.bandwidth_gb_s:,.0f}; {p.card.half_tflops:g}" for p in plans]),
         ("number format", [plan.card.half + (", fp8" if plan.card.has_fp8 else "") for plan in plans]),
         ("weights: model + codec, GB", each(f"{_gb(generates)} + {_gb(sounds)}")),
-        ("graphs, copies, caches, encoding, GB", each(_gb(demand.fixed))),
+        ("graphs, copies, caches, encoding, GB", each(_gb(first.fixed_bytes))),
         ("keys and values, kB a column", each(f"{demand.position / 1e3:.1f}")),
-        ("slots x columns", [f"{plan.slots} x {plan.columns}" for plan in plans]),
+        ("slots x columns", [f"{plan.slots} x {plan.columns}" if plan.slots else "none" for plan in plans]),
         ("... keys and values, GB", [_gb(plan.slots_bytes) for plan in plans]),
         ("... codec's rows and work, GB", [_gb(plan.stream_bytes) for plan in plans]),
     ]
@@ -134,11 +157,23 @@ def _lines(plans: list[Plan]) -> list[tuple[str, list[str]]]:
         with_codec = [f"{_ms(floor.total_ms)}; {_ms(expected.total_ms)}" for floor, expected in pairs]
         lines.append((f"{name}: floor", _where(fits, [_ms(floor.model_ms) for floor, _ in pairs])))
         lines.append(("... with the codec; expected", _where(fits, with_codec)))
+    if len(first.rooms) > 1:
+        told = [f"{', '.join(first.stages[room.name])}: {_gb(room.free_bytes)} free" for room in first.rooms]
+        lines.append(("GPUs of an engine, GB", ["\n".join(told)] * len(plans)))
     lines += [
         ("streams at the most", [_streams(plan.most) for plan in plans]),
         ("streams expected", [_streams(plan.likely) for plan in plans]),
-        ("machines", ["\n".join(plan.machines) for plan in plans]),
     ]
+    if first.machine:
+        whole = first.whole
+        lines += [
+            ("machine", [f"{whole['instance_type']} (x{whole['gpus']})"]),
+            ("replicas", each(whole["replicas"])),
+            ("... slots of all", each(whole["slots"])),
+            ("... streams expected of all", each(whole["likely_streams"])),
+        ]
+    else:
+        lines.append(("machines", ["\n".join(plan.machines) for plan in plans]))
     return lines
 
 

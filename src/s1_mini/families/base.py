@@ -157,8 +157,8 @@ class LoadedModel(Protocol):
     def networks(self) -> Sequence[nn.Module]:
         """What has blocks that may be compiled."""
 
-    def demand(self, prefix_cache_bytes: int) -> Demand:
-        """Tell what slots of it take, wherever its weights lie."""
+    def demands(self, prefix_cache_bytes: int) -> Mapping[str, Demand]:
+        """Tell what slots of it take of each stage, by its name, wherever its weights lie."""
 
     def needed_positions(self, reference_s: float, text_bytes: int) -> int:
         """Give the positions that a reference of so many seconds, a piece of text and its speech take."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from s1_mini.capacity.sizes import Formats
 from s1_mini.config import EngineConfig, KVFormat, Precision, WeightFormat
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.base import Description, Family, LoadedModel, Placement
@@ -19,6 +20,7 @@ from s1_mini.families.registry import family_of
 from s1_mini.kernels.weight import product, quantize
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.runtime.compilation import Compiler, choose_backend
+from s1_mini.runtime.room import check_weights, free_bytes_of, gpus_of
 from s1_mini.types import Choice
 from s1_mini.voices.library import VoiceLibrary
 from s1_mini.weights.origin import Origin, origin_of
@@ -60,6 +62,10 @@ def load(config: EngineConfig) -> Speaker:
     codec_dtype = choose_codec_dtype(config.codec_dtype, devices[family.stage_names[-1]].value)
     weights_dtype = try_products(choose_weights_dtype(config.weights_dtype, device.value), device.value)
     kv_dtype = choose_kv_dtype(config.kv_dtype, device.value)
+    if config.placement:
+        stages = gpus_of({stage: choice.value for stage, choice in devices.items()})
+        formats = _formats(precision, codec_dtype, weights_dtype, kv_dtype)
+        check_weights(family.sizes(directory, formats, 0), stages, {gpu: free_bytes_of(gpu) for gpu in stages})
     speaker = open_checkpoint(
         directory,
         device=device,
@@ -216,6 +222,13 @@ def _lack_of_fp8(device: str) -> str:
     if capability < FP8_CAPABILITY:
         return "this GPU has compute capability {}.{}, and fp8 needs {}.{}".format(*capability, *FP8_CAPABILITY)
     return ""
+
+
+def _formats(precision: Choice, codec: Choice, weights: Choice, kv: Choice) -> Formats:
+    """Give the bytes of the numbers that are stored."""
+    item = getattr(torch, precision.value).itemsize
+    narrow = {"full": item, **dict.fromkeys(NARROW, 1)}
+    return Formats(item, narrow[weights.value], narrow[kv.value], getattr(torch, codec.value).itemsize)
 
 
 def _compile_blocks(speaker: Speaker) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from s1_mini.capacity.memory import AUTO_SLOTS, SPAN, fit_slots
+from s1_mini.capacity.memory import AUTO_SLOTS, SPAN, Room, fit_slots, sum_demands
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.room import free_bytes_of, gpus_of
 
 GB = 2**30
 CPU_KV_GB = 1.0  # where nothing is said about it
@@ -19,12 +20,17 @@ def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
 
     Raises `ConfigurationError` if the memory does not suffice for one.
     """
-    model, device = speaker.loaded, torch.device(speaker.device.value)
-    on_gpu = device.type == "cuda"
+    model = speaker.loaded
+    stages = gpus_of({stage: choice.value for stage, choice in speaker.devices.items()})
+    first = next(iter(speaker.devices.values())).value  # of the stage that keeps positions
+    on_gpu = bool(stages) and first not in ("cpu", "mps")
     if on_gpu and config.kv_cache_gb is None:
-        free = torch.cuda.mem_get_info(device)[0]
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return slots_for(free + unused, speaker, config)
+        demands = model.demands(round(1e6 * config.prefix_cache_mb))
+        rooms = [
+            Room(free_bytes_of(device), sum_demands(demands[stage] for stage in names), device)
+            for device, names in stages.items()
+        ]
+        return slots_for(rooms, speaker, config)
     wanted = (config.max_batch_size or (AUTO_SLOTS if on_gpu else CPU_SLOTS)) if config.enable_batching else 1
     budget = (config.kv_cache_gb or CPU_KV_GB) * GB
     columns = min(model.max_positions, config.max_columns or model.max_positions)
@@ -35,24 +41,30 @@ def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
     return 1, _enough(columns, budget, model.position_bytes)
 
 
-def slots_for(free_bytes: float, speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
+def slots_for(rooms: Sequence[Room], speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
     """Choose slots and columns for the memory that is free beside the weights, leaving room for all else.
 
-    This is what `s1-mini plan` foretells. Raises `ConfigurationError` if it does not suffice for one slot.
+    `rooms` are the devices that have stages. This is what `s1-mini plan` foretells. Raises `ConfigurationError` if one
+    of them does not suffice for one slot.
     """
     model = speaker.loaded
     columns = min(model.max_positions, config.max_columns or model.max_positions)
     needed = model.needed_positions(config.max_reference_s, config.chunk_length)
-    demand = model.demand(round(1e6 * config.prefix_cache_mb))
     slots, columns = fit_slots(
-        free_bytes,
-        demand,
+        rooms,
         wanted=(config.max_batch_size or AUTO_SLOTS) if config.enable_batching else 1,
         positions=columns,
         needed=columns if config.max_columns else needed,
         span=SPAN,
     )
-    return slots, _enough(columns, max(0.0, free_bytes - demand.fixed), demand.position)
+    tight = min(rooms, key=lambda room: room.count(SPAN))
+    if len(rooms) > 1 and tight.count(SPAN) < 1:
+        raise ConfigurationError(
+            f"placement: {tight.name} has {tight.free_bytes / GB:.2f} GB beside the weights, and its stages need "
+            f"{(tight.demand.fixed + tight.demand.slot(SPAN)) / GB:.2f} for one slot; `s1-mini plan --placement` "
+            "computes what fits"
+        )
+    return slots, _enough(columns, max(0.0, tight.free_bytes - tight.demand.fixed), tight.demand.position)
 
 
 def _enough(columns: int, budget: float, column_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from s1_mini.capacity.memory import Demand
 from s1_mini.capacity.sizes import Cost, Formats, Sizes, StageSizes
@@ -69,34 +69,30 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
         # Each weight is used once in a step of its own rate, which grows to that of the samples.
         return Cost(formats.codec * codec_numbers / 16, 2 * rows * codec_numbers * 32)
 
-    item_bytes = kv_bytes(config.semantic, formats.kv) + kv_bytes(config.coarse, formats.kv)
-    model_bytes = weights(config.semantic, semantic_head) + weights(config.coarse, coarse_head) + fine_bytes
+    model_bytes = {
+        "semantic": weights(config.semantic, semantic_head),
+        "coarse": weights(config.coarse, coarse_head),
+        "fine": fine_bytes,
+    }
     embeddings = [gpt.width * gpt.input_size for gpt in (config.semantic, config.coarse)]
     embedded = [formats.weights * (size + 1024 * 768) for size in embeddings]
     return Sizes(
-        stages=(
-            StageSizes(
-                weights(config.semantic, semantic_head) + embedded[0],
-                tokens(config.semantic, semantic_head, per_frame),
-                "memory",
+        stages={
+            "semantic": StageSizes(
+                model_bytes["semantic"] + embedded[0], tokens(config.semantic, semantic_head, per_frame), "memory"
             ),
-            StageSizes(
-                weights(config.coarse, coarse_head) + embedded[1],
-                tokens(config.coarse, coarse_head, NUM_COARSE, window),
-                "memory",
+            "coarse": StageSizes(
+                model_bytes["coarse"] + embedded[1], tokens(config.coarse, coarse_head, NUM_COARSE, window), "memory"
             ),
-            StageSizes(
+            "fine": StageSizes(
                 fine_bytes + formats.weights * numbers.num_books * config.fine.width * config.fine.input_size,
                 fine,
                 "compute",
             ),
-            StageSizes(formats.codec * codec_numbers, sound, "compute", is_single=formats.codec == 4),
-        ),
-        demand=measure_demand(
-            config,
-            position_bytes=round(item_bytes),
-            model_bytes=round(model_bytes),
-            prefix_cache_bytes=prefix_cache_bytes,
+            "codec": StageSizes(formats.codec * codec_numbers, sound, "compute", is_single=formats.codec == 4),
+        },
+        demands=measure_demands(
+            config, kv_item=formats.kv, model_bytes=model_bytes, prefix_cache_bytes=prefix_cache_bytes
         ),
         frame_s=1 / numbers.coarse_rate,
         max_positions=min(config.semantic.block_size, numbers.prompt_size + numbers.max_semantic - 1),
@@ -104,16 +100,23 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
     )
 
 
-def measure_demand(config: CascadeConfig, *, position_bytes: int, model_bytes: int, prefix_cache_bytes: int) -> Demand:
-    """Tell what slots take: keys and values of both causal models, and the codec's streams."""
+def measure_demands(
+    config: CascadeConfig, *, kv_item: float, model_bytes: Mapping[str, float], prefix_cache_bytes: int
+) -> dict[str, Demand]:
+    """Tell what slots take of each stage: keys and values of both causal models, and the codec's streams."""
     codec, numbers = config.codec, config.numbers
     past = codec.num_lstm_layers * 2 * codec.width + 2 * codec.samples_per_frame * codec.num_filters
     window = numbers.fine_window * config.fine.width  # of the fine model, at four bytes
-    return Demand(
-        position=position_bytes + NUM_COARSE * DRAW_BYTES,
-        stream_row=4 * past,
-        frame=4 * LIVE_TENSORS * codec.samples_per_frame * codec.num_filters,
-        prefix_cache=prefix_cache_bytes,
-        encoding=0,
-        copies=8 * LIVE_TENSORS * 4 * window + model_bytes // 8,
-    )
+    copies = {name: round(num_bytes) // 8 for name, num_bytes in model_bytes.items()}
+    return {
+        "semantic": Demand(
+            position=round(kv_bytes(config.semantic, kv_item)),
+            prefix_cache=prefix_cache_bytes,
+            copies=copies["semantic"],
+        ),
+        "coarse": Demand(
+            position=round(kv_bytes(config.coarse, kv_item)) + NUM_COARSE * DRAW_BYTES, copies=copies["coarse"]
+        ),
+        "fine": Demand(copies=8 * LIVE_TENSORS * 4 * window + copies["fine"]),
+        "codec": Demand(stream_row=4 * past, frame=4 * LIVE_TENSORS * codec.samples_per_frame * codec.num_filters),
+    }

@@ -18,7 +18,7 @@ from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError, VoiceUnsupportedError
 from s1_mini.families.base import Chain, Placement
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
-from s1_mini.families.cascade.costs import kv_bytes, measure_demand
+from s1_mini.families.cascade.costs import kv_bytes, measure_demands
 from s1_mini.families.cascade.family import STAGES
 from s1_mini.families.cascade.fine_model import ROWS as FINE_ROWS
 from s1_mini.families.cascade.fine_model import FineModel
@@ -65,11 +65,13 @@ class LoadedCascade:
         self.config, self.models, self.codec, self.tokenizer = config, models, codec, tokenizer
         self._placement, self._settings = placement, settings
         self.networks = tuple(models)
-        self.num_bytes = sum(
-            weight.numel() * weight.element_size() for network in models for weight in network.parameters()
-        )
-        item = (placement.kv_dtype or placement.dtype).itemsize
-        self.position_bytes = round(kv_bytes(config.semantic, item) + kv_bytes(config.coarse, item))
+        self._model_bytes = {
+            name: sum(weight.numel() * weight.element_size() for weight in network.parameters())
+            for name, network in zip(STAGES, models, strict=False)
+        }
+        self.num_bytes = sum(self._model_bytes.values())
+        self._kv_item = (placement.kv_dtype or placement.dtype).itemsize
+        self.position_bytes = round(kv_bytes(config.semantic, self._kv_item) + kv_bytes(config.coarse, self._kv_item))
         numbers = config.numbers
         self.max_positions = min(config.semantic.block_size, numbers.prompt_size + numbers.max_semantic - 1)
 
@@ -85,12 +87,12 @@ class LoadedCascade:
         asked = self._settings.fine_temperature
         return self.config.numbers.fine_temperature if asked is None else asked
 
-    def demand(self, prefix_cache_bytes: int) -> Demand:
-        """Tell what slots of it take, wherever its weights lie."""
-        return measure_demand(
+    def demands(self, prefix_cache_bytes: int) -> dict[str, Demand]:
+        """Tell what slots of it take of each stage, wherever its weights lie."""
+        return measure_demands(
             self.config,
-            position_bytes=self.position_bytes,
-            model_bytes=self.num_bytes,
+            kv_item=self._kv_item,
+            model_bytes=self._model_bytes,
             prefix_cache_bytes=prefix_cache_bytes,
         )
 

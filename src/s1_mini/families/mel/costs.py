@@ -17,6 +17,7 @@ from s1_mini.codecs.hifigan.model import HifiGan
 from s1_mini.codecs.hifigan.window import Edges
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.network import MelNetwork
+from s1_mini.families.mel.settings import STAGES
 from s1_mini.weights.fit import skeleton
 
 COUNTED_FRAMES = 64  # of one call whose operations are counted
@@ -45,7 +46,7 @@ def widest(config: HifiGanConfig) -> int:
     return most
 
 
-def measure_demand(
+def measure_demands(
     config: MelConfig,
     vocoder: HifiGanConfig,
     *,
@@ -55,17 +56,16 @@ def measure_demand(
     token_bytes: int,
     vocoder_item: int,
     prefix_cache_bytes: int,
-) -> Demand:
-    """Tell what slots take, of which a step takes `step_bytes` and a token `token_bytes`."""
-    return Demand(
+) -> dict[str, Demand]:
+    """Tell what slots take of each stage; a step takes `step_bytes` and a token `token_bytes`."""
+    model = Demand(
         position=step_bytes,
-        stream_row=0,
-        frame=LIVE_TENSORS * vocoder_item * widest(vocoder),
         prefix_cache=prefix_cache_bytes,
-        encoding=0,
-        copies=round(weight_bytes + vocoder_bytes),
+        copies=round(weight_bytes),
         fixed_slot=config.max_text * token_bytes,
     )
+    sound = Demand(frame=LIVE_TENSORS * vocoder_item * widest(vocoder), copies=round(vocoder_bytes))
+    return dict(zip(STAGES, (model, sound), strict=True))
 
 
 def measure_sizes(config: MelConfig, vocoder: HifiGanConfig, formats: Formats, prefix_cache_bytes: int) -> Sizes:
@@ -93,11 +93,11 @@ def measure_sizes(config: MelConfig, vocoder: HifiGanConfig, formats: Formats, p
 
     weight_bytes = formats.large * count(*layers) + 4 * small
     return Sizes(
-        stages=(
-            StageSizes(weight_bytes, step, "memory"),
-            StageSizes(vocoder_bytes, sound, "compute", is_single=formats.codec == 4),
-        ),
-        demand=measure_demand(
+        stages={
+            STAGES[0]: StageSizes(weight_bytes, step, "memory"),
+            STAGES[1]: StageSizes(vocoder_bytes, sound, "compute", is_single=formats.codec == 4),
+        },
+        demands=measure_demands(
             config,
             vocoder,
             weight_bytes=weight_bytes,

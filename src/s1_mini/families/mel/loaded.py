@@ -17,7 +17,7 @@ from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError, VoiceError, VoiceUnsupportedError
 from s1_mini.families.base import Chain, LoadedModel, Placement
-from s1_mini.families.mel.costs import measure_demand, needed_positions
+from s1_mini.families.mel.costs import measure_demands, needed_positions
 from s1_mini.families.mel.decoder import MelDecoder
 from s1_mini.families.mel.files import VocoderFiles, read_configs
 from s1_mini.families.mel.model import MelModel
@@ -112,11 +112,11 @@ class LoadedMel:
 
         return Chain(policies=policies, stages=stages, sample_rate=rate, room=room)
 
-    def demand(self, prefix_cache_bytes: int) -> Demand:
-        """Tell what slots of it take, wherever its weights lie."""
+    def demands(self, prefix_cache_bytes: int) -> dict[str, Demand]:
+        """Tell what slots of it take of each stage, wherever its weights lie."""
         parts = (self.model.network, self.vocoder)
         weights, sound = (sum(each.numel() * each.element_size() for each in part.parameters()) for part in parts)
-        return measure_demand(
+        return measure_demands(
             self.model.config,
             self.vocoder.config,
             weight_bytes=weights,

@@ -45,11 +45,11 @@ def measure_sizes(config: S1Config, dac: DacConfig, formats: Formats, prefix_cac
         return Cost(codec_bytes / CHUNK_FRAMES, rows * operations)
 
     return Sizes(
-        stages=(
-            StageSizes(model_bytes, costs.step, "memory"),
-            StageSizes(codec_bytes, sound, "compute", is_single=formats.codec == 4),
-        ),
-        demand=measure_demand(
+        stages={
+            "language_model": StageSizes(model_bytes, costs.step, "memory"),
+            "codec": StageSizes(codec_bytes, sound, "compute", is_single=formats.codec == 4),
+        },
+        demands=measure_demands(
             codec, model_bytes=model_bytes, column_bytes=costs.column_bytes, prefix_cache_bytes=prefix_cache_bytes
         ),
         frame_s=dac.samples_per_frame / dac.sample_rate,
@@ -66,21 +66,26 @@ def needed_positions(dac: DacConfig, reference_s: float, text_bytes: int) -> int
     return round(reference_s * dac.sample_rate / dac.samples_per_frame) + text_bytes + 3 * text_bytes
 
 
-def measure_demand(codec: Dac, *, model_bytes: float, column_bytes: float, prefix_cache_bytes: int) -> Demand:
-    """Tell what slots of a model of that size take, and this codec's rows, wherever its weights lie."""
+def measure_demands(
+    codec: Dac, *, model_bytes: float, column_bytes: float, prefix_cache_bytes: int
+) -> dict[str, Demand]:
+    """Tell what slots of a model of that size take, and this codec's rows, of each stage."""
     item = next(codec.decoder.parameters()).element_size()
     config = codec.config
     with torch.inference_mode():
         carry = Carry()
         codec.push(torch.zeros(1, codec.num_codebooks, 1, dtype=torch.int64, device=codec.device), carry)
-    return Demand(
-        position=round(column_bytes) + DRAW_BYTES * codec.num_codebooks,
-        stream_row=carry.num_bytes,
-        frame=LIVE_TENSORS * item * widest(config),
-        prefix_cache=prefix_cache_bytes,
-        encoding=_encoding_bytes(config),
-        copies=round(model_bytes) + item * count(codec),
-    )
+    return {
+        "language_model": Demand(
+            position=round(column_bytes) + DRAW_BYTES * codec.num_codebooks,
+            prefix_cache=prefix_cache_bytes,
+            encoding=_encoding_bytes(config),  # on the model's device, wherever sound is made
+            copies=round(model_bytes),
+        ),
+        "codec": Demand(
+            stream_row=carry.num_bytes, frame=LIVE_TENSORS * item * widest(config), copies=item * count(codec)
+        ),
+    }
 
 
 def widest(config: DacConfig) -> int:

@@ -20,7 +20,7 @@ from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import Chain, LoadedModel, Placement
 from s1_mini.families.s1.config import S1Config
-from s1_mini.families.s1.costs import measure_demand, needed_positions
+from s1_mini.families.s1.costs import measure_demands, needed_positions
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.model import S1Model
 from s1_mini.families.s1.settings import S1Settings
@@ -53,9 +53,9 @@ class LoadedS1:
         self._encoder: Dac | None = None
         self._lock = threading.Lock()
 
-    def demand(self, prefix_cache_bytes: int) -> Demand:
-        """Tell what slots of it take, wherever its weights lie."""
-        return measure_demand(
+    def demands(self, prefix_cache_bytes: int) -> dict[str, Demand]:
+        """Tell what slots of it take of each stage, wherever its weights lie."""
+        return measure_demands(
             self.codec,
             model_bytes=self.model.num_bytes,
             column_bytes=self.model.column_bytes,
