@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+REPLICAS = "S1_MINI_SERVER_REPLICAS"
 STAGES_FILE = Path(__file__).parents[1] / "stages.toml"
 STAGES = ("dev", "staging", "prod")
 CAPACITIES = ("fixed", "tracked", "scheduled", "zero")
@@ -18,6 +19,13 @@ LOG_DAYS = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365)  # what CloudWatch k
 CRON = re.compile(r"cron\(\S+ \S+ \S+ \S+ \S+ \S+\)")
 PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*/")
 INSTANCE = re.compile(r"ml\.([a-z0-9-]+)\.[a-z0-9]+")
+# Of types with several GPUs; all others have one, or none. As in s1_mini/capacity/cards.py, which infra does without.
+GPUS = {
+    **dict.fromkeys(("ml.g4dn.12xlarge", "ml.g5.12xlarge", "ml.g5.24xlarge", "ml.g6.12xlarge", "ml.g6.24xlarge"), 4),
+    **dict.fromkeys(("ml.g6e.12xlarge", "ml.g6e.24xlarge"), 4),
+    **dict.fromkeys(("ml.g5.48xlarge", "ml.g6.48xlarge", "ml.g6e.48xlarge", "ml.p4d.24xlarge", "ml.p5.48xlarge"), 8),
+    **dict.fromkeys(("ml.p5e.48xlarge", "ml.p5en.48xlarge"), 8),
+}
 VPC, SUBNET = re.compile(r"vpc-[0-9a-f]{8,17}"), re.compile(r"subnet-[0-9a-f]{8,17}")
 WORD = re.compile(r"[a-z][a-z0-9-]{0,23}")
 VOICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -116,16 +124,38 @@ class Stage:
         return f"s1-mini-{self.name}"
 
     @property
-    def target(self) -> float:
-        """Concurrent requests per model that scaling aims at: a share of what the engine speaks at the same time."""
-        return concurrency_target(self.slots, self.target_share)
+    def all_slots(self) -> int:
+        """What the engines of one instance speak at the same time."""
+        return self.slots * self.replicas(GPUS.get(self.instance_type, 1))
 
-    def container_environment(self) -> dict[str, str]:
-        """Variables of the container: the engine's slots are those that scaling counts with."""
+    @property
+    def target(self) -> float:
+        """Concurrent requests per model that scaling aims at: a share of what an instance speaks at the same time."""
+        return concurrency_target(self.all_slots, self.target_share)
+
+    def copy_target(self, accelerators: int) -> float:
+        """Concurrent requests that scaling aims at for each copy of a component with so many GPUs."""
+        return concurrency_target(self.slots * self.replicas(accelerators), self.target_share)
+
+    def replicas(self, num_gpus: int) -> int:
+        """Engines of one container: one for each GPU that it sees, unless its variables say otherwise."""
+        wanted = self.environment.get(REPLICAS, "auto")
+        if wanted.isdecimal():
+            return max(1, int(wanted))
+        return 1 if "S1_MINI_PLACEMENT" in self.environment else max(1, num_gpus)
+
+    def container_environment(self, num_gpus: int | None = None) -> dict[str, str]:
+        """Variables of the container: each engine's slots are those that scaling counts with.
+
+        It sees all GPUs of an instance, or `num_gpus`.
+        """
+        if num_gpus is None:
+            num_gpus = GPUS.get(self.instance_type, 1)
         return {
             "S1_MINI_MAX_BATCH_SIZE": str(self.slots),
             "S1_MINI_MAX_QUEUE_SIZE": str(self.queue),
             "S1_MINI_SERVER_REQUEST_TIMEOUT_S": "55",  # SageMaker gives up after 60
+            **({REPLICAS: "auto"} if self.replicas(num_gpus) > 1 else {}),
             **self.environment,
         }
 

@@ -10,8 +10,20 @@ import pytest
 from deployments import ARCHIVE, IMAGE, PREFIX, ROLE, deployment
 from s1_mini.deploy.call import Call, answer, is_ours
 from s1_mini.deploy.calls import Standing, create_calls, delete_calls, update_calls, would_stand
+from s1_mini.deploy.check import check_all
 from s1_mini.deploy.scaling import autoscale_calls
-from s1_mini.deploy.spec import MAX_NAME, Batch, Components, Deployment, Fleet, Model, MultiModel, Rollout, Scaling
+from s1_mini.deploy.spec import (
+    MAX_NAME,
+    Batch,
+    Components,
+    Deployment,
+    Fleet,
+    FormName,
+    Model,
+    MultiModel,
+    Rollout,
+    Scaling,
+)
 from s1_mini.exceptions import ConfigurationError
 
 
@@ -79,6 +91,44 @@ def test_machines_follow_a_share_of_the_engines_slots() -> None:
     policy = autoscale_calls("hello", "real-time", Scaling(1, 4, slots=16, load=0.5))[1].parameters
 
     assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("form", "machine", "environment", "replicas"),
+    [
+        ("real-time", "ml.g6.xlarge", {}, 1),
+        ("real-time", "ml.c7i.xlarge", {}, 1),
+        ("async", "ml.g5.12xlarge", {}, 4),
+        ("batch", "ml.g5.48xlarge", {}, 8),
+        ("real-time", "ml.g6.48xlarge", {"S1_MINI_SERVER_REPLICAS": "2"}, 2),
+        ("real-time", "ml.g6.48xlarge", {"S1_MINI_PLACEMENT": "codec=cuda:1"}, 1),
+        ("components", "ml.g6.48xlarge", {}, 1),
+    ],
+)
+def test_every_gpu_of_a_machine_is_counted_where_its_engines_are(
+    form: str, machine: str, environment: dict[str, str], replicas: int
+) -> None:
+    """In what scales, in how many requests a machine gets, and in a variable that tells."""
+    wanted = deployment(form, machine=machine)
+    wanted = replace(wanted, model=replace(wanted.model, environment=environment))
+    made = {call.operation: call.parameters for call in create_calls(wanted)}
+    told = made["create_model"]["PrimaryContainer"].get("Environment", {})
+
+    assert wanted.replicas == replicas
+    assert (told.get("S1_MINI_SERVER_REPLICAS") == "auto") == (replicas > 2)
+    if form == "async":
+        asynchronous = made["create_endpoint_config"]["AsyncInferenceConfig"]
+        assert asynchronous["ClientConfig"]["MaxConcurrentInvocationsPerInstance"] == 4 * replicas
+    if form == "batch":
+        assert made["create_transform_job"]["MaxConcurrentTransforms"] == 16  # of 6 MB, and 100 are allowed
+    check_all(create_calls(wanted))
+
+
+@pytest.mark.parametrize(("form", "target"), [("real-time", 32.0), ("components", 32.0), ("async", 20.0)])
+def test_machines_with_several_engines_take_so_many_times_the_load(form: FormName, target: float) -> None:
+    policy = autoscale_calls("hello", form, Scaling(1, 4, slots=16, load=0.5, replicas=4))[1].parameters
+
+    assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == target
 
 
 def test_one_machine_is_replaced_by_one_beside_it_and_several_a_few_at_a_time() -> None:

@@ -52,6 +52,20 @@ def test_an_endpoint_is_made_seen_scaled_and_removed(
         here.delete("hello")
 
 
+def test_what_scales_has_as_many_engines_as_its_machines_have_gpus(verbs: Callable[..., Verbs]) -> None:
+    here, wanted = verbs(), deployment(machine="ml.g4dn.12xlarge")
+    here.create(wanted)
+
+    targets = []
+    for replicas in (None, 2):
+        here.autoscale("hello", Scaling(slots=10, load=0.5, replicas=replicas))
+        scaler = boto3.client("application-autoscaling")
+        (policy,) = scaler.describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
+        targets.append(policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"])
+
+    assert targets == [20.0, 10.0]
+
+
 def test_scaling_is_stopped_and_the_endpoint_stays(verbs: Callable[..., Verbs]) -> None:
     here = verbs()
     here.create(deployment("async"))

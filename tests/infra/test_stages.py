@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from s1_mini import EngineConfig
+from s1_mini.capacity.cards import MACHINES
 from s1_mini.exceptions import QueueFullError
 from s1_mini.server.errors import BusyError, TooManyRequestsError
 from s1_mini.server.record import Record
@@ -46,6 +47,17 @@ def test_the_target_is_a_share_of_the_engines_slots(stages: Any, write: Any) -> 
     assert write("slots = 8\ntarget_share = 0.5").target == 4.0
     assert write("slots = 16\ntarget_share = 0.5").target == 8.0
     assert stages.concurrency_target(1, 0.5) == 1.0  # below one, an idle engine would already be too busy
+
+
+def test_every_gpu_of_an_instance_has_an_engine_with_its_slots(stages: Any, write: Any) -> None:
+    several = write("instance_type = 'ml.g6.12xlarge'\nslots = 10\ntarget_share = 0.5")
+    placed = write("instance_type = 'ml.g6.12xlarge'\nslots = 10\nenvironment = {S1_MINI_PLACEMENT = 'codec=cuda:1'}")
+
+    assert (several.all_slots, several.target, several.copy_target(2), several.copy_target(0)) == (40, 20.0, 10.0, 5.0)
+    assert several.container_environment()["S1_MINI_SERVER_REPLICAS"] == "auto"
+    assert "S1_MINI_SERVER_REPLICAS" not in {**several.container_environment(1), **write("").container_environment()}
+    assert placed.all_slots == 10
+    assert {each.instance_type: each.num_gpus for each in MACHINES if each.num_gpus > 1} == stages.GPUS
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ REQUEST_S = "3500"  # SageMaker lets an asynchronous request run for an hour if 
 
 
 class AsyncEndpoint(Construct):
-    """`resource` and `name`; sends an engine as many requests at a time as it has slots."""
+    """`resource` and `name`; sends an instance as many requests at a time as its engines have slots."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AsyncEndpoint(Construct):
         of, bucket = sagemaker.CfnEndpointConfig, foundation.storage.bucket
         answers = of.AsyncInferenceConfigProperty(
             client_config=of.AsyncInferenceClientConfigProperty(
-                max_concurrent_invocations_per_instance=min(stage.slots, 1000)
+                max_concurrent_invocations_per_instance=min(stage.all_slots, 1000)
             ),
             output_config=of.AsyncInferenceOutputConfigProperty(
                 kms_key_id=foundation.storage.key.key_arn,

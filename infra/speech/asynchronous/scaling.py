@@ -41,7 +41,7 @@ class BacklogScaling(Construct):
             policy_type="TargetTrackingScaling",
             scaling_target_id=target.ref,
             target_tracking_scaling_policy_configuration=of.TargetTrackingScalingPolicyConfigurationProperty(
-                target_value=BACKLOG_PER_SLOT * stage.slots,
+                target_value=BACKLOG_PER_SLOT * stage.all_slots,
                 customized_metric_specification=of.CustomizedMetricSpecificationProperty(
                     namespace="AWS/SageMaker",
                     metric_name="ApproximateBacklogSizePerInstance",

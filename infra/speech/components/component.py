@@ -41,7 +41,7 @@ class SpeechComponent(Construct):
             base_name=self.name,
             image_tag=stage.image_tag,
             model_prefix=spoken.model_prefix,
-            environment=stage.container_environment(),
+            environment=stage.container_environment(spoken.accelerators),
             in_component=True,
         )
         self.resource = self._component(endpoint, spoken, model, instance_type, rollback)
@@ -111,7 +111,7 @@ class SpeechComponent(Construct):
             policy_type="TargetTrackingScaling",
             scaling_target_id=target.ref,
             target_tracking_scaling_policy_configuration=of.TargetTrackingScalingPolicyConfigurationProperty(
-                target_value=stage.target,
+                target_value=stage.copy_target(spoken.accelerators),
                 predefined_metric_specification=of.PredefinedMetricSpecificationProperty(
                     predefined_metric_type="SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution"
                 ),

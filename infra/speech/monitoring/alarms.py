@@ -35,9 +35,9 @@ def realtime_watches(stage: Stage) -> tuple[Watch, ...]:
         *_speech_watches(stage),
         Watch(
             name="no-capacity",
-            meaning="Every slot of an engine is taken and no instance has come in ten minutes",
+            meaning="Every slot of an instance is taken and no other has come in ten minutes",
             metric=metrics.CONCURRENCY,
-            over=stage.slots,
+            over=stage.all_slots,
             points=10,
             out_of=10,
         ),

@@ -39,6 +39,8 @@ def plan(
 
     Example: s1-mini endpoint plan create hello --image … --role … --artifact s3://…/model.tar.gz
     """
+    from dataclasses import replace
+
     from s1_mini.deploy.calls import Standing, create_calls, delete_calls, update_calls, would_stand
     from s1_mini.deploy.check import check_all
     from s1_mini.deploy.scaling import autoscale_calls
@@ -49,7 +51,8 @@ def plan(
     elif action == "update":
         calls = update_calls(deployment, Standing(name, endpoint=True))
     elif action == "autoscale":
-        calls = autoscale_calls(name, wanted.form, scale.scaling())
+        scaling = scale.scaling()
+        calls = autoscale_calls(name, wanted.form, replace(scaling, replicas=scaling.replicas or deployment.replicas))
     else:
         calls = delete_calls(would_stand(deployment))
     check_all(calls)

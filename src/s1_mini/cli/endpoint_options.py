@@ -62,7 +62,9 @@ class Wanted:
     failures: Annotated[str | None, _option("async: s3://… for what failed.")] = None
     success_topic: Annotated[str | None, _option("async: ARN of an SNS topic.")] = None
     error_topic: Annotated[str | None, _option("async: ARN of an SNS topic.")] = None
-    concurrent: Annotated[int, _option("async, batch: requests at a machine.", min=1)] = 4
+    concurrent: Annotated[
+        int | None, _option("async, batch: requests at a machine. [4 for each engine]", min=1, show_default=False)
+    ] = None
     source: Annotated[str | None, _option("batch: s3://… with lines of JSON.")] = None
     copies: Annotated[int, _option("components: to begin with.", min=0)] = 1
     memory_mb: Annotated[int, _option("components: for a copy.")] = 4096
@@ -120,9 +122,12 @@ class Range:
     minimum: Annotated[int, _option("Machines, or copies with components.", "--min", min=0)] = 1
     maximum: Annotated[int, _option("Machines, or copies.", "--max", min=1)] = 4
     slots: Annotated[int, _option("Requests that one engine speaks at once: its S1_MINI_MAX_BATCH_SIZE.", min=1)] = 4
+    replicas: Annotated[
+        int | None, _option("Engines of a machine, or a copy. [one for each GPU]", min=1, show_default=False)
+    ] = None
     load: Annotated[float, _option("Share of the slots to be taken on average.")] = 0.6
     request_s: Annotated[float, _option("multi-model: how long one request takes.")] = 5.0
-    backlog: Annotated[float, _option("async: requests waiting for each machine.")] = 5.0
+    backlog: Annotated[float, _option("async: requests waiting for each engine.")] = 5.0
     schedule: Annotated[
         list[str] | None, _option("TITLE=MIN:MAX@EXPRESSION, as night=0:1@cron(0 20 * * ? *); as often as needed.")
     ] = None
@@ -133,7 +138,14 @@ class Range:
 
         schedule = tuple(_scheduled(entry) for entry in self.schedule or ())
         return Scaling(
-            self.minimum, self.maximum, self.slots, self.load, self.request_s, self.backlog, schedule=schedule
+            self.minimum,
+            self.maximum,
+            self.slots,
+            self.load,
+            self.request_s,
+            self.backlog,
+            schedule=schedule,
+            replicas=self.replicas,
         )
 
 

@@ -10,6 +10,7 @@ from s1_mini.aws.clients import Clients
 from s1_mini.aws.failures import is_missing
 from s1_mini.deploy.call import is_ours
 from s1_mini.deploy.calls import Standing
+from s1_mini.deploy.machines import GPUS, count_replicas
 from s1_mini.deploy.spec import FormName
 
 ALARMS = ("rollback-5xx", "rollback-latency", "rollback-failures", "from-zero")
@@ -24,6 +25,7 @@ class Found:
     why: str = ""
     form: FormName = "real-time"
     instance_type: str = ""
+    replicas: int = 1  # engines of a machine, or of a copy
     scales: tuple[dict[str, Any], ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -39,9 +41,17 @@ def find(clients: Clients, name: str) -> Found:
     config = seen.get("EndpointConfigName", "")
     settings = (config and _ask(clients, "describe_endpoint_config", EndpointConfigName=config)) or {}
     variant = (settings.get("ProductionVariants") or [{}])[0]
-    form = _form(clients, settings, variant)
-    components = tuple(_components(clients, name)) if form == "components" else ()
+    model = (_ask(clients, "describe_model", ModelName=variant["ModelName"]) if "ModelName" in variant else None) or {}
+    form = _form(settings, variant, model)
+    specifications = dict(_components(clients, name)) if form == "components" else {}
+    components = tuple((it, specification.get("ModelName", "")) for it, specification in specifications.items())
     scales = tuple(_targets(clients, name, [it for it, _ in components], seen))
+    num_gpus = GPUS.get(variant.get("InstanceType", ""), 1)
+    if specifications:
+        first = next(iter(specifications.values()))
+        num_gpus = int(first.get("ComputeResourceRequirements", {}).get("NumberOfAcceleratorDevicesRequired", 1))
+        model = _ask(clients, "describe_model", ModelName=first.get("ModelName", "")) or {}
+    replicas = count_replicas(num_gpus, model.get("PrimaryContainer", {}).get("Environment", {}))
     job = _ask(clients, "describe_transform_job", TransformJobName=name) or {}
     standing = Standing(
         name=name,
@@ -57,7 +67,7 @@ def find(clients: Clients, name: str) -> Found:
     status, why = seen.get("EndpointStatus", ""), seen.get("FailureReason", "")
     if job and not seen:
         status, why, form = job["TransformJobStatus"], job.get("FailureReason", ""), "batch"
-    return Found(standing, status, why, form, variant.get("InstanceType", ""), scales, seen)
+    return Found(standing, status, why, form, variant.get("InstanceType", ""), replicas, scales, seen)
 
 
 def find_endpoint(clients: Clients, name: str) -> Found:
@@ -77,22 +87,21 @@ def find_all(clients: Clients) -> Iterator[Found]:
                 yield found
 
 
-def _form(clients: Clients, settings: dict[str, Any], variant: dict[str, Any]) -> FormName:
+def _form(settings: dict[str, Any], variant: dict[str, Any], model: dict[str, Any]) -> FormName:
     if "AsyncInferenceConfig" in settings:
         return "async"
     if variant and "ModelName" not in variant:
         return "components"
-    model = _ask(clients, "describe_model", ModelName=variant["ModelName"]) if variant else None
-    return "multi-model" if model and model.get("PrimaryContainer", {}).get("Mode") == "MultiModel" else "real-time"
+    return "multi-model" if model.get("PrimaryContainer", {}).get("Mode") == "MultiModel" else "real-time"
 
 
-def _components(clients: Clients, name: str) -> Iterator[tuple[str, str]]:
+def _components(clients: Clients, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     pages = clients["sagemaker"].get_paginator("list_inference_components")
     for page in pages.paginate(EndpointNameEquals=name):
         for item in page["InferenceComponents"]:
             component = item["InferenceComponentName"]
             seen = _ask(clients, "describe_inference_component", InferenceComponentName=component) or {}
-            yield component, seen.get("Specification", {}).get("ModelName", "")
+            yield component, seen.get("Specification", {})
 
 
 def _targets(clients: Clients, name: str, components: list[str], seen: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -6,11 +6,13 @@ from typing import Any
 
 from s1_mini.deploy.alarms import rollback_alarm_names
 from s1_mini.deploy.call import digest
-from s1_mini.deploy.machines import has_own_disk
+from s1_mini.deploy.machines import PLACEMENT, REPLICAS, has_own_disk
 from s1_mini.deploy.spec import VARIANT, Async, Batch, Components, Deployment, MultiModel, Rolling
 
 OWNER_TAG = "s1-mini:endpoint"
 LINES = "application/jsonlines"
+EACH = 4  # requests at an engine, where nothing is said
+MAX_TRANSFORMS = 16  # of 6 MB, which stay below the 100 MB that are allowed together
 
 
 def tags(deployment: Deployment) -> list[dict[str, str]]:
@@ -30,8 +32,11 @@ def model(deployment: Deployment) -> dict[str, Any]:
         container["ModelDataSource"] = {"S3DataSource": source}
     else:
         container["ModelDataUrl"] = wanted.artifact
-    if wanted.environment:
-        container["Environment"] = dict(sorted(wanted.environment.items()))
+    environment = dict(wanted.environment)
+    if deployment.num_gpus > 1 and PLACEMENT not in environment:
+        environment.setdefault(REPLICAS, "auto")  # as our image has it, told to whoever reads the model
+    if environment:
+        container["Environment"] = dict(sorted(environment.items()))
     content: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": wanted.role}
     if not isinstance(deployment.form, Components):  # there the endpoint says it for all components
         content |= _network(deployment)
@@ -47,7 +52,7 @@ def endpoint_config(deployment: Deployment) -> dict[str, Any]:
     if isinstance(form, Components):
         content |= {"ExecutionRoleArn": deployment.model.role, **_network(deployment)}
     if isinstance(form, Async):
-        content["AsyncInferenceConfig"] = _async_config(form)
+        content["AsyncInferenceConfig"] = _async_config(form, form.max_concurrent or EACH * deployment.replicas)
     return {"EndpointConfigName": _named(deployment, content), **content, "Tags": tags(deployment)}
 
 
@@ -80,7 +85,7 @@ def transform_job(deployment: Deployment, form: Batch) -> dict[str, Any]:
     return {
         "TransformJobName": deployment.name,
         "ModelName": model(deployment)["ModelName"],
-        "MaxConcurrentTransforms": form.concurrent,
+        "MaxConcurrentTransforms": form.concurrent or min(EACH * deployment.replicas, MAX_TRANSFORMS),
         "MaxPayloadInMB": form.payload_mb,
         "BatchStrategy": "MultiRecord",
         "ModelClientConfig": {"InvocationsTimeoutInSeconds": form.timeout_s, "InvocationsMaxRetries": form.retries},
@@ -164,7 +169,7 @@ def _network(deployment: Deployment) -> dict[str, Any]:
     return network
 
 
-def _async_config(form: Async) -> dict[str, Any]:
+def _async_config(form: Async, concurrent: int) -> dict[str, Any]:
     output: dict[str, Any] = {"S3OutputPath": form.output}
     topics = {"SuccessTopic": form.success_topic, "ErrorTopic": form.error_topic}
     notices = {key: topic for key, topic in topics.items() if topic}
@@ -174,7 +179,7 @@ def _async_config(form: Async) -> dict[str, Any]:
         output["KmsKeyId"] = form.kms_key
     if notices:
         output["NotificationConfig"] = notices
-    return {"ClientConfig": {"MaxConcurrentInvocationsPerInstance": form.max_concurrent}, "OutputConfig": output}
+    return {"ClientConfig": {"MaxConcurrentInvocationsPerInstance": concurrent}, "OutputConfig": output}
 
 
 def _named(deployment: Deployment, content: dict[str, Any]) -> str:

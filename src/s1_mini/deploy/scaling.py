@@ -1,7 +1,8 @@
 """Scaling as calls: a range, what load it follows, what wakes it from zero, and hours at which the range is another.
 
-Machines follow the requests that are being answered at once, as ten-second numbers; the target is a share of the
-engine's slots. Several models behind one endpoint are counted by the minute, waiting async requests by their number.
+Machines follow the requests that are being answered at once, as ten-second numbers; the target is a share of all slots
+of a machine's engines. Several models behind one endpoint are counted by the minute, waiting async requests by their
+number.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def autoscale_calls(name: str, form: FormName, scaling: Scaling) -> list[Call]:
 
 def _follow(name: str, form: FormName, scaling: Scaling) -> dict[str, Any]:
     wanted: dict[str, Any] = {"ScaleOutCooldown": scaling.out_s, "ScaleInCooldown": scaling.in_s}
+    replicas = scaling.replicas or 1
     if form == "async":
-        wanted["TargetValue"] = scaling.backlog
+        wanted["TargetValue"] = scaling.backlog * replicas
         wanted["CustomizedMetricSpecification"] = {
             "MetricName": "ApproximateBacklogSizePerInstance",
             "Namespace": "AWS/SageMaker",
@@ -56,16 +58,11 @@ def _follow(name: str, form: FormName, scaling: Scaling) -> dict[str, Any]:
             "Statistic": "Average",
         }
     else:
+        busy = scaling.slots * replicas * scaling.load
         metric, target = {
-            "real-time": ("SageMakerVariantConcurrentRequestsPerModelHighResolution", scaling.slots * scaling.load),
-            "components": (
-                "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution",
-                scaling.slots * scaling.load,
-            ),
-            "multi-model": (
-                "SageMakerVariantInvocationsPerInstance",
-                scaling.slots * scaling.load * 60 / scaling.request_s,
-            ),
+            "real-time": ("SageMakerVariantConcurrentRequestsPerModelHighResolution", busy),
+            "components": ("SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution", busy),
+            "multi-model": ("SageMakerVariantInvocationsPerInstance", busy * 60 / scaling.request_s),
         }[form]
         wanted["TargetValue"] = round(target, 2)
         wanted["PredefinedMetricSpecification"] = {"PredefinedMetricType": metric}

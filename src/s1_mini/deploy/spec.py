@@ -13,7 +13,7 @@ from typing import Literal
 
 from s1_mini.aws.place import split_location
 from s1_mini.deploy.call import DIGEST_LENGTH
-from s1_mini.deploy.machines import is_gpu
+from s1_mini.deploy.machines import GPUS, count_replicas, is_gpu
 from s1_mini.exceptions import ConfigurationError
 
 VARIANT = "main"
@@ -133,7 +133,7 @@ class Async:
     failures: str | None = None
     success_topic: str | None = None
     error_topic: str | None = None
-    max_concurrent: int = 4
+    max_concurrent: int | None = None  # requests at a machine; None: four for each engine
     kms_key: str | None = None
 
 
@@ -165,13 +165,13 @@ class Batch:
     source: str
     output: str
     payload_mb: int = 6
-    concurrent: int = 4
+    concurrent: int | None = None  # requests at a machine; None: four for each engine, up to sixteen
     timeout_s: int = 600
     retries: int = 3
     kms_key: str | None = None
 
     def __post_init__(self) -> None:
-        if self.payload_mb * self.concurrent > 100:
+        if self.concurrent is not None and self.payload_mb * self.concurrent > 100:
             raise ConfigurationError(
                 f"payload_mb={self.payload_mb} times concurrent={self.concurrent}: at most 100 MB together"
             )
@@ -216,13 +216,26 @@ class Deployment:
                 "for many models on GPUs use --form components"
             )
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that a container sees: a copy's, or those of the machine."""
+        if isinstance(self.form, Components):
+            return self.form.accelerators
+        return GPUS.get(self.fleet.instance_type, 1)
+
+    @property
+    def replicas(self) -> int:
+        """Engines of one container."""
+        return count_replicas(self.num_gpus, self.model.environment)
+
 
 @dataclass(frozen=True)
 class Scaling:
     """Between how many, and at which load, machines (or copies, with components) come and go.
 
-    `slots` is how many requests one engine speaks at once; machines are added when more than `load` of them are
-    taken on average. `request_s` is how long one takes, for the metric that counts requests a minute.
+    `slots` is how many requests one engine speaks at once, and `replicas` how many engines a machine (or a copy) has;
+    machines are added when more than `load` of all slots are taken on average. `request_s` is how long one takes, for
+    the metric that counts requests a minute.
     `schedule` holds (name, schedule expression, minimum, maximum).
     """
 
@@ -231,10 +244,11 @@ class Scaling:
     slots: int = 4
     load: float = 0.6
     request_s: float = 5.0
-    backlog: float = 5.0  # async: waiting requests for each machine
+    backlog: float = 5.0  # async: waiting requests for each engine
     out_s: int = 60
     in_s: int = 300
     schedule: tuple[tuple[str, str, int, int], ...] = ()
+    replicas: int | None = None  # None: as many as what scales has GPUs
 
     def __post_init__(self) -> None:
         if not 0 <= self.minimum <= self.maximum or self.maximum < 1:

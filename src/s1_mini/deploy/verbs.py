@@ -125,7 +125,7 @@ class Verbs:
     def autoscale(self, name: str, scaling: Scaling) -> None:
         """Let the machines or copies of the endpoint follow the load."""
         found = self._resting(name)
-        calls = autoscale_calls(name, found.form, scaling)
+        calls = autoscale_calls(name, found.form, replace(scaling, replicas=scaling.replicas or found.replicas))
         if found.scales:  # it stays, whatever fails
             calls = [replace(call, takes_back=None) for call in calls]
         self._runner(name).make(calls)
