@@ -54,6 +54,13 @@ def follows_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@lru_cache
+def shared_memory(device: torch.device) -> int:
+    """Give the bytes of shared memory that a program may have on this GPU."""
+    # torch's stubs lack it
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined,unused-ignore]
+
+
 def launch(x: Tensor) -> dict[str, Any]:
     """Keywords to launch a kernel that works on x and knows how to wait: EARLY, and what Triton needs for it."""
     return {"EARLY": True, "launch_pdl": True} if follows_early(x.device) else {"EARLY": False}

@@ -15,7 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, fetch_ahead, jit, launch, runs_triton, wait_for_last, widen
+from s1_mini.kernels.backend import (
+    HAS_TRITON,
+    fetch_ahead,
+    jit,
+    launch,
+    runs_triton,
+    shared_memory,
+    wait_for_last,
+    widen,
+)
 from s1_mini.kernels.gate import gate
 from s1_mini.kernels.norm import Norm, add_norm
 from s1_mini.kernels.weight import QuantizedWeight, Weight, product
@@ -150,13 +159,17 @@ def _few_triton(
 
 
 class Tile(NamedTuple):
-    """What a program of the many-rows kernel works on at once."""
+    """What a program of the many-rows kernel works on at once, and how many steps ahead it loads."""
 
     rows: int
     outputs: int
     inputs: int
     warps: int
     stages: int
+
+    def shared_bytes(self, item_size: int, gated: bool) -> int:
+        """Give the shared memory that it takes at most: rows and weights of each stage, as Triton lays them out."""
+        return self.stages * self.inputs * (self.rows + self.outputs * (2 if gated else 1)) * item_size
 
 
 def num_parts(rows: int, outputs: int, inputs: int) -> int:
@@ -166,15 +179,22 @@ def num_parts(rows: int, outputs: int, inputs: int) -> int:
     return 4 if inputs > 2048 or (inputs == 2048 and rows <= TALL) else 2
 
 
-def many_tile(rows: int, outputs: int, inputs: int, gated: bool) -> Tile:
-    """Sizes of a program with more rows; the fastest of some hundred tried on an H200 (docs/kernels.md)."""
-    block = min(128, max(16, triton.next_power_of_2(inputs)))
+def many_tile(rows: int, outputs: int, inputs: int, *, gated: bool, item_size: int, limit: int) -> Tile:
+    """Sizes of a program with more rows of numbers of `item_size` bytes, in `limit` bytes of shared memory.
+
+    The fastest of some hundred tried on an H200 (docs/kernels.md). A GPU with less memory (A10G, L4 and L40S have
+    99 KB of 227, T4 64) loads fewer steps ahead, or shorter ones.
+    """
+    block = min(128, max(16, 1 << (inputs - 1).bit_length()))
     if rows <= TALL:
-        small = outputs <= 1024 and inputs <= 1024 and not gated
-        return Tile(TALL, 16 if small else 32, block, warps=4, stages=5)
-    if gated:
-        return Tile(TALL, 64, min(block, 64), warps=4, stages=5)
-    return Tile(TALL, 64 if outputs > 2048 or inputs > 2048 else 32, block, warps=4, stages=5)
+        wide = 16 if outputs <= 1024 and inputs <= 1024 and not gated else 32
+    else:
+        wide = 64 if gated or outputs > 2048 or inputs > 2048 else 32
+        block = min(block, 64) if gated else block
+    tile = Tile(TALL, wide, block, warps=4, stages=5 if item_size <= 2 else 2)
+    while tile.shared_bytes(item_size, gated) > limit:
+        tile = tile._replace(stages=tile.stages - 1) if tile.stages > 2 else tile._replace(inputs=tile.inputs // 2)
+    return tile
 
 
 def _many_triton(
@@ -183,7 +203,8 @@ def _many_triton(
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
     values, scale, scaled = _parts_of(weight)
-    tile = many_tile(rows, outputs, inputs, gated)
+    limit, item_size = shared_memory(x.device), x.element_size()
+    tile = many_tile(rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit)
     part = triton.cdiv(triton.cdiv(inputs, parts), tile.inputs) * tile.inputs
     parts = triton.cdiv(inputs, part)
     shape, kind = ((rows, outputs), x.dtype) if parts == 1 else ((parts, rows, outputs), torch.float32)
@@ -208,7 +229,7 @@ def _many_triton(
         LINE=128 // values.element_size(),
         **launch(x),
         num_warps=tile.warps,
-        num_stages=tile.stages if x.element_size() <= 2 else 2,
+        num_stages=tile.stages,
     )
     return out
 

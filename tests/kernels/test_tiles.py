@@ -1,0 +1,36 @@
+"""Tiles of the many-rows product, by the shared memory of a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from s1_mini.kernels.linear import Tile, many_tile
+
+T4, A10G, A100, H100 = 65_536, 101_376, 166_912, 232_448  # bytes that a program may have, by CUDA's tables
+SIZES = [
+    (rows, outputs, inputs, gated)
+    for rows in (8, 64, 128, 300)
+    for outputs in (16, 1024, 4096, 155_776)
+    for inputs in (24, 512, 1024, 3072, 8192)
+    for gated in (False, True)
+]
+
+
+@pytest.mark.parametrize("item_size", [2, 4])
+@pytest.mark.parametrize("limit", [T4, A10G, A100, H100])
+def test_every_product_has_a_tile_that_fits_the_gpu(limit: int, item_size: int) -> None:
+    for rows, outputs, inputs, gated in SIZES:
+        tile = many_tile(rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit)
+
+        assert tile.shared_bytes(item_size, gated) <= limit
+        assert min(tile.rows, tile.outputs, tile.inputs) >= 16  # what Triton's product wants
+        assert tile.stages >= 2
+
+
+def test_a_gpu_with_enough_keeps_the_tile_that_was_fastest() -> None:
+    half = [many_tile(64, 3072, 1024, gated=True, item_size=2, limit=limit) for limit in (H100, A100, A10G, T4)]
+
+    assert half[0] == half[1] == Tile(64, 32, 128, warps=4, stages=5)
+    assert [tile.stages for tile in half[2:]] == [3, 2]
+    # What Triton 3.6 made of it for compute capability 8.6: one stage less than it loads ahead, and too much for 99 KB.
+    assert half[0].shared_bytes(2, gated=True) * 4 // 5 == 131_072 > A10G
