@@ -21,8 +21,8 @@ HAS_CDK = all(importlib.util.find_spec(name) for name in ("aws_cdk", "cdk_nag", 
 HAS_NODE = shutil.which("node") is not None
 Templates = dict[str, dict[str, Any]]
 
-# It holds the stages against the engine's settings, and is no test of a template.
-collect_ignore = [] if importlib.util.find_spec("s1_mini") else ["test_stages.py"]
+# They hold stages and manifests against the engine, and are no tests of a template.
+collect_ignore = [] if importlib.util.find_spec("s1_mini") else ["test_stages.py", "test_manifests.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

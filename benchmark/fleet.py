@@ -1,0 +1,175 @@
+"""From one engine to thousands: how full they may be, by who chooses the engine, and what becomes scarce first.
+
+Each engine is a queue with its slots; how long a step takes depends on how many of them are taken, between the two
+points that `s1-mini plan` expects, which are fitted to what was measured. Requests come by chance, and speak for a time
+that is exponential. A fleet may be as full as it can while one request in a thousand finds no free slot. Numbers in
+`PARTS` were measured, or are a provider's; the last column says where.
+
+python -m benchmark.fleet --gpu l4 --price 1.15
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmark.command import make_parser, numbers, run
+from s1_mini.bench.report import table
+from s1_mini.capacity.cards import find_card
+from s1_mini.capacity.plan import Wish, make_plans
+from s1_mini.families.registry import get_family
+
+Counts = NDArray[np.int64]  # of requests, [fleets, engines]
+
+STEP_S = 0.02  # between two looks: what a chooser knows is so old at most
+WARM_S, SEEN_S = 15.0, 20.0
+LOADS = (0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.96)
+WAITING = 1e-3
+SIMULATED = 2000  # engines at a time: many small fleets, or one large
+SHARD = 256  # texts
+PCM_BYTES_A_S, OPUS_BYTES_A_S = 88_200, 4_000
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One GPU: slots, seconds of one step with one row and with all, of a frame's sound, of a request's."""
+
+    slots: int
+    first_s: float
+    full_s: float
+    frame_s: float
+    sound_s: float
+
+    @property
+    def audio_per_s(self) -> float:
+        """Seconds of sound a second with all slots taken."""
+        return self.slots * self.frame_s / self.full_s
+
+    @property
+    def texts_per_s(self) -> float:
+        """Requests a second, likewise."""
+        return self.audio_per_s / self.sound_s
+
+    def ends(self, taken: Counts) -> NDArray[np.float64]:
+        """Give the chance that a request ends within a look, by the number of slots taken."""
+        step_s = self.first_s + (self.full_s - self.first_s) * (np.maximum(taken, 1) - 1) / max(1, self.slots - 1)
+        return 1 - np.exp(-STEP_S * self.frame_s / step_s / self.sound_s)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is shared by a fleet: how much one engine wants of it, how much there is, and who says so."""
+
+    name: str
+    wanted: Callable[[Engine], float]
+    there: float
+    source: str
+
+
+PARTS = (
+    Part("a driver's core that reads a corpus, texts a second", lambda e: e.texts_per_s, 62_000, "16 us a line here"),
+    Part("writes to one prefix of S3, a second", lambda e: 2 * e.texts_per_s / SHARD, 3_500, "AWS"),
+    Part("100 Gbit/s, sound as pcm", lambda e: e.audio_per_s * PCM_BYTES_A_S, 12.5e9, "88 kB a second of sound"),
+    Part("100 Gbit/s, sound as opus", lambda e: e.audio_per_s * OPUS_BYTES_A_S, 12.5e9, "4 kB a second of sound"),
+    Part("a core of HAProxy before all", lambda e: 5 * e.audio_per_s * 35e-6, 1, "35 us a chunk, docs/scale.md"),
+    Part("a core of Ray Serve's own proxy", lambda e: 5 * e.audio_per_s * 920e-6, 1, "920 us a chunk, docs/scale.md"),
+)
+
+
+def by_chance(waiting: Counts, arrivals: Counts, chance: np.random.Generator) -> Counts:
+    """Give what engines have once requests went to any of them, as DNS or a client's own list does."""
+    engines = waiting.shape[1]
+    return waiting + chance.multinomial(arrivals, np.full(engines, 1 / engines))
+
+
+def by_least(waiting: Counts, arrivals: Counts, chance: np.random.Generator) -> Counts:  # noqa: ARG001 - as the other
+    """Give what engines have once each request went to the one that has the fewest."""
+    order = np.argsort(waiting, axis=1)
+    level = np.take_along_axis(waiting, order, axis=1)
+    below = np.cumsum(level, axis=1)
+    places = np.arange(1, waiting.shape[1] + 1)
+    filled = (places * level - below <= arrivals[:, None]).sum(axis=1)  # engines that rise to one level
+    total = below[np.arange(len(below)), filled - 1] + arrivals
+    risen = (total // filled)[:, None] + (places <= (total % filled)[:, None])
+    result = np.empty_like(waiting)
+    np.put_along_axis(result, order, np.where(places <= filled[:, None], risen, level), axis=1)
+    return result
+
+
+def simulate(engine: Engine, engines: int, load: float, choose: Callable[..., Counts]) -> tuple[float, float]:
+    """Give the share of requests that find no free slot, and of slots taken, of engines at so much of their rate."""
+    chance = np.random.default_rng(0)
+    fleets = max(1, SIMULATED // engines)
+    each = load * engine.texts_per_s * STEP_S
+    have = np.full((fleets, engines), round(load * engine.slots / 2), np.int64)
+    came = late = 0
+    full: list[float] = []
+    for look in range(round((WARM_S + SEEN_S) / STEP_S)):
+        taken = np.minimum(have, engine.slots)
+        have -= chance.binomial(taken, engine.ends(taken))
+        arrivals = chance.poisson(each * engines, fleets)
+        before = np.maximum(have - engine.slots, 0).sum()
+        have = choose(have, arrivals, chance)
+        if look * STEP_S >= WARM_S:
+            came += int(arrivals.sum())
+            late += int(np.maximum(have - engine.slots, 0).sum() - before)
+            full.append(float(np.minimum(have, engine.slots).mean()) / engine.slots)
+    return late / max(1, came), float(np.mean(full))
+
+
+def most_load(engine: Engine, engines: int, choose: Callable[..., Counts]) -> tuple[float, float]:
+    """Give the largest of `LOADS` at which few enough requests wait, 0 if there is none, and the slots taken then."""
+    low, high, taken = -1, len(LOADS), 0.0
+    while high - low > 1:
+        middle = (low + high) // 2
+        late, full = simulate(engine, engines, LOADS[middle], choose)
+        if late <= WAITING:
+            low, taken = middle, full
+        else:
+            high = middle
+    return (LOADS[low] if low >= 0 else 0.0), taken
+
+
+def main() -> int:
+    """Simulate: two tables, then one line of JSON."""
+    parser = make_parser(__doc__, opens=False)
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--sound", type=float, default=5.0, help="seconds of a request, on the average")
+    parser.add_argument("--engines", type=numbers, default=(1, 4, 40, 400, 4000), help="[1,4,40,400,4000]")
+    parser.add_argument("--price", type=float, help="of a GPU an hour")
+    options = parser.parse_args()
+    family = get_family()
+    (plan,) = make_plans(partial(family.sizes, None), [find_card(options.gpu)], Wish())
+    slots = min(plan.likely.rows, plan.likely.count)  # more would each be slower than they are heard
+    full_s = slots * plan.sizes.frame_s / plan.likely.audio_per_s
+    engine = Engine(slots, plan.expected[0].total_ms / 1000, full_s, plan.sizes.frame_s, options.sound)
+    rows = []
+    for count in options.engines:
+        (chance, chance_taken), (least, taken) = (most_load(engine, count, choose) for choose in (by_chance, by_least))
+        row = {"engines": count, "by_chance": chance, "its_slots": chance_taken, "by_least": least, "slots": taken}
+        row["streams"] = int(count * least * engine.audio_per_s)
+        if options.price:
+            row["hour_costs"] = options.price / (least * engine.audio_per_s)
+        rows.append(row)
+    wants = {part: part.wanted(engine) for part in PARTS}
+    scarce = [(part.name, wanted, part.there / wanted, part.source) for part, wanted in wants.items()]
+    print(
+        f"{plan.card.title}: {engine.slots} slots, {engine.audio_per_s:.0f} seconds of sound a second, requests of "
+        f"{options.sound:g} s; one in {1 / WAITING:.0f} finds no free slot"
+    )
+    heads = ("engines", "by chance: load", "slots taken", "to the freest: load", "slots taken", "streams", "1 h costs")
+    print(table(heads[: len(rows[0])], [list(row.values()) for row in rows]))
+    print(table(("shared", "an engine wants", "enough for engines", "by"), scarce))
+    shared = [{"what": name, "each": wanted, "engines": enough, "by": by} for name, wanted, enough, by in scarce]
+    print(json.dumps({"gpu": options.gpu, "engine": asdict(engine), "fleets": rows, "shared": shared}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

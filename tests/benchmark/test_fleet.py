@@ -1,0 +1,55 @@
+"""The simulation of a fleet gives what queueing theory says where that has a formula."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from benchmark.command import run
+from benchmark.fleet import Engine, by_least, main, simulate
+
+
+@pytest.mark.parametrize(("slots", "load"), [(1, 0.5), (10, 0.8)])
+def test_requests_wait_as_often_as_erlang_computed(slots: int, load: float) -> None:
+    engine = Engine(slots, first_s=0.04, full_s=0.04, frame_s=0.04, sound_s=2.0)
+    busy = load * slots
+    queued = busy**slots / math.factorial(slots) / (1 - load)
+    formula = queued / (sum(busy**count / math.factorial(count) for count in range(slots)) + queued)
+
+    late, taken = simulate(engine, 1, load, by_least)
+
+    assert late == pytest.approx(formula, rel=0.1)
+    assert taken == pytest.approx(load, rel=0.05)
+
+
+def test_each_request_goes_to_the_engine_that_has_the_fewest() -> None:
+    chance = np.random.default_rng(0)
+    before = chance.integers(0, 9, (50, 7))
+    arrivals = chance.integers(0, 40, 50)
+
+    after = by_least(before, arrivals, chance)
+
+    for have, given, came in zip(before.tolist(), after.tolist(), arrivals, strict=True):
+        for _ in range(came):
+            have[have.index(min(have))] += 1
+        assert sorted(given) == sorted(have)
+
+
+def test_the_command_tells_how_full_and_what_is_scarce(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fleet", "--gpu", "t4", "--engines", "4", "--price", "1"])
+    for name, value in {"SIMULATED": 100, "WARM_S": 3.0, "SEEN_S": 3.0, "LOADS": (0.4, 0.9)}.items():
+        monkeypatch.setattr(f"benchmark.fleet.{name}", value)
+
+    assert run(main) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    (fleet,) = told["fleets"]
+    assert 0.4 <= fleet["by_chance"] <= fleet["by_least"] < 1
+    assert fleet["hour_costs"] > 0
+    assert all(each["engines"] > 0 for each in told["shared"])
