@@ -1,0 +1,33 @@
+"""What English writes in signs and says in words: one module for each kind, in the order in which `read` goes.
+
+Each function takes a text and gives it with its own signs replaced, and leaves all else. Patterns are bounded or
+possessive, so that time grows with the length of the text alone.
+"""
+
+from __future__ import annotations
+
+from s1_mini.text.english.abbreviations import read_abbreviations
+from s1_mini.text.english.dates import read_dates, read_years
+from s1_mini.text.english.identifiers import read_identifiers, read_labels, read_phones
+from s1_mini.text.english.letters import read_acronyms, read_stretched
+from s1_mini.text.english.links import read_links
+from s1_mini.text.english.measures import read_fractions, read_measures
+from s1_mini.text.english.money import read_money
+from s1_mini.text.english.plain import read_plain, read_ranges
+from s1_mini.text.english.roman import read_roman
+from s1_mini.text.english.symbols import read_symbols
+from s1_mini.text.english.times import read_times
+
+_WITH_DIGITS = (
+    *(read_dates, read_times, read_phones, read_labels, read_money, read_fractions, read_measures),
+    *(read_ranges, read_years, read_identifiers, read_plain),
+)
+
+
+def read(text: str) -> str:
+    """Give a text without markup as it is said in English."""
+    text = read_roman(read_abbreviations(read_links(text)))
+    if any("0" <= character <= "9" for character in text):
+        for each in _WITH_DIGITS:
+            text = each(text)
+    return read_stretched(read_symbols(read_acronyms(text)))

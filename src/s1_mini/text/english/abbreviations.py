@@ -1,0 +1,159 @@
+"""English abbreviations: titles, streets, months and days, Latin, and what is written with a dot at its end."""
+
+from __future__ import annotations
+
+import re
+
+from s1_mini.text.tables import table, words
+
+MONTHS = words("January February March April May June July August September October November December")
+SHORT_MONTHS = {month[:3]: month for month in MONTHS} | {"Sept": "September"}
+_DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+_SHORT_DAYS = {day[:3]: day for day in _DAYS} | {"Tues": "Tuesday", "Thur": "Thursday", "Thurs": "Thursday"}
+
+_TITLES = table(
+    "Mr=Mister, Mrs=Missus, Ms=Ms, Messrs=Messieurs, Prof=Professor, Rev=Reverend, Hon=Honorable, Gen=General, "
+    "Col=Colonel, Capt=Captain, Cmdr=Commander, Lt=Lieutenant, Sgt=Sergeant, Maj=Major, Gov=Governor, "
+    "Sen=Senator, Rep=Representative, Pres=President, Mt=Mount, Ft=Fort, Adm=Admiral, Fr=Father, "
+    "Supt=Superintendent, Cpl=Corporal, Pvt=Private"
+)
+_STREETS = table(
+    "St=Street, Dr=Drive, Ave=Avenue, Blvd=Boulevard, Rd=Road, Ln=Lane, Ct=Court, Pl=Place, Sq=Square, "
+    "Hwy=Highway, Pkwy=Parkway, Ter=Terrace"
+)
+_BEFORE_NUMBER = table(
+    "no=number, nos=numbers, p=page, pp=pages, ch=chapter, chap=chapter, vol=volume, vols=volumes, fig=figure, "
+    "figs=figures, sec=section, eq=equation, art=article, para=paragraph, app=appendix, apt=apartment, ste=suite, "
+    "ext=extension, tel=telephone, est=established, ca=circa, c=circa, approx=approximately, op=opus"
+)
+_ANYWHERE = table(
+    "etc=et cetera, e.g=for example, i.e=that is, vs=versus, cf=compare, viz=namely, approx=approximately, "
+    "dept=department, govt=government, misc=miscellaneous, inc=Incorporated, ltd=Limited, corp=Corporation, "
+    "co=Company, bros=Brothers, jr=Junior, sr=Senior, al=al, a.k.a=also known as, ph.d=P H D, ave=Avenue, "
+    "blvd=Boulevard, hwy=Highway, pkwy=Parkway, dist=district, univ=university, assn=association, "
+    "intl=international, natl=national, avg=average, temp=temperature, tbsp=tablespoon, tsp=teaspoon, hrs=hours, "
+    "mins=minutes"
+)
+_SLASHED = table(
+    "w/o=without, w/=with, b/c=because, c/o=care of, n/a=not applicable, and/or=and or, he/she=he or she, "
+    "she/he=she or he, his/her=his or her, him/her=him or her, s/he=he or she, yes/no=yes or no, either/or=either "
+    "or, tcp/ip=T C P I P"
+)
+_STATES = table(
+    "AL=Alabama, AK=Alaska, AZ=Arizona, AR=Arkansas, CA=California, CO=Colorado, CT=Connecticut, DE=Delaware, "
+    "FL=Florida, GA=Georgia, HI=Hawaii, ID=Idaho, IL=Illinois, IN=Indiana, IA=Iowa, KS=Kansas, KY=Kentucky, "
+    "LA=Louisiana, ME=Maine, MD=Maryland, MA=Massachusetts, MI=Michigan, MN=Minnesota, MS=Mississippi, "
+    "MO=Missouri, MT=Montana, NE=Nebraska, NV=Nevada, NH=New Hampshire, NJ=New Jersey, NM=New Mexico, NY=New "
+    "York, NC=North Carolina, ND=North Dakota, OH=Ohio, OK=Oklahoma, OR=Oregon, PA=Pennsylvania, RI=Rhode Island, "
+    "SC=South Carolina, SD=South Dakota, TN=Tennessee, TX=Texas, UT=Utah, VT=Vermont, VA=Virginia, WA=Washington, "
+    "WV=West Virginia, WI=Wisconsin, WY=Wyoming, DC=D C"
+)
+
+
+def _one_of(words: dict[str, str]) -> str:
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+_SLASHED_FORM = re.compile(rf"(?<![\w/])(?:{_one_of(_SLASHED)})(?![\w/])", re.IGNORECASE)
+_STATE = re.compile(rf"(?<=, )({_one_of(_STATES)})(?= \d{{5}}(?!\d))")
+_SAINT_OR_DOCTOR = re.compile(r"(?<![\w.'-])(St|Dr)\b(\.?)(?=\s+[A-Z])")
+_STREET = re.compile(rf"(?<=[\w.] )({_one_of(_STREETS)})\b(\.?)(?!\w|'\w)")
+_TITLE = re.compile(
+    rf"(?<![\w.'-])({_one_of(_TITLES)})"
+    r"(?:\.(?=\s+(?:[A-Z]|and\b))|(?:(?<=M[rs])|(?<=Mrs)|(?<=Prof))(?=\s+[A-Z]))"
+)
+_DAY = re.compile(
+    rf"(?<![\w.'-])({_one_of(_SHORT_DAYS)})"
+    rf"(?:(?<!Sun)(?<!Sat)\.(?!\w)|\.?(?=,?\s(?:\d|(?:{'|'.join(SHORT_MONTHS)}))))"
+)
+_DAYS_SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT_DAYS)})\.?\s?[-–]\s?({_one_of(_SHORT_DAYS)})\b\.?")
+_MONTH = re.compile(
+    rf"(?<![\w.'-])({_one_of(SHORT_MONTHS)})"
+    rf"(?:(?<=\d [A-Z]..)(?<!May)(?!\w)\.?|(?<!May)\.|(?=\s(?:\d{{1,2}}(?:st|nd|rd|th)?|\d{{4}})(?![\w:.%])))"
+)
+_NUMBERED = re.compile(
+    rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?(?=\d|[IVX]{{2,6}}\b|[VX]\b)|№\s?(?=\d)", re.IGNORECASE
+)
+_DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECASE)
+_UNDOTTED = re.compile(r"(?<![\w.'-])(vs|etc|e\.g|i\.e)(?![\w.])")
+_LETTERS = re.compile(r"(?<![\w.'-])((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
+_INITIAL = re.compile(r"(?<![\w.'-])([A-Z])\.(?=\s?[A-Z](?:\.|[a-z]))")
+_INITIAL_BEFORE = re.compile(r"(?:^|[\n(\"'“,;:]|\b(?:by|and|with|from|of|to|for|[A-Z][\w'-]{0,40}\.?))\s*$")
+_LETTERED = re.compile(r"\b(?:Plan|Vitamin|Type|Group|Class|Grade|Section|Appendix|Figure|Part|Option|Team|Point)\s$")
+_ENDS_HERE = re.compile(r"\s*$|\s*\n|[\"')\]]+(?:\s|$)|\s+[\"'(]?[A-Z](?![A-Z]*\b)")
+
+
+def _cased(said: str, like: str) -> str:
+    return said[0].upper() + said[1:] if like[:1].isupper() else said
+
+
+def _stop(found: re.Match[str]) -> str:
+    """Give the full stop that a dot at the end of an abbreviation is, too, where it ends a sentence."""
+    return "." if found.group().endswith(".") and _ENDS_HERE.match(found.string, found.end()) else ""
+
+
+def _latin_stop(found: re.Match[str]) -> str:
+    """Give the full stop, but behind what needs something to follow."""
+    return "" if found[1].lower() in ("vs", "e.g", "i.e", "cf", "viz", "approx") else _stop(found)
+
+
+def _street(found: re.Match[str]) -> str:
+    before = found.string[max(0, found.start() - 40) : found.start()].split()
+    named = before and (before[-1][0].isupper() or re.fullmatch(r"\d+(?:st|nd|rd|th)", before[-1]))
+    after = found.string[found.end() : found.end() + 2]
+    if not named or (after[:1] == " " and after[1:].isupper() and not found[2]):
+        return found.group()
+    return _STREETS[found[1]] + _stop(found)
+
+
+def _saint_or_doctor(found: re.Match[str]) -> str:
+    """Tell St. John from John St., and Dr. Smith from Elm Dr. (which `_street` reads) by what stands before."""
+    before = found.string[max(0, found.start() - 60) : found.start()]
+    address = re.search(r"\b(?:on|at|down|up|along|\d+\w?)\s(?:[NSEW]\.?\s)?(?:[A-Z]\w*\s){1,3}$", before)
+    if address and not re.search(r"\b(?:St|Saint)\.?\s$", before):
+        return found.group()
+    return "Saint" if found[1] == "St" else "Doctor"
+
+
+def _initial(found: re.Match[str]) -> str:
+    before = found.string[max(0, found.start() - 45) : found.start()]
+    is_name = _INITIAL_BEFORE.search(before) and not _LETTERED.search(before)
+    return f"{found[1]} " if is_name else found.group()
+
+
+def _letters(found: re.Match[str]) -> str:
+    said = found[1].replace(".", " ").strip()
+    if said.lower() in ("a m", "p m", "b c", "a d"):
+        said = said.upper()
+    elif found[1].lower() in ("e.g.", "i.e."):
+        return found.group()
+    said = f"{said} {found[2]}" if found[2] else said
+    return said + ("" if found[2] else _stop(found))
+
+
+def read_abbreviations(text: str) -> str:
+    """Write abbreviations out; a dot that ends the sentence, too, stays."""
+    if "/" in text:
+        text = _SLASHED_FORM.sub(lambda found: _cased(_SLASHED[found.group().lower()], found.group()), text)
+    text = _STATE.sub(lambda found: _STATES[found[1]], text)
+    text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)
+    text = _STREET.sub(_street, text)
+    text = _DAYS_SPAN.sub(lambda found: f"{_SHORT_DAYS[found[1]]} to {_SHORT_DAYS[found[2]]}", text)
+    if "." not in text and "№" not in text:
+        text = _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
+        text = _TITLE.sub(lambda found: _TITLES[found[1]], text)
+        text = _DAY.sub(lambda found: _SHORT_DAYS[found[1]], text)
+        return _MONTH.sub(lambda found: SHORT_MONTHS[found[1]], text)
+    text = _TITLE.sub(lambda found: _TITLES[found[1]], text)
+    text = _DAY.sub(lambda found: _SHORT_DAYS[found[1]], text)
+    text = _MONTH.sub(lambda found: SHORT_MONTHS[found[1]] + _stop(found), text)
+    text = _NUMBERED.sub(_numbered, text)
+    text = _DOTTED.sub(lambda found: _cased(_ANYWHERE[found[1].lower()], found[1]) + _latin_stop(found), text)
+    text = _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
+    text = _LETTERS.sub(_letters, text)
+    return re.sub(r"  +", " ", _INITIAL.sub(_initial, text))
+
+
+def _numbered(found: re.Match[str]) -> str:
+    said = _BEFORE_NUMBER[found[1].lower()] if found[1] else "number"
+    return _cased(said, found[1] or "n") + " "

@@ -1,0 +1,127 @@
+"""Dates, decades and years."""
+
+from __future__ import annotations
+
+import re
+
+from s1_mini.text.english.abbreviations import MONTHS
+from s1_mini.text.english.words import cardinal, decade, ordinal, paired
+
+_MONTH = f"(?:{'|'.join(MONTHS)})"
+_DAY = r"(?:3[01]|[12]\d|0?[1-9])"
+_YEAR = r"(?:1\d|20|21)\d\d"
+_ISO = re.compile(r"(?<![\w-])(\d{4})([-/.])(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?:T(?=\d)|(?![\w-]))")
+_SLASHED = re.compile(r"(?<![\w/.-])(\d{1,2})([/.-])(\d{1,2})\2(\d{4}|\d{2})(?![\w/-]|\.\d)")
+_MONTH_DAY = re.compile(
+    rf"\b({_MONTH}) (?:the )?({_DAY})(?:st|nd|rd|th)?(?:\s?(?:-|–|to)\s?({_DAY})(?:st|nd|rd|th)?)?"
+    rf"(?:,? ({_YEAR})\b)?(?!\w|[:%]|[.,]\d|\s?[ap]\.?m)"
+)
+_DAY_MONTH = re.compile(
+    rf"(?<![\w.,/-])(the )?({_DAY})(?:st|nd|rd|th)?(?:\s?[-–]\s?({_DAY})(?:st|nd|rd|th)?)?"
+    rf"( of)? ({_MONTH})\b(?:,? ({_YEAR})\b)?",
+    re.IGNORECASE,
+)
+_MONTH_YEAR = re.compile(rf"\b({_MONTH}),? ({_YEAR})(?![\w:%]|[.,-]\d)")
+_DECADE = re.compile(rf"(?<![\w.,])(?:'|\b(?=\d\ds|{_YEAR}'?s))(\d0|(?:1[1-9]|20|21)\d0)('?)s\b")
+_SECONDS = re.compile(r"(?<![\w.,'])([1-9]0)s\b")
+_LASTS = re.compile(r"(?:\b(?:took|takes?|for|after|within|every|wait|waits|in|of|lasts?) |[~<>≈] ?)$")
+_SHORT = re.compile(r"(?<![\w'])'(\d\d)(?![\w'])")
+_ERA = re.compile(r"(?<![\w.,])(\d{1,4})\s?(BCE?|AD|CE)\b")
+_ERA_BEFORE = re.compile(r"\bAD (\d{1,4})\b")
+_SPAN = re.compile(rf"(?<![\w.,/$£€-])({_YEAR})\s?([-–/]|to)\s?({_YEAR}|\d\d)(?![\w%]|[.,/-]\d)")
+_ALONE = re.compile(r"(?<![\w.,:/$£€+-])(1[01]\d\d|1[2-9]\d\d|20\d\d)(?=('s)?)(?![\w%°]|[.,:/-]\d)")
+_SAYS_YEAR = re.compile(
+    r"\b(?:in|since|until|till|year|of|from|by|before|after|summer|winter|spring|autumn|fall)\s$", re.IGNORECASE
+)
+_SAYS_COUNT = re.compile(
+    r"\b(?:about|over|than|nearly|almost|only|around|cost|costs|exactly|some|all|least|most|to|has|have|"
+    r"had|made|with|another|every|of|needs?|takes?|weighs?|room|number|times|plus|minus)\s$",
+    re.IGNORECASE,
+)
+_GOES_ON = re.compile(
+    r"\s(?!(?:and|or|was|were|is|to|when|while|with|the|a|an|in|at|on|as|for|by|but|he|she|it|they|we|you|i|has|had|"
+    r"have|after|before|until|because|so|that|who|which|will|would|did|does|from|if|then|there|edition|season|election|"
+    r"report|film|movie|world|olympics|budget|model|version|census|season|war|crisis|saw|began|came|brought|marked)\b)[a-z]"
+)
+
+
+def _year(number: str) -> str:
+    return paired(int(number))
+
+
+def _full(month: str, day: str, year: str | None) -> str:
+    return f"{month} {ordinal(int(day))}" + (f", {_year(year)}" if year else "")
+
+
+def _iso(found: re.Match[str]) -> str:
+    return _full(MONTHS[int(found[3]) - 1], found[4], found[1]) + (" at " if found.group().endswith("T") else "")
+
+
+def _slashed(found: re.Match[str]) -> str:
+    """Read month/day/year where it can be, else and with dots day, month, year."""
+    first, second = int(found[1]), int(found[3])
+    month, day = (second, first) if (found[2] == "." and second <= 12) or first > 12 else (first, second)
+    if not (1 <= month <= 12 and 1 <= day <= 31) or (found[2] == "." and len(found[4]) == 2):
+        return found.group()
+    year = found[4] if len(found[4]) == 4 else f"{'20' if int(found[4]) < 50 else '19'}{found[4]}"
+    return _full(MONTHS[month - 1], str(day), year)
+
+
+def _month_day(found: re.Match[str]) -> str:
+    said = _full(found[1], found[2], None)
+    said += f" to {ordinal(int(found[3]))}" if found[3] else ""
+    return said + (f", {_year(found[4])}" if found[4] else "")
+
+
+def _day_month(found: re.Match[str]) -> str:
+    if found[5] == "may" or not found[5][0].isupper():
+        return found.group()
+    the = found[1] or "the "
+    until = f" to {ordinal(int(found[3]))}" if found[3] else ""
+    return f"{the}{ordinal(int(found[2]))}{until} of {found[5]}" + (f", {_year(found[6])}" if found[6] else "")
+
+
+def _seconds(found: re.Match[str]) -> str:
+    before = found.string[max(0, found.start() - 8) : found.start()]
+    is_time = (found[1] == "10" and not before.endswith("the ")) or _LASTS.search(before)
+    return f"{cardinal(int(found[1]))} seconds" if is_time else found.group()
+
+
+def _span(found: re.Match[str]) -> str:
+    first, last = found[1], found[3]
+    if len(last) == 2:
+        if found[2] == "to" or int(last) <= int(first[2:]):
+            return found.group()
+        return f"{_year(first)} to {cardinal(int(last))}"
+    if found[2] == "/" or int(last) <= int(first):
+        return found.group()
+    return f"{_year(first)} to {_year(last)}"
+
+
+def read_dates(text: str) -> str:
+    """Say dates, decades, and years that a date or an era belongs to."""
+    text = _SLASHED.sub(_slashed, _ISO.sub(_iso, text))
+    text = _DAY_MONTH.sub(_day_month, _MONTH_DAY.sub(_month_day, text))
+    text = _MONTH_YEAR.sub(lambda found: f"{found[1]} {_year(found[2])}", text)
+    text = _SHORT.sub(lambda found: "oh " * (found[1][0] == "0") + cardinal(int(found[1])), text)
+    text = _SECONDS.sub(_seconds, text)
+    text = _DECADE.sub(lambda found: decade(int(found[1])), text)
+    text = _ERA.sub(lambda found: f"{_year(found[1])} {' '.join(found[2])}", text)
+    text = _ERA_BEFORE.sub(lambda found: f"A D {_year(found[1])}", text)
+    return _SPAN.sub(_span, text)
+
+
+def _alone(found: re.Match[str]) -> str:
+    number = int(found[1])
+    before = found.string[max(0, found.start() - 15) : found.start()]
+    after = found.string[found.end() : found.end() + 20]
+    is_counted = _GOES_ON.match(after) is not None
+    says_year = _SAYS_YEAR.search(before) is not None
+    if is_counted or (_SAYS_COUNT.search(before) and not says_year) or (number < 1100 and not says_year):
+        return found.group()
+    return _year(found[1])
+
+
+def read_years(text: str) -> str:
+    """Say numbers of four digits as years where nothing is counted by them."""
+    return _ALONE.sub(_alone, text)

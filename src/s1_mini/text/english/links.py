@@ -1,0 +1,87 @@
+"""Addresses of pages, mails, files and people, and hashtags."""
+
+from __future__ import annotations
+
+import re
+
+from s1_mini.text.english.identifiers import run
+from s1_mini.text.english.lexicon import SPELT
+from s1_mini.text.tables import signs, words
+
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})"
+_DOMAINS = "com|org|net|edu|gov|int|info|biz|io|co|uk|de|fr|ai|app|dev|tv|eu|ch|nl|jp|ca|au|es|se|cloud|blog|wiki"
+_URL = re.compile(r"(?<![\w@])(?:(?:https?|ftp)://|www\.(?=\w))[^\s<>\"]++", re.IGNORECASE)
+_MAIL = re.compile(rf"(?<![\w.+@-])[\w.+-]{{1,64}}@{_LABEL}(?:\.{_LABEL}){{1,5}}(?![\w@])")
+_DOMAIN = re.compile(
+    rf"(?<![\w@./-])(?:{_LABEL}\.){{1,5}}(?:{_DOMAINS})(?![\w@-]|\.\w)(?::\d{{2,5}})?(?:/[^\s<>\"]*+)?"
+)
+_HOST = re.compile(r"(?<![\w@./-])localhost(?::\d{2,5})?(?:/[^\s<>\"]*+)?")
+_FILE = re.compile(
+    r"(?<![\w@./-])[\w-]{1,80}\.(?:pdf|txt|csv|tsv|json|xml|html?|css|js|ts|py|md|docx?|xlsx?|pptx?|png|jpe?g|gif|svg|mp[34]|"
+    r"wav|zip|tar|gz|exe|cpp|java|sh|ya?ml|toml|ini|log|conf)(?![\w])"
+)
+_TAG = re.compile(r"(?<![\w&#/])#(\w{1,100})")
+_NAME = re.compile(r"(?<![\w@.])@(\w[\w.]{0,50}\w|\w)(?![@\w])")
+_PARTS = re.compile(r"[A-Za-z]++|\d++|[^A-Za-z0-9]")
+_CAMEL = re.compile(r"[A-Z]+(?=[A-Z][a-z]|\b|\d|_)|[A-Z]?[a-z]++|\d++|[^\W\d_A-Za-z]++|[A-Z]+")
+_SIGNS = signs(
+    ".=dot, /=slash, ?=question mark, ==equals, &=and, -=dash, _=underscore, #=hash, %=percent, :=colon, ~=tilde, "
+    "+=plus, @=at, ,=comma, ;=semicolon"
+)
+_SPELT = frozenset(each.lower() for each in SPELT if each not in ("IT", "AM", "US", "SEC", "ISO")) | frozenset(
+    words(
+        "io uk de fr tv eu ch nl jp ca au es se js ts py md csv tsv txt html htm xml php asp exe cpp sh gz docx doc "
+        "xlsx xls pptx ppt mp yaml yml https http ftp"
+    )
+)
+
+
+def _trimmed(link: str) -> tuple[str, str]:
+    """Part a link from the marks behind it that belong to the sentence."""
+    bare = link.rstrip(".,;:!?'\"")
+    if bare.endswith(")") and "(" not in bare:
+        bare = bare.rstrip(").,;:!?'\"")
+    return bare, link[len(bare) :]
+
+
+def _read(link: str) -> str:
+    """Say each part of an address."""
+    said = []
+    for part in _PARTS.findall(link):
+        if part.isdecimal():
+            said.append(run(part))
+        elif part.isalpha() and part.isascii():
+            said.append(" ".join(part.lower()) if part.lower() in _SPELT else part)
+        else:
+            said.append(_SIGNS.get(part, part))
+    return " ".join(said)
+
+
+def _url(found: re.Match[str]) -> str:
+    link, after = _trimmed(found.group())
+    link = re.sub(r"^\w+://", "", link).removesuffix("/")
+    return _read(link) + after
+
+
+def _tag(found: re.Match[str]) -> str:
+    word = found[1]
+    if word.isdecimal():
+        return f"number {word}"
+    return f"hashtag {' '.join(_CAMEL.findall(word)) or word}"
+
+
+def read_links(text: str) -> str:
+    """Say addresses, names of files, hashtags and names of accounts."""
+    if "." in text or "://" in text or "localhost" in text:
+        text = _URL.sub(_url, text)
+        text = _MAIL.sub(lambda found: _read(found.group()), text) if "@" in text else text
+        text = _DOMAIN.sub(_url, text)
+        text = _FILE.sub(lambda found: _read(found.group()), text)
+        text = _HOST.sub(_url, text)
+    if "#" in text:
+        text = re.sub(r"(?<!\w)#(?= of\b)", "number", text)
+        text = re.sub(r"\b([CFJ])#(?!\w)", r"\1 sharp", text)
+        text = _TAG.sub(_tag, text)
+    if "@" in text:
+        text = _NAME.sub(lambda found: "at " + _read(found[1]).replace(" underscore ", " "), text)
+    return text

@@ -1,0 +1,146 @@
+"""Units, percent and fractions."""
+
+from __future__ import annotations
+
+import re
+
+from s1_mini.text.english.abbreviations import MONTHS
+from s1_mini.text.english.money import SCALE, TO, is_adjective, scaled
+from s1_mini.text.english.units import UNIT, UNITS, plural
+from s1_mini.text.english.words import NUMBER, cardinal, ordinal, part_of, parts_of, written
+
+_RISKY = frozenset(("in", "pt", "MP", "bar"))  # words and labels, too: only close to the number
+_PLUS_MINUS = r"(?<![\w)\]%°.])(?:([-+±~≈])\s?)?"
+_MEASURE = re.compile(
+    rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER}){SCALE}(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'])"
+    rf"(?!/\w)(\.(?=\s?[,;a-z]|\s?$))?",
+    re.MULTILINE,
+)
+_RATE = re.compile(rf"(?<![\w.,/:])({NUMBER})\s?({UNIT})/({UNIT}|hour|day|week|month|year|person)(?![\w²³^])")
+_PERCENT = re.compile(rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER})\s?%?(?:{TO}([-+]?)({NUMBER}))?\s?([%‰])")
+_FEET = re.compile(r"(?<![\w.,'])(\d{1,3})\s?['′]\s?(\d{1,2}(?:\.\d)?)\s?(?:\"|″|''|in\b)?")
+_FEET_ALONE = re.compile(r"(?<![\w.,'])(\d{1,3})['′](?= (?:tall|long|wide|high|deep)\b)")
+_INCHES = re.compile(rf"(?<![\w.,'])({NUMBER})(?:\"|″|'')(?!\w)")
+_NOUN = re.compile(
+    r" (?!(?:tall|wide|long|deep|high|thick|across|in|of|and|or|by|x|from|to|at|is|was|apart|away|off|on)\b)[a-z]"
+)
+_ROOM = re.compile(r"(?<![\w.,'])(\d{1,3})['′]? ?[x×] ?(\d{1,3})['′](?!\w)")
+_KIND = re.compile(
+    r" (?:race|dash|sprint|run|hurdles|relay|freestyle|battery|card|drive|disk|SSD|RAM|bottle|bag|screen|ruler|fence|"
+    r"line|bulb|cable|rope|radius|stick|track|walk|swim|pipe|beam|monitor|lens)\b"
+)
+_CROWD = re.compile(
+    r"(?<=\d)m(?= (?:people|users|views|followers|copies|customers|subscribers|downloads|jobs|homes)\b)"
+)
+_BY = re.compile(r"(?<=\d)( ?)[x×] ?(?=\d)")
+_TIMES = re.compile(r"(?<![\w.,])(?<!= )(\d+(?:\.\d+)?)[x×](?!\w|\s?[-+=*/])")
+_DAY = re.compile(r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|date|through)\s$", re.IGNORECASE)
+_FRACTION = re.compile(
+    rf"(?<![\w.,/:])(?:(\d{{1,5}})(?: and)? )?(\d{{1,4}})/(\d{{1,4}})(?![\d/]|[.,]\d)"
+    rf"(?:\s?({UNIT})(?![\w/²³^'])|(\"))?"
+)
+_PAIRS = {(24, 7), (9, 11), (20, 20), (50, 50), (60, 40), (7, 11), (80, 20)}
+_SIGNS = {"-": "minus ", "+": "plus ", "±": "plus or minus ", "~": "about ", "≈": "about "}
+
+
+def _is_product(found: re.Match[str]) -> bool:
+    after = found.string[found.end() : found.end() + 12]
+    return "^" in after or ("×" in found.group() and "=" in found.string[found.start() : found.end() + 40])
+
+
+def _fraction(found: re.Match[str]) -> str:
+    whole, above, below, unit, quote = found[1], int(found[2]), int(found[3]), found[4], found[5] or ""
+    if quote and found.string.count('"', 0, found.end()) % 2:
+        unit, quote = "in", ""  # it closes no quotation
+    said = None if whole or unit else _score(found, above, below)
+    if said is None and (below < 2 or below > 1000 or not 1 <= above <= 19):
+        said = f"{written(whole) + ' ' if whole else ''}{written(found[2])} over {written(found[3])}"
+    elif said is None:
+        said = f"{cardinal(above)} {part_of(below) if above == 1 else parts_of(below)}"
+        if whole:
+            said = f"{written(whole)} and {'a half' if (above, below) == (1, 2) else said}"
+        if unit:
+            said = f"{said} {plural(UNITS[unit])}" if whole else _part_of(said, UNITS[unit])
+    return said + quote
+
+
+def _score(found: re.Match[str], above: int, below: int) -> str | None:
+    """Say what looks like a fraction and is none: 24/7, a day after a word for time, a mark of ten or a hundred."""
+    if (above, below) in _PAIRS or (above == below and above > 1):
+        return f"{cardinal(above)} {cardinal(below)}"
+    if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(found.string[max(0, found.start() - 9) : found.start()]):
+        return f"{MONTHS[above - 1]} {ordinal(below)}"
+    if below in (10, 100) and 1 < above <= below:
+        return f"{cardinal(above)} out of {cardinal(below)}"
+    return None
+
+
+def _part_of(said: str, name: str) -> str:
+    article = "an" if name[0] in "aeio" or name.startswith("hour") else "a"
+    return f"half {article} {name}" if said == "one half" else f"{said} of {article} {name}"
+
+
+def read_fractions(text: str) -> str:
+    """Say fractions, with their units, and sizes such as 20 x 30."""
+    if "x" in text or "×" in text:
+        text = _BY.sub(lambda found: " times " if _is_product(found) else " by ", text)
+        text = _TIMES.sub(lambda found: f"{written(found[1])} times", text)
+    return _FRACTION.sub(_fraction, text) if "/" in text else text
+
+
+def _measure(found: re.Match[str]) -> str:
+    sign, number, scale, last, gap, unit, dot = found.groups()
+    if unit in _RISKY and gap == " " and not dot and not _is_length(found):
+        return found.group()
+    name = UNITS[unit]
+    said = f"{scaled(number, scale)} to {written(last)}" if last else scaled(number, scale)
+    is_kind = gap == "-" or is_adjective(found) or _KIND.match(found.string, found.end())
+    is_one = is_kind or (not last and not scale and number == "1")
+    stop = "." if dot and not re.match(r"\s?[,;a-z]", found.string[found.end() : found.end() + 2]) else ""
+    return f"{_SIGNS.get(sign, '')}{said} {name if is_one else plural(name)}{stop}"
+
+
+def _is_length(found: re.Match[str]) -> bool:
+    """Tell inches from the word: feet stand before, or a dimension or the end behind."""
+    before = found.string[max(0, found.start() - 6) : found.start()]
+    after = found.string[found.end() : found.end() + 6]
+    is_followed = re.match(r" (?:x|by|tall|long|wide|high|deep)\b", after) is not None
+    return found[6] == "in" and (before.endswith(("feet ", "foot ")) or is_followed)
+
+
+def _rate(found: re.Match[str]) -> str:
+    name = UNITS[found[2]]
+    per = UNITS.get(found[3], found[3])
+    return f"{written(found[1])} {name if found[1] == '1' else plural(name)} per {per}"
+
+
+def _percent(found: re.Match[str]) -> str:
+    sign, number, last_sign, last, mark = found.groups()
+    said = f"{written(number)} to {_SIGNS.get(last_sign, '')}{written(last)}" if last else written(number)
+    return f"{_SIGNS.get(sign, '')}{said} {'percent' if mark == '%' else 'per mille'}"
+
+
+def _inches(found: re.Match[str]) -> str:
+    if '"' in found.group() and found.string.count('"', 0, found.start()) % 2:
+        return found.group()  # it closes a quotation
+    is_one = found[1] == "1" or _NOUN.match(found.string[found.end() : found.end() + 12])
+    return f"{written(found[1])} {'inch' if is_one else 'inches'}"
+
+
+def _feet(found: re.Match[str]) -> str:
+    names = ("minute", "second") if float(found[2]) >= 12 else ("foot", "inch")
+    large, small = (name if number == "1" else plural(name) for number, name in zip(found.groups(), names, strict=True))
+    return f"{cardinal(int(found[1]))} {large} {written(found[2])} {small}"
+
+
+def read_measures(text: str) -> str:
+    """Say percentages and what is measured in units."""
+    if "%" in text or "‰" in text:
+        text = _PERCENT.sub(_percent, text)
+    if "'" in text or "′" in text:
+        text = _ROOM.sub(lambda found: f"{cardinal(int(found[1]))} by {cardinal(int(found[2]))} feet", text)
+        text = _FEET.sub(_feet, text)
+        text = _FEET_ALONE.sub(lambda found: f"{cardinal(int(found[1]))} feet", text)
+    text = _CROWD.sub(" million", text)
+    text = _MEASURE.sub(_measure, _RATE.sub(_rate, text))
+    return _INCHES.sub(_inches, text) if '"' in text or "″" in text or "''" in text else text

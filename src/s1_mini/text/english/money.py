@@ -1,0 +1,110 @@
+"""Sums of money, in the currencies that are written by a sign or a code."""
+
+from __future__ import annotations
+
+import re
+
+from s1_mini.text.english.words import NUMBER, cardinal, written
+from s1_mini.text.tables import table
+
+
+def _currencies(text: str) -> dict[str, tuple[str, ...]]:
+    """Read a table of currencies; an underscore is a space."""
+    return {sign: tuple(names.replace("_", " ") for names in each.split()) for sign, each in table(text).items()}
+
+
+_SCALES = table(
+    "k=thousand, m=million, mn=million, mm=million, mio=million, b=billion, bn=billion, t=trillion, tn=trillion, "
+    "trn=trillion, hundred=hundred, thousand=thousand, million=million, billion=billion, trillion=trillion"
+)
+SCALE = r"(?:[\s-]?(hundred|thousand|million|billion|trillion|mio|mn|mm|bn|trn|tn|[kKmMbBtT])(?![\w']))?"
+# Of each currency: one, many, and of its small coin one, many.
+_SIGNED = _currencies(
+    "$=dollar dollars cent cents, £=pound pounds penny pence, €=euro euros cent cents, ₹=rupee rupees paisa paise, "
+    "¥=yen yen sen sen, ₩=won won jeon jeon, ₽=ruble rubles kopeck kopecks, ₺=lira lira kurus kurus, "
+    "₪=shekel shekels agora agorot, ฿=baht baht satang satang, ₫=dong dong xu xu, ₴=hryvnia hryvnias kopiyka kopiykas, "
+    "₦=naira naira kobo kobo, ₱=peso pesos centavo centavos, ₿=bitcoin bitcoins satoshi satoshis, ¢=cent cents"
+)
+_COUNTRIES = table(
+    "US=U S, A=Australian, AU=Australian, C=Canadian, CA=Canadian, NZ=New Zealand, HK=Hong Kong, S=Singapore"
+)
+_CODES = table("USD=$, EUR=€, GBP=£, JPY=¥, INR=₹, KRW=₩, RUB=₽, TRY=₺, ILS=₪, euro=€, euros=€")
+_NAMED = _currencies(
+    "CHF=Swiss_franc Swiss_francs centime centimes, CAD=Canadian_dollar Canadian_dollars cent cents, "
+    "AUD=Australian_dollar Australian_dollars cent cents, NZD=New_Zealand_dollar New_Zealand_dollars cent cents, "
+    "CNY=yuan yuan fen fen, SEK=Swedish_krona Swedish_kronor ore ore, NOK=Norwegian_krone Norwegian_kroner ore ore, "
+    "DKK=Danish_krone Danish_kroner ore ore, PLN=zloty zlotys grosz groszy, BTC=bitcoin bitcoins satoshi satoshis"
+)
+_ALL = _SIGNED | {code: _SIGNED[sign] for code, sign in _CODES.items()} | _NAMED
+_SIGN = f"[{''.join(sign for sign in _SIGNED if sign != '¢')}]"
+_CODE = "|".join([*_CODES, *_NAMED])
+_MINUS = r"(?<![\w)\]%°.-])(?:(-)\s?)?"
+TO = r"\s?(?:-|–|—|to)\s?"
+_PER = r"(?:\s?/\s?(month|mo|year|yr|week|wk|day|hour|hr|h|night|person|user|kg|lb|unit|piece|minute|min)\b)?"
+_PER_NAMES = table("mo=month, yr=year, wk=week, hr=hour, h=hour, lb=pound, kg=kilogram, min=minute")
+_MONEY = re.compile(
+    rf"{_MINUS}(?<![A-Za-z])(US|AU?|CA?|NZ|HK|S)?({_SIGN})\s?({NUMBER}){SCALE}"
+    rf"(?:{TO}{_SIGN}?({NUMBER}){SCALE})?{_PER}(?!\w)"
+)
+_MONEY_BEFORE = re.compile(rf"\b({_CODE})\s?({NUMBER}){SCALE}(?!\w)")
+_MONEY_AFTER = re.compile(
+    rf"(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE})\b)(?!\w){_PER}"
+)
+_COMMA_EURO = re.compile(r"(?<=\d),(?=\d\d\s?€)|(?<=€\d),(?=\d\d(?!\d))|(?<=€\d\d),(?=\d\d(?!\d))")
+_PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
+
+
+def scaled(number: str, scale: str | None) -> str:
+    """Say a number and its scale, such as 2.5 and bn."""
+    return written(number) + (f" {_SCALES[scale.lower()]}" if scale else "")
+
+
+def _amount(number: str, scale: str | None, names: tuple[str, ...], *, is_adjective: bool = False) -> str:
+    """Say a sum of money with its currency."""
+    one, many, cent, cents = (*names, "", "")[:4]
+    whole, point, rest = number.replace(",", "").partition(".")
+    if not scale and point and len(rest) == 2 and cent:
+        small = f"{cardinal(int(rest))} {cent if int(rest) == 1 else cents}"
+        if not int(whole or 0):
+            return small if int(rest) else f"zero {many}"
+        large = f"{cardinal(int(whole))} {one if int(whole) == 1 else many}"
+        return f"{large} and {small}" if int(rest) else large
+    is_one = not scale and not point and whole == "1"
+    return f"{scaled(number, scale)} {one if is_one or is_adjective else many}"
+
+
+def _per(unit: str | None) -> str:
+    return f" per {_PER_NAMES.get(unit, unit)}" if unit else ""
+
+
+def is_adjective(found: re.Match[str]) -> bool:
+    """Tell a five dollar bill from five dollars: by the article before and the word after."""
+    before = found.string[max(0, found.start() - 3) : found.start()].lower()
+    after = found.string[found.end() : found.end() + 2]
+    return re.search(r"(?:^|\W)an? $", before) is not None and re.match(r" [a-z]", after) is not None
+
+
+def _money(found: re.Match[str]) -> str:
+    minus, country, sign, number, scale, last, last_scale, per = found.groups()
+    names = _SIGNED[sign]
+    if country:
+        names = (f"{_COUNTRIES[country]} {names[0]}", f"{_COUNTRIES[country]} {names[1]}", *names[2:])
+    first = _amount(number, scale, names) if last and "." in number and not scale else scaled(number, scale)
+    said = f"{first} to " if last else ""
+    said += _amount(last or number, last_scale or (None if last else scale), names, is_adjective=is_adjective(found))
+    return f"{'minus ' if minus else ''}{said}{_per(per)}"
+
+
+def _money_after(found: re.Match[str]) -> str:
+    number, scale, last, last_scale, sign, per = found.groups()
+    said = f"{scaled(number, scale)} to " if last else ""
+    scale = last_scale if last else scale
+    return said + _amount(last or number, scale, _ALL[sign], is_adjective=is_adjective(found)) + _per(per)
+
+
+def read_money(text: str) -> str:
+    """Say sums of money."""
+    text = _MONEY.sub(_money, _COMMA_EURO.sub(".", text))
+    text = _MONEY_BEFORE.sub(lambda found: _amount(found[2], found[3], _ALL[found[1]]), text)
+    text = _MONEY_AFTER.sub(_money_after, text)
+    return _PENCE.sub(lambda found: _amount(found[1], None, ("penny", "pence")), text)

@@ -1,0 +1,54 @@
+"""Signs that are words: of arithmetic, of trade, of Greek, and what has no sound at all."""
+
+from __future__ import annotations
+
+import re
+
+from s1_mini.text.tables import signs, words
+
+_NAMES = signs(
+    "&=and, @=at, %=percent, ‰=per mille, +=plus, ==equals, <=less than, >=greater than, ≤=less than or equal to, "
+    "≥=greater than or equal to, ≠=is not equal to, ≈=about, ±=plus or minus, ×=times, ÷=divided by, √=the square "
+    "root of, ∞=infinity, ²=squared, ³=cubed, °=degrees, →=to, ←=from, ⇒=so, §=section, ¶=paragraph, $=dollars, "
+    "£=pounds, €=euros, ¥=yen, ₹=rupees, ¢=cents, #=number, ∑=sum, ∏=product, ∫=integral, ∂=partial, ∆=delta, "
+    "∈=in, ∅=the empty set, №=number, Ω=ohm, µ=micro, ℃=degrees Celsius, ℉=degrees Fahrenheit, ‱=per ten thousand"
+)
+_GREEK = dict(
+    zip(
+        "αβγδεζηθικλμνξοπρστυφχψω",
+        words(
+            "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon "
+            "phi chi psi omega"
+        ),
+        strict=True,
+    )
+)
+_GREEK |= {letter.upper(): name.capitalize() for letter, name in _GREEK.items()}
+_PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
+_IS_LESS = re.compile(r"(?<=\w) ?([<>≤≥]) ?(?=[\w.-])")
+_NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
+_LETTER = re.compile(f"(?<![^\\W\\d_])[{''.join(_GREEK)}](?![^\\W\\d_])")
+_SLASH = re.compile(r"(?<=\w)/(?=\w)")
+_BETWEEN = re.compile(r"(?<=\w)\|(?=\w)| \| ")
+_UNDERSCORE = re.compile(r"_+")
+_SILENT = re.compile(r"[*~^`|\\/{}<>\[\]©®™†‡•·¦¬¯´¨¸ªº←↑↓↔▪■□●○◦‣⁃\u00ad]+")
+_MINUS = re.compile(r"(?<![\w.,!?)'\"-])-(?=[a-z]\b)")
+
+
+def _name(found: re.Match[str]) -> str:
+    text, (start, end) = found.string, found.span()
+    before = "" if start == 0 or text[start - 1].isspace() else " "
+    after = "" if end == len(text) or not (text[end].isalnum() or text[end] in _NAMES) else " "
+    return f"{before}{_NAMES[found.group()]}{after}"
+
+
+def read_symbols(text: str) -> str:
+    """Say signs by their names, and take out those that have none."""
+    if text.isascii() and not re.search(r"[^\w\s.,!?;:'\"()-]|_", text):
+        return text
+    text = _PLUS_PLUS.sub(" plus plus", text)
+    text = _NAMED.sub(_name, text)
+    text = _LETTER.sub(lambda found: _GREEK[found.group()], text)
+    text = _SLASH.sub(" slash ", text)
+    text = _BETWEEN.sub(", ", text)
+    return _SILENT.sub(" ", _UNDERSCORE.sub(" ", text))

@@ -1,0 +1,39 @@
+"""Whole numbers as words, by Unicode's rules for each language (CLDR, through unicode-rbnf). Knows no text."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unicode_rbnf import RbnfEngine
+
+MAX_DIGITS = 15  # the rules of some languages end soon after
+
+
+@cache
+def languages() -> frozenset[str]:
+    """Give the tags of all languages whose numbers can be said."""
+    from unicode_rbnf import RbnfEngine
+
+    return frozenset(RbnfEngine.get_supported_languages())
+
+
+@lru_cache(maxsize=16)
+def _engine(language: str) -> RbnfEngine:
+    from unicode_rbnf import RbnfEngine
+
+    return RbnfEngine.for_language(language)
+
+
+@lru_cache(maxsize=4096)
+def spell(number: int, language: str, *, is_ordinal: bool = False) -> str:
+    """Say a number of up to `MAX_DIGITS` digits; `language` is one of `languages()`."""
+    from unicode_rbnf import FormatPurpose
+    from unicode_rbnf.engine import RbnfError
+
+    purpose = FormatPurpose.ORDINAL if is_ordinal else FormatPurpose.CARDINAL
+    try:
+        return str(_engine(language).format_number(number, purpose).text).replace("\xad", "")
+    except RbnfError:  # the rules end, in some languages at a billion
+        return str(number) if number < 10 else " ".join(spell(int(digit), language) for digit in str(number))

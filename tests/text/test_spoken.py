@@ -1,0 +1,110 @@
+"""What is written is said as a careful reader would say it; the sentences stand in tests/assets/spoken_en.tsv.
+
+There `{a|b}` is either, `|` between whole forms likewise, and \\n a line's end. Case and marks do not count.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from s1_mini.exceptions import ParameterError
+from s1_mini.text import spoken
+
+SENTENCES = Path(__file__).parents[1] / "assets" / "spoken_en.tsv"
+# Each repeated to 10,000 characters: what would take a careless pattern minutes.
+HOSTILE = (
+    "1",
+    "1,",
+    "1-",
+    "$1",
+    "a.",
+    "A.",
+    "a@",
+    "[",
+    "**",
+    "# ",
+    "½",
+    "5'",
+    "AB1",
+    "I ",
+    "😀\u200d",
+    "<a",
+    "1/2 ",
+    "é",
+)
+NOISE = "0123456789 .,:;/-$€%'\"()[]*_`#@&+=~^abkmsxABDIMVX\n°½²😀é"
+
+
+def read_sentences() -> list[tuple[str, str, set[str]]]:
+    lines = SENTENCES.read_text(encoding="utf-8").splitlines()[1:]
+    rows = (line.split("\t") for line in lines)
+    return [(kind, written.replace("\\n", "\n"), set(map(key, expand(forms)))) for kind, written, forms in rows]
+
+
+def expand(forms: str) -> Iterator[str]:
+    """Give all forms that a cell with braces stands for."""
+    inner = re.search(r"\{([^{}]*)\}", forms)
+    if inner is None:
+        yield from forms.split("|")
+        return
+    for each in inner[1].split("|"):
+        yield from expand(forms[: inner.start()] + each + forms[inner.end() :])
+
+
+def key(text: str) -> str:
+    return " ".join(re.sub(r"[^\w\s']", " ", text.lower()).split())
+
+
+def test_three_hundred_written_sentences_are_said_as_a_reader_would() -> None:
+    rows = read_sentences()
+
+    wrong = [(written, spoken(written)) for _, written, forms in rows if key(spoken(written)) not in forms]
+
+    assert len(rows) >= 300
+    assert len(wrong) <= len(rows) // 100, wrong
+
+
+def test_what_was_said_is_said_the_same_again_whatever_was_written() -> None:
+    draw = random.Random(5)
+    texts = [written for _, written, _ in read_sentences()]
+    texts += ["".join(draw.choices(NOISE, k=60)) for _ in range(300)]
+
+    changed = [text for text in texts if spoken(spoken(text)) != spoken(text)]
+
+    assert not changed
+
+
+def test_no_text_takes_long() -> None:
+    started = time.process_time()
+
+    for unit in HOSTILE:
+        spoken((unit * 10_000)[:10_000])
+
+    assert time.process_time() - started < 60  # all of them take 4 s on one core; a careless pattern takes minutes
+
+
+@pytest.mark.parametrize(
+    ("language", "written", "said"),
+    [
+        (
+            "de",
+            "Es sind -5 Grad und 1.234,5 Liter.",
+            "Es sind minus fünf Grad und eintausendzweihundertvierunddreißig Komma fünf Liter.",
+        ),
+        ("fr-FR", "J'ai **21** ans.", "J'ai vingt-et-un ans."),
+        ("ja", "猫が2匹います。", "猫が二匹います。"),
+    ],
+)
+def test_numbers_are_said_in_other_languages(language: str, written: str, said: str) -> None:
+    assert spoken(written, language) == said
+
+
+def test_an_unknown_language_is_named() -> None:
+    with pytest.raises(ParameterError, match="language: 'tlh' is not known; there are af, "):
+        spoken("Qapla' 5", "tlh")
