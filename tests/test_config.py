@@ -44,6 +44,8 @@ FIELDS = [
     "reference_cache_path",
     "voices_path",  # what clients add has to outlive the process, and only its owner knows where
     "warm_voices",  # which voices are asked for first only the owner knows
+    "normalize",  # whether a voice should read numbers by itself is its owner's choice, as unknown letters are
+    "unspeakable",
     "max_text_length",
     "chunk_length",
     "max_reference_s",
@@ -72,6 +74,8 @@ VARIABLES = {
     "S1_MINI_BATCH_GROUPING": ("batch_grouping", "0", False),
     "S1_MINI_KV_CACHE_SIZE": ("kv_cache_size", "5", 5),
     "S1_MINI_REFERENCE_CACHE_SIZE": ("reference_cache_size", "5", 5),
+    "S1_MINI_NORMALIZE": ("normalize", "off", "off"),
+    "S1_MINI_UNSPEAKABLE": ("unspeakable", "skip", "skip"),
     "S1_MINI_REQUEST_TIMEOUT_S": ("request_timeout_s", "9", 9.0),
     "S1_MINI_VRAM_CLEAR_ON_OOM": ("vram_clear_on_oom", "false", False),
     "S1_MINI_METRICS_ENABLED": ("metrics_enabled", "no", False),

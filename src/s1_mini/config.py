@@ -164,6 +164,14 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     voices_path: Folder = Field(None, description="where added voices are kept; else they live until stop")
     warm_voices: str = Field("", description="names, with commas between, that are read in after the start; or all")
 
+    # How text is read (text/form.py).
+    normalize: Literal["auto", "off"] = Field(
+        "auto", description="auto: numbers and signs are said in words, where the checkpoint reads words; off: as sent"
+    )
+    unspeakable: Literal["error", "skip"] = Field(
+        "error", description="of letters outside a voice's alphabet: refuse the text, or say the rest with a warning"
+    )
+
     # Limits on what a client may send.
     max_text_length: int = Field(20_000, ge=1, description="characters of one request")
     chunk_length: int = Field(200, ge=50, le=1000, description="UTF-8 bytes of one sentence piece")

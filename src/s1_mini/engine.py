@@ -6,6 +6,7 @@ Safe to call from several threads. Requests are spoken together, and join and le
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -39,23 +40,28 @@ from s1_mini.runtime.loader import Speaker, load
 from s1_mini.runtime.recordings import Check, Recordings
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService, open_roster
-from s1_mini.text.normalize import is_speakable, normalize
+from s1_mini.text.form import Script
+from s1_mini.text.normalize import is_speakable
 from s1_mini.text.split import split
 from s1_mini.types import (
     DEFAULT_SAMPLING,
     AudioChunk,
     AudioFormat,
     ChunkProfile,
+    Normalize,
     Reference,
     SamplingParams,
     TTSRequest,
     Voice,
     VoiceInfo,
+    check_normalize,
 )
 from s1_mini.voices.reference import ReferenceEncoder
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+logger = logging.getLogger(__name__)
 
 Audio = bytes | str | Path | np.ndarray
 
@@ -96,6 +102,7 @@ class Running:
 class Prepared:
     """A request whose text is checked, and whose references are being read."""
 
+    script: Script
     pieces: list[str]
     listening: list[Future[Voice]]
 
@@ -162,6 +169,7 @@ class ProductionTTSEngine:
             max_s=config.max_reference_s,
             max_bytes=config.max_reference_bytes,
             max_text_length=config.max_text_length,
+            say=speaker.text.transcript,
         )
         try:
             voices = VoiceService(roster, synthesizer, references.encode, config)
@@ -231,20 +239,20 @@ class ProductionTTSEngine:
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
+        normalize: Normalize | None = None,
     ) -> Iterator[AudioChunk]:
         """Speak `text` and give its sound while it is made, the finish reason with the last chunk.
 
         The voice is the named one, or the reference's, or the checkpoint's default if it has one. The numbers are
-        those of `SamplingParams`. What the caller got wrong raises `RequestError` at once; what fails later raises
-        `EngineError` from the iterator.
+        those of `SamplingParams`. `normalize` is auto (signs and numbers are said in words, where the checkpoint reads
+        words) or off, else as the setting says; the first chunk tells what is spoken. What the caller got wrong raises
+        `RequestError` at once; what fails later raises `EngineError` from the iterator.
         """
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
-        return iter(
-            self._speak(
-                make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile),
-                streams=True,
-            )
+        request = make_request(
+            text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile, normalize=normalize
         )
+        return iter(self._speak(request, streams=True))
 
     def stream_async(
         self,
@@ -260,10 +268,13 @@ class ProductionTTSEngine:
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
+        normalize: Normalize | None = None,
     ) -> AsyncIterator[AudioChunk]:
         """Do as `stream` for an event loop, which is not blocked while sound is made."""
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
-        request = make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile)
+        request = make_request(
+            text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile, normalize=normalize
+        )
         return self._speak_async(request)
 
     def generate(
@@ -280,6 +291,7 @@ class ProductionTTSEngine:
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
+        normalize: Normalize | None = None,
         return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> GenerationResponse:
@@ -289,7 +301,9 @@ class ProductionTTSEngine:
         Raises as `stream` does, and `ParameterError` for a format that is none.
         """
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
-        request = make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile)
+        request = make_request(
+            text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile, normalize=normalize
+        )
         chosen, started = check_format(audio_format), time.perf_counter()
         return _whole(self._speak(request, streams=False), started, chosen, return_bytes=return_bytes)
 
@@ -307,12 +321,15 @@ class ProductionTTSEngine:
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
+        normalize: Normalize | None = None,
         return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> GenerationResponse:
         """Do as `generate` for an event loop, which is not blocked; cancelling it ends the work."""
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
-        request = make_request(text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile)
+        request = make_request(
+            text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile, normalize=normalize
+        )
         chosen, started = check_format(audio_format), time.perf_counter()
         async with aclosing(self._speak_async(request)) as chunks:  # type: ignore[type-var]
             heard = [chunk async for chunk in chunks]
@@ -332,6 +349,7 @@ class ProductionTTSEngine:
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
+        normalize: Normalize | None = None,
         return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> BatchGenerationResponse:
@@ -357,6 +375,7 @@ class ProductionTTSEngine:
                     audio,
                     said,
                     chunk_profile=chunk_profile,
+                    normalize=normalize,
                 )
             )
             for text, audio, said in zip(texts, audios, transcripts, strict=True)
@@ -379,6 +398,7 @@ class ProductionTTSEngine:
         repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
+        normalize: Normalize | None = None,
         return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> BatchGenerationResponse:
@@ -396,14 +416,16 @@ class ProductionTTSEngine:
             repetition_penalty=repetition_penalty,
             seed=seed,
             chunk_profile=chunk_profile,
+            normalize=normalize,
             return_bytes=return_bytes,
             audio_format=audio_format,
         )
 
-    def count_tokens(self, text: str) -> int:
+    def count_tokens(self, text: str, *, normalize: Normalize | None = None) -> int:
         """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
         running = self._ready()
-        prompts = [running.speaker.loaded.prompt(piece, ()) for piece in self._pieces(running, text)]
+        pieces = self._pieces(running, self._script(running, text, normalize))
+        prompts = [running.speaker.loaded.prompt(piece, ()) for piece in pieces]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
     def voice_names(self) -> list[str]:
@@ -449,7 +471,7 @@ class ProductionTTSEngine:
         Raises `ReferenceAudioError`, `TextError` or `EngineError`.
         """
         reference, running = Reference(reference_audio, reference_text), self._ready()
-        prepared = await _in_thread(lambda: Prepared([], [running.listen(reference)]))
+        prepared = await _in_thread(lambda: Prepared(Script(""), [], [running.listen(reference)]))
         try:
             await _wait_async(prepared.listening[0], self._deadline())
         finally:
@@ -528,7 +550,7 @@ class ProductionTTSEngine:
                     voices = [_wait(each, deadline) for each in prepared.listening]
                 finally:
                     prepared.close()
-                return self._begin_with(running, request, prepared.pieces, voices, deadline, streams=streams)
+                return self._begin_with(running, request, prepared, voices, deadline, streams=streams)
             except EngineNotReadyError:
                 if self._running is running:
                     raise  # else another checkpoint has taken over meanwhile
@@ -550,7 +572,7 @@ class ProductionTTSEngine:
                 finally:
                     prepared.close()
                 return await _in_thread(
-                    partial(self._begin_with, running, request, prepared.pieces, voices, deadline, streams=True)
+                    partial(self._begin_with, running, request, prepared, voices, deadline, streams=True)
                 )
             except EngineNotReadyError:
                 if self._running is running:
@@ -558,7 +580,8 @@ class ProductionTTSEngine:
 
     def _prepare(self, running: Running, request: TTSRequest) -> Prepared:
         """Check the text, then begin to read the references: what is quick to refuse is refused first."""
-        prepared = Prepared(self._pieces(running, request.text), [])
+        script = self._script(running, request.text, request.normalize)
+        prepared = Prepared(script, self._pieces(running, script), [])
         try:
             for reference in request.references:
                 prepared.listening.append(running.listen(reference))
@@ -571,7 +594,7 @@ class ProductionTTSEngine:
         self,
         running: Running,
         request: TTSRequest,
-        pieces: list[str],
+        prepared: Prepared,
         voices: list[Voice],
         deadline: float,
         *,
@@ -582,17 +605,27 @@ class ProductionTTSEngine:
             voices = [running.voices.roster.find(request.voice).voice]
         elif not voices and running.speaker.voices.default:
             voices = [running.speaker.voices.default]
-        return running.synthesizer.speak(
-            pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
+        queue = running.synthesizer.speak(
+            prepared.pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
         )
+        queue.tell(spoken_text=prepared.script.text, warning=prepared.script.warning)
+        return queue
 
     def _deadline(self) -> float:
         return time.monotonic() + self.config.request_timeout_s
 
-    def _pieces(self, running: Running, text: str) -> list[str]:
-        tidy = normalize(text, self.config.max_text_length)
+    def _script(self, running: Running, text: str, choice: Normalize | None) -> Script:
+        config = self.config
+        script = running.speaker.text.script(
+            text, config.max_text_length, choice=choice or config.normalize, unspeakable=config.unspeakable
+        )
+        if script.warning:
+            logger.warning("a text has letters %s", script.warning)
+        return script
+
+    def _pieces(self, running: Running, script: Script) -> list[str]:
         most = min(self.config.chunk_length, running.speaker.description.max_piece_bytes)
-        return [piece for piece in split(tidy, most) if is_speakable(piece)]
+        return [piece for piece in split(script.text, most) if is_speakable(piece)]
 
     def _ready(self) -> Running:
         running = self._running
@@ -674,6 +707,8 @@ def _whole(
         finish_reason=heard[-1].finish_reason,
         generation_time=time.perf_counter() - started,
         audio_format=audio_format,
+        spoken_text=heard[0].spoken_text or "",
+        warning=heard[0].warning,
     )
     if return_bytes:
         _ = response.audio_bytes
@@ -688,6 +723,7 @@ def make_request(
     reference_text: str | None = None,
     *,
     chunk_profile: ChunkProfile = "balanced",
+    normalize: Normalize | None = None,
 ) -> TTSRequest:
     """Put a request together. Raises `ParameterError` where its parts contradict each other."""
     if chunk_profile not in get_args(ChunkProfile):
@@ -698,7 +734,7 @@ def make_request(
     if voice is not None and reference_audio is not None:
         raise ParameterError("voice", "was given beside reference_audio; give one of them")
     references = () if reference_audio is None else (Reference(reference_audio, reference_text or ""),)
-    return TTSRequest(text, references, voice, sampling, chunk_profile)
+    return TTSRequest(text, references, voice, sampling, chunk_profile, check_normalize(normalize))
 
 
 def _listed(name: str, values: Any) -> list[Any]:

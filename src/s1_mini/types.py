@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from s1_mini.exceptions import ParameterError
 
@@ -21,6 +21,9 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 # How sound is cut into chunks: soonest first sound, fewest chunks, or something between (`core/stage.py`).
 ChunkProfile = Literal["ttfa", "balanced", "throughput"]
+
+# Whether text is given to the model as it is said (`text/reading.py`), or as it is written.
+Normalize = Literal["auto", "off"]
 
 VoiceSource = Literal["checkpoint", "added"]
 
@@ -109,6 +112,7 @@ class TTSRequest:
     voice: str | None = None  # a named voice of the checkpoint, instead of references
     sampling: SamplingParams = field(default_factory=SamplingParams)
     chunk_profile: ChunkProfile = "balanced"
+    normalize: Normalize | None = None  # None: as the setting says
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,8 @@ class AudioChunk:
     frames: int
     finish_reason: FinishReason | None = None  # set on the last chunk only
     timing: Timing | None = None  # set on the last chunk only
+    spoken_text: str | None = None  # of the whole request; set on the first chunk only
+    warning: str | None = None  # what of the text is not spoken; likewise
 
     @property
     def wave(self) -> np.ndarray:
@@ -142,6 +148,13 @@ def check_range(name: str, value: float, low: float, high: float, *, open_below:
     if not is_number or not (low < value <= high or (value == low and not open_below)):
         bracket = "(" if open_below else "["
         raise ParameterError(name, f"{value!r} is not a number in {bracket}{low:g}, {high:g}]")
+
+
+def check_normalize(value: str | None) -> Normalize | None:
+    """Raise `ParameterError` unless `value` is a way of giving text to the model, or None."""
+    if value is None or value in get_args(Normalize):
+        return cast("Normalize | None", value)
+    raise ParameterError("normalize", f"{value!r} is not known; there are {', '.join(get_args(Normalize))}")
 
 
 def check_integer(name: str, value: int, low: int, high: int) -> None:

@@ -10,7 +10,9 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from s1_mini.types import AudioChunk
 
@@ -25,6 +27,7 @@ class OutputQueue:
         self._ended = False
         self._changed = threading.Condition()
         self._wake: Callable[[], None] | None = None  # of a listener in an event loop
+        self._told: dict[str, Any] = {}  # with the first chunk
 
     # For the engine.
 
@@ -34,6 +37,10 @@ class OutputQueue:
             if not self._ended:
                 self._chunks.append(chunk)
                 self._notify()
+
+    def tell(self, **told: Any) -> None:
+        """Set fields of the first chunk, before anybody listens."""
+        self._told = told
 
     def end(self, error: BaseException | None = None) -> None:
         """Deliver the end: all was said, or what went wrong. Comes exactly once."""
@@ -90,7 +97,8 @@ class OutputQueue:
 
     def _take(self) -> tuple[AudioChunk | None, bool]:
         if self._chunks:
-            return self._chunks.popleft(), False
+            chunk, told, self._told = self._chunks.popleft(), self._told, {}
+            return replace(chunk, **told) if told else chunk, False
         if self._ended and self._error is not None:
             raise self._error
         return None, self._ended

@@ -21,8 +21,10 @@ from s1_mini.kernels.weight import product, quantize
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.runtime.compilation import Compiler, choose_backend
 from s1_mini.runtime.room import check_weights, free_bytes_of, gpus_of
+from s1_mini.text.form import TextForm
 from s1_mini.types import Choice
 from s1_mini.voices.library import VoiceLibrary
+from s1_mini.weights.directory import read_json
 from s1_mini.weights.origin import Origin, origin_of
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class Speaker:
     kv_dtype: Choice
     compiler: Compiler
     voices: VoiceLibrary
+    text: TextForm
 
 
 def load(config: EngineConfig) -> Speaker:
@@ -129,6 +132,7 @@ def open_checkpoint(
         kv_dtype=kv_dtype,
         compiler=Compiler(Choice("off", "not asked for")),
         voices=VoiceLibrary.open(directory, description.voice),
+        text=TextForm.from_config(read_json(directory / "config.json")),
     )
 
 

@@ -34,6 +34,7 @@ class ReferenceEncoder:
     max_s: float
     max_bytes: int
     max_text_length: int
+    say: Callable[[str], str] = str  # a transcript as the model is to read it
 
     def find(self, reference: Reference) -> Voice | None:
         """Give the voice of a reference that was encoded before; None if it is new. Raises as `encode` does."""
@@ -76,6 +77,6 @@ class ReferenceEncoder:
 
     def _text(self, reference: Reference) -> str:
         try:
-            return normalize(reference.text, self.max_text_length) if reference.text else ""
+            return self.say(normalize(reference.text, self.max_text_length)) if reference.text else ""
         except TextError as error:
             raise TextError("reference_text", str(error).removeprefix(f"{error.field}: ")) from None
