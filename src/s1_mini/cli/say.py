@@ -16,8 +16,8 @@ import typer
 from s1_mini.cli.engine_options import Device, Precision
 from s1_mini.cli.verb import FORMATS, check_pipe, completing, engine_config
 from s1_mini.exceptions import ParameterError, TextError
-from s1_mini.text.normalize import normalize
-from s1_mini.types import DEFAULT_SAMPLING, SamplingParams
+from s1_mini.text.normalize import normalize as put_in_order
+from s1_mini.types import DEFAULT_SAMPLING, SamplingParams, check_normalize
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,6 +75,14 @@ def say(
     max_new_tokens: Annotated[
         int, typer.Option(help="Longest sentence piece, in steps of the model (S1-mini: 46 ms each).")
     ] = DEFAULT_SAMPLING.max_new_tokens,
+    normalize: Annotated[
+        str | None,
+        typer.Option(
+            help="auto: say numbers and signs in words; off: as written. [S1_MINI_NORMALIZE]",
+            autocompletion=completing("auto", "off"),
+            show_default=False,
+        ),
+    ] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="With -o -: send sound while it is made (wav or pcm).")
     ] = False,
@@ -91,12 +99,14 @@ def say(
 
     # What is wrong is told before torch is loaded, which takes seconds.
     sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
+    how = check_normalize(normalize)
     _check_voice(voice, reference_audio, reference_text)
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, device=device, precision=precision)
     path = path or (None if play else "out.wav")
     format_ = _format(path, audio_format, stream)
     loudspeaker = find_loudspeaker() if play else None
-    words = normalize(_read_stdin() if text == PIPE else text, config.max_text_length)
+    text = _read_stdin() if text == PIPE else text
+    words = put_in_order(text, config.max_text_length)
 
     from s1_mini.engine import ProductionTTSEngine
 
@@ -105,10 +115,15 @@ def say(
         loaded_s = time.perf_counter() - started
         started = time.perf_counter()
         chunks = engine.stream(
-            words, voice=voice, reference_audio=reference_audio, reference_text=reference_text, **asdict(sampling)
+            text,
+            voice=voice,
+            reference_audio=reference_audio,
+            reference_text=reference_text,
+            normalize=how,
+            **asdict(sampling),
         )
         rate = engine.sample_rate
-        chunks = _with_progress(chunks, rate)
+        chunks = _with_progress(_noted(chunks, verbose=verbose), rate)
         if loudspeaker is not None:
             chunks = played(chunks, rate, loudspeaker)
         if stream:
@@ -226,6 +241,16 @@ def _save(wave: np.ndarray, rate: int, output: str, format_: AudioFormat) -> Non
         _write_stdout(encode(wave, rate, format_))
     else:
         write(output, wave, rate, format_)
+
+
+def _noted(chunks: Iterator[AudioChunk], *, verbose: bool) -> Iterator[AudioChunk]:
+    """Tell what of the text is not spoken, and if asked to what is."""
+    for chunk in chunks:
+        if chunk.warning is not None:
+            typer.echo(f"s1-mini: warning: {chunk.warning}", err=True)
+        if verbose and chunk.spoken_text is not None:
+            typer.echo(f"spoken: {chunk.spoken_text}", err=True)
+        yield chunk
 
 
 def _with_progress(chunks: Iterator[AudioChunk], rate: int) -> Iterator[AudioChunk]:

@@ -180,7 +180,7 @@ def _shape(spoken: Spoken | Failure, accept: str | None) -> tuple[bytes, str, st
     answer = choose_answer(accept, request.audio_format)
     attributes = write_attributes(sample_rate=response.sample_rate, format=answer.audio_format)
     if answer.is_json:
-        return json.dumps(audio_object(response, answer)).encode(), JSON, attributes
+        return json.dumps(_audio_object(response, answer, request)).encode(), JSON, attributes
     return _audio(response, answer), answer.media_type, attributes
 
 
@@ -190,10 +190,10 @@ def _line(request: Asked | S1MiniError, response: GenerationResponse | S1MiniErr
         assert isinstance(error, S1MiniError)
         return json.dumps(describe(error, None)).encode() + b"\n"
     answer = choose_answer(JSON, request.audio_format)
-    return json.dumps(audio_object(response, answer)).encode() + b"\n"
+    return json.dumps(_audio_object(response, answer, request)).encode() + b"\n"
 
 
-def audio_object(response: GenerationResponse, answer: Answer) -> dict[str, Any]:
+def _audio_object(response: GenerationResponse, answer: Answer, asked: Asked) -> dict[str, Any]:
     """Give a sound as JSON carries it, with what a client needs to know of it."""
     return {
         "audio": base64.b64encode(_audio(response, answer)).decode(),
@@ -201,6 +201,8 @@ def audio_object(response: GenerationResponse, answer: Answer) -> dict[str, Any]
         "sample_rate": response.sample_rate,
         "audio_seconds": round(response.audio_seconds, 3),
         "finish_reason": response.finish_reason,
+        **({"spoken_text": response.spoken_text} if asked.request.return_spoken_text else {}),
+        **({"warning": response.warning} if response.warning else {}),
     }
 
 

@@ -179,13 +179,14 @@ async def _speak(
     work = speak(engine, wanted, settings=request.app.state.settings, record=record_of(request))
     speech = await while_listened(request.receive, work)
     attributes = write_attributes(sample_rate=speech.sample_rate, format=form.audio_format, channels=1)
-    return await _shape(replace(speech, headers=speech.headers | headers | {HEADER: attributes}), form)
+    speech = replace(speech, headers=speech.headers | headers | {HEADER: attributes})
+    return await _shape(speech, form, tells_text=wanted.return_spoken_text)
 
 
-async def _shape(speech: Speech, form: Answer) -> Response:
+async def _shape(speech: Speech, form: Answer, *, tells_text: bool) -> Response:
     if not form.is_json:
         return respond(speech)
-    told = await audio_object(speech, form.audio_format)
+    told = await audio_object(speech, form.audio_format, tells_text=tells_text)
     content = await asyncio.to_thread(lambda: json.dumps(told).encode())
     return Response(content, media_type=form.media_type, headers=speech.headers)
 

@@ -46,8 +46,8 @@ async def speak_lines(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def audio_object(speech: Speech, audio_format: str) -> dict[str, Any]:
-    """Give a whole answer as JSON carries it."""
+async def audio_object(speech: Speech, audio_format: str, *, tells_text: bool = False) -> dict[str, Any]:
+    """Give a whole answer as JSON carries it, with what was spoken if that was asked for."""
     content = speech.content
     assert content is not None
     return {
@@ -56,6 +56,8 @@ async def audio_object(speech: Speech, audio_format: str) -> dict[str, Any]:
         "sample_rate": speech.sample_rate,
         "audio_seconds": float(speech.headers["X-Audio-Seconds"]),
         "finish_reason": speech.headers["X-Finish-Reason"],
+        **({"spoken_text": speech.spoken_text} if tells_text else {}),
+        **({"warning": speech.warning} if speech.warning else {}),
     }
 
 
@@ -65,7 +67,7 @@ async def _answer(engine: ProductionTTSEngine, line: bytes, settings: ServerSett
         if isinstance(asked, S1MiniError):
             raise asked
         speech = await _speak(engine, asked, settings, record)
-        answer = await audio_object(speech, asked.request.audio_format)
+        answer = await audio_object(speech, asked.request.audio_format, tells_text=asked.request.return_spoken_text)
     except S1MiniError as error:
         answer = describe(error, record.id)
     return json.dumps(answer).encode() + b"\n"

@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
@@ -57,8 +58,9 @@ async def create_speech(request: Request) -> Response:
     except RequestError as error:
         raise renamed(error, {"text": "input"}) from None
     if body.stream_format == "sse":
-        num_read = await asyncio.to_thread(state.engine.count_tokens, body.input)
-        return StreamedAnswer(_events(speech, num_read, record), "text/event-stream", speech.headers)
+        num_read = await asyncio.to_thread(partial(state.engine.count_tokens, body.input, normalize=body.normalize))
+        told = {"spoken_text": speech.spoken_text} if body.return_spoken_text else {}
+        return StreamedAnswer(_events(speech, num_read, record, told), "text/event-stream", speech.headers)
     return respond(speech)
 
 
@@ -103,13 +105,13 @@ def to_request(body: OpenAISpeechBody, engine: ProductionTTSEngine) -> SpeechReq
     )
 
 
-async def _events(speech: Speech, num_read: int, record: Record) -> AsyncIterator[bytes]:
+async def _events(speech: Speech, num_read: int, record: Record, told: dict[str, Any]) -> AsyncIterator[bytes]:
     """Give the sound as server-sent events; the last tells the tokens that were read and the frames that were made."""
     async with aclosing(speech.body) as body:  # type: ignore[type-var]
         async for piece in body:
             yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
     usage = {"input_tokens": num_read, "output_tokens": record.frames, "total_tokens": num_read + record.frames}
-    yield _event({"type": "speech.audio.done", "usage": usage})
+    yield _event({"type": "speech.audio.done", "usage": usage} | told)
 
 
 def _event(content: dict[str, Any]) -> bytes:

@@ -72,7 +72,7 @@ async def _in_parts(told: BatchAnswer, results: list[BatchResult]) -> AsyncItera
     before, _, after = told.model_dump_json().partition("[]")
     yield f"{before}[".encode()
     for number, result in enumerate(results):
-        content = await asyncio.to_thread(lambda told: told.model_dump_json().encode(), result)
+        content = await asyncio.to_thread(result.content)
         yield b"," + content if number else content
     yield f"]{after}".encode()
 
@@ -94,7 +94,13 @@ async def _speak_item(request: Request, item: Any, body: BatchBody, record: Reco
     except S1MiniError as error:
         elapsed = round(time.perf_counter() - started, 3)
         return BatchResult(success=False, generation_time=elapsed, error=message_of(error), error_code=code_of(error))
-    return BatchResult(success=True, audio_base64=audio, generation_time=round(time.perf_counter() - started, 3))
+    return BatchResult(
+        success=True,
+        audio_base64=audio,
+        generation_time=round(time.perf_counter() - started, 3),
+        spoken_text=speech.spoken_text if wanted.return_spoken_text else None,
+        warning=speech.warning,
+    )
 
 
 def _request_of(given: Any, body: BatchBody) -> SpeechRequest:

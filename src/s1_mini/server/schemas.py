@@ -23,6 +23,7 @@ from s1_mini.types import (
     MAX_TOP_K,
     AudioFormat,
     ChunkProfile,
+    Normalize,
 )
 
 BASE64_WINDOW = 2**18  # characters, a multiple of four
@@ -65,6 +66,8 @@ class SpeechRequest:
     top_k: int = DEFAULT_SAMPLING.top_k
     repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty
     max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens
+    normalize: Normalize | None = None
+    return_spoken_text: bool = False
 
     def arguments(self, profile: ChunkProfile) -> dict[str, Any]:
         """Give what the engine is to be called with beside the text; `profile` if none was asked for."""
@@ -79,6 +82,7 @@ class SpeechRequest:
             "repetition_penalty": self.repetition_penalty,
             "seed": self.seed,
             "chunk_profile": self.chunk_profile or profile,
+            "normalize": self.normalize,
         }
 
 
@@ -89,7 +93,12 @@ class Strict(BaseModel):
 
 
 class Sampling(Strict):
-    """How tokens are drawn."""
+    """How a text is read, and how tokens are drawn: what every request may say."""
+
+    normalize: Normalize | None = Field(
+        None, description="auto: numbers and signs are said in words, where the checkpoint reads words; off: as sent."
+    )
+    return_spoken_text: bool = Field(False, description="Tell what was spoken, where the answer is JSON.")
 
     seed: Seed | None = Field(None, description="Same seed, same sound.")
     temperature: float = Field(0.8, ge=0, le=MAX_TEMPERATURE, description="0 is always the likeliest.")
@@ -169,6 +178,13 @@ class BatchResult(BaseModel):
     generation_time: float
     error: str | None = None
     error_code: str | None = None
+    spoken_text: str | None = Field(None, description="Only where return_spoken_text asks for it.")
+    warning: str | None = Field(None, description="What of the text was not spoken; only if something was not.")
+
+    def content(self) -> bytes:
+        """Give it as JSON, without what was not asked for."""
+        left_out = {name for name in ("spoken_text", "warning") if getattr(self, name) is None}
+        return self.model_dump_json(exclude=left_out).encode()
 
 
 class BatchAnswer(BaseModel):

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -39,6 +39,8 @@ class Speech:
     sample_rate: int
     body: AsyncIterator[bytes]
     content: bytes | None = None  # the whole of it, if it is whole; `body` gives the same
+    spoken_text: str | None = None
+    warning: str | None = None  # what of the text is not spoken
 
 
 async def speak(
@@ -90,7 +92,7 @@ async def _whole(
         "X-Generation-Seconds": f"{record.generation_s:.3f}",
         "X-Finish-Reason": heard[-1].finish_reason or "stop",
     }
-    return Speech(type_of(audio_format, rate), headers, rate, _once(content), content)
+    return _told(Speech(type_of(audio_format, rate), headers, rate, _once(content), content), heard[0])
 
 
 async def _stream(
@@ -112,7 +114,13 @@ async def _stream(
     ends = deadline - settings.request_timeout_s + settings.stream_timeout_s
     body = _rest(chunks, encoder, begun, ends, settings.stream_timeout_s)
     headers = {"X-Sample-Rate": str(first.sample_rate)}
-    return Speech(type_of(audio_format, first.sample_rate), headers, first.sample_rate, body)
+    return _told(Speech(type_of(audio_format, first.sample_rate), headers, first.sample_rate, body), first)
+
+
+def _told(speech: Speech, first: AudioChunk) -> Speech:
+    """Add what the first chunk tells of the text."""
+    headers = speech.headers | ({"X-Warning": first.warning} if first.warning else {})
+    return replace(speech, headers=headers, spoken_text=first.spoken_text, warning=first.warning)
 
 
 async def _rest(

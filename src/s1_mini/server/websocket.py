@@ -224,7 +224,13 @@ class Session:
     async def _say(self, request: SpeechRequest) -> None:
         state, number, before_s = self._state, self._num_spoken, self._record.audio_s
         speech = await speak(state.engine, request, settings=state.settings, record=self._record)
-        start = {"format": request.audio_format, "sample_rate": speech.sample_rate, "text": request.text}
+        start: dict[str, Any] = {
+            "format": request.audio_format,
+            "sample_rate": speech.sample_rate,
+            "text": request.text,
+        }
+        if request.return_spoken_text:
+            start["spoken_text"] = speech.spoken_text
         await self._send({"type": "audio.start", "index": number} | start)
         async with aclosing(cast("Any", speech.body)) as body:
             async for piece in body:

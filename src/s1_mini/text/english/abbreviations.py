@@ -31,8 +31,7 @@ _ANYWHERE = table(
     "dept=department, govt=government, misc=miscellaneous, inc=Incorporated, ltd=Limited, corp=Corporation, "
     "co=Company, bros=Brothers, jr=Junior, sr=Senior, al=al, a.k.a=also known as, ph.d=P H D, ave=Avenue, "
     "blvd=Boulevard, hwy=Highway, pkwy=Parkway, dist=district, univ=university, assn=association, "
-    "intl=international, natl=national, avg=average, temp=temperature, tbsp=tablespoon, tsp=teaspoon, hrs=hours, "
-    "mins=minutes"
+    "intl=international, natl=national, avg=average, temp=temperature"
 )
 _SLASHED = table(
     "w/o=without, w/=with, b/c=because, c/o=care of, n/a=not applicable, and/or=and or, he/she=he or she, "
@@ -66,7 +65,8 @@ _DAY = re.compile(
     rf"(?<![\w.'-])({_one_of(_SHORT_DAYS)})"
     rf"(?:(?<!Sun)(?<!Sat)\.(?!\w)|\.?(?=,?\s(?:\d|(?:{'|'.join(SHORT_MONTHS)}))))"
 )
-_DAYS_SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT_DAYS)})\.?\s?[-–]\s?({_one_of(_SHORT_DAYS)})\b\.?")
+_SHORT = _SHORT_DAYS | SHORT_MONTHS
+_SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT)})\.?\s?[-–]\s?({_one_of(_SHORT)})\b\.?")
 _MONTH = re.compile(
     rf"(?<![\w.'-])({_one_of(SHORT_MONTHS)})"
     rf"(?:(?<=\d [A-Z]..)(?<!May)(?!\w)\.?|(?<!May)\.|(?=\s(?:\d{{1,2}}(?:st|nd|rd|th)?|\d{{4}})(?![\w:.%])))"
@@ -138,7 +138,7 @@ def read_abbreviations(text: str) -> str:
     text = _STATE.sub(lambda found: _STATES[found[1]], text)
     text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)
     text = _STREET.sub(_street, text)
-    text = _DAYS_SPAN.sub(lambda found: f"{_SHORT_DAYS[found[1]]} to {_SHORT_DAYS[found[2]]}", text)
+    text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}", text)
     if "." not in text and "№" not in text:
         text = _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
         text = _TITLE.sub(lambda found: _TITLES[found[1]], text)

@@ -38,10 +38,13 @@ _SAYS_COUNT = re.compile(
     r"had|made|with|another|every|of|needs?|takes?|weighs?|room|number|times|plus|minus)\s$",
     re.IGNORECASE,
 )
+_FUNCTION = (
+    "and|or|was|were|is|are|to|when|while|with|the|a|an|in|at|on|as|for|by|but|he|she|it|they|we|you|i|has|had|have|after|"
+    "before|until|because|so|that|who|which|will|would|did|does|from|if|then|there|this|us|its|his|too|also|versus|vs"
+)
+_COUNTED = "people|men|women|children|others?|more|fish|sheep|percent|dead|staff|police|cattle|students|feet|miles|of"
 _GOES_ON = re.compile(
-    r"\s(?!(?:and|or|was|were|is|to|when|while|with|the|a|an|in|at|on|as|for|by|but|he|she|it|they|we|you|i|has|had|"
-    r"have|after|before|until|because|so|that|who|which|will|would|did|does|from|if|then|there|edition|season|election|"
-    r"report|film|movie|world|olympics|budget|model|version|census|season|war|crisis|saw|began|came|brought|marked)\b)[a-z]"
+    rf"\s(?:(?!(?:{_FUNCTION})\b)[a-z][a-z-]{{0,20}}\s)?(?:(?:{_COUNTED})|(?!(?:{_FUNCTION})\b)[a-z-]{{2,20}}(?<!s)s)\b"
 )
 
 
@@ -114,8 +117,8 @@ def read_dates(text: str) -> str:
 def _alone(found: re.Match[str]) -> str:
     number = int(found[1])
     before = found.string[max(0, found.start() - 15) : found.start()]
-    after = found.string[found.end() : found.end() + 20]
-    is_counted = _GOES_ON.match(after) is not None
+    after = found.string[found.end() : found.end() + 45]
+    is_counted = _GOES_ON.match(after) is not None and not before.endswith(("the ", "The ", "this "))
     says_year = _SAYS_YEAR.search(before) is not None
     if is_counted or (_SAYS_COUNT.search(before) and not says_year) or (number < 1100 and not says_year):
         return found.group()

@@ -14,7 +14,8 @@ _PHONE = re.compile(
     r"|(?<![\w.,/-])\d{4}(?:[ -]\d{4}){3}(?![\w-])"
 )
 _DIALLED = re.compile(
-    r"\b((?:call|dial|ring|phone|code|pin|zip|extension|password)(?: is| on| number)?:?) (\d{3,12})\b(?![.,]\d)",
+    r"\b((?:call|dial|ring|phone|code|pin|zip|extension|password|ends?|ending)"
+    r"(?: is| on| in| number)?:?) (\d{3,12})\b(?![.,]\d)",
     re.IGNORECASE,
 )
 _ZIP = re.compile(r"(?<=[a-z] )(\d{5})(?:-(\d{4}))?(?=$|\n|[.,;)]|$)|(?<=[A-Z]{2} )(\d{5})(?:-(\d{4}))?\b")

@@ -38,7 +38,8 @@ _NAMED = _currencies(
 _ALL = _SIGNED | {code: _SIGNED[sign] for code, sign in _CODES.items()} | _NAMED
 _SIGN = f"[{''.join(sign for sign in _SIGNED if sign != '¢')}]"
 _CODE = "|".join([*_CODES, *_NAMED])
-_MINUS = r"(?<![\w)\]%°.-])(?:(-)\s?)?"
+_SIGN_NAMES = {"-": "minus ", "+": "plus ", "~": "about ", "≈": "about ", "±": "plus or minus "}
+_MINUS = r"(?<![\w)\]%°.-])(?:([-+~≈±])\s?)?"
 TO = r"\s?(?:-|–|—|to)\s?"
 _PER = r"(?:\s?/\s?(month|mo|year|yr|week|wk|day|hour|hr|h|night|person|user|kg|lb|unit|piece|minute|min)\b)?"
 _PER_NAMES = table("mo=month, yr=year, wk=week, hr=hour, h=hour, lb=pound, kg=kilogram, min=minute")
@@ -92,7 +93,7 @@ def _money(found: re.Match[str]) -> str:
     first = _amount(number, scale, names) if last and "." in number and not scale else scaled(number, scale)
     said = f"{first} to " if last else ""
     said += _amount(last or number, last_scale or (None if last else scale), names, is_adjective=is_adjective(found))
-    return f"{'minus ' if minus else ''}{said}{_per(per)}"
+    return f"{_SIGN_NAMES.get(minus, '')}{said}{_per(per)}"
 
 
 def _money_after(found: re.Match[str]) -> str:

@@ -37,6 +37,8 @@ def _chain(found: re.Match[str]) -> str:
 
 
 def _scaled(found: re.Match[str]) -> str:
+    if found[2] == "B" and "." not in found[1]:
+        return f"{written(found[1])} B"  # exit 14B, a 7B model
     if found[2] == "K" and found[1] in ("2", "4", "5", "8"):
         return f"{written(found[1])} K"
     return f"{written(found[1])} {_SCALES[found[2].lower()]}"

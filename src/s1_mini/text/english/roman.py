@@ -19,12 +19,12 @@ _NUMBERED = (
     "Chapter|Part|Volume|Book|Act|Scene|Section|Article|Appendix|Phase|Type|Level|Grade|Class|Title|War|Bowl|Episode|"
     "Stage|Round|Vol|Figure|Table|Division|Group|Schedule|Unit|Step|Canto|Psalm|Sonata|Symphony|Mark|Apollo|Olympiad"
 )
-_RULER = re.compile(rf"\b((?:{_RULERS})) ([IVX]{{1,6}})\b(?!['.]\w)")
-_PART = re.compile(rf"\b((?:{_NUMBERED})s?) ([IVXLC]{{1,9}})\b(?!['.]\w)", re.IGNORECASE)
-_LATER = re.compile(r"(?<=[a-z] )(and|to|or|,) ([IVX]{2,6})\b")
+_RULER = re.compile(rf"\b((?:{_RULERS})) ([IVX]{{1,6}})\b(?!'(?!s\b)|\.\w)")
+_PART = re.compile(rf"\b((?:{_NUMBERED})s?) ([IVXLC]{{1,9}})\b(?!'\w|\.[A-Za-z])", re.IGNORECASE)
 _PERSON = re.compile(r" (?:am|was|have|had|think|will|would|do|did|see)\b")
 _CENTURY = re.compile(r"\b([IVX]{1,6})(?:th|st)?(?=[- ][Cc]entur)|(?<=\b[Tt]he )([IVX]{2,6})(?:th|st)?\b(?! [a-z])")
 _AFTER_NAME = re.compile(r"(?<=[a-z] )([IVX]{2,6})\b(?!['.]\w)")
+_STRAY = re.compile(r"(?<![\w.'&-])(?!XXX\b)(II|[IVX]{3,6})\b(?![&-])")
 _YEAR = re.compile(r"(?<![\w.])(M{1,3}[CDLXVI]{2,12})(?![\w.])")
 
 
@@ -65,6 +65,11 @@ def _after_name(found: re.Match[str]) -> str:
     return cardinal(value) if value is not None and before and before[-1][0].isupper() else found.group()
 
 
+def _stray(found: re.Match[str]) -> str:
+    value = _value(found[1])
+    return found.group() if value is None else cardinal(value)
+
+
 def _year(found: re.Match[str]) -> str:
     value = _value(found[1])
     return found.group() if value is None else str(value)
@@ -77,4 +82,5 @@ def read_roman(text: str) -> str:
         return text
     text = _PART.sub(_part, _RULER.sub(_ruler, text))
     text = _CENTURY.sub(_century, text)
-    return _YEAR.sub(_year, _AFTER_NAME.sub(_after_name, text))
+    text = _STRAY.sub(_stray, _AFTER_NAME.sub(_after_name, text))
+    return _YEAR.sub(_year, text)
