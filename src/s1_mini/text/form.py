@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from s1_mini.exceptions import CheckpointMismatchError, ParameterError, TextError
 from s1_mini.text.normalize import is_speakable, normalize
-from s1_mini.text.reading import known_language, spoken
+from s1_mini.text.reading import spoken
 from s1_mini.types import Normalize
 
 Unspeakable = Literal["error", "skip"]
@@ -62,7 +62,7 @@ class TextForm:
         language, alphabet = values.get("language"), values.get("alphabet")
         if language is not None:
             try:
-                known_language(language)
+                spoken("1", language)  # reads the rules now, and not with the first request
             except ParameterError as error:
                 raise CheckpointMismatchError(f"config.json: text.{error}") from None
         if alphabet is not None and not (isinstance(alphabet, str) and 0 < len(alphabet) <= MAX_ALPHABET):

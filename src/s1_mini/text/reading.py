@@ -52,7 +52,7 @@ def spoken(text: str, language: str = "en") -> str:
     return text
 
 
-def known_language(language: str) -> str:
+def _known_language(language: str) -> str:
     """Give the tag whose rules are used for a language. Raises `ParameterError` for one that has none."""
     from s1_mini.text.numbers import languages
 
@@ -65,7 +65,7 @@ def known_language(language: str) -> str:
 
 
 def _reader(language: str) -> Callable[[str], str]:
-    tag = known_language(language)
+    tag = _known_language(language)
     if tag.partition("_")[0] == "en":
         return _read_english
     from s1_mini.text.other import read
