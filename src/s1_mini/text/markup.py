@@ -13,7 +13,7 @@ _RULE = re.compile(r"^[ \t]{0,3}([-*_=])[ \t]?(?:\1[ \t]?){2,80}$", re.MULTILINE
 _TABLE_RULE = re.compile(r"^[ \t]*\|?[ \t]*:?-{2,}[-:| \t]*$", re.MULTILINE)
 _TABLE_EDGE = re.compile(r"^[ \t]*\|[ \t]*|[ \t]*\|[ \t]*$", re.MULTILINE)
 _HEADING = re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+([^\n]*)$", re.MULTILINE)
-_QUOTE = re.compile(r"^[ \t]{0,3}(?:>[ \t]?){1,8}", re.MULTILINE)
+_QUOTE = re.compile(r"^[ \t]{0,3}(?:>(?!\d)[ \t]?){1,8}", re.MULTILINE)
 _ITEM = re.compile(r"^[ \t]{0,12}[-*+•‣◦][ \t]+(?:\[[ xX]\][ \t]+)?(?=\S)([^\n]*)$", re.MULTILINE)
 _ITEM_BEGINS = re.compile(r"\n[ \t]{0,12}[-*+•‣◦][ \t]")
 _COUNTED = re.compile(r"^([ \t]{0,12}\d{1,3})[.)][ \t]+(?=\S)([^\n]*)$", re.MULTILINE)

@@ -22,7 +22,7 @@ _DAY_MONTH = re.compile(
     re.IGNORECASE,
 )
 _MONTH_YEAR = re.compile(rf"\b({_MONTH}),? ({_YEAR})(?![\w:%]|[.,-]\d)")
-_DECADE = re.compile(rf"(?<![\w.,])(?:'|\b(?=\d\ds|{_YEAR}'?s))(\d0|(?:1[1-9]|20|21)\d0)('?)s\b")
+_DECADE = re.compile(rf"(?<![\w.,])(?:'|\b(?=\d\d'?s|{_YEAR}'?s))(\d0|(?:1[1-9]|20|21)\d0)('?)s\b")
 _SECONDS = re.compile(r"(?<![\w.,'])([1-9]0)s\b")
 _LASTS = re.compile(r"(?:\b(?:took|takes?|for|after|within|every|wait|waits|in|of|lasts?) |[~<>≈] ?)$")
 _SHORT = re.compile(r"(?<![\w'])'(\d\d)(?![\w'])")

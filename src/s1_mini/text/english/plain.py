@@ -14,9 +14,9 @@ _DOTS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
 _EXPONENT = re.compile(r"(?<![\w.,])(\d(?:\.\d+)?)[eE]([+-]?)(\d{1,3})(?!\w)")
 _CHAIN = re.compile(r"(?<![\w.,-])\d{1,8}(?:-\d{1,8}){2,8}(?![\w-]|[.,]\d)")
 _RANGE = re.compile(rf"(?<![\w.,-])({NUMBER})(\s?)(?:-|–|—)(\s?)(?=({NUMBER})(?![\w-]))")
-_SCALED = re.compile(rf"(?<![\w.,])({NUMBER})\s?(k|K|M|B|bn|mn|tn)(?![\w'-])")
+_SCALED = re.compile(rf"(?<![\w.,])({NUMBER})(?:\s?(?!K))?(k|K|M|B|bn|mn|tn)(?![\w'-])")
 _SCALES = table("k=thousand, m=million, mn=million, b=billion, bn=billion, tn=trillion")
-_POWER = re.compile(rf"(?<=\d)\s?\^\s?([-+]?)({NUMBER})")
+_POWER = re.compile(rf"(?<=[\w)])\s?\^\s?([-+]?)({NUMBER})")
 _SIGN = re.compile(r"(?<![\w)\]%°])([-+±~≈])\s?(?=\.?\d)")
 _SIGNS = {"-": "minus ", "+": "plus ", "±": "plus or minus ", "~": "about ", "≈": "about "}
 _NUMBER = re.compile(rf"(?<![.,\d]){NUMBER}|\d++")
@@ -36,6 +36,14 @@ def _chain(found: re.Match[str]) -> str:
     return ", ".join(say(part) for part in parts)
 
 
+def _power(found: re.Match[str]) -> str:
+    """Say an exponent: of a letter squared or cubed, else the power."""
+    is_letter = found.string[found.start() - 1 : found.start()].isalpha()
+    if is_letter and not found[1] and found[2] in ("2", "3"):
+        return " squared" if found[2] == "2" else " cubed"
+    return f" to the power of {'minus ' if found[1] == '-' else ''}{written(found[2])}"
+
+
 def _scaled(found: re.Match[str]) -> str:
     if found[2] == "B" and "." not in found[1]:
         return f"{written(found[1])} B"  # exit 14B, a 7B model
@@ -53,7 +61,7 @@ def read_ranges(text: str) -> str:
     text = _EXPONENT.sub(r"\1 times 10^\2\3", text)
     text = _CHAIN.sub(_chain, text)
     text = _RANGE.sub(_range, text)
-    text = _POWER.sub(lambda found: f" to the power of {'minus ' if found[1] == '-' else ''}{written(found[2])}", text)
+    text = _POWER.sub(_power, text)
     return _SCALED.sub(_scaled, text)
 
 

@@ -24,7 +24,8 @@ _PART = re.compile(rf"\b((?:{_NUMBERED})s?) ([IVXLC]{{1,9}})\b(?!'\w|\.[A-Za-z])
 _PERSON = re.compile(r" (?:am|was|have|had|think|will|would|do|did|see)\b")
 _CENTURY = re.compile(r"\b([IVX]{1,6})(?:th|st)?(?=[- ][Cc]entur)|(?<=\b[Tt]he )([IVX]{2,6})(?:th|st)?\b(?! [a-z])")
 _AFTER_NAME = re.compile(r"(?<=[a-z] )([IVX]{2,6})\b(?!['.]\w)")
-_STRAY = re.compile(r"(?<![\w.'&-])(?!XXX\b)(II|[IVX]{3,6})\b(?![&-])")
+_STRAY = re.compile(r"(?<![\w.'&-])(?!XXX\b)(II|[IVX]{3,6}|(?<!.)[IVX]{2}(?!.))\b(?![&-])")
+_SPAN = re.compile(r"(?<![\w.'&-])([IVX]{1,6})\s?[-–]\s?([IVX]{2,6})\b(?![&'-])")
 _YEAR = re.compile(r"(?<![\w.])(M{1,3}[CDLXVI]{2,12})(?![\w.])")
 
 
@@ -65,6 +66,11 @@ def _after_name(found: re.Match[str]) -> str:
     return cardinal(value) if value is not None and before and before[-1][0].isupper() else found.group()
 
 
+def _span(found: re.Match[str]) -> str:
+    first, last = _value(found[1]), _value(found[2])
+    return found.group() if first is None or last is None else f"{cardinal(first)} to {cardinal(last)}"
+
+
 def _stray(found: re.Match[str]) -> str:
     value = _value(found[1])
     return found.group() if value is None else cardinal(value)
@@ -80,6 +86,7 @@ def read_roman(text: str) -> str:
     text = re.sub(r"\bWW(?=I{1,2}\b|[12]\b)", "World War ", text)
     if not re.search(r"\b[IVXLCM]+\b", text):
         return text
+    text = _SPAN.sub(_span, text)
     text = _PART.sub(_part, _RULER.sub(_ruler, text))
     text = _CENTURY.sub(_century, text)
     text = _STRAY.sub(_stray, _AFTER_NAME.sub(_after_name, text))

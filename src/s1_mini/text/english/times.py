@@ -8,7 +8,7 @@ from s1_mini.text.english.words import cardinal
 
 _HALF = r"(?:\s?([AaPp])\.?\s?[Mm]\b(\.?))"
 _DASH = re.compile(
-    r"(?<![\w.:/-])(\d{1,2}(?::\d\d)?)(\s?[ap]\.?m\b\.?)?\s?[-–—]\s?(?=(\d{1,2}(?::\d\d)?)(\s?[ap]\.?m\b)?)",
+    r"(?<![\w.:/-])(\d{1,2}(?::\d\d)?)(\s?[ap]\.?\s?m\b\.?)?\s?[-–—]\s?(?=(\d{1,2}(?::\d\d)?)(\s?[ap]\.?\s?m\b)?)",
     re.IGNORECASE,
 )
 _WITH_HALF = re.compile(rf"(?<![\w.:,/$£€])(\d{{1,2}})(?:[:.]([0-5]\d))?(?::([0-5]\d))?{_HALF}")

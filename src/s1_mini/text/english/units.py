@@ -30,11 +30,13 @@ UNITS |= {f"{unit}{sign}": f"square {name}" for unit, name in _SI.items() for si
 UNITS |= {f"{unit}{sign}": f"cubic {name}" for unit, name in _SI.items() for sign in ("³", "^3")}
 UNITS |= {f"{unit}2": f"square {name}" for unit, name in _SI.items()}
 UNITS |= {f"{unit}3": f"cubic {name}" for unit, name in _SI.items()}
+UNITS |= {unit.replace(" ", ". ", 1): name for unit, name in UNITS.items() if unit[:3] in ("sq ", "cu ", "fl ")}
+UNITS |= {"K": "kelvin", "kms": "kilometer", "kgs": "kilogram"}
 UNITS |= {"Tbsp": "tablespoon", "Tsp": "teaspoon", "doz": "dozen"}
 UNITS |= {"ft²": "square foot", "ft³": "cubic foot", "in²": "square inch", "mi²": "square mile"}
 UNITS |= {unit.replace("µ", "μ"): name for unit, name in UNITS.items() if "µ" in unit}
 _IRREGULAR = {"foot": "feet", "inch": "inches"}
-_INVARIANT = frozenset(words("hertz kilohertz megahertz gigahertz terahertz bar dozen")) | {"P S I"}
+_INVARIANT = frozenset(words("hertz kilohertz megahertz gigahertz terahertz bar dozen kelvin")) | {"P S I"}
 UNIT = "|".join(re.escape(unit) for unit in sorted(UNITS, key=len, reverse=True))
 
 
