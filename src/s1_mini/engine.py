@@ -6,7 +6,6 @@ Safe to call from several threads. Requests are spoken together, and join and le
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -60,8 +59,6 @@ from s1_mini.voices.reference import ReferenceEncoder
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-logger = logging.getLogger(__name__)
 
 Audio = bytes | str | Path | np.ndarray
 
@@ -616,12 +613,9 @@ class ProductionTTSEngine:
 
     def _script(self, running: Running, text: str, choice: Normalize | None) -> Script:
         config = self.config
-        script = running.speaker.text.script(
+        return running.speaker.text.script(
             text, config.max_text_length, choice=choice or config.normalize, unspeakable=config.unspeakable
         )
-        if script.warning:
-            logger.warning("a text has letters %s", script.warning)
-        return script
 
     def _pieces(self, running: Running, script: Script) -> list[str]:
         most = min(self.config.chunk_length, running.speaker.description.max_piece_bytes)

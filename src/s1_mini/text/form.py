@@ -6,6 +6,7 @@ A checkpoint says so in its `config.json`, whichever family it is of:
 
 from __future__ import annotations
 
+import re
 import reprlib
 import unicodedata
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ Unspeakable = Literal["error", "skip"]
 MAX_ALPHABET = 100_000
 MAX_TOLD = 10  # letters that a warning names
 
+_LONELY = re.compile(r"\s+(?=[,.;:!?](?:\s|$))")  # before a mark whose word was left out
 _PLAIN = {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ð": "d", "þ": "th", "ł": "l", "ı": "i", "ŋ": "ng"}
 _PLAIN |= {"ẞ": "SS", "Æ": "Ae", "Œ": "Oe", "Ø": "O", "Đ": "D", "Ð": "D", "Þ": "Th", "Ł": "L", "Ŋ": "Ng"}
 _PLAIN |= {"–": "-", "—": "-", "…": "...", "’": "'", "‘": "'", "“": '"', "”": '"', "„": '"', "[": "(", "]": ")"}
@@ -108,7 +110,7 @@ class TextForm:
         first = outside[0]
         is_left = any(character.isalnum() for character in fitting)
         if unspeakable == "skip" and is_left:
-            return Script(normalize(fitting, len(fitting)), outside)
+            return Script(normalize(_LONELY.sub("", fitting), len(fitting)), outside)
         way_out = "take it out" + ("" if not is_left else ", or set S1_MINI_UNSPEAKABLE=skip to have the rest spoken")
         if choice == "off" and self.language is not None and not first.isalpha():
             way_out += "; normalize=auto reads numbers and signs"
