@@ -52,11 +52,14 @@ def test_a_batch_tells_it_if_asked_and_a_binary_answer_warns_in_a_header(reader:
         unasked = http.post("/v1/tts/batch", json=items | {"normalize": "off"}).json()["results"][0]
         binary = http.post("/v1/tts", json={"text": "2 wordsд", **FEW})
         refused = http.post("/v1/tts", json={"text": "Hi", "normalize": "on"})
+        told = {"input": "2 words", "stream_format": "sse", "response_format": "pcm", "return_spoken_text": True, **FEW}
+        events = http.post("/v1/audio/speech", json=told).text
 
     assert asked["spoken_text"] == TOLD
     assert "DIGIT TWO" in unasked["warning"]
     assert "spoken_text" not in unasked
     assert "CYRILLIC SMALL LETTER DE" in binary.headers["x-warning"]
+    assert json.loads(events.strip().rpartition("data: ")[2])["spoken_text"] == TOLD
     assert refused.status_code == 422
     assert refused.json()["error"]["field"] == "normalize"
 
