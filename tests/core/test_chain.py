@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from s1_mini.core.messages import StepResult
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
+from s1_mini.execution.stage import Pending
 from s1_mini.runtime.engine_core import EngineCore
 from tests.core.conftest import ONE_THREAD, THREE_THREADS, ask, settle, sound, start
-from tests.toy.stages import SAMPLES, Text
+from tests.toy.stages import SAMPLES, Text, policies
 
 PLACEMENTS = pytest.mark.parametrize("threads", [ONE_THREAD, {"model": (0, 1), "vocoder": (2,)}, THREE_THREADS])
 
@@ -94,6 +99,55 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind()
     for each in (core, plain):
         each.stop()
         assert list(each.scheduler.audit()) == []
+
+
+def test_a_step_that_is_late_is_asked_for_again_and_changes_nothing() -> None:
+    core, plain = start(slots=2), start(ONE_THREAD, slots=1)
+    text, calls = core.runners[0].stage, itertools.count()
+    step = text.step
+
+    def halting(slots: Sequence[int], size: int) -> Pending:
+        """Make the step of every third slot that is asked for."""
+        ready = [slot for slot in slots if next(calls) % 3 == 0]
+        made = step(ready, size)()
+        rows = {slot: row for row, slot in enumerate(ready)}
+        values = [made.values[rows[slot]] if slot in rows else np.zeros(0, np.int64) for slot in slots]
+        stops = [slot in rows and made.stops[rows[slot]] for slot in slots]
+        result = StepResult(values, [len(v) for v in values], stops, [True] * len(slots), set(slots) - set(ready))
+        return lambda: result
+
+    text.step = halting  # type: ignore[method-assign]
+    queues = [ask(core, [f"Text {i}."], seed=i) for i in range(5)]
+
+    for i, queue in enumerate(queues):
+        assert np.array_equal(sound(queue), sound(ask(plain, [f"Text {i}."], seed=i)))
+    settle(core)
+    rows = [each.scheduler.ledger.metrics.stage_rows["text"] for each in (core, plain)]
+    assert rows[0] == rows[1]
+    core.stop()
+    plain.stop()
+
+
+def test_only_a_stage_whose_work_is_done_elsewhere_is_told_of_what_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = policies(2)
+    monkeypatch.setattr("tests.core.conftest.policies", lambda _: (replace(chain[0], is_elsewhere=True), *chain[1:]))
+    core, told = start(), []
+    for number in (0, 1):
+        monkeypatch.setattr(
+            core.runners[number].stage, "drop", lambda slots, number=number: told.append((number, slots))
+        )
+    sound(ask(core))
+
+    left = ask(core, temperature=0.0, max_steps=10**6)
+    next(iter(left))
+    left.close()
+
+    ends = time.monotonic() + 10
+    while not told and time.monotonic() < ends:
+        time.sleep(0.005)
+    settle(core)
+    core.stop()
+    assert told == [(0, [0])]
 
 
 def poison(core: EngineCore) -> None:

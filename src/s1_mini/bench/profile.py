@@ -105,6 +105,7 @@ class TimedStage:
     def __init__(self, name: str, stage: Stage, timer: Timer) -> None:
         self.device, self._name, self._stage, self._timer = stage.device, name, stage, timer
         self.capture, self.begin, self.save, self.load = stage.capture, stage.begin, stage.save, stage.load
+        self.drop, self.close = stage.drop, stage.close
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """Read parts of prompts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -66,6 +66,7 @@ class Plan:
     stage: int
     number: int
     is_autoregressive: bool = True
+    drops: list[int] = field(default_factory=list)  # slots whose unit is given up; only a stage elsewhere is told
     begins: list[Begin] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
@@ -75,7 +76,7 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.begins or self.loads or self.prefills or self.steps)
+        return not (self.drops or self.begins or self.loads or self.prefills or self.steps)
 
 
 @dataclass
@@ -86,6 +87,7 @@ class StepResult:
     counts: list[int]
     stops: list[bool]  # whether the unit is over
     valid: list[bool]  # whether all numbers were finite
+    late: Collection[int] = ()  # slots whose step is not made yet, and is to be asked for again
 
 
 @dataclass

@@ -65,7 +65,7 @@ class Pipeline:
         """Take what came of a plan; give what is to be done without the lock."""
         queue = self.stages[plan.stage]
         flight = queue.in_flight.pop(plan.number)
-        self.ledger.metrics.count_stage(queue.policy.name, len(plan.steps), report.seconds)
+        self.ledger.metrics.count_stage(queue.policy.name, len(plan.steps) - len(report.skipped), report.seconds)
         for sequence in flight.begun:
             self.ledger.count_begun(sequence.request, self._clock())
         for part in plan.prefills:

@@ -63,6 +63,9 @@ class StagePolicy:
     holds: Literal["utterance", "unit"] = "utterance"  # how long a slot is kept: state is carried over, or is not
     is_autoregressive: bool = True  # all units step together; else the most urgent are chosen for each call
     stops: bool = False  # whether a unit ends by itself; if so, running out of steps cuts the speech off
+    is_elsewhere: bool = (
+        False  # another process does the work: a thread of its own waits for that, and tells it of ends
+    )
     helped_size: int = 0  # first sounds of units up to this size another thread may make, too, at the same time
     items_a_turn: int = 0  # of a thread with several stages, before the next one's turn; one call at the least
     prefill_positions: int = 256  # of all units, that one plan reads

@@ -39,6 +39,7 @@ class StageQueue:
         self.reading: list[StageSequence] = []
         self.running: list[StageSequence] = []
         self.in_flight: dict[int, Flight] = {}  # plans without a report, by number
+        self._dropped: list[int] = []  # slots whose unit was given up since the last plan
         self._saving: set[str] = set()  # keys of prefixes whose report is not in
         self._num_plans = 0
 
@@ -52,7 +53,11 @@ class StageQueue:
 
     def has_work(self, *, holds_back: bool) -> bool:
         """Whether a plan would do anything."""
-        if self.reading or any(self.can_begin(seq) and (seq.units or not holds_back) for seq in self.ready):
+        if (
+            self._dropped
+            or self.reading
+            or any(self.can_begin(seq) and (seq.units or not holds_back) for seq in self.ready)
+        ):
             return True
         return any(seq.unit and seq.num_launched < seq.unit.steps for seq in self.running)
 
@@ -72,6 +77,7 @@ class StageQueue:
         With `only_first` small first sounds alone; with `holds_back` no utterance is begun, with `puts_off` none read.
         """
         plan = Plan(self.index, self._num_plans, is_autoregressive=self.policy.is_autoregressive)
+        plan.drops, self._dropped = self._dropped, []
         begun: list[StageSequence] = []
         if self.policy.is_autoregressive:
             self._begin_all(plan, holds_back=holds_back)
@@ -229,6 +235,8 @@ class StageQueue:
         for sequences in (self.ready, self.reading, self.running):
             if sequence in sequences:
                 sequences.remove(sequence)
+        if self.policy.is_elsewhere and sequence.unit is not None and sequence.slot is not None:
+            self._dropped.append(sequence.slot)
         if self.policy.is_autoregressive or sequence.unit is None:
             self.release(sequence)
 

@@ -38,6 +38,8 @@ class StageRunner:
     def prepare(self, plan: Plan) -> Report:
         """Do all of a plan but its steps; the device may still be at those of the last."""
         report, started = Report(), time.perf_counter()
+        if plan.drops:
+            self.stage.drop(plan.drops)
         self._each(plan.begins, self.stage.begin, report)
         self._each(plan.loads, self._load, report)
         self._prefill(plan, report)
@@ -97,12 +99,14 @@ class StageRunner:
         """Wait for some steps; what fails only now is the error of all of them."""
         rows, pending = part
         try:
-            return pending()
+            result = pending()
         except torch.AcceleratorError:
             raise
         except Exception as error:
             report.errors |= {plan.steps[row]: as_error(error) for row in rows}
             return None
+        report.skipped |= set(result.late)
+        return result
 
     def _each(self, rows: Sequence[Row], work: Callable[[Sequence[Row]], object], report: Report) -> None:
         """Do some work for all rows together; if that fails, for each alone, so that it fails for those alone."""

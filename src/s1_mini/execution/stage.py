@@ -28,6 +28,9 @@ class Stage(Protocol):
     def begin(self, begins: Sequence[Begin]) -> None:
         """Let units of work begin in their slots."""
 
+    def drop(self, slots: Sequence[int]) -> None:
+        """Give up the units in these slots; asked only where the policy says that the work is done elsewhere."""
+
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """Read positions of the units that these slots are at."""
 
@@ -40,6 +43,9 @@ class Stage(Protocol):
     def load(self, slot: int, saved: Saved) -> None:
         """Put saved positions into a slot, as if they had just been read."""
 
+    def close(self) -> None:
+        """Let go of what is not memory; once, after all else, by the thread that did it."""
+
 
 class SimpleStage(Stage):
     """A stage that captures, reads and keeps nothing, but for what it says itself."""
@@ -50,6 +56,9 @@ class SimpleStage(Stage):
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """There is nothing to read."""
 
+    def drop(self, slots: Sequence[int]) -> None:
+        """What is in a slot is simply no longer stepped."""
+
     def save(self, slot: int, positions: int) -> Saved:
         """There is nothing to save."""
         raise NotImplementedError
@@ -57,3 +66,6 @@ class SimpleStage(Stage):
     def load(self, slot: int, saved: Saved) -> None:
         """There is nothing to load."""
         raise NotImplementedError
+
+    def close(self) -> None:
+        """There is nothing but memory."""

@@ -254,7 +254,7 @@ def choose_threads(chain: Chain, num_bytes: int) -> Threads:
     """Choose the threads of a chain's stages: one for a device's models, and one for each other where that is worth it.
 
     On a CPU with a small model, step and codec keep a core busy each; on a GPU each has a queue of work there, and
-    while one thread waits for a frame, the other hands out sound.
+    while one thread waits for a frame, the other hands out sound. What is done in another process is waited for apart.
     """
     devices = [stage.device for stage in chain.stages]
     last = len(devices) - 1
@@ -265,11 +265,12 @@ def choose_threads(chain: Chain, num_bytes: int) -> Threads:
         if devices[stage].type == "cuda":
             torch.cuda.set_device(devices[stage])
 
-    if last and ((steps_on_one and num_cores() > 1) or any(device.type == "cuda" for device in devices)):
+    several = any(device.type == "cuda" for device in devices) or any(policy.is_elsewhere for policy in chain.policies)
+    if last and ((steps_on_one and num_cores() > 1) or several):
         groups: dict[str, tuple[int, ...]] = {}
         for stage, (device, policy) in enumerate(zip(devices[:-1], chain.policies, strict=False)):
             name = "model" if device == devices[0] else f"model on {device}"
-            if not policy.is_autoregressive:
+            if not policy.is_autoregressive or policy.is_elsewhere:
                 name = policy.name  # its calls take long, and steps would wait for them
             groups[name] = (*groups.get(name, ()), stage)
         helps = chain.policies[-1].helped_size > 0 and devices[0] == devices[last]

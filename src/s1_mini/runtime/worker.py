@@ -58,6 +58,8 @@ class StageWorker:
                     self.turn()
         except BaseException as error:
             failure = error
+        for runner in self._runners.values():
+            runner.stage.close()
         self._on_end(failure)
 
     def turn(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
-from s1_mini.execution.stage import Pending
+from s1_mini.execution.stage import Pending, SimpleStage
 from s1_mini.families.s1.model import S1Model, SamplingTensors
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
@@ -25,7 +25,7 @@ from s1_mini.layers.staging import stage
 READS = (16, 32, 64, 128, 256)  # positions of prompts that are read in one go
 
 
-class LanguageModel:
+class LanguageModel(SimpleStage):
     """S1's two transformers at work: made once, for `slots` sequences of up to `positions` positions each."""
 
     def __init__(self, model: S1Model, *, slots: int, positions: int) -> None:
