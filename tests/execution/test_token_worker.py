@@ -1,0 +1,205 @@
+"""A worker process behind its pipes: tokens as they are made, and whatever becomes of the process is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, GenerationError
+from s1_mini.execution.token_worker import TokenWorker
+
+# It counts up from the prompt's number. Some numbers are its end: it dies, hangs, or writes what is no message.
+COUNTER = """
+import os, sys, time
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.execution.token_server import serve
+
+DIES, HANGS, RAVES = 1000, 2000, 3000
+
+class Counter:
+    def __init__(self):
+        self.left = {}
+
+    has_work = property(lambda self: bool(self.left))
+
+    def begin(self, number, asked):
+        print("a library prints")
+        self.left[number] = list(range(asked["prompt"][0], asked["prompt"][0] + asked["steps"]))
+
+    def drop(self, number):
+        self.left.pop(number, None)
+
+    def step(self):
+        for number, left in list(self.left.items()):
+            token = left.pop(0)
+            if token == DIES:
+                print("out of luck", file=sys.stderr, flush=True)
+                os._exit(3)
+            if token == HANGS:
+                time.sleep(600)
+            if token == RAVES:
+                os.write(output, b"Hello.\\n")
+            if not left:
+                del self.left[number]
+            yield number, [token], not left
+        time.sleep(0.002)
+
+def open_counter(opening):
+    if "refuse" in opening:
+        raise ConfigurationError(opening["refuse"])
+    if "fail" in opening:
+        raise RuntimeError(opening["fail"])
+    if "hang" in opening and not os.path.exists(opening["hang"]):
+        open(opening["hang"], "w").close()
+        time.sleep(600)
+    return Counter(), {}
+
+output = os.dup(1)
+serve(open_counter)
+"""
+Start = Callable[..., TokenWorker]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start workers, which are closed in the end."""
+    workers: list[TokenWorker] = []
+
+    def begin(script: str = COUNTER, start_s: float = 60.0, silent_s: float = 60.0, **opening: str) -> TokenWorker:
+        command = [sys.executable, "-c", script]
+        options = {"environment": os.environ, "start_s": start_s, "silent_s": silent_s}
+        workers.append(TokenWorker("first", command, opening, **options))
+        return workers[-1]
+
+    yield begin
+    for worker in workers:
+        worker.close()
+
+
+def ask(worker: TokenWorker, first: int, steps: int = 3) -> int:
+    return worker.begin({"prompt": [first], "steps": steps})
+
+
+def take_all(worker: TokenWorker, number: int) -> list[int]:
+    """Take a sequence to its end."""
+    tokens, end = [], time.monotonic() + 30
+    while time.monotonic() < end:
+        (made,) = worker.take([number], 1.0)
+        tokens += [] if made.token is None else [made.token]
+        if made.is_last:
+            return tokens
+    raise AssertionError(f"it never ended; there are {tokens}")
+
+
+def test_sequences_go_on_side_by_side_and_what_a_library_prints_is_no_token(start: Start) -> None:
+    worker = start()
+
+    long, short = ask(worker, 10, 300), ask(worker, 50, 2)
+
+    assert take_all(worker, short) == [50, 51]
+    assert not worker.take([long], 0.0)[0].is_last
+    assert take_all(worker, long)[-1] == 309
+
+
+def test_a_sequence_that_is_dropped_is_made_no_further(start: Start) -> None:
+    worker = start()
+    fatal = ask(worker, 1000 - 500, 600)  # the worker would die of it
+    worker.take([fatal], 30.0)
+
+    worker.drop(fatal)
+
+    assert take_all(worker, ask(worker, 0, 600)) == list(range(600))
+    assert worker.num_starts == 1
+
+
+def test_what_the_worker_refuses_is_its_owners_error_alone(start: Start) -> None:
+    worker = start()
+    wrong, right = worker.begin({"prompt": [], "steps": 1}), ask(worker, 1)
+
+    with pytest.raises(GenerationError, match="the worker refused this: IndexError"):
+        take_all(worker, wrong)
+    assert take_all(worker, right) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("number", "how"), [(1000, "exit code 3"), (2000, "not said a word for 0.5 s"), (3000, "Hello")]
+)
+def test_a_worker_that_dies_hangs_or_raves_is_an_error_to_each_and_is_started_again(
+    start: Start, number: int, how: str
+) -> None:
+    worker = start(silent_s=0.5)
+    worker.wait()
+    both = [ask(worker, number - 1, 9), ask(worker, 0, 900)]
+
+    for each in both:
+        with pytest.raises(EngineNotReadyError, match=f"the worker of the stage first ended .*{how}.*started again"):
+            take_all(worker, each)
+
+    assert take_all(worker, ask(worker, 5)) == [5, 6, 7]
+    assert worker.num_starts == 2
+
+
+def test_a_worker_that_cannot_begin_says_why(start: Start) -> None:
+    with pytest.raises(ConfigurationError, match=r"^no heads of 16 channels$"):
+        start(refuse="no heads of 16 channels").wait()
+    with pytest.raises(
+        EngineNotReadyError, match=r"(?s)exit code 1\) before it could begin.*RuntimeError: the disk is"
+    ):
+        start(fail="the disk is full").wait()
+    with pytest.raises(EngineNotReadyError, match=r"ended .* before it could begin"):
+        start("print('Hello.')").wait()
+
+
+def test_a_start_that_takes_too_long_is_given_up_and_tried_again_when_somebody_asks(
+    start: Start, tmp_path: Path
+) -> None:
+    worker = start(start_s=3.0, hang=str(tmp_path / "hung"))
+    waiting = ask(worker, 1)
+
+    with pytest.raises(EngineNotReadyError, match=r"was not ready after 3 s\) before it could begin"):
+        worker.wait()
+    with pytest.raises(EngineNotReadyError, match="before it could begin; the log says why"):
+        take_all(worker, waiting)
+
+    assert take_all(worker, ask(worker, 1)) == [1, 2, 3]
+
+
+def test_an_interpreter_that_is_not_there_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    with pytest.raises(EngineNotReadyError, match="cannot be started: /nowhere/python"):
+        start().wait()
+
+
+PARENT = """
+import os, sys
+from s1_mini.execution.token_worker import TokenWorker
+worker = TokenWorker("first", [sys.executable, "-c", sys.argv[1]], {}, environment=os.environ, start_s=60, silent_s=60)
+worker.wait()
+worker.begin({"prompt": [0], "steps": 10**5})
+print(worker.pid, flush=True)
+os._exit(1)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="asks for a process as POSIX does")
+def test_a_worker_outlives_nobody() -> None:
+    asked = subprocess.run([sys.executable, "-c", PARENT, COUNTER], capture_output=True, text=True, check=False)
+    process, end = int(asked.stdout), time.monotonic() + 30
+
+    while True:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return
+        state = Path(f"/proc/{process}/stat")
+        if state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return  # it has ended, and nobody has asked how
+        assert time.monotonic() < end, "it is still there"
+        time.sleep(0.05)
