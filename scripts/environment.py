@@ -40,7 +40,8 @@ LOG_NAME = "install.log"
 CHECKOUT = "s1_mini"  # the part that is this checkout itself; every other part is a lock file
 METADATA = (
     "setup.cfg",
-    *(f"requirements{part}.txt" for part in ("", "-server", "-aws", "-play", "-replicas", "-hub", "-corpus", "-ray")),
+    *(f"requirements{part}.txt" for part in ("", "-server", "-aws", "-play", "-replicas", "-hub", "-corpus")),
+    *("requirements-ray.txt", "requirements-vllm.txt"),
 )
 PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
 PIP_HAS_BEGUN = "Installing collected packages"  # until pip says this it has changed nothing

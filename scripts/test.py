@@ -24,7 +24,7 @@ import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 # What needs nothing special and not long.
-EVERYWHERE = "not gpu and not java and not docker and not image and not schema and not sdk and not ray"
+EVERYWHERE = "not gpu and not java and not docker and not image and not schema and not sdk and not ray and not vllm"
 # Each file's tests one after the other, since they share what takes long to start; files in the order of
 # tests/conftest.py, and not those with many tests first. `-n 0` for a debugger. One GPU is one process's.
 SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder")

@@ -26,6 +26,8 @@ FIELDS = [
     "max_length_ratio",
     "min_eos_p",  # of the cascade: the original and transformers end speech by different rules
     "fine_temperature",  # of the cascade: likewise, and what is heard differs
+    "vllm_stages",  # which engine makes tokens its owner chooses: sampled ones differ, and so does what it takes
+    "vllm_python",  # where an environment of its own lies only the machine's owner knows
     "heads",
     "repetition_mode",
     "compile",

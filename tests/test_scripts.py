@@ -45,7 +45,7 @@ def root(tmp_path):
     (tmp_path / "requirements.lock.txt").write_text("# a==b\none==1 \\\n    --hash=sha256:0\n    # via two\ntwo==2\n")
     (tmp_path / "requirements-torch.lock.txt").write_text("torch==2\n")
     (tmp_path / "requirements-test.lock.txt").write_text("three==3\n")
-    for part in ("", "-server", "-aws", "-play", "-replicas", "-hub", "-corpus", "-ray"):
+    for part in ("", "-server", "-aws", "-play", "-replicas", "-hub", "-corpus", "-ray", "-vllm"):
         (tmp_path / f"requirements{part}.txt").write_text("one\n")
     (tmp_path / "setup.cfg").write_text("[metadata]\n")
     (tmp_path / "infra").mkdir()

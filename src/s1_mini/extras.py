@@ -10,7 +10,7 @@ from typing import Literal
 
 from s1_mini.exceptions import ConfigurationError
 
-Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray"]
+Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm"]
 
 MODULES: dict[Extra, tuple[str, ...]] = {  # as they are imported; requirements-EXTRA.txt has their versions
     "server": ("fastapi", "h11", "prometheus_client", "python_multipart", "uvicorn", "websockets"),
@@ -20,6 +20,7 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # as they are imported; requirements-
     "hub": ("huggingface_hub",),
     "corpus": ("pyarrow",),
     "ray": ("ray",),
+    "vllm": ("vllm",),
 }
 
 

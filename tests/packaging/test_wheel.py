@@ -88,7 +88,7 @@ def test_the_index_is_told_who_what_and_under_which_licence(metadata: Message) -
     assert all(url.startswith(f"{metadata['Home-page']}/") for url in urls.values())
 
 
-def test_a_plain_install_needs_no_server_and_no_aws_and_all_is_every_extra_but_ray(metadata: Message) -> None:
+def test_a_plain_install_needs_no_server_and_no_aws_and_all_is_every_extra_but_ray_and_vllm(metadata: Message) -> None:
     needs = metadata.get_all("Requires-Dist", [])
     plain = {re.split(r"[^\w-]", need)[0] for need in needs if "extra ==" not in need}
 
@@ -96,7 +96,7 @@ def test_a_plain_install_needs_no_server_and_no_aws_and_all_is_every_extra_but_r
     assert not {"fastapi", "boto3", "matplotlib"} & plain
     assert set(metadata.get_all("Provides-Extra", [])) == {*MODULES, "all"}
     (everything,) = [need for need in needs if 'extra == "all"' in need]
-    assert set(re.findall(r"\w+", everything.partition("[")[2].partition("]")[0])) == set(MODULES) - {"ray"}
+    assert set(re.findall(r"\w+", everything.partition("[")[2].partition("]")[0])) == set(MODULES) - {"ray", "vllm"}
 
 
 def test_links_of_the_page_on_the_index_lead_to_files_of_this_release(metadata: Message) -> None:

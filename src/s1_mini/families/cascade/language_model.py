@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, StepResult
-from s1_mini.exceptions import GenerationError
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.execution.stage import Pending, SimpleStage
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
 from s1_mini.families.cascade.network import CausalGPT, Where
-from s1_mini.families.cascade.policies import COARSE, SEMANTIC, CoarseWindows
+from s1_mini.families.cascade.policies import CoarseWindows
+from s1_mini.families.cascade.prompt import window_prompt
 from s1_mini.families.cascade.sampling import MIN_TEMPERATURE, choose, end_early
 from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.layers.kv_cache import KVCache
@@ -294,32 +294,13 @@ class CoarseModel(TokenStage):
         kv_dtype: torch.dtype | None = None,
     ) -> None:
         self._windows, self._numbers = windows, windows.numbers
-        numbers, steps = windows.numbers, windows.merged(0, {}) * windows.numbers.window
-        # A slot holds the longest window: all that it may see, and what it makes.
-        longest = numbers.max_coarse_text + 1 + max(numbers.max_coarse_history + numbers.window, steps)
-        positions = min(whole_spans(longest), network.config.block_size)
+        steps, positions = windows.most_steps, min(whole_spans(windows.most_positions), network.config.block_size)
         with torch.inference_mode():
             self._first = torch.zeros(max(slots, CPU_ROWS), dtype=torch.int64, device=network.device)
         super().__init__(network, number=1, slots=slots, positions=positions, steps=steps, kv_dtype=kv_dtype)
 
     def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
-        numbers, voice = self._numbers, begin.conditions.voice
-        if not len(begin.inputs):
-            raise GenerationError(
-                "the model had nothing to say: it ended before the first semantic token. Another seed or another "
-                "wording of the text may help"
-            )
-        own, before = (voice.get(name, np.zeros(0, np.int64)) for name in ("semantic", "coarse"))
-        facts = {SEMANTIC: len(own), COARSE: len(before)}
-        first = self._windows.seen(self._windows.at(begin.number, facts), facts)
-        seen = np.concatenate((own[first:], begin.inputs))
-        text = np.full(numbers.max_coarse_text + 1, numbers.coarse_pad)
-        text[: len(seen)] = seen
-        text[-1] = numbers.coarse_infer
-        codes = begin.past + np.arange(NUM_COARSE) * numbers.codebook_size
-        past = np.concatenate((before, codes.reshape(-1)))
-        past = past[max(0, len(past) - numbers.max_coarse_history) :] + numbers.semantic_size
-        prompt = np.concatenate((text, past))
+        prompt = window_prompt(self._windows, begin)
         return prompt[:-1], int(prompt[-1])
 
     def _table(self, begin: Begin) -> Tensor:

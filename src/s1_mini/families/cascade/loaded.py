@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,8 @@ from s1_mini.codecs.encodec.weights import build_encodec
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError, VoiceUnsupportedError
+from s1_mini.execution.stage import Stage
+from s1_mini.execution.token_worker import TokenWorker
 from s1_mini.families.base import Chain, Placement
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
 from s1_mini.families.cascade.costs import kv_bytes, measure_demands
@@ -23,6 +25,8 @@ from s1_mini.families.cascade.family import STAGES
 from s1_mini.families.cascade.fine_model import ROWS as FINE_ROWS
 from s1_mini.families.cascade.fine_model import FineModel
 from s1_mini.families.cascade.language_model import CoarseModel, SemanticModel
+from s1_mini.families.cascade.on_vllm.launch import check_vllm, start_worker
+from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic
 from s1_mini.families.cascade.policies import CoarsePolicy, CoarseWindows, FinePolicy
 from s1_mini.families.cascade.prompt import build_prompt, only_voice
 from s1_mini.families.cascade.settings import CascadeSettings
@@ -55,6 +59,7 @@ class LoadedCascade:
     def __init__(
         self,
         *,
+        directory: Path,
         config: CascadeConfig,
         models: Models,
         codec: Encodec,
@@ -63,7 +68,7 @@ class LoadedCascade:
         settings: CascadeSettings,
     ) -> None:
         self.config, self.models, self.codec, self.tokenizer = config, models, codec, tokenizer
-        self._placement, self._settings = placement, settings
+        self._directory, self._placement, self._settings = directory, placement, settings
         self.networks = tuple(models)
         self._model_bytes = {
             name: sum(weight.numel() * weight.element_size() for weight in network.parameters())
@@ -112,9 +117,10 @@ class LoadedCascade:
 
     def chain(self, slots: int, positions: int) -> Chain:
         """Make the stages of an engine, for `slots` utterances of up to `positions` positions each."""
-        config, numbers, models, codec = self.config, self.config.numbers, self.models, self.codec
+        config, numbers, codec = self.config, self.config.numbers, self.codec
         positions = min(positions, self.max_positions)
-        captures = {name: network.device.type == "cuda" for name, network in zip(STAGES, models, strict=False)}
+        elsewhere = self._settings.vllm_stages
+        reads_whole = {name: name in elsewhere or self._placement.of(name).type == "cuda" for name in STAGES}
         windows = CoarseWindows(numbers, merges=self.merges)
         frames = {books: Spec("int64", (books,), rate=numbers.coarse_rate) for books in (NUM_COARSE, numbers.num_books)}
         tokens = Spec("int64", rate=numbers.semantic_rate)
@@ -124,6 +130,7 @@ class LoadedCascade:
             output=tokens,
             slots=slots,
             held_back=1,
+            is_elsewhere="semantic" in elsewhere,
             not_finite="the semantic model's logits were not finite",
         )
         coarse = CoarsePolicy(
@@ -134,8 +141,9 @@ class LoadedCascade:
             holds="unit",
             windows=windows,
             begins_early=self.begins_early,
-            prefill_positions=PREFILL_POSITIONS if captures["coarse"] else semantic.prefill_positions,
-            max_prefills=MAX_PREFILLS if captures["coarse"] else semantic.max_prefills,
+            is_elsewhere="coarse" in elsewhere,
+            prefill_positions=PREFILL_POSITIONS if reads_whole["coarse"] else semantic.prefill_positions,
+            max_prefills=MAX_PREFILLS if reads_whole["coarse"] else semantic.max_prefills,
             not_finite="the coarse model's logits were not finite",
         )
         fine = FinePolicy(
@@ -144,7 +152,7 @@ class LoadedCascade:
             output=frames[numbers.num_books],
             slots=CODEC_SLOTS * slots,
             numbers=numbers,
-            together=max(FINE_ROWS) if captures["fine"] else 1,
+            together=max(FINE_ROWS) if reads_whole["fine"] else 1,
             not_finite="the fine model's logits were not finite",
         )
         captures_codec = codec.device.type == "cuda"
@@ -160,25 +168,58 @@ class LoadedCascade:
             items_a_turn=SPARE_FRAMES,
             not_finite="the codec gave samples that are not finite; its weights may be damaged",
         )
-        kv_dtype = self._placement.kv_dtype
         return Chain(
             policies=(semantic, coarse, fine, sound),
             stages=(
-                SemanticModel(
-                    models.semantic,
-                    numbers,
-                    slots=slots,
-                    positions=positions,
-                    min_eos_p=self.min_eos_p,
-                    kv_dtype=kv_dtype,
-                ),
-                CoarseModel(models.coarse, windows, slots=slots, kv_dtype=kv_dtype),
-                FineModel(models.fine, fine, number=2, temperature=self.fine_temperature),
+                *self._token_stages(windows, slots, positions),
+                FineModel(self.models.fine, fine, number=2, temperature=self.fine_temperature),
                 EncodecDecoder(codec, sound, number=3),
             ),
             sample_rate=codec.sample_rate,
             room=lambda prompt: min(numbers.max_semantic, positions + 1 - len(prompt.items)),
         )
+
+    def _token_stages(self, windows: CoarseWindows, slots: int, positions: int) -> tuple[Stage, Stage]:
+        """Make the stages that make tokens: of our own models, and of workers where vLLM is to make them."""
+        models, kv_dtype = self.models, self._placement.kv_dtype
+        workers = self._start_workers({"semantic": positions, "coarse": windows.most_positions}, slots)
+        semantic: Stage
+        if models.semantic is None:
+            semantic = WorkedSemantic(workers["semantic"], self.config)
+        else:
+            semantic = SemanticModel(
+                models.semantic,
+                windows.numbers,
+                slots=slots,
+                positions=positions,
+                min_eos_p=self.min_eos_p,
+                kv_dtype=kv_dtype,
+            )
+        if models.coarse is None:
+            return semantic, WorkedCoarse(workers["coarse"], self.config, windows)
+        return semantic, CoarseModel(models.coarse, windows, slots=slots, kv_dtype=kv_dtype)
+
+    def _start_workers(self, positions: Mapping[str, int], slots: int) -> dict[str, TokenWorker]:
+        """Start those that are wanted, at the same time. Raises what keeps one of them from its work."""
+        workers: dict[str, TokenWorker] = {}
+        try:
+            for stage in self._settings.vllm_stages:
+                workers[stage] = start_worker(
+                    stage,
+                    self._directory,
+                    self._placement,
+                    self._settings,
+                    slots=slots,
+                    positions=positions[stage],
+                    min_eos_p=self.min_eos_p,
+                )
+            for worker in workers.values():
+                worker.wait()
+        except BaseException:
+            for worker in workers.values():
+                worker.close()
+            raise
+        return workers
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002 - of no use
         """Tell that a recording cannot become a voice. Raises `VoiceUnsupportedError`."""
@@ -187,7 +228,10 @@ class LoadedCascade:
 
 
 def open_cascade(directory: Path, placement: Placement, settings: CascadeSettings) -> LoadedCascade:
-    """Open all models and the codec; all is checked before any is loaded. Raises `CheckpointError`."""
+    """Open all models and the codec; all is checked before any is loaded.
+
+    Raises `CheckpointError`, or `ConfigurationError` for stages on vLLM that cannot be.
+    """
     config, tokenizer = read_config(directory), CascadeTokenizer.from_directory(directory)
     readable = config.semantic.input_size - config.numbers.text_offset
     if tokenizer.size > readable:
@@ -195,9 +239,14 @@ def open_cascade(directory: Path, placement: Placement, settings: CascadeSetting
             f"{find_vocabulary(directory)} has ids up to {tokenizer.size - 1}; the semantic model reads those below "
             f"{readable}"
         )
+    if settings.vllm_stages:
+        check_vllm(config, placement, settings)
     tensors = read_models(directory)
     devices = {stage: placement.of(stage) for stage in STAGES}
-    models = build_models(config, tensors, dtype=placement.dtype, devices=devices, source=directory.name)
+    elsewhere = settings.vllm_stages
+    models = build_models(
+        config, tensors, dtype=placement.dtype, devices=devices, source=directory.name, elsewhere=elsewhere
+    )
     codec = build_encodec(
         config.codec,
         tensors,
@@ -208,8 +257,14 @@ def open_cascade(directory: Path, placement: Placement, settings: CascadeSetting
         source=f"{directory.name}, {PREFIXES['codec']}*",
     )
     if placement.weights_dtype is not None:
-        for network in (models.semantic, models.coarse):
+        for network in filter(None, (models.semantic, models.coarse)):
             quantize_linears(network.layers, placement.weights_dtype)
     return LoadedCascade(
-        config=config, models=models, codec=codec, tokenizer=tokenizer, placement=placement, settings=settings
+        directory=directory,
+        config=config,
+        models=models,
+        codec=codec,
+        tokenizer=tokenizer,
+        placement=placement,
+        settings=settings,
     )

@@ -22,6 +22,17 @@ class CoarseWindows:
     numbers: Numbers
     merges: bool = True
 
+    @property
+    def most_steps(self) -> int:
+        """Codes that the longest unit makes: the windows of the beginning, without a voice."""
+        return self.merged(0, {}) * self.numbers.window
+
+    @property
+    def most_positions(self) -> int:
+        """Positions of the longest unit: all that it may see, and what it makes."""
+        numbers = self.numbers
+        return numbers.max_coarse_text + 1 + max(numbers.max_coarse_history + numbers.window, self.most_steps)
+
     def seen(self, window: int, facts: Facts) -> int:
         """Give the first semantic token that a window sees."""
         return max(0, self._semantic_place(window, facts) - self.numbers.max_semantic_history)

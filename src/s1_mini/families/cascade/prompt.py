@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from s1_mini.core.messages import Begin
 from s1_mini.core.prompt import Prompt
-from s1_mini.exceptions import TextError, VoiceError
+from s1_mini.exceptions import GenerationError, TextError, VoiceError
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
-from s1_mini.families.cascade.policies import COARSE, FINE, SEMANTIC
+from s1_mini.families.cascade.policies import COARSE, FINE, SEMANTIC, CoarseWindows
 from s1_mini.types import Voice
 
 NUM_DROPPED = 2  # codes that are left out at the end of a voice: suno's, so that it fits in time
@@ -33,6 +34,27 @@ def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> P
     items[-1] = numbers.semantic_infer
     seen = histories(numbers, tensors) if tensors else {}
     return Prompt(items, voice=seen, facts=facts_of(seen))
+
+
+def window_prompt(windows: CoarseWindows, begin: Begin) -> np.ndarray:
+    """Write what a unit of the coarse model begins with: ids [S]. Raises `GenerationError` without a semantic token."""
+    numbers, voice = windows.numbers, begin.conditions.voice
+    if not len(begin.inputs):
+        raise GenerationError(
+            "the model had nothing to say: it ended before the first semantic token. Another seed or another "
+            "wording of the text may help"
+        )
+    own, before = (voice.get(name, np.zeros(0, np.int64)) for name in ("semantic", "coarse"))
+    facts = {SEMANTIC: len(own), COARSE: len(before)}
+    first = windows.seen(windows.at(begin.number, facts), facts)
+    seen = np.concatenate((own[first:], begin.inputs))
+    text = np.full(numbers.max_coarse_text + 1, numbers.coarse_pad)
+    text[: len(seen)] = seen
+    text[-1] = numbers.coarse_infer
+    codes = begin.past + np.arange(NUM_COARSE) * numbers.codebook_size
+    past = np.concatenate((before, codes.reshape(-1)))
+    past = past[max(0, len(past) - numbers.max_coarse_history) :] + numbers.semantic_size
+    return np.concatenate((text, past))
 
 
 def histories(numbers: Numbers, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

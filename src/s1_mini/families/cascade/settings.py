@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_settings import NoDecode
+
+VLLM_STAGES = ("semantic", "coarse")  # that vLLM can make: those that make token after token
+
+
+def _stages(value: Any) -> tuple[str, ...]:
+    """Read names with commas between."""
+    given = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
+    unknown = [name for name in given if name and name not in VLLM_STAGES]
+    if unknown:
+        raise ValueError(f"vLLM makes no {', '.join(map(str, unknown))}; allowed are {', '.join(VLLM_STAGES)}, or both")
+    return tuple(name for name in VLLM_STAGES if name in given)
 
 
 class CascadeSettings(BaseModel, frozen=True):
@@ -19,4 +34,10 @@ class CascadeSettings(BaseModel, frozen=True):
         ge=0,
         le=2,
         description="cascade: temperature of the fine codes; 0 the likeliest; None as the checkpoint says",
+    )
+    vllm_stages: Annotated[tuple[str, ...], BeforeValidator(_stages), NoDecode] = Field(
+        (), description="cascade: stages that vLLM makes: semantic, coarse or, with a comma between, both"
+    )
+    vllm_python: Path | None = Field(
+        None, description="cascade: Python of the environment that has vLLM; None where this one has it"
     )

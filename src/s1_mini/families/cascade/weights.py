@@ -8,7 +8,7 @@ be tied to the embeddings of their books, and then are not stored.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,12 @@ _HEADS = re.compile(r"lm_heads\.(\d+)\.weight")
 class Models:
     """The three transformers."""
 
-    semantic: CausalGPT
-    coarse: CausalGPT
+    semantic: CausalGPT | None  # None where another process has it
+    coarse: CausalGPT | None
     fine: FineGPT
 
-    def __iter__(self) -> Any:
-        return iter((self.semantic, self.coarse, self.fine))
+    def __iter__(self) -> Iterator[CausalGPT | FineGPT]:
+        return (model for model in (self.semantic, self.coarse, self.fine) if model is not None)
 
 
 def find_parts(directory: Path) -> dict[str, Path]:
@@ -241,10 +241,16 @@ def build_models(
     dtype: torch.dtype,
     devices: Mapping[str, torch.device],
     source: str,
+    elsewhere: Collection[str] = (),
 ) -> Models:
-    """Build the three networks, each on its device. All are checked before any is. Raises `CheckpointMismatchError`."""
+    """Build the three networks, each on its device, but those that are `elsewhere`.
+
+    All are checked before any is built. Raises `CheckpointMismatchError`.
+    """
     named, modules = translate(tensors, config), _skeletons(config)
     _check(modules, named, source)
-    for stage, module in modules.items():
-        fit(module, named[stage], source=source, dtype=dtype, device=devices[stage])
-    return Models(**modules)  # type: ignore[arg-type]
+    built: dict[str, Any] = dict.fromkeys(modules)
+    for stage in modules.keys() - set(elsewhere):
+        fit(modules[stage], named[stage], source=source, dtype=dtype, device=devices[stage])
+        built[stage] = modules[stage]
+    return Models(**built)

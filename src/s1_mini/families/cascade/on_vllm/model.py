@@ -1,0 +1,166 @@
+"""A causal model of the cascade built of vLLM's layers, its parameters named as ours, so that they are read as ours.
+
+Shapes: N tokens of all requests, W width, V ids that can be chosen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from vllm.config import ModelConfig, VllmConfig
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+from s1_mini.families.cascade.config import NUM_COARSE, GPTConfig
+from s1_mini.families.cascade.on_vllm.packing import num_chosen, unpack_coarse, unpack_semantic
+from s1_mini.families.cascade.weights import read_config, read_models, translate
+
+NEVER = float("-inf")
+
+
+class SelfAttention(nn.Module):
+    """Queries, keys and values of all heads by one product."""
+
+    def __init__(self, config: GPTConfig, vllm_config: VllmConfig, prefix: str) -> None:
+        super().__init__()
+        heads, size = config.num_heads, config.head_dim
+        self.att_proj = QKVParallelLinear(config.width, size, heads, bias=config.bias, prefix=f"{prefix}.att_proj")
+        self.out_proj = RowParallelLinear(config.width, config.width, bias=config.bias, prefix=f"{prefix}.out_proj")
+        self.attend = Attention(
+            heads, size, scale=size**-0.5, cache_config=vllm_config.cache_config, prefix=f"{prefix}.attend"
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give what x [N, W] finds."""
+        query, key, value = self.att_proj(x)[0].chunk(3, dim=-1)
+        out: Tensor = self.out_proj(self.attend(query, key, value))[0]
+        return out
+
+
+class MLP(nn.Module):
+    """Two products and the exact GELU between them."""
+
+    def __init__(self, config: GPTConfig, prefix: str) -> None:
+        super().__init__()
+        width, bias = config.width, config.bias
+        self.in_proj = ColumnParallelLinear(width, 4 * width, bias=bias, prefix=f"{prefix}.in_proj")
+        self.out_proj = RowParallelLinear(4 * width, width, bias=bias, prefix=f"{prefix}.out_proj")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give what is added to x [N, W]."""
+        out: Tensor = self.out_proj(F.gelu(self.in_proj(x)[0]))[0]
+        return out
+
+
+class Block(nn.Module):
+    """One layer."""
+
+    def __init__(self, config: GPTConfig, vllm_config: VllmConfig, prefix: str) -> None:
+        super().__init__()
+        self.layernorm_1 = nn.LayerNorm(config.width, bias=config.bias)
+        self.attn = SelfAttention(config, vllm_config, f"{prefix}.attn")
+        self.layernorm_2 = nn.LayerNorm(config.width, bias=config.bias)
+        self.mlp = MLP(config, f"{prefix}.mlp")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give x [N, W] of the next layer."""
+        x = x + self.attn(self.layernorm_1(x))
+        return x + self.mlp(self.layernorm_2(x))
+
+
+class CascadeStage(nn.Module):
+    """The semantic or the coarse model, with the rules of either about what may be chosen."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        asked = vllm_config.model_config.hf_config
+        self.stage: str = asked.stage
+        self._min_eos_p: float = asked.min_eos_p
+        self._path = Path(asked.checkpoint)
+        self._config = read_config(self._path)
+        config: GPTConfig = getattr(self._config, self.stage)
+        count = num_chosen(self._config, self.stage)
+        self.input_embeds_layer = nn.Embedding(config.input_size, config.width)
+        # vLLM counts the last token of a request, too, which is never read.
+        self.position_embeds_layer = nn.Embedding(config.block_size + 1, config.width)
+        names = (f"{prefix}.layers.{number}".lstrip(".") for number in range(config.num_layers))
+        self.layers = nn.ModuleList(Block(config, vllm_config, name) for name in names)
+        self.layernorm_final = nn.LayerNorm(config.width, bias=config.bias)
+        self.lm_head = ParallelLMHead(count, config.width)
+        self._logits = LogitsProcessor(count)
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        """Give x [N, W] of ids as `packing` writes them."""
+        if self.stage == "coarse":
+            out: Tensor = self.input_embeds_layer(unpack_coarse(self._config, input_ids))
+            return out
+        is_pair, text, voice = unpack_semantic(self._config, input_ids)
+        return self.input_embeds_layer(text) + self.input_embeds_layer(voice) * is_pair.unsqueeze(-1)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: object = None,  # noqa: ARG002 - there is one rank
+        inputs_embeds: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Give the last layer's x [N, W]; of the coarse model [N, W + 1], where the last says which book is next."""
+        if inputs_embeds is None:
+            assert input_ids is not None
+            inputs_embeds = self.embed_input_ids(input_ids)
+        x = inputs_embeds + self.position_embeds_layer(positions)
+        for layer in self.layers:
+            x = layer(x)
+        x = self.layernorm_final(x)
+        if self.stage == "semantic":
+            return x
+        # `compute_logits` sees no position: so which book comes next goes along. A window's codes begin behind the
+        # semantic tokens and the one that asks, and are an even number.
+        book = (positions - self._config.numbers.max_coarse_text) % NUM_COARSE
+        return torch.cat([x, book.to(x.dtype).unsqueeze(-1)], dim=-1)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        """Give logits [N, V + 1]; the last is chosen, and nothing else can be, where a row's are not finite."""
+        x = hidden_states if self.stage == "semantic" else hidden_states[:, :-1].contiguous()
+        logits = self._logits(self.lm_head, x)
+        if logits is None:
+            return None
+        is_bad = ~logits.isfinite().all(-1, keepdim=True)
+        ids = torch.arange(logits.shape[-1], device=logits.device)
+        if self.stage == "coarse":
+            is_second = ids >= self._config.numbers.codebook_size
+            logits = logits.masked_fill(is_second != (hidden_states[:, -1:] > 0.5), NEVER)
+        elif self._min_eos_p:
+            end = self._config.numbers.semantic_size
+            ends = logits.float().softmax(-1)[:, end : end + 1] > self._min_eos_p
+            logits = logits.masked_fill(ends & (ids != end), NEVER)
+        bad = torch.zeros_like(logits[:, :1]).masked_fill(~is_bad, NEVER)
+        return torch.cat([logits.masked_fill(is_bad, NEVER), bad], dim=-1)
+
+    def load_checkpoint(self) -> None:
+        """Read the parameters as this engine reads its own. Raises `CheckpointError`."""
+        named = translate(read_models(self._path), self._config)[self.stage]
+        table = named["position_embeds_layer.weight"]
+        named["position_embeds_layer.weight"] = torch.cat([table, table[-1:]])
+        for name, parameter in self.named_parameters():
+            parameter.data[: len(named[name])].copy_(named[name])  # vLLM fills a head up to whole rows
+
+
+class CheckpointLoader(BaseModelLoader):
+    """Reads a checkpoint in any form that this engine reads."""
+
+    def download_model(self, model_config: ModelConfig) -> None:
+        """Nothing: a checkpoint is on disk."""
+
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:  # noqa: ARG002 - vLLM's to give
+        """Read the parameters. Raises `CheckpointError`."""
+        assert isinstance(model, CascadeStage)
+        model.load_checkpoint()

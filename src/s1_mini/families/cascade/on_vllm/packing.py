@@ -1,0 +1,62 @@
+"""Prompts as vLLM takes them: one id a position, and the ids that can be chosen first.
+
+A position of the semantic model is the sum of two embeddings, of the text and of the voice: the pair is one number
+beyond all ids. The coarse model chooses from the end of its ids, and vLLM from the beginning: they change places. The
+id behind all that can be chosen says that a row's logits were not finite. Arrays are numpy's or torch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.families.cascade.config import CascadeConfig
+
+MAX_ID = 2**31  # vLLM's ids have 32 bits
+
+
+def num_chosen(config: CascadeConfig, stage: str) -> int:
+    """Give how many ids a stage may choose from; the next one means that logits were not finite."""
+    return config.numbers.semantic_size + 1 if stage == "semantic" else config.num_coarse_ids
+
+
+def pack_semantic(config: CascadeConfig, items: np.ndarray) -> np.ndarray:
+    """Give ids [S] of positions [S, 2], text and voice; the last asks for speech and has one. Raises nothing."""
+    numbers = config.numbers
+    pairs = (items[:, 0] - numbers.text_offset) * (numbers.semantic_size + 1) + items[:, 1]
+    return np.concatenate((config.semantic.input_size + pairs[:-1], items[-1:, 0]))
+
+
+def unpack_semantic(config: CascadeConfig, ids: Any) -> tuple[Any, Any, Any]:
+    """Give of ids [S] whether each is a pair, the id of its text, or itself, and that of the voice, or 0."""
+    numbers, first = config.numbers, config.semantic.input_size
+    is_pair = ids >= first
+    pair, single = (ids - first) * is_pair, ids * ~is_pair
+    size = numbers.semantic_size + 1
+    return is_pair, single + (pair // size + numbers.text_offset) * is_pair, pair % size
+
+
+def pack_coarse(config: CascadeConfig, ids: np.ndarray) -> np.ndarray:
+    """Give ids [S] with those first that can be chosen."""
+    first, count = config.numbers.semantic_size, config.num_coarse_ids
+    return np.where(ids >= first, ids - first, ids + count + 1)
+
+
+def unpack_coarse(config: CascadeConfig, ids: Any) -> Any:
+    """Give the model's own ids [S]; that of logits that were not finite is any."""
+    first, count = config.numbers.semantic_size, config.num_coarse_ids
+    is_code = ids < count
+    return (ids + first) * is_code + (ids - count - 1).clip(0) * ~is_code
+
+
+def check_range(config: CascadeConfig) -> None:
+    """Raise `ConfigurationError` where a pair would be no number of vLLM's."""
+    numbers = config.numbers
+    pairs = (config.semantic.input_size - numbers.text_offset) * (numbers.semantic_size + 1)
+    if config.semantic.input_size + pairs > MAX_ID:
+        raise ConfigurationError(
+            f"vllm_stages=semantic: {config.semantic.input_size} ids of text and {numbers.semantic_size} of speech "
+            f"make more pairs than vLLM can number ({MAX_ID})"
+        )

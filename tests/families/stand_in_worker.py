@@ -1,0 +1,111 @@
+"""The worker of a stage without vLLM: behind the same pipes, and with the same packed ids, our own models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from s1_mini.core.messages import Begin, Conditions, Prefill
+from s1_mini.execution.token_server import Begun, serve
+from s1_mini.families.cascade.config import CascadeConfig
+from s1_mini.families.cascade.language_model import CoarseModel, SemanticModel
+from s1_mini.families.cascade.on_vllm.packing import unpack_coarse, unpack_semantic
+from s1_mini.families.cascade.policies import CoarseWindows
+from s1_mini.families.cascade.weights import build_models, read_config, read_models
+from s1_mini.types import SamplingParams
+
+CPU = dict.fromkeys(("semantic", "coarse", "fine"), torch.device("cpu"))
+
+
+class Semantic(SemanticModel):
+    """Ours, but for where its prompts come from."""
+
+    config: CascadeConfig
+
+    def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
+        is_pair, text, voice = unpack_semantic(self.config, begin.inputs)
+        assert is_pair[:-1].all()
+        assert not is_pair[-1]
+        return np.stack([text, voice], axis=1)[:-1], int(begin.inputs[-1])
+
+
+class Coarse(CoarseModel):
+    """Likewise."""
+
+    config: CascadeConfig
+
+    def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
+        ids = unpack_coarse(self.config, begin.inputs)
+        return ids[:-1], int(ids[-1])
+
+
+class StandIn:
+    """A slot for each sequence; the lowest that is free."""
+
+    def __init__(self, opening: Mapping[str, Any]) -> None:
+        config = self._config = read_config(Path(opening["checkpoint"]))
+        models = build_models(
+            config, read_models(Path(opening["checkpoint"])), dtype=torch.float32, devices=CPU, source="stand-in"
+        )
+        slots, positions = opening["slots"], opening["positions"]
+        self._is_semantic = opening["stage"] == "semantic"
+        if self._is_semantic:
+            eos = opening["min_eos_p"]
+            self._stage = Semantic(models.semantic, config.numbers, slots=slots, positions=positions, min_eos_p=eos)
+        else:
+            self._stage = Coarse(models.coarse, CoarseWindows(config.numbers), slots=slots)
+        self._stage.config = config
+        self._free, self._slots, self._left = list(range(slots)), dict[int, int](), dict[int, int]()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a sequence."""
+        return bool(self._slots)
+
+    @torch.inference_mode()
+    def begin(self, number: int, asked: Mapping[str, Any]) -> None:
+        """Read its prompt."""
+        sampling = SamplingParams(temperature=asked["temperature"], top_p=asked["top_p"], top_k=asked["top_k"])
+        conditions = Conditions(sampling, asked["seed"], 0, asked["steps"], {})
+        self._free.sort()
+        slot, prompt = self._free.pop(0), np.array(asked["prompt"])
+        assert len(prompt) + asked["steps"] <= self._stage._positions + 1
+        self._stage.begin([Begin(slot, 0, prompt, None, 0, asked["steps"], 1, 0, 0, conditions)])
+        self._stage.prefill([Prefill(slot, 0, len(prompt) - 1)])
+        self._slots[number], self._left[number] = slot, asked["steps"]
+
+    def drop(self, number: int) -> None:
+        """Free its slot."""
+        if number in self._slots:
+            self._free.append(self._slots.pop(number))
+
+    @torch.inference_mode()
+    def step(self) -> Iterator[Begun]:
+        """Make a token of each."""
+        numbers, slots = list(self._slots), list(self._slots.values())
+        result = self._stage.step(slots, 1)()
+        for row, number in enumerate(numbers):
+            token = int(result.values[row][0] if self._is_semantic else self._coarse(result, row))
+            self._left[number] -= 1
+            is_over = result.stops[row] or not self._left[number]
+            if is_over:
+                self.drop(number)
+            yield number, [token], is_over
+
+    def _coarse(self, result: Any, row: int) -> int:
+        book = result.counts[row]
+        return result.values[row][0][book] + book * self._config.numbers.codebook_size
+
+
+def open_stand_in(opening: Mapping[str, Any]) -> tuple[StandIn, Mapping[str, Any]]:
+    """Open the checkpoint."""
+    torch.set_num_threads(1)
+    return StandIn(opening), {}
+
+
+if __name__ == "__main__":
+    serve(open_stand_in)

@@ -1,0 +1,185 @@
+"""Stages whose tokens a worker makes. Here it is a stand-in with our own models; vLLM itself: test_cascade_vllm.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.exceptions import ConfigurationError, EngineNotReadyError
+from s1_mini.families.cascade.config import read_cascade_config
+from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
+from s1_mini.families.cascade.on_vllm import launch
+from s1_mini.families.cascade.on_vllm.packing import pack_coarse, pack_semantic, unpack_coarse, unpack_semantic
+from s1_mini.families.cascade.on_vllm.stage import WorkedStage
+from s1_mini.families.cascade.prompt import build_prompt
+from s1_mini.families.cascade.random import random_voice
+from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.types import Voice
+from tests.families.conftest import CPU
+
+TEXTS = ["One.", "Two of them, here.", "A third one that is longer than they are.", "[laughs] Four! ♪ la la ♪"]
+GREEDY = {"temperature": 0.0, "max_new_tokens": 16}
+BOTH = "semantic,coarse"
+
+
+@pytest.fixture(scope="module")
+def engine(cascade: Path) -> Iterator[ProductionTTSEngine]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "WORKER", (str(Path(__file__).with_name("stand_in_worker.py")),))
+        patch.setattr(launch, "_check_environment", lambda _: None)
+        engine = ProductionTTSEngine(
+            EngineConfig(checkpoint_path=cascade, device="cpu", max_batch_size=3, vllm_stages=BOTH)
+        )
+        engine.start()
+    with engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def ours(cascade: Path) -> Iterator[ProductionTTSEngine]:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=cascade, device="cpu", max_batch_size=3)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def expected(ours: ProductionTTSEngine) -> list[np.ndarray]:
+    """What our own stages make of the texts."""
+    return [each.audio for each in ours.generate_batch(TEXTS, **GREEDY).results]
+
+
+def stages(engine: ProductionTTSEngine) -> list[WorkedStage]:
+    return [stage for stage in engine._running.synthesizer._chain.stages if isinstance(stage, WorkedStage)]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.01)
+
+
+def test_what_is_packed_for_vllm_is_what_the_models_read(loaded_cascade: LoadedCascade) -> None:
+    config, numbers = loaded_cascade.config, loaded_cascade.config.numbers
+    voice = Voice(random_voice(config, 300), "")
+    items = build_prompt(numbers, [0, 77, 119_546], voice).items
+    codes = np.array([0, 9_999, 10_000, 12_047, numbers.coarse_pad, numbers.coarse_infer, 12_095])
+
+    packed = pack_semantic(config, items)
+    is_pair, text, own = unpack_semantic(config, torch.from_numpy(packed).int())
+    flat = pack_coarse(config, codes)
+
+    assert packed.max() < 2**31
+    assert is_pair[:-1].all()
+    assert np.array_equal(torch.stack([text, own], 1)[:-1], items[:-1])
+    assert (not is_pair[-1], int(text[-1])) == (True, numbers.semantic_infer)
+    assert np.array_equal(unpack_coarse(config, torch.from_numpy(flat).int()), codes)
+    assert sorted(flat[codes >= 10_000]) == [0, 2047, 2048, 2050, 2095]
+
+
+def test_it_sounds_as_our_own_stages_do_batched_single_and_streamed(
+    engine: ProductionTTSEngine, expected: list[np.ndarray]
+) -> None:
+    together = [each.audio for each in engine.generate_batch(TEXTS, **GREEDY).results]
+    streamed = np.concatenate([chunk.audio for chunk in engine.stream(TEXTS[1], **GREEDY)])
+
+    assert len({wave.tobytes() for wave in expected}) == len(TEXTS)
+    for wave, other in zip(expected, together, strict=True):
+        assert np.array_equal(wave, other)
+    assert np.array_equal(streamed, together[1])
+    assert [stage.worker.num_starts for stage in stages(engine)] == [1, 1]
+
+
+def test_so_it_does_with_a_voice_and_in_several_windows(engine: ProductionTTSEngine, ours: ProductionTTSEngine) -> None:
+    asked = {"temperature": 0.0, "max_new_tokens": 60, "voice": "two"}
+
+    heard = engine.generate(TEXTS[2], **asked)
+
+    assert heard.frames > 80
+    assert np.array_equal(heard.audio, ours.generate(TEXTS[2], **asked).audio)
+
+
+def test_a_seed_gives_the_same_sound_and_parameters_go_to_the_worker(
+    engine: ProductionTTSEngine, expected: list[np.ndarray]
+) -> None:
+    asked = GREEDY | {"temperature": 1.2, "top_p": 1.0}
+
+    one, again, other = (engine.generate(TEXTS[1], seed=seed, **asked).audio for seed in (1, 1, 2))
+
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, other)
+    assert not np.array_equal(one, expected[1])
+    assert np.array_equal(engine.generate(TEXTS[1], seed=1, top_k=1, **asked).audio, expected[1])
+
+
+def test_what_a_listener_leaves_is_dropped_by_the_worker(engine: ProductionTTSEngine) -> None:
+    semantic = stages(engine)[0].worker
+    streams = [engine.stream(text, temperature=0.0, max_new_tokens=700) for text in TEXTS]
+    until(lambda: semantic.num_sequences == 3)
+
+    for stream in streams:
+        stream.close()
+
+    until(lambda: not any(stage.worker.num_sequences for stage in stages(engine)))
+    assert list(engine._running.synthesizer.core.scheduler.audit()) == []
+
+
+def test_a_worker_that_is_killed_costs_what_it_was_at_and_nothing_after(
+    engine: ProductionTTSEngine, expected: list[np.ndarray]
+) -> None:
+    coarse = stages(engine)[1].worker
+    stream = engine.stream(TEXTS[2], temperature=0.0, max_new_tokens=700)
+    until(lambda: coarse.num_sequences > 0)
+
+    os.kill(coarse.pid, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
+
+    with pytest.raises(EngineNotReadyError, match=r"the worker of the stage coarse ended .*is being started again"):
+        list(stream)
+    assert np.array_equal(engine.generate(TEXTS[0], **GREEDY).audio, expected[0])
+    assert [stage.worker.num_starts for stage in stages(engine)] == [1, 2]
+    assert engine.health_check()["requests"] == 0
+
+
+def test_what_an_environment_lacks_is_told_with_the_command(cascade: Path, tmp_path: Path) -> None:
+    def told(python: Path | None, **options: torch.dtype) -> str:
+        settings = CascadeSettings(vllm_stages=BOTH, vllm_python=python)
+        with pytest.raises(ConfigurationError) as error:
+            open_cascade(cascade, replace(CPU, **options), settings)
+        return str(error.value)
+
+    assert told(Path(sys.executable)).endswith(' -m pip install "s1-mini[vllm]" (docs/vllm.md)')
+    assert "needs vllm, which is not installed" in told(None)
+    assert f"vllm_python={tmp_path / 'python'} does not run" in told(tmp_path / "python")
+    assert "weights_dtype=int8 is for our own stages" in told(None, weights_dtype=torch.int8)
+
+
+def test_more_pairs_than_vllm_can_number_are_told(cascade: Path) -> None:
+    config = read_cascade_config(cascade)
+    large = replace(config, semantic=replace(config.semantic, input_size=2**20))
+
+    with pytest.raises(ConfigurationError, match="more pairs than vLLM can number"):
+        launch.check_vllm(large, CPU, CascadeSettings(vllm_stages="semantic"))
+
+
+@pytest.mark.parametrize(("given", "read"), [("coarse, semantic", ("semantic", "coarse")), ("coarse", ("coarse",))])
+def test_stages_are_named_with_commas_between(
+    given: str, read: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S1_MINI_VLLM_STAGES", given)
+    assert EngineConfig().vllm_stages == read
+    assert EngineConfig(vllm_stages="").vllm_stages == ()
+
+    monkeypatch.setenv("S1_MINI_VLLM_STAGES", "semantic,fine")
+    with pytest.raises(
+        ConfigurationError, match=r"S1_MINI_VLLM_STAGES.*vLLM makes no fine; allowed are semantic, coarse"
+    ):
+        EngineConfig()
