@@ -1,0 +1,137 @@
+"""The cascade's semantic and coarse stages, ours beside vLLM's: the same random weights, prompts and lengths.
+
+Of so many sequences at once: seconds until all prompts are read and each has its first token, then tokens a second;
+and the same by seconds of all cores that were at it. Both are measured in turns, and the best of each counts: other
+work on the machine makes nothing faster. Linux only.
+
+python -m benchmark.vllm_stages --size small --vllm-python /opt/vllm/bin/python
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from benchmark.cascade import random_checkpoint
+from benchmark.command import make_parser, numbers, run
+from s1_mini.bench.report import table
+from s1_mini.core.messages import Begin, Conditions, Prefill
+from s1_mini.execution.stage import Stage
+from s1_mini.families.base import Chain, Placement
+from s1_mini.families.cascade.config import CascadeConfig
+from s1_mini.families.cascade.loaded import open_cascade
+from s1_mini.families.cascade.on_vllm.stage import WorkedStage
+from s1_mini.families.cascade.prompt import build_prompt
+from s1_mini.families.cascade.random import random_voice
+from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.types import SamplingParams, Voice
+
+STAGES = ("semantic", "coarse")
+STEPS = 60  # tokens of each sequence: a coarse window
+LATE_WINDOW = 12  # of a coarse sequence, which sees as much before it as any can
+TEXT = range(1000, 1040)
+
+
+class Figures(NamedTuple):
+    """What one run gave."""
+
+    first_s: float  # to all first tokens
+    first_core_s: float
+    tokens_per_s: float  # after that
+    tokens_per_core_s: float
+
+
+def begins(config: CascadeConfig, number: int, rows: int) -> list[Begin]:
+    """Give sequences that see as much as any does: a voice, and of the coarse model a window far behind it."""
+    sampling, found = SamplingParams(temperature=0.0), []
+    for row in range(rows):
+        prompt = build_prompt(config.numbers, list(TEXT), Voice(random_voice(config, 420, row), ""))
+        given: np.ndarray = prompt.items
+        if number:
+            given = np.random.default_rng(row).integers(0, config.numbers.semantic_size, config.numbers.max_coarse_text)
+        past = np.random.default_rng(row).integers(0, config.numbers.codebook_size, (315, 2))
+        conditions = Conditions(sampling, row, 0, STEPS, prompt.voice)
+        found.append(Begin(row, LATE_WINDOW * number, given, past, 360 * number, STEPS, 1, 0, 0, conditions))
+    return found
+
+
+@torch.inference_mode()
+def measure(config: CascadeConfig, stages: tuple[Stage, ...], number: int, rows: int) -> Figures:
+    """Have so many sequences made at one stage."""
+    stage, begun, first = stages[number], clocks(stages[number]), np.zeros(2)
+    made, running = dict.fromkeys(range(rows), 0), set(range(rows))
+    stage.begin(begins(config, number, rows))
+    length = config.numbers.max_coarse_text + config.numbers.max_coarse_history if number else config.numbers.max_text
+    for slot in range(rows):
+        stage.prefill([Prefill(slot, 0, length)])
+    while running:
+        slots = sorted(running)
+        result = stage.step(slots, 1)()
+        for row, slot in enumerate(slots):
+            made[slot] += slot not in result.late
+            if result.stops[row] or made[slot] == STEPS:
+                running.remove(slot)
+        if not first.any() and all(made.values()):
+            first = clocks(stage) - begun
+    rates = (sum(made.values()) - rows) / (clocks(stage) - begun - first)
+    return Figures(*first.tolist(), *rates.tolist())
+
+
+def clocks(stage: Stage) -> np.ndarray:
+    """Give the time [2]: the clock's, and that of all cores that worked for a stage, its worker's included."""
+    seconds = time.process_time()
+    if isinstance(stage, WorkedStage):
+        words = Path(f"/proc/{stage.worker.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        seconds += (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return np.array([time.perf_counter(), seconds])
+
+
+def main() -> int:
+    """Measure: a table, then one line of JSON."""
+    parser = make_parser(__doc__, opens=False)
+    parser.add_argument("--size", default="small", help="of the random weights: tiny, small, large")
+    parser.add_argument("--vllm-python", type=Path, required=True, help="of the environment that has vLLM")
+    parser.add_argument("--rows", type=numbers, default=(1, 8), help="sequences at once [1,8]")
+    parser.add_argument("--repeats", type=int, default=3, help="of each; the best counts [3]")
+    options = parser.parse_args()
+    placement = Placement(torch.device("cpu"), torch.float32, torch.float32)
+    figures: dict[str, list[Figures]] = {}
+    with random_checkpoint(options.size) as directory:
+        chains: dict[str, Chain] = {}
+        for name, chosen in (("ours", ()), ("vLLM", STAGES)):
+            settings = CascadeSettings(vllm_stages=chosen, vllm_python=options.vllm_python)
+            loaded, begun = open_cascade(directory, placement, settings), time.perf_counter()
+            chains[name] = loaded.chain(max(options.rows), loaded.max_positions)
+            print(f"{name}: {time.perf_counter() - begun:.0f} s to start", flush=True)
+        try:
+            for number, stage in enumerate(STAGES):
+                for rows in options.rows:
+                    for _ in range(options.repeats):
+                        for name, chain in chains.items():
+                            found = measure(loaded.config, chain.stages, number, rows)
+                            figures.setdefault(f"{stage}, {rows}: {name}", []).append(found)
+                            print(f"{stage}, {rows}: {name}", *(f"{each:.3g}" for each in found), file=sys.stderr)
+        finally:
+            for each in chains["vLLM"].stages:
+                each.close()
+    best = {name: _best(found) for name, found in figures.items()}
+    heads = ["stage, sequences", "first tokens s", "of cores", "tokens a second", "of a core"]
+    print(table(heads, [[name, *found] for name, found in best.items()]))
+    print(json.dumps({"size": options.size, "load": os.getloadavg(), "figures": best, "all": figures}))
+    return 0
+
+
+def _best(found: list[Figures]) -> Figures:
+    first, first_core, rate, rate_core = zip(*found, strict=True)
+    return Figures(min(first), min(first_core), max(rate), max(rate_core))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
