@@ -156,9 +156,8 @@ class ProductionTTSEngine:
             use_cache(directory)
         else:
             check_files(directory)
-        speaker = load(config.model_copy(update={"checkpoint_path": directory}))  # a name may mean another one by now
-        roster = open_roster(speaker.description.voice, speaker.voices, config)
-        synthesizer = Synthesizer(speaker, config, self.metrics)
+        config = config.model_copy(update={"checkpoint_path": directory})  # a name may mean another one by now
+        speaker, synthesizer = self._open(config)
         references = ReferenceEncoder(
             encode_wave=synthesizer.encode,
             cache=synthesizer.references,
@@ -169,6 +168,7 @@ class ProductionTTSEngine:
             say=speaker.text.transcript,
         )
         try:
+            roster = open_roster(speaker.description.voice, speaker.voices, config)
             voices = VoiceService(roster, synthesizer, references.encode, config)
             if before is not None:
                 voices.take_over(before)
@@ -177,6 +177,11 @@ class ProductionTTSEngine:
             raise
         recordings = Recordings(max_waiting=config.max_waiting_references)
         return Running(speaker, synthesizer, voices, recordings, references)
+
+    def _open(self, config: EngineConfig) -> tuple[Speaker, Synthesizer]:
+        """Load a checkpoint, and let it speak."""
+        speaker = load(config)
+        return speaker, Synthesizer(speaker, config, self.metrics)
 
     def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Take in nothing more, finish what was taken in, and let go of the checkpoint.

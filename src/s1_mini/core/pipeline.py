@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from s1_mini.core.ledger import Ledger
 from s1_mini.core.messages import Plan, Report, StepResult
 from s1_mini.core.request import Request, StageSequence, Utterance
@@ -59,7 +61,15 @@ class Pipeline:
         for utterance in self._line.take(max(0, free), now):
             utterance.sequences = [StageSequence(utterance, stage.index, stage.policy.output) for stage in self.stages]
             self.ledger.count_admitted(utterance.request, now)
-            self._feed(utterance.sequences[0], len(utterance.prompt.items), is_final=True)
+            self._feed(utterance.sequences[0], utterance.num_given, is_final=utterance.has_arrived)
+
+    def arrive(self, utterance: Utterance, items: np.ndarray, *, is_final: bool) -> None:
+        """Take in what another process has made for the first stage."""
+        assert utterance.arriving is not None
+        utterance.arriving.extend(items)
+        utterance.has_arrived |= is_final
+        if utterance.sequences and not utterance.request.has_ended:
+            self._feed(utterance.sequences[0], len(items), is_final=is_final)
 
     def report(self, plan: Plan, report: Report) -> list[Follow]:
         """Take what came of a plan; give what is to be done without the lock."""
@@ -109,9 +119,10 @@ class Pipeline:
         sequence.num_steps += 1
         if count:
             sequence.produced += count
-            if not queue.is_last:
+            if not queue.is_last or queue.policy.is_autoregressive:  # which may see its own last items
                 items = result.values[row]
                 sequence.items.extend(items if len(items) == count else items[:count])
+            if not queue.is_last:
                 following = sequence.utterance.sequences[queue.index + 1]
                 following.available += count
                 if following.available >= following.asks_at:

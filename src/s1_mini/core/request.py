@@ -31,11 +31,23 @@ class Utterance:
     prompt: Prompt
     max_steps: int
     sequences: list[StageSequence] = field(default_factory=list)  # one a stage, once it is begun
+    # What the first stage here takes where another process makes it bit by bit; else that is the prompt.
+    arriving: Items | None = None
+    has_arrived: bool = True  # all of it
 
     @property
     def due(self) -> float:
         """When it should be begun."""
-        return self.request.arrived + self.index * SPACING_S
+        return self.request.arrived + (self.index - self.request.utterances[0].index) * SPACING_S
+
+    @property
+    def num_given(self) -> int:
+        """Items that are there for the first stage."""
+        return len(self.prompt.items if self.arriving is None else self.arriving)
+
+    def given(self, start: int, stop: int) -> np.ndarray:
+        """Give items start … stop of them, not copied."""
+        return self.prompt.items[start:stop] if self.arriving is None else self.arriving.cut(start, stop)
 
     @property
     def conditions(self) -> Conditions:

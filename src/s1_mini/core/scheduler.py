@@ -12,6 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.ledger import Ledger
 from s1_mini.core.messages import Plan, Report, Saved
@@ -161,7 +163,8 @@ class Scheduler:
             return
         owners = self.stages[plan.stage].in_flight[plan.number].owners
         for row, slot in enumerate(plan.steps):
-            sequence, unit = owners[slot][0], owners[slot][0].unit
+            sequence, units = owners[slot]
+            unit = sequence.unit if sequence.units == units else None  # else it was launched ahead of a stop
             is_good = slot not in report.errors and slot not in report.skipped and result.valid[row]
             if is_good and unit is not None and not sequence.request.has_ended:
                 sequence.request.speech.push(result.values[row][: result.counts[row]], unit.consumes, now)
@@ -183,6 +186,11 @@ class Scheduler:
                 request.utterances += utterances
                 self.line.extend(utterances)
                 self._wake(0)
+
+    def arrive(self, utterance: Utterance, items: np.ndarray, *, is_final: bool) -> None:
+        """Take in items [n, *shape] that another process has made for the first stage."""
+        with self._lock:
+            self._pipeline.arrive(utterance, items, is_final=is_final)
 
     def end(self, request: Request, error: S1MiniError) -> None:
         """End a request with an error; does nothing if it has ended."""

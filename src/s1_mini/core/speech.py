@@ -9,6 +9,7 @@ import numpy as np
 
 from s1_mini.audio.join import Joiner
 from s1_mini.core.output_queue import OutputQueue
+from s1_mini.core.stage import Spec
 from s1_mini.types import AudioChunk, FinishReason, Timing
 
 NEVER = float("inf")
@@ -63,3 +64,19 @@ class Speech:
         self.sent_s += seconds
         if self.is_streamed:
             self.runs_dry = seconds + (now if self.runs_dry == NEVER else max(self.runs_dry, now))
+
+
+class Outlet(Speech):
+    """Gives out the items of a stage as they are, and counts the seconds of speech that they are."""
+
+    def __init__(self, queue: OutputQueue, made: Spec, *, arrived: float, is_streamed: bool) -> None:
+        super().__init__(queue, sample_rate=max(1, round(made.rate)), arrived=arrived, is_streamed=is_streamed)
+        self._nothing = np.zeros((0, *made.shape), made.dtype)
+
+    def push(self, wave: np.ndarray, items: int, now: float) -> None:
+        """Give out what a stage made of so many items; it is copied, for the stage may use that memory again."""
+        self._put(np.array(wave), items, now)
+
+    def finish(self, reason: FinishReason, now: float, *, queue_s: float | None, prefill_s: float | None) -> None:  # noqa: ARG002
+        """Give out the reason of the end."""
+        self.queue.put(AudioChunk(self._nothing, self._sample_rate, 0, reason))

@@ -6,7 +6,6 @@ Pure bookkeeping with the time as an argument; whoever calls holds the scheduler
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.messages import Begin, Load, Plan, Prefill, Saved
@@ -134,15 +133,13 @@ class StageQueue:
             sequence.slot = self.slots.allocate()
         self.ready.remove(sequence)
         sequence.begin()
-        inputs: Any = utterance.prompt.items
-        if self.index:
-            inputs = utterance.sequences[self.index - 1].items.cut(unit.start, unit.stop)
+        before = utterance.sequences[self.index - 1].items.cut if self.index else utterance.given
         produced = sequence.produced
         plan.begins.append(
             Begin(
                 slot=sequence.slot,
                 number=sequence.units,
-                inputs=inputs,
+                inputs=before(unit.start, unit.stop),
                 past=sequence.items.cut(produced - unit.past, produced),
                 produced=produced,
                 steps=unit.steps,

@@ -61,11 +61,17 @@ class Placement:
     codec_dtype: torch.dtype  # of what makes sound
     weights_dtype: torch.dtype | None = None  # of the large products, where it is a narrower one
     kv_dtype: torch.dtype | None = None  # of keys and values, likewise
-    devices: Mapping[str, torch.device] = field(default_factory=dict)  # of stages that are elsewhere, by their names
+    # Of stages that are elsewhere, by their names; `meta` for one in another process, whose weights are not read here.
+    devices: Mapping[str, torch.device] = field(default_factory=dict)
 
     def of(self, stage: str) -> torch.device:
         """Give the device of a stage."""
         return self.devices.get(stage, self.device)
+
+    def beside(self, stage: str) -> torch.device:
+        """Give the device for work beside a stage's: its own, or the common one where the stage is not in memory."""
+        device = self.of(stage)
+        return self.device if device.type == "meta" else device
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ from s1_mini.exceptions import EngineError, EngineNotReadyError
 from s1_mini.execution.runner import StageRunner
 from s1_mini.execution.stage import Stage
 from s1_mini.execution.tasks import Steps, Tasks
+from s1_mini.metrics import EngineMetrics
 from s1_mini.runtime.worker import StageWorker
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,54 @@ class Threads:
     stages: Mapping[str, Sequence[int]]
     helps: bool = False  # whether the first thread makes first sounds where that of the last stage is at others'
     enter: Callable[[int], None] = lambda _: None  # called by each thread before all else, with its first stage
+
+
+class Room(Protocol):
+    """The slots of the first stage."""
+
+    count: int
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody has."""
+
+
+class Core(Protocol):
+    """What takes requests through the stages of a family, wherever these are."""
+
+    line: WaitingLine
+    prefixes: ByteCache[Saved]
+    metrics: EngineMetrics
+
+    def start(self) -> None:
+        """Begin to work."""
+
+    def watch(self) -> None:
+        """Give up from now on, and tell all who wait, if something does not come back from what it does."""
+
+    def submit(self, request: Request) -> None:
+        """Take a request in. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
+
+    def cancel(self, request: Request) -> None:
+        """End a request whose listener has gone; does nothing if it has ended."""
+
+    def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
+        """Do what `make` begins, one `yield` at a time; give its result. Raises as `submit`."""
+
+    def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
+        """Take in no more; finish what was taken in, or end it with `EngineNotReadyError`."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it works."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that were taken in and have not ended."""
+
+    @property
+    def slots(self) -> Room:
+        """Utterances that are spoken at once."""
 
 
 class EngineCore:
@@ -125,6 +174,20 @@ class EngineCore:
     def is_alive(self) -> bool:
         """Whether all threads run, and come back from what they do."""
         return self.failure is None and all(worker.thread.is_alive() for worker in self.workers)
+
+    @property
+    def slots(self) -> Room:
+        """Slots of the first stage."""
+        return self.scheduler.stages[0].slots
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What it counts."""
+        return self.scheduler.ledger.metrics
+
+    @metrics.setter
+    def metrics(self, metrics: EngineMetrics) -> None:
+        self.scheduler.ledger.metrics = metrics
 
     @property
     def num_requests(self) -> int:

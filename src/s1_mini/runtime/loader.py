@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 FP8_CAPABILITY = (8, 9)  # Ada and Hopper have instructions for e4m3
 
+ELSEWHERE = Choice("elsewhere", "the stage works in another process")
+NO_MEMORY = "meta"  # torch's device of tensors that have shapes and no values
+
 FULL = Choice("full", "as `precision` says; nothing narrower was asked for")
 
 
@@ -55,14 +58,19 @@ class Speaker:
     text: TextForm
 
 
-def load(config: EngineConfig) -> Speaker:
-    """Load what `config` names. Raises `CheckpointError` or `ConfigurationError`."""
+def load(config: EngineConfig, here: Collection[str] | None = None) -> Speaker:
+    """Load what `config` names. Raises `CheckpointError` or `ConfigurationError`.
+
+    With `here` these stages alone, by their names: the weights of the others are checked, and not read.
+    """
     directory = find_checkpoint(config.checkpoint_path)
     device = choose_device(config.device)
     precision = choose_precision(config.precision, device.value)
     family = family_of(directory)
     devices = choose_devices(config.placement, family, device)
     codec_dtype = choose_codec_dtype(config.codec_dtype, devices[family.stage_names[-1]].value)
+    if here is not None:
+        devices = {stage: choice if stage in here else ELSEWHERE for stage, choice in devices.items()}
     weights_dtype = try_products(choose_weights_dtype(config.weights_dtype, device.value), device.value)
     kv_dtype = choose_kv_dtype(config.kv_dtype, device.value)
     if config.placement:
@@ -114,7 +122,7 @@ def open_checkpoint(
         getattr(torch, codec_dtype.value),
         NARROW.get(weights_dtype.value),
         NARROW.get(kv_dtype.value),
-        {stage: torch.device(choice.value) for stage, choice in devices.items()},
+        {stage: torch.device(NO_MEMORY if choice == ELSEWHERE else choice.value) for stage, choice in devices.items()},
     )
     loaded = family.open(directory, placement, settings)
     description = family.describe(directory)

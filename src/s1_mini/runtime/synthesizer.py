@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
-from s1_mini.core.messages import Saved
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import Request, Utterance
@@ -30,7 +29,7 @@ from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CapacityError, GenerationError, QueueFullError
 from s1_mini.families.base import Chain
 from s1_mini.metrics import EngineMetrics, Family
-from s1_mini.runtime.engine_core import EngineCore, Threads
+from s1_mini.runtime.engine_core import Core, EngineCore, Threads
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.sizing import measure_slots
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
@@ -57,26 +56,55 @@ ONE_THREAD_BYTES = 200e6
 NUM_THREADS = torch.get_num_threads()  # as it is before any engine runs
 
 
+class Works(NamedTuple):
+    """What carries requests through the stages of a checkpoint."""
+
+    core: Core
+    chain: Chain
+    positions: int  # of one utterance
+
+
+OpenWorks = Callable[[Speaker, EngineConfig], Works]
+
+
+def open_here(speaker: Speaker, config: EngineConfig) -> Works:
+    """Put all stages to work in this process. Raises `ConfigurationError` where the memory does not suffice."""
+    slots, positions = measure_slots(speaker, config)
+    chain = speaker.loaded.chain(slots, positions)
+    return Works(make_core(chain, speaker, config), chain, positions)
+
+
+def make_core(chain: Chain, speaker: Speaker, config: EngineConfig) -> EngineCore:
+    """Give the core of a chain's stages, by the settings."""
+    return EngineCore(
+        chain.policies,
+        chain.stages,
+        make_line(config),
+        ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size),
+        choose_threads(chain, speaker.loaded.num_bytes),
+        clears_memory=config.vram_clear_on_oom,
+        stuck_after_s=config.stuck_after_s,
+    )
+
+
+def make_line(config: EngineConfig) -> WaitingLine:
+    """Give the waiting line by the settings."""
+    return WaitingLine(config.max_queue_size, batch_timeout_ms=config.batch_timeout_ms, grouping=config.batch_grouping)
+
+
 class Synthesizer:
     """Speaks sentence pieces with one loaded checkpoint; safe to use from several threads."""
 
-    def __init__(self, speaker: Speaker, config: EngineConfig, metrics: EngineMetrics | None = None) -> None:
+    def __init__(
+        self,
+        speaker: Speaker,
+        config: EngineConfig,
+        metrics: EngineMetrics | None = None,
+        *,
+        open_works: OpenWorks = open_here,
+    ) -> None:
         self._speaker, self._loaded = speaker, speaker.loaded
-        slots, self.positions = measure_slots(speaker, config)
-        self._chain = self._loaded.chain(slots, self.positions)
-        line = WaitingLine(
-            config.max_queue_size, batch_timeout_ms=config.batch_timeout_ms, grouping=config.batch_grouping
-        )
-        prefixes: ByteCache[Saved] = ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size)
-        self.core = EngineCore(
-            self._chain.policies,
-            self._chain.stages,
-            line,
-            prefixes,
-            choose_threads(self._chain, self._loaded.num_bytes),
-            clears_memory=config.vram_clear_on_oom,
-            stuck_after_s=config.stuck_after_s,
-        )
+        self.core, self._chain, self.positions = open_works(speaker, config)
         self.references = ReferenceCache(
             speaker.description.voice,
             max_bytes=REFERENCE_BYTES,
@@ -90,8 +118,8 @@ class Synthesizer:
         except BaseException:
             self.core.stop(drains=False)
             raise
-        self.core.scheduler.ledger.metrics = metrics or EngineMetrics()  # the warm-up is not counted
-        line.forget()
+        self.core.metrics = metrics or EngineMetrics()  # the warm-up is not counted
+        self.core.line.forget()
         self.core.watch()  # what is compiled or loaded with the first words may take its time
 
     def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
@@ -169,12 +197,12 @@ class Synthesizer:
     @property
     def num_slots(self) -> int:
         """Utterances that are spoken at once."""
-        return self.core.scheduler.stages[0].slots.count
+        return self.core.slots.count
 
     @property
     def has_room_to_spare(self) -> bool:
         """Whether nobody waits, and one more request would leave a slot for the next who comes."""
-        slots = self.core.scheduler.stages[0].slots
+        slots = self.core.slots
         return not len(self.core.line) and slots.num_free > min(1, slots.count - 1)
 
     def read_prefix(self, voice: Voice, stopped: threading.Event) -> bool:
@@ -195,7 +223,7 @@ class Synthesizer:
 
     def describe(self) -> dict[str, Any]:
         """Tell of waiting line, slots and caches at this moment."""
-        core, slots = self.core, self.core.scheduler.stages[0].slots
+        core, slots = self.core, self.core.slots
         return {
             "queue": asdict(core.line.stats) | {"max_size": core.line.max_size},
             "slots": {"free": slots.num_free, "total": slots.count, "columns": self.positions},
@@ -206,7 +234,7 @@ class Synthesizer:
 
     def families(self) -> Iterator[Family]:
         """Give as metrics what is so at this moment, and what the caches and the waiting line have counted."""
-        queue, slots = self.core.line.stats, self.core.scheduler.stages[0].slots
+        queue, slots = self.core.line.stats, self.core.slots
         yield Family("queue_waiting", "gauge", "Sentence pieces that wait for a slot", queue.waiting)
         yield Family("queue_refused_total", "counter", "Requests refused since the queue was full", queue.refused)
         yield Family(

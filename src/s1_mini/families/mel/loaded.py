@@ -149,7 +149,11 @@ def open_mel(directory: Path, placement: Placement, settings: MelSettings) -> Lo
     config, files = read_configs(directory)
     tokenizer = CharTokenizer.from_directory(directory, config)
     path = find_model(directory)
-    network = build_network(config, read_tensors(path), placement.of(STAGES[0]), path.name)
+    tensors, device = read_tensors(path), placement.of(STAGES[0])
+    network = build_network(config, tensors, device, path.name)
+    if device.type == "meta":  # what the vocoder begins with is stored with the model
+        front = build_network(config, tensors, torch.device("cpu"), path.name).speech_decoder_postnet
+        network.speech_decoder_postnet.layers = front.layers
     model = MelModel(
         network,
         config,

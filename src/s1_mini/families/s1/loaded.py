@@ -45,11 +45,11 @@ SPARE_FRAMES = 32  # that become sound in a turn of a thread that makes both, be
 class LoadedS1:
     """One checkpoint directory. The half of the codec that encodes is loaded when the first reference comes."""
 
-    def __init__(self, directory: Path, model: S1Model, codec: Dac) -> None:
+    def __init__(self, directory: Path, model: S1Model, codec: Dac, encodes_on: torch.device) -> None:
         self.model, self.codec = model, codec
         self.networks = (model.network,)
         self.num_bytes, self.position_bytes, self.max_positions = model.num_bytes, model.column_bytes, model.max_columns
-        self._directory = directory
+        self._directory, self._encodes_on = directory, encodes_on
         self._encoder: Dac | None = None
         self._lock = threading.Lock()
 
@@ -124,7 +124,7 @@ class LoadedS1:
         """Give a codec that can encode."""
         with self._lock:
             if self._encoder is None:
-                encoder = open_dac(self._directory, encodes=True, device=self.model.device)
+                encoder = open_dac(self._directory, encodes=True, device=self._encodes_on)
                 if self.codec.device == encoder.device:
                     encoder.share_decoding(self.codec)
                 self._encoder = encoder
@@ -149,7 +149,7 @@ def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> Load
     model = open_model(directory, placement, settings, residual_codes=codec_config.codebook_size)
     _check_pair(model, codec_config)
     codec = open_dac(directory, encodes=False, dtype=placement.codec_dtype, device=placement.of("codec"))
-    return LoadedS1(directory, model, codec)
+    return LoadedS1(directory, model, codec, placement.beside("language_model"))
 
 
 def open_model(directory: Path, placement: Placement, settings: S1Settings, *, residual_codes: int) -> S1Model:
