@@ -81,6 +81,10 @@ class ByteCache(Generic[Value]):
         with self._lock:
             self._pinned.discard(key)
 
+    def is_pinned(self, key: str) -> bool:
+        """Whether `key` is not let go."""
+        return key in self._pinned
+
     def remove(self, key: str) -> None:
         """Forget `key`, pinned or not; does nothing if it is not there."""
         with self._lock:

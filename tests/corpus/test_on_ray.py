@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from corpus_room import SHORT, begin, num_entries, speak, tree, wait_for
+from ray_room import path_with_ray
 from s1_mini import EngineConfig
 from s1_mini.corpus.errors import CorpusError
 from s1_mini.corpus.job import Job, fingerprints
@@ -20,7 +19,6 @@ from s1_mini.corpus.manifest import HEADER, Entry, header_bytes
 from s1_mini.corpus.on_ray import Actor, Needs, Ready, _needs
 from s1_mini.corpus.rows import BadLine, Shard
 
-ROOT = Path(__file__).parents[2]
 GPU, CPU = {"num_cpus": 0, "num_gpus": 1}, {"num_cpus": 1, "num_gpus": 0}
 
 
@@ -104,14 +102,8 @@ def test_ray_that_is_not_installed_is_told_with_the_command(
 
 @pytest.fixture(scope="module")
 def with_ray(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Give a PYTHONPATH by which Ray is found: this one's, or a new folder beside it."""
-    ours = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    if find_spec("ray") is not None:
-        return ours
-    folder = tmp_path_factory.mktemp("ray")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
-    subprocess.run([*command, "--requirement", str(ROOT / "requirements-ray.txt")], check=True)
-    return os.pathsep.join([ours, str(folder)])
+    """Give a PYTHONPATH by which Ray is found."""
+    return path_with_ray(tmp_path_factory.mktemp("ray"))
 
 
 @pytest.mark.ray

@@ -60,15 +60,21 @@ def settings(
 
 
 def groups() -> Iterator[tuple[str, list[Setting]]]:
-    """Give the settings of engine, server and container with the values that this environment gives them.
+    """Give the settings of engine, server, container and cluster with the values that this environment gives them.
 
     Raises `ConfigurationError` for a variable that is out of range.
     """
+    from s1_mini.cluster.settings import ClusterSettings
     from s1_mini.config import EngineConfig
     from s1_mini.sagemaker.settings import ContainerSettings
     from s1_mini.server.settings import ServerSettings
 
-    kinds = {"Engine": EngineConfig, "Server": ServerSettings, "Container and local endpoint": ContainerSettings}
+    kinds = {
+        "Engine": EngineConfig,
+        "Server": ServerSettings,
+        "Container and local endpoint": ContainerSettings,
+        "Stages on a cluster": ClusterSettings,
+    }
     for title, kind in kinds.items():
         yield title, _describe(kind())
 

@@ -1,0 +1,103 @@
+"""Settings of stages as deployments: fields, their `S1_MINI_CLUSTER_*` variables, their checks. Imports no Ray."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from s1_mini.exceptions import ConfigurationError
+
+ENV_PREFIX = "S1_MINI_CLUSTER_"
+INGRESS = "ingress"
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many replicas there are: from `least` to `most`, as many as the load needs."""
+
+    least: int
+    most: int
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it never changes."""
+        return self.least == self.most
+
+
+def _by_stage(value: Any) -> Any:
+    """Read `stage=word` with commas between."""
+    if not isinstance(value, str):
+        return value
+    words: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in value.split(","))):
+        stage, _, word = (each.strip() for each in part.partition("="))
+        if not stage or not word or stage in words:
+            raise ValueError(f"{part!r} is no stage=number, or names a stage twice")
+        words[stage] = word
+    return words
+
+
+def _counts(value: Any) -> Any:
+    words = _by_stage(value)
+    return {stage: _count(str(word)) for stage, word in words.items()} if isinstance(words, Mapping) else words
+
+
+def _count(word: str) -> Count:
+    found = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", word)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise ValueError(f"{word!r} is neither a number of replicas from 1 nor a range such as 1-4")
+    return Count(least, most)
+
+
+Counts = Annotated[dict[str, Count], BeforeValidator(_counts), NoDecode]
+Shares = Annotated[dict[str, Annotated[float, Field(ge=0, le=64)]], BeforeValidator(_by_stage), NoDecode]
+Numbers = Annotated[dict[str, Annotated[int, Field(ge=1, le=100_000)]], BeforeValidator(_by_stage), NoDecode]
+
+
+class ClusterSettings(BaseSettings):
+    """Replicas and resources of each stage, and of the ingress, by their names.
+
+    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the field.
+    """
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_ignore_empty=True, arbitrary_types_allowed=True
+    )
+
+    replicas: Counts = Field(
+        {}, description="such as coarse=2,codec=1-4: a range scales by itself; without it 1 of each"
+    )
+    gpus: Shares = Field({}, description="GPUs of each replica; without it 1 where S1_MINI_DEVICE is cuda, else 0")
+    cpus: Shares = Field({}, description="CPUs that Ray keeps for each replica; without it 0.2 for a stage's")
+    max_ongoing: Numbers = Field(
+        {}, description="utterances at one replica; without it the slots of the first stage, and many at the others"
+    )
+    max_open: int = Field(256, ge=1, le=100_000, description="utterances that one ingress has spoken at a time")
+    grows: bool = Field(False, description="the cluster adds machines by itself: what it has now is no bound")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigurationError("; ".join(_sentence(dict(item)) for item in error.errors())) from None
+
+    def check_names(self, title: str, stages: Sequence[str]) -> None:
+        """Raise `ConfigurationError` for a stage that a family has not."""
+        for field in ("replicas", "gpus", "cpus", "max_ongoing"):
+            unknown = sorted(set(getattr(self, field)) - {*stages, INGRESS})
+            if unknown:
+                raise ConfigurationError(
+                    f"{ENV_PREFIX}{field.upper()}: {title} has no stage {', '.join(unknown)}; there are "
+                    f"{', '.join(stages)} and {INGRESS}"
+                )
+
+
+def _sentence(item: dict[str, Any]) -> str:
+    name = str(item["loc"][0]).upper() if item["loc"] else ""
+    return f"{ENV_PREFIX}{name}={item['input']!r}: {item['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,275 @@
+"""One stage of a family in a process of its own: what comes in bit by bit is worked on, what is made goes out so.
+
+It has a scheduler and a thread of its own, and batches as it would beside the others. Knows no Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from s1_mini.cluster.draw import draw
+from s1_mini.cluster.work import Call, Facts, Failure, Piece, Work
+from s1_mini.config import EngineConfig
+from s1_mini.core.items import Items
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.core.prompt import Prompt
+from s1_mini.core.request import Request, Utterance
+from s1_mini.core.speech import Outlet
+from s1_mini.core.stage import Progress, StagePolicy
+from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, S1MiniError
+from s1_mini.execution.runner import as_error
+from s1_mini.families.base import Chain
+from s1_mini.families.find import find_checkpoint
+from s1_mini.families.registry import check_files, family_of
+from s1_mini.metrics import EngineMetrics
+from s1_mini.packaging.verify import is_packaged, verify_directory
+from s1_mini.runtime.loader import load
+from s1_mini.runtime.sizing import measure_slots
+from s1_mini.runtime.synthesizer import WARM_UP_TEXT, make_core
+from s1_mini.types import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+ANY_NUMBER = 2**31  # of utterances that wait: who sends them bounds them
+WARM_UP_STEPS = 8
+WARM_UP_ITEMS = 16
+
+
+class Wanted:
+    """Tells how many items the next stage must have before it can begin more: so few messages as that are sent."""
+
+    def __init__(self, policy: StagePolicy, work: Work) -> None:
+        self._policy, self._work = policy, work
+        self._consumed = self._units = 0
+
+    def after(self, count: int) -> int:
+        """Give the number of items, of all, that are of use to it next, once it has `count`."""
+        while (unit := self._policy.next_unit(self._progress(count))) is not None:
+            self._consumed += unit.consumes
+            self._units += 1
+        return self._policy.asks_at(self._progress(count))
+
+    def _progress(self, count: int) -> Progress:
+        work = self._work
+        return Progress(
+            available=count,
+            is_final=False,
+            consumed=self._consumed,
+            produced=0,
+            units=self._units,
+            max_steps=work.max_steps,
+            profile=work.profile,
+            facts=work.prompt.facts,
+        )
+
+
+@dataclass
+class Begun:
+    """An utterance that a stage has in hand."""
+
+    request: Request
+    queue: OutputQueue
+    made: list[np.ndarray] | None = None  # by the stages before, once complete
+    was_cut: bool = False  # by one of them
+    failure: S1MiniError | None = None  # of one of them
+
+    @property
+    def utterance(self) -> Utterance:
+        """The only one."""
+        return self.request.utterances[0]
+
+
+class StageEngine:
+    """One stage at work. `name` is its name in its family; `previous` has the stage before work, if there is one."""
+
+    def __init__(self, config: EngineConfig, name: str, previous: Call | None = None) -> None:
+        """Load the stage. Raises `CheckpointError` or `ConfigurationError`."""
+        directory = find_checkpoint(config.checkpoint_path)
+        if is_packaged(directory):
+            verify_directory(directory)
+        else:
+            check_files(directory)
+        config = config.model_copy(update={"checkpoint_path": directory, "max_queue_size": ANY_NUMBER})
+        names = list(family_of(directory).stage_names)
+        self.index, self._names, self._previous = names.index(name), names, previous
+        if self.index:
+            config = config.model_copy(update={"batch_timeout_ms": 0.0})  # what is in work already is not held back
+        speaker = load(config, here={name})
+        slots, positions = measure_slots(speaker, config)
+        chain = speaker.loaded.chain(slots, positions)
+        self._policies = chain.policies
+        at = slice(self.index, self.index + 1)
+        own = Chain(chain.policies[at], chain.stages[at], chain.sample_rate, chain.room)
+        self.policy = own.policies[0]
+        self.core = make_core(own, speaker, config)
+        self._room = chain.room
+        self.facts = Facts(name, self.policy.slots, positions, str(own.stages[0].device), fingerprint(directory))
+        self._numbers = itertools.count()
+        self.core.start()
+        try:
+            self._warm_up(speaker.loaded.prompt(WARM_UP_TEXT, ()))
+        except BaseException:
+            self.core.stop(drains=False)
+            raise
+        self.core.metrics = EngineMetrics()
+        self.core.line.forget()
+        self.core.watch()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it makes sound."""
+        return self.index + 1 == len(self._names)
+
+    def close(self, *, drains: bool = False) -> None:
+        """End what is in hand, or finish it first."""
+        self.core.stop(drains=drains)
+
+    async def speak(self, work: Work) -> AsyncGenerator[Piece, None]:
+        """Give what the stage makes of an utterance; who leaves takes the work along, that of the stages before too.
+
+        A failure is a piece, too: the last one.
+        """
+        try:
+            begun = self._begin(work)
+        except S1MiniError as error:
+            yield Piece(self._nothing, failure=Failure.of(error, is_lost=isinstance(error, EngineNotReadyError)))
+            return
+        feeding = None if self._previous is None else asyncio.create_task(self._feed(self._previous, begun, work))
+        try:
+            async for piece in self._collect(begun, work):
+                yield piece
+        except S1MiniError as error:
+            is_lost = isinstance(error, EngineNotReadyError) and error is not begun.failure
+            yield Piece(self._nothing, failure=Failure.of(error, is_lost=is_lost))
+        finally:
+            begun.queue.close()
+            if feeding is not None:
+                feeding.cancel()
+                with suppress(asyncio.CancelledError):
+                    await feeding
+
+    # ---- in ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self, work: Work) -> Begun:
+        now, prompt = time.monotonic(), work.prompt
+        queue = OutputQueue(lambda: self.core.cancel(request))
+        request = Request(
+            number=next(self._numbers),
+            speech=Outlet(queue, self.policy.output, arrived=now, is_streamed=work.is_streamed),
+            sampling=work.sampling,
+            seed=work.seed,
+            arrived=now,
+            deadline=now + work.timeout_s,
+            profile=work.profile,
+            front=work.utterance,
+        )
+        if self.index:
+            prompt = Prompt(np.zeros((0, *self.policy.input.shape)), facts=prompt.facts, voice=prompt.voice)
+            arriving, has_arrived = Items(self.policy.input), False
+        else:
+            self._check_room(work)
+            arriving, has_arrived = None, True
+        request.utterances = [
+            Utterance(request, work.utterance, prompt, work.max_steps, arriving=arriving, has_arrived=has_arrived)
+        ]
+        self.core.submit(request)
+        return Begun(request, queue)
+
+    def _check_room(self, work: Work) -> None:
+        room, key = self._room(work.prompt), work.prompt.prefix_key
+        if work.max_steps > room:
+            raise CapacityError(
+                f"the prompt and {work.max_steps} steps do not fit a slot of {self.facts.positions} positions; the "
+                "replicas of the first stage have memory of different sizes: set S1_MINI_MAX_COLUMNS to what the "
+                "smallest holds"
+            )
+        if key:
+            (self.core.prefixes.pin if work.pins else self.core.prefixes.unpin)(key)
+
+    async def _feed(self, previous: Call, begun: Begun, work: Work) -> None:
+        """Take in what the stage before makes."""
+        scheduler, utterance = self.core.scheduler, begun.utterance
+        try:
+            async for piece in draw(previous, work, self._names[self.index - 1], self.policy.input):
+                begun.was_cut |= piece.was_cut
+                if piece.made is not None:
+                    begun.made = [*piece.made]
+                scheduler.arrive(utterance, piece.items, is_final=piece.is_last)
+        except Exception as error:  # whatever it is, who waits must be told
+            begun.failure = as_error(error)
+            scheduler.end(begun.request, begun.failure)
+
+    # ---- out --------------------------------------------------------------------------------------------------------
+
+    async def _collect(self, begun: Begun, work: Work) -> AsyncGenerator[Piece, None]:
+        """Give what is made whenever the next stage can do something with it."""
+        wanted = None if self.is_last else Wanted(self._policies[self.index + 1], work)
+        parts: list[np.ndarray] = []
+        own: list[np.ndarray] = []
+        count = consumed = 0
+        asked = 0 if wanted is None else wanted.after(0)
+        async for chunk in begun.queue:
+            parts.append(chunk.audio)
+            count, consumed = count + len(chunk.audio), consumed + chunk.frames
+            is_last = chunk.finish_reason is not None
+            if count < asked and not is_last:
+                continue
+            items = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            was_cut = is_last and (begun.was_cut or chunk.finish_reason == "length")
+            made = None
+            if work.keeps:
+                own.append(items)
+                made = self._made(begun, own, is_last=is_last)
+            yield Piece(items, consumed, is_last, was_cut, made)
+            parts, consumed = [], 0
+            if wanted is not None and not is_last:
+                asked = wanted.after(count)
+
+    def _made(self, begun: Begun, own: list[np.ndarray], *, is_last: bool) -> list[np.ndarray] | None:
+        """Give what all stages up to this one have made, once that is complete; sound is not kept."""
+        if self.is_last:
+            made, begun.made = begun.made, None
+            return made
+        return [*(begun.made or []), np.concatenate(own)] if is_last else None
+
+    @property
+    def _nothing(self) -> np.ndarray:
+        return np.zeros((0, *self.policy.output.shape), self.policy.output.dtype)
+
+    def _warm_up(self, prompt: Prompt) -> None:
+        """Run everything once, so that nothing is made anew for the first request."""
+        steps = min(WARM_UP_STEPS, max(1, self._room(prompt)))
+        sampling = SamplingParams(max_new_tokens=steps)
+        begun = self._begin(Work(prompt, sampling, seed=0, utterance=0, max_steps=steps))
+        if self.index:
+            given = np.zeros((WARM_UP_ITEMS, *self.policy.input.shape), self.policy.input.dtype)
+            self.core.scheduler.arrive(begun.utterance, given, is_final=True)
+        try:
+            list(begun.queue)
+        except EngineError as error:  # by chance nothing may be said
+            logger.info("the warm-up of the stage %s ended early: %s", self.facts.stage, error)
+
+
+def fingerprint(directory: Path) -> str:
+    """Tell two checkpoints apart by their small files, and by the names and sizes of all."""
+    digest = hashlib.sha256()
+    for path in _files(directory):
+        digest.update(f"{path.relative_to(directory).as_posix()} {path.stat().st_size}\n".encode())
+        if path.suffix == ".json":
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    """Give the files of a checkpoint, without the voices beside it."""
+    return (path for path in sorted(directory.iterdir()) if path.is_file())

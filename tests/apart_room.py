@@ -1,0 +1,49 @@
+"""Stages apart in one process: what Ray Serve does between processes, without it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from s1_mini import EngineConfig
+from s1_mini.cluster.engine import ClusterEngine
+from s1_mini.cluster.stage import StageEngine
+from s1_mini.cluster.work import Call
+from s1_mini.families.registry import family_of
+
+Wrap = Callable[[str, Call], Call]  # a stage's name and what has it work: gives what stands before it
+
+
+class Apart:
+    """An engine, and its stages behind it."""
+
+    def __init__(self, engine: ClusterEngine, stages: list[StageEngine]) -> None:
+        self.engine, self.stages = engine, stages
+
+    def wait_until_idle(self) -> None:
+        """Wait until no stage has anything in hand, nor holds anything for nobody."""
+        ends, left = time.monotonic() + 60, ["not looked at"]
+        while left:
+            assert time.monotonic() < ends, left
+            left = [f"requests of {each.facts.stage}" for each in self.stages if each.core.num_requests]
+            left += [told for each in self.stages for told in each.core.scheduler.audit()]
+            told = self.engine.health_check()
+            left += ["requests"] if told["requests"] or told["slots"]["free"] < told["slots"]["total"] else []
+            time.sleep(0.01)
+
+
+@contextmanager
+def apart(checkpoint: Path, wrap: Wrap = lambda _, call: call, **settings: object) -> Iterator[Apart]:
+    """Start an engine whose stages are apart."""
+    config = EngineConfig(checkpoint_path=checkpoint, device="cpu", **settings)
+    call, stages = None, []
+    with ExitStack() as stack:
+        for name in family_of(checkpoint).stage_names:
+            stages.append(StageEngine(config, name, call))
+            stack.callback(stages[-1].close)
+            call = wrap(name, stages[-1].speak)
+        assert call is not None
+        engine = ClusterEngine(config, call, [stage.facts for stage in stages], max_open=16)
+        yield Apart(stack.enter_context(engine), stages)

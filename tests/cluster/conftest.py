@@ -1,0 +1,25 @@
+"""Random checkpoints of more families than S1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from s1_mini.families.registry import get_family
+
+
+@pytest.fixture(scope="session")
+def cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random cascade."""
+    directory = tmp_path_factory.mktemp("cascade") / "tiny"
+    get_family("cascade").write_random(directory, size="tiny", form="compact", seed=0)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def mel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random mel model."""
+    directory = tmp_path_factory.mktemp("mel") / "tiny"
+    get_family("mel").write_random(directory, size="tiny", form="compact", seed=0)
+    return directory

@@ -1,0 +1,105 @@
+"""What deployments are made by: replicas and shares of each stage; what cannot work is told in a sentence. No Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from s1_mini import EngineConfig
+from s1_mini.cluster import app
+from s1_mini.cluster.deploy import check, check_resources, options_of, settings_of
+from s1_mini.cluster.settings import ClusterSettings, Count
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.families.registry import get_family
+
+STAGES = ("semantic", "coarse", "fine", "codec")
+CPU = EngineConfig(device="cpu")
+
+
+def test_variables_and_arguments_set_replicas_and_shares_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S1_MINI_CLUSTER_REPLICAS", "coarse=2, codec=1-4")
+    monkeypatch.setenv("S1_MINI_MAX_BATCH_SIZE", "16")
+
+    config, cluster = settings_of({"device": "cuda", "gpus": "coarse=0.5", "cpus": "codec=2"})
+
+    assert cluster.replicas == {"coarse": Count(2, 2), "codec": Count(1, 4)}
+    coarse = options_of("coarse", config, cluster, is_first=False)
+    assert (coarse["num_replicas"], coarse["ray_actor_options"]) == (2, {"num_cpus": 0.2, "num_gpus": 0.5})
+    codec = options_of("codec", config, cluster, is_first=False)
+    assert codec["autoscaling_config"] == {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 12}
+    assert codec["ray_actor_options"] == {"num_cpus": 2, "num_gpus": 1}
+    semantic = options_of("semantic", config, cluster, is_first=True)
+    assert semantic["max_ongoing_requests"] == 16, "as many as it has slots: others go to another replica, or wait"
+    assert codec["max_ongoing_requests"] > 100, "most of a later stage's wait for the stages before"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"replicas": "coarse"}, "'coarse' is no stage=number, or names a stage twice"),
+        ({"replicas": "coarse=0"}, "'0' is neither a number of replicas from 1 nor a range such as 1-4"),
+        ({"replicas": "coarse=4-2"}, "'4-2' is neither a number of replicas"),
+        ({"gpus": "coarse=-1"}, "S1_MINI_CLUSTER_GPUS='-1': Input should be greater than or equal to 0"),
+        ({"gpu": "coarse=1"}, "gpu is no setting"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_its_name(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        settings_of(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"replicas": "vocoder=2"},
+            "S1_MINI_CLUSTER_REPLICAS: Bark has no stage vocoder; there are semantic, coarse, fine, codec and ingress",
+        ),
+        ({"placement": {"codec": "cpu"}}, r"placement: .* one process .*; on a cluster .*S1_MINI_CLUSTER_GPUS"),
+        ({"device": "cuda:1"}, "device='cuda:1' names one GPU; on a cluster Ray gives each replica its own: cuda"),
+        ({"gpus": "fine=0.5,codec=0.5"}, "fine, codec share a GPU, and .* keys and values .S1_MINI_KV_CACHE_GB"),
+        ({"replicas": "ingress=2"}, "several of ingress need a folder of voices that all share .S1_MINI_VOICES_PATH"),
+    ],
+)
+def test_a_placement_that_does_not_fit_the_family_is_refused(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        check(*settings_of(given), get_family("cascade"))
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "nodes", "sentence"),
+    [
+        (
+            "cuda",
+            {"replicas": "coarse=2"},
+            [{"CPU": 8, "GPU": 4}],
+            "1 of semantic with 1, 2 of coarse with 1, 1 of fine with 1, 1 of codec with 1 need 5 GPUs, and the "
+            "cluster has 4; ask for fewer replicas",
+        ),
+        (
+            "cuda",
+            {"gpus": "coarse=2"},
+            [{"CPU": 8, "GPU": 1}] * 8,
+            "a replica of coarse needs 2 GPUs, and no machine of the cluster has more than 1",
+        ),
+        ("cpu", {"replicas": "fine=40"}, [{"CPU": 2}], r"need 8.6 CPUs, and the cluster has 2; .*S1_MINI_CLUSTER_CPUS"),
+    ],
+)
+def test_more_replicas_than_devices_are_refused_with_the_way_out(
+    device: str, given: dict[str, str], nodes: list[dict[str, float]], sentence: str
+) -> None:
+    config, names = EngineConfig(device=device), STAGES
+
+    with pytest.raises(ConfigurationError, match=sentence):
+        check_resources(config, ClusterSettings(**given), names, nodes)
+
+    check_resources(config, ClusterSettings(**given, grows=True), names, nodes)
+    check_resources(CPU, ClusterSettings(), names, [{"CPU": 2}])
+
+
+def test_ray_that_is_not_installed_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("s1_mini.extras.find_spec", lambda name: None if name == "ray" else object())
+
+    with pytest.raises(ConfigurationError, match=r'needs ray, which is not installed: pip install "s1-mini\[ray\]"'):
+        app({"checkpoint_path": str(tmp_path)})
