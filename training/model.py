@@ -28,7 +28,7 @@ from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.layers.kv_cache import KVStore
-from s1_mini.layers.transformer import Attention, FeedForward
+from s1_mini.layers.transformer import Attention, BlockConfig, FeedForward
 from training.corpus import Corpus
 from training.graph import use_capture_stream
 from training.group import Group
@@ -155,7 +155,8 @@ class ModelTraining(TimedTraining):
         frames = self.batch.frames
         semantic = (columns[:, 0] >= begin) & (columns[:, 0] <= end)
         positions = torch.arange(columns.shape[-1], device=self.device).unsqueeze(0)
-        hidden = network.slow(network.embed(columns, semantic), positions, self.mask, lambda _: self._keep(network))
+        store = self._keep(network.config.slow)
+        hidden = network.slow(network.embed(columns, semantic), positions, self.mask, lambda _: store)
         target, hidden = columns[:, 0, 1:].flatten(), hidden[:, :-1].flatten(0, 1)
         is_frame = (semantic & there)[:, 1:].flatten()
         spoken = is_frame | ((target == self.tokenizer.control("im_end")) & there[:, 1:].flatten())
@@ -175,13 +176,13 @@ class ModelTraining(TimedTraining):
         network = self.network
         x = torch.cat((network.fast_project_in(hidden).unsqueeze(1), network.fast_embeddings(codes[:, :-1])), dim=1)
         for layer in network.fast_layers:
-            x = layer(x, network.fast_rope.unsqueeze(0), self.fast_mask, self._keep(network))
+            x = layer(x, network.fast_rope.unsqueeze(0), self.fast_mask, self._keep(network.config.fast))
         return network.fast_output(network.fast_norm(x[:, 1:]))
 
     @staticmethod
-    def _keep(network: S1Network) -> KVStore:
+    def _keep(block: BlockConfig) -> KVStore:
         """Attend to the given keys and values alone, one copy for every query head."""
-        copies = network.config.slow.num_heads // network.config.slow.num_kv_heads
+        copies = block.num_heads // block.num_kv_heads
 
         def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             return key.repeat_interleave(copies, dim=1), value.repeat_interleave(copies, dim=1)

@@ -43,15 +43,15 @@ class Corpora:
 # ---- the stream -----------------------------------------------------------------------------------------------------
 
 # Kinds in every block of forty utterances. The prototype overfitted 28,000 sentences and needed its salads for
-# spelling, so a quarter are salads and a third are natural; the rest covers what people type to a voice.
+# spelling, so there are some, and a third is natural; the rest covers what people type to a voice.
 WEIGHTS = {
-    "natural": 13,  # how English goes on; each is used once before any comes again
-    "salad": 10,  # how English is spelt: any word beside any other
+    "natural": 14,  # how English goes on; each is used once before any comes again
+    "salad": 6,  # how English is spelt: any word beside any other
     "template": 7,  # statements, questions, commands, service and technical talk, names
     "number": 4,  # digits, years, dates, times, money, units
-    "short": 3,  # one or two words: where small voices run away
+    "short": 5,  # one or two words: where small voices run away
     "long": 2,  # several clauses up to 220 characters
-    "list": 1,  # commas
+    "list": 2,  # commas
 }
 BLOCK = sum(WEIGHTS.values())
 

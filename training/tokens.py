@@ -27,6 +27,7 @@ from training.speech import Utterance, read_shard
 from training.vocabulary import write_vocabulary
 
 ROWS = 32  # utterances encoded at once, sorted by length so that little is padding
+STEP = 16  # frames; there are few lengths, since every new one costs a GPU a tenth of a second
 POLL_S = 1.0
 
 
@@ -34,13 +35,14 @@ def encode(codec: Dac, waves: list[NDArray[np.int16]]) -> list[NDArray[np.int16]
     """Codes [K, F] of every int16 wave [samples], as if each were encoded by itself."""
     order = sorted(range(len(waves)), key=lambda index: len(waves[index]))
     codes: dict[int, NDArray[np.int16]] = {}
+    step = STEP * codec.samples_per_frame
     for begin in range(0, len(order), ROWS):
         rows = order[begin : begin + ROWS]
-        padded = np.zeros((len(rows), len(waves[rows[-1]])), np.int16)
+        padded = np.zeros((ROWS, -(-len(waves[rows[-1]]) // step) * step), np.int16)
         for row, index in enumerate(rows):
             padded[row, : len(waves[index])] = waves[index]
         encoded = codec.encode_rows(torch.from_numpy(padded).to(codec.device).float() / 32768)
-        for index, frames in zip(rows, encoded.cpu().numpy().astype(np.int16), strict=True):
+        for index, frames in zip(rows, encoded[: len(rows)].cpu().numpy().astype(np.int16), strict=True):
             codes[index] = frames[:, : -(-len(waves[index]) // codec.samples_per_frame)]
     return [codes[index] for index in range(len(waves))]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 
 from s1_mini.families.s1.random import CONTROL_TOKENS
@@ -16,11 +17,21 @@ MERGED = ("<|", "|>", "sp", "spe", "spea", "speak", "speake", "speaker")
 
 
 def write_vocabulary(directory: Path) -> int:
-    """Write `tokenizer.tiktoken` and `special_tokens.json`; give the size of the model's vocabulary."""
+    """Write `tokenizer.tiktoken` and `special_tokens.json`; give the size of the model's vocabulary.
+
+    Several processes may do so at once, while others read.
+    """
     tokens = [bytes([value]) for value in range(256)] + [text.encode() for text in MERGED]
     lines = (f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
-    (directory / "tokenizer.tiktoken").write_text("".join(lines), encoding="ascii")
+    _replace(directory / "tokenizer.tiktoken", "".join(lines))
     names = [f"<|{name}|>" for name in CONTROL_TOKENS] + [f"<|semantic:{i}|>" for i in range(NUM_SEMANTIC)]
     special = {name: len(tokens) + index for index, name in enumerate(names)}
-    (directory / "special_tokens.json").write_text(json.dumps(special) + "\n", encoding="utf-8")
+    _replace(directory / "special_tokens.json", json.dumps(special) + "\n")
     return len(tokens) + len(names)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole, so that no reader sees half of it."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(text, encoding="ascii")
+    temporary.replace(path)

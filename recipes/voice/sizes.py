@@ -64,8 +64,8 @@ _MODEL: dict[str, Any] = {
     "scale_codebook_embeddings": True,
 }
 
-# What a frame of 50 ms costs on one thread of a busy machine, beside the voice that ships (22.9 ms for 40): README.md.
+# What a frame costs on a CPU: README.md.
 MODELS: dict[str, dict[str, Any]] = {
     "quick": {**_MODEL, "dim": 256, "n_layer": 6, "n_head": 4, "intermediate_size": 768},
-    "wide": {**_MODEL, "dim": 384, "n_layer": 8, "n_head": 6, "intermediate_size": 1024},
+    "broad": {**_MODEL, "dim": 512, "n_layer": 6, "n_head": 8, "intermediate_size": 1280},
 }

@@ -20,8 +20,14 @@ HELD_OUT = ("af_sarah", "am_eric", "bf_isabella", "bm_daniel")
 # Alone they have a DistillMOS of 3.8 to 4.0 where the others have 4.4 to 4.7; af_nicole whispers.
 POOR = ("af_nicole", "am_puck", "bf_alice", "bm_lewis")
 PITCHES = (0.92, 0.96, 1.0, 1.0, 1.0, 1.04, 1.09)  # resampling: pitch and formants together; 1 three times as often
+# The voices that ship with the model, by the names they have there, and how fast they talk while it learns them.
+NAMED = {
+    "anna": "af_heart", "emily": "af_bella", "julia": "af_nova", "robert": "am_michael", "henry": "am_onyx",
+    "thomas": "am_fenrir", "clara": "bf_emma", "grace": "bf_lily", "alan": "bm_george", "oliver": "bm_fable",
+}  # fmt: skip
+NAMED_SHARE, NAMED_RATE = 0.3, (0.94, 1.06)
 SPREAD = (1.0, 1.5)  # distance from the mean of all voices, 1 being the mix's own
-PLAIN_SHARE = 0.15  # of speakers are a voice of the teacher as it is
+PLAIN_SHARE = 0.15  # of the others are a voice of the teacher as it is, higher or lower
 FOREIGN_SHARE = 0.3  # of the sounding halves also draw on voices of other languages
 RATE = (0.88, 1.12)  # of speaking
 
@@ -88,6 +94,10 @@ def speaker(index: int, names: list[str]) -> Speaker:
     random = np.random.default_rng([0xC0DE, index])
     every = training_voices(names)
     english = [name for name in every if _is_english(name)]
+    named = sorted(set(NAMED.values()) & set(names))
+    if named and random.random() < NAMED_SHARE:
+        half = Half((str(random.choice(named)),), (1.0,))
+        return Speaker(half, half, rate=float(random.uniform(*NAMED_RATE)))
     pitch, rate = float(random.choice(PITCHES)), float(random.uniform(*RATE))
     if random.random() < PLAIN_SHARE:
         half = Half((str(random.choice(english)),), (1.0,))

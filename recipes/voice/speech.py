@@ -29,7 +29,7 @@ from recipes.voice.speakers import Speaker, Styles, speaker
 from recipes.voice.teacher import SAMPLES_PER_FRAME, SHELF, Spoken, Teacher
 
 CHUNK = 512  # texts whose durations are predicted at once
-GROUP = 16 * CHUNK  # texts that are sorted by length
+GROUP = 8 * CHUNK  # texts that are sorted by length
 MAX_PHONEMES = 240
 MAX_S = 16.0
 KEPT_LEAD_S = 0.15  # of the third to half a second of silence that the teacher begins with
@@ -125,7 +125,12 @@ def read_phonemes(path: Path) -> list[Text]:
     """Read what `phonemes.py` wrote; texts too long for a batch are left out."""
     lines = json.loads(lzma.decompress(path.read_bytes()))
     texts = [Text(number, american, british) for number, (_, american, british) in enumerate(lines)]
-    return [text for text in texts if 3 <= len(text.american) <= MAX_PHONEMES and len(text.british) <= MAX_PHONEMES]
+    return [text for text in texts if is_short_enough(text)]
+
+
+def is_short_enough(text: Text) -> bool:
+    """Whether a batch can hold it, and there is something to say."""
+    return len(text.american) >= 2 and max(len(text.american), len(text.british)) <= MAX_PHONEMES
 
 
 def write_shard(path: Path, utterances: Sequence[tuple[int, int, np.ndarray]]) -> None:
@@ -142,49 +147,54 @@ def write_shard(path: Path, utterances: Sequence[tuple[int, int, np.ndarray]]) -
     temporary.replace(path)
 
 
-def make(
-    studio: Studio,
-    texts: Sequence[Text],
-    names: list[str],
-    output: Path,
-    *,
-    part: int,
-    parts: int,
-    seconds: float,
-    per_speaker: int,
-) -> float:
-    """Write shards until the time is over; give the hours made."""
-    began, told, total, shard = time.monotonic(), time.monotonic(), 0, 0
-    order = np.random.default_rng(part).permutation(len(texts))
-    for start in range(0, len(order), GROUP):
-        items = []
-        for place in range(start, min(start + GROUP, len(order))):
-            who = place // per_speaker * parts + part
-            items.append((texts[order[place]], who, speaker(who, names)))
-        items.sort(key=lambda item: len(item[0].american))  # for less padding
-        for at in range(0, len(items), CHUNK):
-            if time.monotonic() - began > seconds:
-                break
-            total += _store(list(studio.record(items[at : at + CHUNK])), output / f"shard_{part:02d}_{shard:05d}.npz")
-            shard += 1
-            if time.monotonic() - told > 10:
-                told = time.monotonic()
-                print(
-                    f"speech {part}: {total / RATE / 3600:.2f} h, {total / RATE / (told - began):.0f} s/s", flush=True
-                )
-    total += _store(list(studio.finish()), output / f"shard_{part:02d}_{shard:05d}.npz")
-    return total / RATE / 3600
+def recorded(
+    studio: Studio, texts: Sequence[Text], names: list[str], *, part: int, parts: int, seconds: float, per_speaker: int
+) -> Iterator[list[Utterance]]:
+    """Speak texts in random order, over and over, until the time is over; what waits then comes last.
+
+    Every so many texts have one speaker, and come in any order; no two parts share a speaker.
+    """
+    began, random, who = time.monotonic(), np.random.default_rng(part), part
+    while time.monotonic() - began < seconds:
+        order = random.permutation(len(texts))
+        for group in np.split(order, range(GROUP, len(order), GROUP)):
+            items = []
+            for texts_of_one in np.split(group, range(per_speaker, len(group), per_speaker)):
+                items += [(texts[place], who, speaker(who, names)) for place in texts_of_one]
+                who += parts
+            items.sort(key=lambda item: len(item[0].american))  # for less padding
+            for at in range(0, len(items), CHUNK):
+                if time.monotonic() - began < seconds:
+                    yield list(studio.record(items[at : at + CHUNK]))
+    yield list(studio.finish())
 
 
-def _store(utterances: Sequence[Utterance], path: Path) -> int:
+def heard(utterances: Sequence[Utterance]) -> list[tuple[int, int, np.ndarray]]:
+    """Texts, speakers and trimmed samples of utterances, by one copy off the device."""
     if not utterances:
-        return 0
+        return []
     lengths = [len(one.samples) for one in utterances]
-    whole = torch.cat([one.samples for one in utterances]).cpu().numpy()  # one copy off the device
+    whole = torch.cat([one.samples for one in utterances]).cpu().numpy()
     waves = np.split(whole, np.cumsum(lengths)[:-1])
-    kept = [(one.text, one.speaker, trimmed(wave)) for one, wave in zip(utterances, waves, strict=True)]
-    write_shard(path, kept)
-    return sum(len(wave) for _, _, wave in kept)
+    return [(one.text, one.speaker, trimmed(wave)) for one, wave in zip(utterances, waves, strict=True)]
+
+
+class Count:
+    """How much a maker has made; told every ten seconds."""
+
+    def __init__(self, maker: str) -> None:
+        self._maker, self._began, self._told, self._samples = maker, time.monotonic(), time.monotonic(), 0
+
+    def add(self, utterances: Sequence[tuple[int, int, np.ndarray]]) -> None:
+        self._samples += sum(len(wave) for _, _, wave in utterances)
+        if time.monotonic() - self._told > 10:
+            self._told = time.monotonic()
+            rate = self._samples / RATE / (self._told - self._began)
+            print(f"{self._maker}: {self.hours:.2f} h, {rate:.0f} s/s", flush=True)
+
+    @property
+    def hours(self) -> float:
+        return self._samples / RATE / 3600
 
 
 def open_studio(directory: Path, device: torch.device, batch_s: float) -> tuple[Studio, list[str]]:
@@ -212,11 +222,16 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     studio, names = open_studio(options.teacher, device, options.batch_s)
     texts = read_phonemes(options.phonemes)
-    hours = make(
-        studio, texts, names, options.output,
+    made = recorded(
+        studio, texts, names,
         part=options.part, parts=options.parts, seconds=options.seconds, per_speaker=options.per_speaker,
     )  # fmt: skip
-    print(f"speech {options.part}: {hours:.2f} h in all", flush=True)
+    count = Count(f"speech {options.part}")
+    for shard, utterances in enumerate(map(heard, made)):
+        if utterances:
+            write_shard(options.output / f"shard_{options.part:02d}_{shard:05d}.npz", utterances)
+        count.add(utterances)
+    print(f"speech {options.part}: {count.hours:.2f} h in all", flush=True)
 
 
 if __name__ == "__main__":

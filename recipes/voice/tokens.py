@@ -1,10 +1,10 @@
-"""Encode the teacher's speech with the finished codec, and put the utterances of each speaker together.
+"""Let the teacher speak and encode what it says at once, as the dual-AR model learns it; no sound is kept.
 
-python -m recipes.voice.tokens --work DIR --phonemes FILE [--follow SECONDS] [--part K --parts N]
+python -m recipes.voice.tokens --work DIR --teacher DIR --phonemes DIR --seconds 300 [--part K --parts N]
 
-Speech must be made with `--per-speaker 8`: a speaker's utterances come in any order, spread over the shards of one
-maker. They are kept until all eight are there, and written to `DIR/tokens` as `training/tokens.py` writes them. The
-texts are as they are read aloud. Several processes may share the work: each takes the shards of its own makers.
+`DIR` holds the finished codec. `--phonemes` is what `phonemes.py` wrote, a file or a folder of them, of which each part
+takes its share. A speaker says eight texts, which come in any order; when all are there they are written side by side
+to `DIR/tokens`, as `training/tokens.py` writes them. The model sees the texts as they are read aloud.
 """
 
 from __future__ import annotations
@@ -12,27 +12,33 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import re
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recipes.voice.speech import Count, Text, Utterance, heard, is_short_enough, open_studio, recorded
+from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.tokenizer import S1Tokenizer
+from training import speech, texts, tokens
 from training.corpus import PER_GROUP
-from training.speech import Utterance
-from training.texts import spoken
-from training.tokens import as_segments, encode
 from training.vocabulary import write_vocabulary
 
 PER_SHARD = 512  # utterances
-POLL_S = 1.0
 NOTHING = np.zeros(0, np.int16)  # what was encoded is not kept
+# flite's spellings of letters, which the texts are read aloud with, and what the letters are to everybody else.
+LETTERS = ((re.compile(r"\bay em\b"), "A M"), (re.compile(r"\bpee em\b"), "P M"), (re.compile(r"\bay\b"), "A"))
+TENS = re.compile(
+    r"\b(twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety) (one|two|three|four|five|six|seven|eight|nine)\b", re.I
+)
 
-Coded = tuple[Utterance, NDArray[np.int16]]
+Coded = tuple[int, str, NDArray[np.int16]]
 
 
 class Speakers:
@@ -44,12 +50,12 @@ class Speakers:
         self._ready: list[Coded] = []
         self.num_shards = 0
 
-    def add(self, utterance: Utterance, codes: NDArray[np.int16]) -> None:
+    def add(self, speaker: int, text: str, codes: NDArray[np.int16]) -> None:
         """Take one utterance; write a shard if that completes one."""
-        waiting = self._waiting[utterance.speaker]
-        waiting.append((utterance, codes))
+        waiting = self._waiting[speaker]
+        waiting.append((speaker, text, codes))
         if len(waiting) == PER_GROUP:
-            self._ready += self._waiting.pop(utterance.speaker)
+            self._ready += self._waiting.pop(speaker)
             if len(self._ready) >= PER_SHARD:
                 self._write()
 
@@ -62,62 +68,76 @@ class Speakers:
             self._write()
 
     def _write(self) -> None:
-        utterances, codes = zip(*self._ready, strict=True)
+        utterances = [speech.Utterance(text, NOTHING, speaker) for speaker, text, _ in self._ready]
         target = self._output / f"shard_{self._name}_{self.num_shards:05d}.npz"
         with target.with_suffix(".tmp").open("wb") as file:
-            np.savez(file, **as_segments(list(utterances), list(codes), self._tokenizer))
+            np.savez(file, **tokens.as_segments(utterances, [codes for _, _, codes in self._ready], self._tokenizer))
         target.with_suffix(".tmp").replace(target)
         self._ready = []
         self.num_shards += 1
 
 
-def read_texts(phonemes: Path) -> list[str]:
-    """The texts of what `phonemes.py` wrote, as they are read aloud."""
-    return [spoken(line[0]) for line in json.loads(lzma.decompress(phonemes.read_bytes()))]
+def written(text: str) -> str:
+    """A text as the model sees it: as it is read aloud, single letters as letters, and not always written with care.
+
+    Every other one writes twenty-one, every twentieth has no capitals.
+    """
+    read = texts.spoken(text)
+    for said, letter in LETTERS:
+        read = said.sub(letter, read)
+    if len(read) % 2:
+        read = TENS.sub(r"\1-\2", read)
+    return read.lower() if len(read) % 20 == 7 else read
+
+
+def read_texts(phonemes: Path, part: int, parts: int) -> tuple[list[str], list[Text]]:
+    """What this part is to say: texts as the model sees them, and their phonemes, numbered by these."""
+    files = sorted(phonemes.glob("*.xz")) if phonemes.is_dir() else [phonemes]
+    lines = [line for file in files for line in json.loads(lzma.decompress(file.read_bytes()))][part::parts]
+    numbered = [Text(number, american, british) for number, (_, american, british) in enumerate(lines)]
+    return [written(line[0]) for line in lines], [text for text in numbered if is_short_enough(text)]
 
 
 @torch.inference_mode()
-def encode_speech(
-    work: Path, phonemes: Path, device: torch.device, *, follow_s: float = 0.0, part: int = 0, parts: int = 1
-) -> int:
-    """Encode all shards of this part's makers, then those that appear within `follow_s` seconds; give how many."""
-    write_vocabulary(work)
-    codec, texts = open_dac(work, encodes=True, device=device), read_texts(phonemes)
-    (work / "tokens").mkdir(exist_ok=True)
-    speakers = Speakers(work / "tokens", f"{part:02d}", S1Tokenizer.from_directory(work))
-    began, read = time.monotonic(), set[Path]()
-    while True:
-        found = [path for path in sorted((work / "speech").glob("shard_*.npz")) if path not in read]
-        new = [path for path in found if int(path.stem.split("_")[1]) % parts == part]
-        for path in new:
-            read.add(path)
-            with np.load(path) as shard:
-                waves = np.split(shard["samples"], np.cumsum(shard["lengths"])[:-1])
-                said, who = shard["text"].tolist(), shard["speaker"].tolist()
-            for codes, text, speaker in zip(encode(codec, waves), said, who, strict=True):
-                speakers.add(Utterance(texts[text], NOTHING, speaker), codes)
-        if time.monotonic() - began > follow_s:
-            speakers.finish()
-            return len(read)
-        if not new:
-            time.sleep(POLL_S)
+def encode(made: Iterable[Sequence[Utterance]], said: Sequence[str], codec: Dac, speakers: Speakers, name: str) -> None:
+    """Encode utterances as they are made, until there are no more."""
+    count = Count(name)
+    for utterances in map(heard, made):
+        codes = tokens.encode(codec, [wave for _, _, wave in utterances])
+        for (text, speaker, _), frames in zip(utterances, codes, strict=True):
+            speakers.add(speaker, said[text], frames)
+        count.add(utterances)
+    speakers.finish()
+    print(f"{name}: {count.hours:.2f} h in all, {speakers.num_shards} shards", flush=True)
 
 
 def main() -> None:
-    """Encode on the best device there is."""
+    """Speak and encode for some seconds, on the best device there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--teacher", type=Path, required=True)
     parser.add_argument("--phonemes", type=Path, required=True)
-    parser.add_argument("--follow", type=float, default=0.0, help="seconds to wait for more shards")
+    parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--part", type=int, default=0)
     parser.add_argument("--parts", type=int, default=1)
+    parser.add_argument("--batch-s", type=float, default=240.0)
     options = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.manual_seed(options.part)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     began = time.monotonic()
-    count = encode_speech(
-        options.work, options.phonemes, device, follow_s=options.follow, part=options.part, parts=options.parts
-    )
-    print(f"tokens {options.part}: {count} shards of speech in {time.monotonic() - began:.0f} s", flush=True)
+    write_vocabulary(options.work)
+    (options.work / "tokens").mkdir(exist_ok=True)
+    codec = open_dac(options.work, encodes=True, device=device)
+    studio, names = open_studio(options.teacher, device, options.batch_s)
+    said, items = read_texts(options.phonemes, options.part, options.parts)
+    print(f"tokens {options.part}: {len(items)} texts, ready in {time.monotonic() - began:.0f} s", flush=True)
+    made = recorded(
+        studio, items, names,
+        part=options.part, parts=options.parts, seconds=options.seconds, per_speaker=PER_GROUP,
+    )  # fmt: skip
+    speakers = Speakers(options.work / "tokens", f"{options.part:02d}", S1Tokenizer.from_directory(options.work))
+    encode(made, said, codec, speakers, f"tokens {options.part}")
 
 
 if __name__ == "__main__":

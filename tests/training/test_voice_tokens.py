@@ -17,15 +17,16 @@ if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
 
 from recipes.voice import tokens
 from recipes.voice.sizes import CODECS, MODELS
-from recipes.voice.speech import write_shard
+from recipes.voice.speech import Utterance
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.weights.directory import DEFAULT_MODEL
-from training.corpus import PER_GROUP, Corpus
+from training.corpus import PER_GROUP
 from training.loop import Schedule
 from training.model import CONFIG, Batch, ModelTraining
+from training.vocabulary import write_vocabulary
 
 CPU = torch.device("cpu")
 TEXTS = [f"Room {number} is free." for number in range(20)]
@@ -34,25 +35,31 @@ SPEAKERS = [7] * PER_GROUP + [3] * PER_GROUP + [5] * 4
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Speech of three speakers in two shards of one maker, in no order; a codec; what texts were read."""
+    """What is there before anything is spoken: a codec, the vocabulary and the texts' phonemes."""
     monkeypatch.setattr(tokens, "PER_SHARD", PER_GROUP)
     for name in ("codec.safetensors", "codec_config.json"):
         shutil.copy(DEFAULT_MODEL / name, tmp_path)
-    noise = np.random.default_rng(0)
-    said = [
-        (text, who, noise.integers(-3000, 3000, 1300 + 700 * text).astype(np.int16))
-        for text, who in enumerate(SPEAKERS)
-    ]
-    (tmp_path / "speech").mkdir()
-    noise.shuffle(said)
-    for shard in range(2):
-        write_shard(tmp_path / "speech" / f"shard_00_{shard:05d}.npz", said[shard::2])
-    (tmp_path / "phonemes.xz").write_bytes(lzma.compress(json.dumps([[text, "", ""] for text in TEXTS]).encode()))
+    write_vocabulary(tmp_path)
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "phonemes.xz").write_bytes(lzma.compress(json.dumps([[text, text, ""] for text in TEXTS]).encode()))
     return tmp_path
 
 
+def encode(work: Path) -> None:
+    """Encode noise instead of the teacher's speech: three speakers' utterances, in no order, in two batches."""
+    noise = np.random.default_rng(0)
+    said = [
+        Utterance(text, who, torch.from_numpy(noise.integers(-3000, 3000, 1300 + 700 * text).astype(np.int16)))
+        for text, who in enumerate(SPEAKERS)
+    ]
+    noise.shuffle(said)
+    texts, _ = tokens.read_texts(work / "phonemes.xz", 0, 1)
+    speakers = tokens.Speakers(work / "tokens", "00", S1Tokenizer.from_directory(work))
+    tokens.encode([said[::2], said[1::2]], texts, open_dac(work, encodes=True), speakers, "test")
+
+
 def test_every_utterance_is_written_once_beside_the_others_of_its_speaker(work: Path) -> None:
-    assert tokens.encode_speech(work, work / "phonemes.xz", CPU) == 2
+    encode(work)
     tokenizer, codec = S1Tokenizer.from_directory(work), open_dac(work, encodes=True)
     found = {}
     for path in sorted((work / "tokens").glob("shard_00_*.npz")):
@@ -65,14 +72,14 @@ def test_every_utterance_is_written_once_beside_the_others_of_its_speaker(work: 
                 found[read.split(">")[-1]] = (who, int((main >= tokenizer.semantic_begin).sum()))
     assert len(found) == len(TEXTS)
     for number, speaker in enumerate(SPEAKERS):
-        said = next(key for key in found if key.endswith(tokens.spoken(TEXTS[number])))
+        said = next(key for key in found if key.endswith(tokens.written(TEXTS[number])))
         frames = -(-(1300 + 700 * number) // codec.samples_per_frame)
         assert found[said] == (speaker, frames)
 
 
 def test_a_model_learns_from_what_was_encoded(work: Path) -> None:
-    tokens.encode_speech(work, work / "phonemes.xz", CPU)
-    sizes = {**CONFIG, "dim": 16, "n_head": 2, "n_local_heads": 1, "head_dim": 8, "n_layer": 1, "intermediate_size": 16}
+    encode(work)
+    sizes = {**CONFIG, "dim": 16, "n_head": 4, "n_local_heads": 1, "head_dim": 8, "n_layer": 1, "intermediate_size": 16}
     training = ModelTraining(
         work, Schedule(60.0, 1e-2, 1), Batch(2, 256, 64), CPU, sizes=sizes, held_back="shard_00_00002.npz"
     )
@@ -88,6 +95,14 @@ def test_a_model_learns_from_what_was_encoded(work: Path) -> None:
     assert told[-1] < told[0]
 
 
+def test_the_model_sees_words_and_letters_and_no_figures() -> None:
+    assert tokens.written("He paid $42.10 at 5 am.") == "He paid forty two dollars ten cents at five A M."
+    assert tokens.written("Ask the BBA.") == "Ask the B B A."
+    seen = {tokens.written(f"Room {number} is quiet.") for number in range(20, 100)}
+    assert "Room twenty-one is quiet." in seen or "room twenty-one is quiet." in seen
+    assert not any(character.isdigit() for text in seen for character in text)
+
+
 def test_the_models_speak_the_codes_of_the_codec_that_is_trained() -> None:
     codec = DacConfig.from_json(CODECS["fast"])
     for sizes in MODELS.values():
@@ -96,9 +111,6 @@ def test_the_models_speak_the_codes_of_the_codec_that_is_trained() -> None:
         assert config.codebook_size == codec.codebook_size
 
 
-def test_makers_are_shared_among_the_processes_that_encode(work: Path) -> None:
-    (work / "speech" / "shard_00_00001.npz").rename(work / "speech" / "shard_01_00001.npz")
-    assert [tokens.encode_speech(work, work / "phonemes.xz", CPU, part=part, parts=2) for part in (0, 1)] == [1, 1]
-    corpus = Corpus(work / "tokens", lambda _: True, interleave=0, num_books=10, max_tokens=20_000, device=CPU)
-    corpus.refill()
-    assert corpus.num_utterances == len(TEXTS)
+def test_parts_share_the_texts(work: Path) -> None:
+    said = [tokens.read_texts(work / "phonemes.xz", part, 3)[0] for part in range(3)]
+    assert sorted(text for part in said for text in part) == sorted(map(tokens.written, TEXTS))
