@@ -27,6 +27,7 @@ class ModelPrecision(StrEnum):
     float32 = "float32"
     float16 = "float16"
     bfloat16 = "bfloat16"
+    int8 = "int8"
 
 
 class CodecPrecision(StrEnum):
@@ -34,6 +35,7 @@ class CodecPrecision(StrEnum):
 
     float16 = "float16"
     float32 = "float32"
+    int8 = "int8"
 
 
 class Form(StrEnum):

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from s1_mini.voices.format import VoiceFormat
     from s1_mini.weights.members import Member
 
-ModelPrecision = Literal["keep", "float32", "float16", "bfloat16"]
-CodecPrecision = Literal["float32", "float16"]
+ModelPrecision = Literal["keep", "float32", "float16", "bfloat16", "int8"]
+CodecPrecision = Literal["float32", "float16", "int8"]
 Form = Literal["published", "compact"]
 
 
@@ -81,6 +81,12 @@ class Conversion:
     precision: ModelPrecision = "keep"
     codec_precision: CodecPrecision = "float16"
     decode_only: bool = False  # without what only encodes references
+
+    def check_wide(self, family: str) -> None:
+        """Raise `ParameterError` for weights in eight bits, which checkpoints of this family cannot have."""
+        for name in ("precision", "codec_precision"):
+            if getattr(self, name) == "int8":
+                raise ParameterError(name, f"'int8' is none of {family}, whose weights are stored in 16 or 32 bits")
 
 
 @dataclass(frozen=True)

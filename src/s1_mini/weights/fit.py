@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.weights.eight import is_eight, widened, without_scales
 from s1_mini.weights.files import Tensors
 
 _MOST_NAMED = 6
@@ -52,10 +53,11 @@ def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor
 def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype, device: torch.device) -> None:
     """Give `module`, built on the meta device, its parameters from `tensors`.
 
-    Tensors that already have `dtype` and `device` are taken over without a copy. Raises as `check_fit` does.
+    Tensors that already have `dtype` and `device` are taken over without a copy; those in eight bits are widened one by
+    one. Raises as `check_fit` does.
     """
     check_fit(module, tensors, source=source)
-    ready = {name: tensors[name].to(device=device, dtype=dtype) for name, _ in module.named_parameters()}
+    ready = {name: widened(tensors, name, dtype, device) for name, _ in module.named_parameters()}
     module.load_state_dict(ready, strict=True, assign=True)
     module.requires_grad_(False).eval()
 
@@ -63,9 +65,12 @@ def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype,
 def check_fit(module: nn.Module, tensors: Tensors, *, source: str) -> None:
     """Raise `CheckpointMismatchError` naming what is missing, extra or misshapen in `source`."""
     expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    given = {name: tuple(tensor.shape) for name, tensor in without_scales(tensors, source).items()}
     faults = [
-        ("not floating point", [name for name, tensor in tensors.items() if not tensor.is_floating_point()]),
+        (
+            "not floating point",
+            [name for name in given if not (tensors[name].is_floating_point() or is_eight(name, tensors))],
+        ),
         ("missing", [name for name in expected if name not in given]),
         ("not part of this architecture", [name for name in given if name not in expected]),
         (

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
+from s1_mini.weights.eight import SCALE, SUFFIX, narrowed
 from s1_mini.weights.files import read_tensors
 from s1_mini.weights.members import Chunk, Member
 
@@ -26,7 +27,7 @@ Together = Callable[[str], str]  # gives the same for tensors of the file that b
 
 PIECE_BYTES = 2**20
 WINDOW_BYTES = 16 * 2**20  # of a file, mapped before it is mapped anew
-_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8"}
 
 
 class TensorFile:
@@ -168,14 +169,40 @@ def steady_arithmetic() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor of the file that is written: what `make` does of each piece of a target."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    target: Target
+    make: Callable[[Tensor], Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def _entries(target: Target, dtype: torch.dtype) -> list[_Entry]:
+    """List what is written of a target: in eight bits (int8) it is read twice, for its values and for their scales."""
+    if dtype != torch.int8:
+        return [_Entry(target.name, target.shape, dtype, target, lambda piece: piece.to(dtype))]
+    return [
+        _Entry(target.name, target.shape, dtype, target, lambda piece: narrowed(piece)[0]),
+        _Entry(target.name + SUFFIX, target.shape[:1], SCALE, target, lambda piece: narrowed(piece)[1]),
+    ]
+
+
 class ConvertedFile:
     """A `.safetensors` file that is about to be written. Its size is known before a tensor is read."""
 
     def __init__(self, file: TensorFile, translate: Translate, dtypes: Mapping[Target, torch.dtype]) -> None:
         self._file, self._translate = file, translate
-        self._dtypes = dict(sorted(dtypes.items(), key=lambda item: (-item[1].itemsize, item[0].name)))
+        entries = [entry for target, dtype in dtypes.items() for entry in _entries(target, dtype)]
+        self._entries = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
         self._header = self._make_header()
-        self.size = len(self._header) + sum(one.num_elements * dtype.itemsize for one, dtype in self._dtypes.items())
+        self.size = len(self._header) + sum(entry.num_bytes for entry in self._entries)
 
     def member(self, name: str) -> Member:
         """Let it be a member."""
@@ -185,15 +212,15 @@ class ConvertedFile:
         """Give the file from its first byte to its last. A chunk is to be let go of before the next one."""
         yield self._header
         with steady_arithmetic():
-            for target, dtype in self._dtypes.items():
-                for piece in read_pieces(self._file, target, self._translate):
-                    yield piece.to(dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
+            for entry in self._entries:
+                for piece in read_pieces(self._file, entry.target, self._translate):
+                    yield entry.make(piece).contiguous().reshape(-1).view(torch.uint8).numpy().data
 
     def _make_header(self) -> bytes:
         entries, offset = {}, 0
-        for target, dtype in self._dtypes.items():
-            end = offset + target.num_elements * dtype.itemsize
-            entries[target.name] = {"dtype": _DTYPES[dtype], "shape": target.shape, "data_offsets": (offset, end)}
+        for entry in self._entries:
+            end = offset + entry.num_bytes
+            entries[entry.name] = {"dtype": _DTYPES[entry.dtype], "shape": entry.shape, "data_offsets": (offset, end)}
             offset = end
         text = json.dumps(entries, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of eight

@@ -45,6 +45,7 @@ _UNUSED_HEAD = PREFIXES["fine"] + "lm_heads.0.weight"
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
     """Give all files, the weights read when their chunks are asked for. Raises `CheckpointError`."""
+    conversion.check_wide("a cascade")
     config, parts = read_config(checkpoint), find_parts(checkpoint)
     for file in {file for file in parts.values() if is_suno(file)}:
         read_suno(file)  # which tells a way out for what is more than tensors

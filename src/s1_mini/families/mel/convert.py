@@ -35,6 +35,7 @@ _LAYERS = (".wrapped_encoder.layers.", ".wrapped_decoder.layers.")
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
     """Give all files but voices, the weights read when their chunks are asked for. Raises `CheckpointError`."""
+    conversion.check_wide("SpeechT5")
     config, vocoder = read_configs(checkpoint)
     CharTokenizer.from_directory(checkpoint, config)
     told = read_json(checkpoint / "config.json")

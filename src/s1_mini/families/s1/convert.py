@@ -1,7 +1,8 @@
 """The files of an S1 checkpoint in the compact form: weight norm folded, dead buffers gone, half precision.
 
 The model keeps the precision it is stored in. Of the codec, the large kernels become float16, and what decides on
-codes or is small does so only where float16 holds it exactly; S1-mini's codec shrinks from 1.87 GB to 0.8 GB.
+codes or is small does so only where float16 holds it exactly; S1-mini's codec shrinks from 1.87 GB to 0.8 GB. In eight
+bits (`int8`) are the tables and kernels that are not small, one scale a row; the rest is as it is or as above.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
 from s1_mini.families.s1 import weights as s1_weights
 from s1_mini.families.s1.family import SMALL_FILES
 from s1_mini.weights.directory import find_tensors, read_json
+from s1_mini.weights.eight import all_widened, stem
 from s1_mini.weights.members import Member, copied, written
 from s1_mini.weights.stream import (
     ConvertedFile,
@@ -35,6 +37,7 @@ from s1_mini.weights.stream import (
 from s1_mini.weights.weight_norm import folded_name
 
 _SMALL = 2**16  # elements; smaller tensors are not worth rounding
+_NARROW = 2**14  # … in eight bits
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
@@ -52,22 +55,43 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
 
 def _model(checkpoint: Path, precision: ModelPrecision) -> ConvertedFile:
     file = TensorFile(find_tensors(checkpoint, "model"))
-    targets = plan(file, s1_weights.translate, s1_weights.joined_name)
-    named = s1_weights.translate(file.shapes())
-    _untie(checkpoint, file, targets, named)
+    translate = _widening(file, s1_weights.translate)
+    targets = plan(file, translate, lambda name: s1_weights.joined_name(stem(name)))
+    named = translate(file.shapes())
+    _untie(checkpoint, file, targets, named, translate)
     s1_weights.check(checkpoint, named)
     stored = {target: named[target.name].dtype for target in targets}
-    if precision != "keep":
+    if precision in ("keep", "int8"):
+        narrows = precision == "int8"
+        stored |= {one: torch.int8 for one in targets if (narrows and _may_narrow(one)) or _is_narrow(file, one)}
+    else:
         stored = dict.fromkeys(stored, getattr(torch, precision))
-    return ConvertedFile(file, s1_weights.translate, stored)
+    return ConvertedFile(file, translate, stored)
 
 
-def _untie(checkpoint: Path, file: TensorFile, targets: list[Target], named: dict[str, Tensor]) -> None:
+def _widening(file: TensorFile, translate: Translate) -> Translate:
+    """Let weights that are stored in eight bits be wide before they are translated."""
+    return lambda tensors: translate(all_widened(tensors, file.path.name))
+
+
+def _is_narrow(file: TensorFile, target: Target) -> bool:
+    """Whether the file has a tensor in eight bits."""
+    return any(file.shapes()[name].dtype == torch.int8 for name in target.sources)
+
+
+def _may_narrow(target: Target) -> bool:
+    """Whether a tensor is large enough for eight bits, and has rows."""
+    return len(target.shape) > 1 and target.num_elements >= _NARROW
+
+
+def _untie(
+    checkpoint: Path, file: TensorFile, targets: list[Target], named: dict[str, Tensor], translate: Translate
+) -> None:
     """Where a head is stored beside embeddings that it is tied to, see that both are the same."""
     both = [target for target in targets if target.name in {"output.weight", "embeddings.weight"}]
     if not read_json(checkpoint / "config.json").get("tie_word_embeddings") or len(both) < 2:
         return
-    pairs = zip(*(read_pieces(file, target, s1_weights.translate) for target in both), strict=False)
+    pairs = zip(*(read_pieces(file, target, translate) for target in both), strict=False)
     if both[0].shape != both[1].shape or not all(torch.equal(one, other) for one, other in pairs):
         raise CheckpointMismatchError("config.json ties the head to the embeddings, but model weights have another")
     named["output.weight"] = named["embeddings.weight"]
@@ -77,14 +101,17 @@ def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, de
     file = TensorFile(find_tensors(checkpoint, "codec"))
     shapes = file.shapes()
     encodes = dac_weights.can_encode(shapes) and not decode_only
-    translate: Translate = partial(dac_weights.translate, encodes=encodes)
+    translate = _widening(file, partial(dac_weights.translate, encodes=encodes))
     dac_weights.check(config, translate(shapes), encodes=encodes)
-    targets = plan(file, translate, folded_name)
+    targets = plan(file, translate, lambda name: folded_name(stem(name)))
     stored = dict.fromkeys(targets, torch.float32)
-    if precision == "float16":
+    if precision != "float32":
         with steady_arithmetic():
             for target in targets:
-                if _may_round(target.name, target.num_elements, partial(read_pieces, file, target, translate)):
+                narrows = precision == "int8" and _may_narrow(target) and not _decides(target.name)
+                if narrows or _is_narrow(file, target):
+                    stored[target] = torch.int8
+                elif _may_round(target.name, target.num_elements, partial(read_pieces, file, target, translate)):
                     stored[target] = torch.float16
     return ConvertedFile(file, translate, stored)
 
@@ -94,9 +121,13 @@ def _may_round(name: str, num_elements: int, pieces: Callable[[], Iterator[Tenso
 
     `pieces` gives the tensor in one piece or several, as often as it is asked.
     """
-    decides = "codebook" in name or "in_proj" in name
-    if not decides and num_elements >= _SMALL:
+    if not _decides(name) and num_elements >= _SMALL:
         largest = torch.finfo(torch.float16).max
         if all(bool(piece.abs().max() < largest) for piece in pieces()):
             return True
     return all(torch.equal(piece.half().to(piece.dtype), piece) for piece in pieces())
+
+
+def _decides(name: str) -> bool:
+    """Whether a tensor of the codec decides on codes."""
+    return "codebook" in name or "in_proj" in name

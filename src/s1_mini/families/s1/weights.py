@@ -16,6 +16,7 @@ from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.settings import Heads
 from s1_mini.families.s1.tokenizer import S1Tokenizer, Vocabulary, read_vocabulary
 from s1_mini.weights.directory import read_json
+from s1_mini.weights.eight import SUFFIX
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton, strip_prefix
 
 _JOINED = ("wq", "wk", "wv")
@@ -66,6 +67,8 @@ def _tie(config: S1Config, named: dict[str, Tensor], source: str) -> None:
     """Let a tied head be the embeddings. A head of its own beside them contradicts the config."""
     if not config.tie_word_embeddings or "embeddings.weight" not in named:
         return
+    if "output.weight" not in named and "embeddings.weight" + SUFFIX in named:
+        named["output.weight" + SUFFIX] = named["embeddings.weight" + SUFFIX]
     own = named.setdefault("output.weight", named["embeddings.weight"])
     if own is not named["embeddings.weight"] and not torch.equal(own, named["embeddings.weight"]):
         raise CheckpointMismatchError(
@@ -141,4 +144,6 @@ def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | l
         raise CheckpointMismatchError(
             f"{source} does not fit its config: {name} {tuple(named[name].shape)} has not {stored} rows"
         )
-    named[name] = named[name][rows]
+    for part in (name, name + SUFFIX):
+        if part in named and named[part].dim():
+            named[part] = named[part][rows]

@@ -1,0 +1,68 @@
+"""Weights that are stored in eight bits: `NAME`, int8 [N, …], beside `NAME.scale`, one number for each row [N].
+
+They are widened tensor by tensor where they are loaded or converted. Rounding what was widened to float32 gives the
+same bits again, so an engine that keeps weights in eight bits (`S1_MINI_WEIGHTS_DTYPE=int8`) keeps those of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.kernels.weight import quantize
+
+SUFFIX = ".scale"
+SCALE = torch.bfloat16
+
+
+def stem(name: str) -> str:
+    """Give the name of the weights that a scale belongs to, any other name as it is."""
+    return name.removesuffix(SUFFIX)
+
+
+def is_eight(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether these weights are stored in eight bits."""
+    return tensors[name].dtype == torch.int8 and name + SUFFIX in tensors
+
+
+def without_scales(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Give the weights without the scales of those in eight bits.
+
+    Raises `CheckpointMismatchError`, naming `source`, for a scale that does not fit its weights.
+    """
+    scales = {name + SUFFIX for name in tensors if is_eight(name, tensors)}
+    for name in sorted(scales):
+        weights, scale = tensors[stem(name)], tensors[name]
+        if not weights.dim() or scale.shape != weights.shape[:1] or not scale.is_floating_point():
+            raise CheckpointMismatchError(
+                f"{source}: {name} {tuple(scale.shape)} is not one number for each row of {stem(name)} "
+                f"{tuple(weights.shape)}"
+            )
+    return {name: tensor for name, tensor in tensors.items() if name not in scales}
+
+
+def widened(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Give the weights of this name in `dtype`, on `device`, however they are stored."""
+    weights = tensors[name].to(device)
+    if is_eight(name, tensors):
+        weights = weights.float() * tensors[name + SUFFIX].to(weights.device).float().view(
+            -1, *[1] * (weights.dim() - 1)
+        )
+    return weights.to(dtype)
+
+
+def all_widened(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Give all weights, those in eight bits as float32; for tensors on the meta device, too."""
+    return {
+        name: widened(tensors, name, torch.float32) if is_eight(name, tensors) else tensor
+        for name, tensor in without_scales(tensors, source).items()
+    }
+
+
+def narrowed(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Round weights [N, …] to eight bits: values of their shape, and scales [N]."""
+    quantized = quantize(weights.flatten(1), torch.int8)
+    return quantized.values.view(weights.shape), quantized.scale
