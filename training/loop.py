@@ -64,6 +64,11 @@ class TimedTraining(ABC):
     def step(self) -> None:
         """Take the gradients of one batch; is captured, so it may not look at values."""
 
+    @property
+    def done(self) -> float:
+        """How much of the training is done, from 0 to 1: the rate falls by it, and at 1 it ends."""
+        return min(1.0, self.spent / self.schedule.total_s)
+
     def wait(self) -> None:  # noqa: B027 - some have all they need
         """Wait for what the first step needs; called once steps are captured, which takes long and looks at nothing."""
 
@@ -119,7 +124,7 @@ class TimedTraining(ABC):
             print(f"{self.name}: captured in {time.monotonic() - marked:.1f} s", flush=True)
         self.wait()
         marked, first = time.monotonic(), self.steps
-        while (passed := clock() - began) < seconds:
+        while (passed := clock() - began) < seconds and self.done < 1:
             self.spent = before + passed
             self._set_rate()
             replay()
@@ -134,8 +139,7 @@ class TimedTraining(ABC):
             self.save()
 
     def _set_rate(self) -> None:
-        done = min(1.0, self.spent / self.schedule.total_s)
-        rate = self.schedule.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+        rate = self.schedule.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.done)))
         self.rate.fill_(rate * min(1.0, (self.steps + 1) / self.schedule.warm_up))
 
     def state(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -75,8 +75,12 @@ class Batch:
     rows: int = 24
     columns: int = 1024
     frames: int = 8192  # of each step, drawn at random, on which the fast transformer is trained
-    dropout: float = 0.0  # 0.1 was worse on what is held back, and by the recogniser
+    dropout: float = 0.0  # of the slow layers; 0.1 was worse on what is held back, and by the recogniser
     weight_decay: float = 0.05
+    epochs: float = math.inf  # after so many, of all there is when training begins, it ends; nothing is read meanwhile
+
+
+Half = Literal["both", "slow", "fast"]  # of the network: which are trained, or whose loss tells the best weights
 
 
 class ModelTraining(TimedTraining):
@@ -95,8 +99,10 @@ class ModelTraining(TimedTraining):
         sizes: Mapping[str, Any] = CONFIG,
         held_back: str = HELD_BACK,
         compiles: bool = True,
+        trains: Half = "both",
+        best: Half = "both",
     ) -> None:
-        self.batch = batch
+        self.batch, self.trains, self.best_of = batch, trains, trains if trains == "fast" else best
         values = {**sizes, "vocab_size": write_vocabulary(work)}
         (work / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         self.tokenizer = S1Tokenizer.from_directory(work)
@@ -105,6 +111,9 @@ class ModelTraining(TimedTraining):
         self._initialise()
         self.network.to(device).prepare(device)
         self._add_dropout()
+        if trains == "fast":
+            for parameter_name, parameter in self.network.named_parameters():
+                parameter.requires_grad_(parameter_name.startswith("fast_"))
         super().__init__(work, schedule, device, self.network)
         groups = (
             {"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": batch.weight_decay},
@@ -145,7 +154,7 @@ class ModelTraining(TimedTraining):
         def drop(module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
             return F.dropout(output, self.batch.dropout, module.training)
 
-        for module in self.network.modules():
+        for module in self.network.layers.modules():
             if isinstance(module, Attention | FeedForward):
                 module.register_forward_hook(drop)
 
@@ -194,12 +203,18 @@ class ModelTraining(TimedTraining):
         windows = self.corpus.windows(self.corpus.random_groups(self.batch.rows), self.batch.columns)
         with self.half():
             slow, fast = self.losses(*windows)
-        self.derive(slow + fast)
+        self.derive(fast if self.trains == "fast" else slow + fast)
         self.report.lerp_(torch.stack((slow.detach(), fast.detach())), 0.02)
 
     def between(self) -> None:
-        if self.steps % REFILL_EVERY == 0:
+        if self.steps % REFILL_EVERY == 0 and math.isinf(self.batch.epochs):
             self.corpus.refill()
+
+    @property
+    def done(self) -> float:
+        """By time or by epochs, whichever is further."""
+        prompts = self.batch.epochs * max(1, self.corpus.num_groups)
+        return min(1.0, max(super().done, self.steps * self.batch.rows * self.group.size / prompts))
 
     def wait_for_tokens(self) -> None:
         """Wait until there is enough to begin with; raises `SystemExit` if nothing comes."""
@@ -226,8 +241,9 @@ class ModelTraining(TimedTraining):
         self.network.train()
         torch._foreach_copy_(self.parameters, live)
         slow, fast = torch.stack(totals).mean(0).tolist()
-        if slow + fast < self.best:
-            self.best = slow + fast
+        counted = {"both": slow + fast, "slow": slow, "fast": fast}[self.best_of]
+        if counted < self.best:
+            self.best = counted
             self.export(torch.bfloat16)
         return slow, fast
 
@@ -260,6 +276,15 @@ def arguments(usage: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--columns", type=int, default=Batch.columns)
     parser.add_argument("--frames", type=int, default=Batch.frames)
     parser.add_argument("--dropout", type=float, default=Batch.dropout)
+    parser.add_argument("--weight-decay", type=float, default=Batch.weight_decay)
+    parser.add_argument("--epochs", type=float, default=Batch.epochs, help="at most, of what is there at the beginning")
+    parser.add_argument(
+        "--trains", choices=get_args(Half), default="both", help="fast: the slow layers stay as they are"
+    )
+    parser.add_argument("--best", choices=get_args(Half), default="both", help="whose loss chooses the weights")
+    parser.add_argument(
+        "--report-every", type=int, default=ModelTraining.report_every, help="steps between validations"
+    )
     parser.add_argument("--no-compile", action="store_true")
     return parser
 
@@ -271,10 +296,19 @@ def train(options: argparse.Namespace, sizes: Mapping[str, Any], held_back: str)
     group, device = Group.join(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     use_capture_stream(device)
     schedule = replace(SCHEDULE, total_s=options.total, rate=options.rate)
-    batch = Batch(options.rows, options.columns, options.frames, options.dropout)
+    batch = Batch(options.rows, options.columns, options.frames, options.dropout, options.weight_decay, options.epochs)
     training = ModelTraining(
-        options.work, schedule, batch, device, sizes=sizes, held_back=held_back, compiles=not options.no_compile
+        options.work,
+        schedule,
+        batch,
+        device,
+        sizes=sizes,
+        held_back=held_back,
+        compiles=not options.no_compile,
+        trains=options.trains,
+        best=options.best,
     )
+    training.report_every = options.report_every
     training.group = group
     training.resume()
     group.share([*training.parameters, *training.mean])

@@ -10,6 +10,7 @@ from torch import Tensor
 LOUDNESS = -17.0  # LUFS; -16 is what voices ship at, and a decoded voice comes out a little louder or softer
 KNEE, PEAK = 0.6, 0.85  # of full scale: above the knee waves are bent, so that none goes beyond the peak
 BLOCK_S, HOP_S = 0.4, 0.1
+EVEN = 2400  # samples
 ABSOLUTE_GATE, RELATIVE_GATE = -70.0, -10.0  # LUFS, and LU below the mean of what passed the first
 
 
@@ -17,9 +18,11 @@ def loudness(waves: Tensor, rate: int) -> Tensor:
     """Integrated loudness in LUFS [B] of mono waves [B, T]; minus infinity for silence."""
     length, block, hop = waves.shape[-1], round(BLOCK_S * rate), round(HOP_S * rate)
     padded = torch.nn.functional.pad(waves.float(), (0, max(0, block - length)))
-    spectrum = torch.fft.rfft(padded, n=padded.shape[-1] + rate // 10)  # room for the filters' tails
+    # Room for the filters' tails, and few lengths without large prime factors: others cost a GPU much memory.
+    transformed = -(-(padded.shape[-1] + rate // 10) // EVEN) * EVEN
+    spectrum = torch.fft.rfft(padded, n=transformed)
     frequencies = torch.linspace(0, rate / 2, spectrum.shape[-1], device=waves.device)
-    weighted = torch.fft.irfft(spectrum * k_weighting(frequencies), n=padded.shape[-1] + rate // 10)
+    weighted = torch.fft.irfft(spectrum * k_weighting(frequencies), n=transformed)
     power = weighted[:, : padded.shape[-1]].unfold(-1, block, hop).square().mean(-1)
     level = -0.691 + 10 * power.clamp_min(1e-12).log10()
     kept = level > ABSOLUTE_GATE

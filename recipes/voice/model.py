@@ -11,7 +11,7 @@ from __future__ import annotations
 from recipes.voice.sizes import MODELS
 from training.model import arguments, train
 
-HELD_BACK = "shard_00_00000.npz"  # for validation
+HELD_BACK = "shard_held_00000.npz"  # for validation: texts and speakers that are in no other
 
 
 def main() -> None:

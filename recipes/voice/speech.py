@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,8 @@ MAX_PHONEMES = 240
 MAX_S = 16.0
 KEPT_LEAD_S = 0.15  # of the third to half a second of silence that the teacher begins with
 FADE_S = 0.01
+EVEN = 24  # lengths of transforms are multiples of it
+MAX_PLANS = 16  # of cuFFT
 
 
 class Text(NamedTuple):
@@ -90,7 +93,23 @@ class Studio:
             yield from self._speak(num_frames)
 
     def _speak(self, num_frames: int) -> Iterator[Utterance]:
-        waiting = self._shelves.pop(num_frames)
+        yield from self._all_or_halves(self._shelves.pop(num_frames), num_frames)
+
+    def _all_or_halves(self, waiting: list[_Waiting], num_frames: int) -> Iterator[Utterance]:
+        """Speak so many at once as there is memory for; others on the GPU may have taken it."""
+        try:
+            yield from list(self._spoken(waiting, num_frames))
+        except RuntimeError as error:  # of torch, or of cuFFT, which does not know torch's own
+            if len(waiting) == 1 or not _lacks_memory(error):
+                raise
+        else:
+            return
+        torch.cuda.empty_cache()
+        half = len(waiting) // 2
+        yield from self._all_or_halves(waiting[:half], num_frames)
+        yield from self._all_or_halves(waiting[half:], num_frames)
+
+    def _spoken(self, waiting: list[_Waiting], num_frames: int) -> Iterator[Utterance]:
         waves = self._teacher.speak([one.spoken for one in waiting], num_frames)
         for pitch in sorted({one.speaker.pitch for one in waiting}):
             rows = [row for row, one in enumerate(waiting) if one.speaker.pitch == pitch]
@@ -102,16 +121,36 @@ class Studio:
                 yield Utterance(one.text.number, one.speaker_index, wave[:length])
 
 
+def _lacks_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "cuFFT" in str(error)
+
+
+def bound_memory(device: torch.device, processes: int) -> None:
+    """Leave every one of so many processes on a GPU its share of the memory, and some to cuFFT and cuDNN.
+
+    What torch has once taken it keeps, and cuFFT keeps a plan for every count and length of rows, up to 4,096 of them:
+    eight makers without bounds died after five minutes.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(0.8 / processes, device)
+        torch.backends.cuda.cufft_plan_cache[device.index or 0].max_size = MAX_PLANS
+
+
 def resampled(waves: Tensor, factor: float) -> Tensor:
-    """Waves [B, T] sped up by `factor`, pitch and formants with them; band-limited."""
-    length = waves.shape[-1]
+    """Waves [B, T] sped up by `factor`, pitch and formants with them; band-limited.
+
+    Lengths are filled up to multiples of `EVEN` and of the fraction that `factor` is: transforms of lengths with large
+    prime factors take many times the memory.
+    """
     if factor == 1:
         return waves
-    wanted = round(length / factor)
-    spectrum = torch.fft.rfft(waves.float())
+    length, fraction = waves.shape[-1], Fraction(factor).limit_denominator(100)
+    steps = -(-length // (EVEN * fraction.numerator))
+    filled, wanted = (EVEN * steps * part for part in fraction.as_integer_ratio())
+    spectrum = torch.fft.rfft(torch.nn.functional.pad(waves.float(), (0, filled - length)))
     bins = wanted // 2 + 1
     kept = torch.nn.functional.pad(spectrum[:, :bins], (0, max(0, bins - spectrum.shape[1])))
-    return torch.fft.irfft(kept, n=wanted) * (wanted / length)
+    return torch.fft.irfft(kept, n=wanted)[:, : round(length / factor)] * (wanted / filled)
 
 
 def trimmed(samples: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Let the teacher speak and encode what it says at once, as the dual-AR model learns it; no sound is kept.
 
 python -m recipes.voice.tokens --work DIR --teacher DIR --phonemes DIR --seconds 300 [--part K --parts N]
+    [--held-out FILE] [--beside 4]
 
 `DIR` holds the finished codec. `--phonemes` is what `phonemes.py` wrote, a file or a folder of them, of which each part
 takes its share. A speaker says eight texts, which come in any order; when all are there they are written side by side
@@ -22,7 +23,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recipes.voice.speech import Count, Text, Utterance, heard, is_short_enough, open_studio, recorded
+from recipes.voice.speakers import held_out_speakers
+from recipes.voice.speech import (
+    Count,
+    Studio,
+    Text,
+    Utterance,
+    bound_memory,
+    heard,
+    is_short_enough,
+    open_studio,
+    recorded,
+)
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.tokenizer import S1Tokenizer
@@ -111,6 +123,19 @@ def encode(made: Iterable[Sequence[Utterance]], said: Sequence[str], codec: Dac,
     print(f"{name}: {count.hours:.2f} h in all, {speakers.num_shards} shards", flush=True)
 
 
+def held_back(studio: Studio, phonemes: Path) -> tuple[list[str], list[Utterance]]:
+    """Say sentences that are in no training text by speakers whose voices are in no training speaker.
+
+    Gives the texts, and what is said of them by number.
+    """
+    said, items = read_texts(phonemes, 0, 1)
+    speakers = held_out_speakers()
+    given = [
+        (text, place // PER_GROUP, speakers[place // PER_GROUP % len(speakers)]) for place, text in enumerate(items)
+    ]
+    return said, [*studio.record(given), *studio.finish()]
+
+
 def main() -> None:
     """Speak and encode for some seconds, on the best device there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,11 +145,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--part", type=int, default=0)
     parser.add_argument("--parts", type=int, default=1)
+    parser.add_argument("--again", type=int, default=0, help="how often this part was started before: it says others")
     parser.add_argument("--batch-s", type=float, default=240.0)
+    parser.add_argument(
+        "--held-out", type=Path, help="phonemes of held-out sentences, which part 0 says before all else"
+    )
+    parser.add_argument("--beside", type=int, default=1, help="how many processes share this one's GPU")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(options.part)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    bound_memory(device, options.beside)
     began = time.monotonic()
     write_vocabulary(options.work)
     (options.work / "tokens").mkdir(exist_ok=True)
@@ -134,9 +165,14 @@ def main() -> None:
     print(f"tokens {options.part}: {len(items)} texts, ready in {time.monotonic() - began:.0f} s", flush=True)
     made = recorded(
         studio, items, names,
-        part=options.part, parts=options.parts, seconds=options.seconds, per_speaker=PER_GROUP,
+        part=options.part + options.parts * 10**6 * options.again,
+        parts=options.parts, seconds=options.seconds, per_speaker=PER_GROUP,
     )  # fmt: skip
-    speakers = Speakers(options.work / "tokens", f"{options.part:02d}", S1Tokenizer.from_directory(options.work))
+    tokenizer = S1Tokenizer.from_directory(options.work)
+    if options.held_out and not options.part:
+        texts_of_held, spoken = held_back(studio, options.held_out)
+        encode([spoken], texts_of_held, codec, Speakers(options.work / "tokens", "held", tokenizer), "held back")
+    speakers = Speakers(options.work / "tokens", f"{options.part:02d}{chr(97 + options.again)}", tokenizer)
     encode(made, said, codec, speakers, f"tokens {options.part}")
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,8 +20,9 @@ from recipes.voice import packages
 from recipes.voice.kernels import norm_snake
 from recipes.voice.level import PEAK, levelled, loudness
 from recipes.voice.packages import Package
-from recipes.voice.speakers import HELD_OUT, POOR, Half, Speaker, Styles, held_out_speakers, speaker
-from recipes.voice.speech import KEPT_LEAD_S, resampled, trimmed
+from recipes.voice.speakers import HELD_OUT, PITCHES, POOR, Half, Speaker, Styles, held_out_speakers, speaker
+from recipes.voice.speech import KEPT_LEAD_S, Studio, Text, _Waiting, resampled, trimmed
+from recipes.voice.teacher import Spoken
 from recipes.voice.weights import _module_path, _reordered
 
 RATE = 24_000
@@ -89,6 +93,42 @@ def test_resampling_moves_the_pitch_and_shortens_by_the_same_factor() -> None:
     spectrum = torch.fft.rfft(higher).abs()[0]
     assert spectrum.argmax().item() * RATE / higher.shape[-1] == pytest.approx(550.0, abs=1.0)
     assert higher.abs().max().item() == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("pitch", PITCHES)
+def test_any_length_is_resampled_by_a_transform_without_large_prime_factors(
+    pitch: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = []
+    transform = torch.fft.rfft
+    monkeypatch.setattr(torch.fft, "rfft", lambda x: (lengths.append(x.shape[-1]), transform(x))[1])
+    wave = tone(440.0, 2.1)
+
+    higher = resampled(wave, pitch)
+
+    assert higher.shape[-1] == round(wave.shape[-1] / pitch)
+    assert all(not length % Fraction(pitch).limit_denominator(100).numerator and not length % 24 for length in lengths)
+    later = torch.fft.fft(higher[:, 4000:28000]).abs()[0, :12000]
+    assert later.argmax().item() == pytest.approx(440.0 * pitch, abs=1.0)
+
+
+def test_what_has_no_room_at_once_is_spoken_by_halves() -> None:
+    class Crowded:
+        device = torch.device("cpu")
+
+        def speak(self, texts: Sequence[Spoken], num_frames: int) -> torch.Tensor:
+            if len(texts) > 2:
+                raise RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED")
+            return tone(440.0, num_frames / 40).repeat(len(texts), 1)
+
+    studio = Studio(cast("Any", Crowded()), cast("Any", None), 60.0)
+    half = Half(("a",), (1.0,))
+    nothing = Spoken(torch.zeros(0), torch.zeros(0), torch.zeros(0), torch.zeros(0), 40)
+    waiting = [_Waiting(Text(number, "", ""), 0, Speaker(half, half), nothing) for number in range(5)]
+
+    said = list(studio._all_or_halves(waiting, 40))
+
+    assert [one.text for one in said] == list(range(5))
 
 
 def test_speech_begins_soon_after_the_beginning() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import torch
 if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from recipes.voice import tokens
+from recipes.voice import carry, tokens
 from recipes.voice.sizes import CODECS, MODELS
 from recipes.voice.speech import Utterance
 from s1_mini.codecs.dac.config import DacConfig
@@ -33,16 +35,20 @@ TEXTS = [f"Room {number} is free." for number in range(20)]
 SPEAKERS = [7] * PER_GROUP + [3] * PER_GROUP + [5] * 4
 
 
-@pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What is there before anything is spoken: a codec, the vocabulary and the texts' phonemes."""
-    monkeypatch.setattr(tokens, "PER_SHARD", PER_GROUP)
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The texts' phonemes, and what was encoded of noise instead of the teacher's speech; a shard holds a speaker."""
+    folder = tmp_path_factory.mktemp("work")
     for name in ("codec.safetensors", "codec_config.json"):
-        shutil.copy(DEFAULT_MODEL / name, tmp_path)
-    write_vocabulary(tmp_path)
-    (tmp_path / "tokens").mkdir()
-    (tmp_path / "phonemes.xz").write_bytes(lzma.compress(json.dumps([[text, text, ""] for text in TEXTS]).encode()))
-    return tmp_path
+        shutil.copy(DEFAULT_MODEL / name, folder)
+    write_vocabulary(folder)
+    (folder / "tokens").mkdir()
+    (folder / "phonemes.xz").write_bytes(lzma.compress(json.dumps([[text, text, ""] for text in TEXTS]).encode()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "PER_SHARD", PER_GROUP)
+        patch.setattr(tokens.tokens, "ROWS", 4)  # 32 are for GPUs
+        encode(folder)
+    return folder
 
 
 def encode(work: Path) -> None:
@@ -59,7 +65,6 @@ def encode(work: Path) -> None:
 
 
 def test_every_utterance_is_written_once_beside_the_others_of_its_speaker(work: Path) -> None:
-    encode(work)
     tokenizer, codec = S1Tokenizer.from_directory(work), open_dac(work, encodes=True)
     found = {}
     for path in sorted((work / "tokens").glob("shard_00_*.npz")):
@@ -78,11 +83,7 @@ def test_every_utterance_is_written_once_beside_the_others_of_its_speaker(work: 
 
 
 def test_a_model_learns_from_what_was_encoded(work: Path) -> None:
-    encode(work)
-    sizes = {**CONFIG, "dim": 16, "n_head": 4, "n_local_heads": 1, "head_dim": 8, "n_layer": 1, "intermediate_size": 16}
-    training = ModelTraining(
-        work, Schedule(60.0, 1e-2, 1), Batch(2, 256, 64), CPU, sizes=sizes, held_back="shard_00_00002.npz"
-    )
+    training = training_of(work)
     training.wait_for_tokens()
     training.rate.fill_(1e-2)
     told = []
@@ -93,6 +94,52 @@ def test_a_model_learns_from_what_was_encoded(work: Path) -> None:
         told.append(float(training.report.sum()))
     assert (training.corpus.num_groups, training.held_back.num_groups) == (2, 1)
     assert told[-1] < told[0]
+
+
+def training_of(work: Path, **options: Any) -> ModelTraining:
+    sizes = {**CONFIG, "dim": 16, "n_head": 4, "n_local_heads": 1, "head_dim": 8, "n_layer": 1, "intermediate_size": 16}
+    batch = Batch(2, 256, 64, epochs=options.pop("epochs", math.inf))
+    return ModelTraining(
+        work, Schedule(600.0, 1e-2, 1), batch, CPU, sizes=sizes, held_back="shard_00_00002.npz", **options
+    )
+
+
+def test_training_ends_after_its_epochs_with_its_rate_at_the_lowest(work: Path) -> None:
+    training = training_of(work, epochs=3)
+    training.wait_for_tokens()
+
+    training.run(600.0)
+
+    assert training.steps == 3  # two speakers, two a step
+    assert training.done == 1
+    training._set_rate()
+    assert training.rate.item() == pytest.approx(0.02 * 1e-2)
+
+
+def test_the_fast_layers_are_trained_alone_and_their_loss_chooses_the_weights(work: Path) -> None:
+    training = training_of(work, epochs=2, trains="fast")
+    training.wait_for_tokens()
+    before = {name: value.detach().clone() for name, value in training.network.named_parameters()}
+
+    training.run(600.0)
+
+    after = dict(training.network.named_parameters())
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if name.startswith("fast_")}
+    assert training.best == pytest.approx(training.validate()[1], abs=0.2)
+
+
+def test_what_was_encoded_comes_back_as_it_was_from_ten_bits_a_code(work: Path, tmp_path: Path) -> None:
+
+    assert carry.pack(work / "tokens", tmp_path / "packed", megabytes=0.001) > 1
+    count = carry.unpack(tmp_path / "packed", tmp_path / "next")
+
+    written = sorted((work / "tokens").glob("shard_*.npz"))
+    again = sorted((tmp_path / "next" / "tokens").glob("shard_*.npz"))
+    assert count == len(written) == len(again)
+    for one, other in zip(written, again, strict=True):
+        with np.load(one) as before, np.load(other) as after:
+            assert all(np.array_equal(before[name], after[name]) for name in before.files)
 
 
 def test_the_model_sees_words_and_letters_and_no_figures() -> None:
