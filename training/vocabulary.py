@@ -14,6 +14,7 @@ from s1_mini.families.s1.random import CONTROL_TOKENS
 
 NUM_SEMANTIC = 1024
 MERGED = ("<|", "|>", "sp", "spe", "spea", "speak", "speake", "speaker")
+PIECES = [bytes([value]) for value in range(256)] + [text.encode() for text in MERGED]  # of text, by token
 
 
 def write_vocabulary(directory: Path) -> int:
@@ -21,13 +22,12 @@ def write_vocabulary(directory: Path) -> int:
 
     Several processes may do so at once, while others read.
     """
-    tokens = [bytes([value]) for value in range(256)] + [text.encode() for text in MERGED]
-    lines = (f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
+    lines = (f"{base64.b64encode(piece).decode()} {rank}\n" for rank, piece in enumerate(PIECES))
     _replace(directory / "tokenizer.tiktoken", "".join(lines))
     names = [f"<|{name}|>" for name in CONTROL_TOKENS] + [f"<|semantic:{i}|>" for i in range(NUM_SEMANTIC)]
-    special = {name: len(tokens) + index for index, name in enumerate(names)}
+    special = {name: len(PIECES) + index for index, name in enumerate(names)}
     _replace(directory / "special_tokens.json", json.dumps(special) + "\n")
-    return len(tokens) + len(names)
+    return len(PIECES) + len(names)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from training import speech, tokens
-from training.vocabulary import write_vocabulary
+from training.vocabulary import PIECES, write_vocabulary
 
 BITS = 10
 NOTHING = np.zeros(0, np.int16)
@@ -69,8 +69,8 @@ def read_shard(path: Path, tokenizer: S1Tokenizer) -> Utterances:
     read: Utterances = []
     for who, main, columns in zip(speakers, mains, codes, strict=True):
         spoken = (main >= first) & (main <= last)
-        text = bytes(main[tag : int(spoken.argmax())].astype(np.uint8)).decode()  # the vocabulary is of bytes
-        read.append((who, text, columns[:, spoken]))
+        text = b"".join(PIECES[token] for token in main[tag : int(spoken.argmax())].tolist())
+        read.append((who, text.decode(), columns[:, spoken]))
     return read
 
 

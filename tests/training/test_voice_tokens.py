@@ -131,10 +131,16 @@ def test_the_fast_layers_are_trained_alone_and_their_loss_chooses_the_weights(wo
 
 def test_what_was_encoded_comes_back_as_it_was_from_ten_bits_a_code(work: Path, tmp_path: Path) -> None:
 
-    assert carry.pack(work / "tokens", tmp_path / "packed", megabytes=0.001) > 1
+    shutil.copytree(work / "tokens", tmp_path / "tokens")
+    codes = np.random.default_rng(0).integers(0, 1024, (10, 9)).astype(np.int16)
+    speakers = tokens.Speakers(tmp_path / "tokens", "01", S1Tokenizer.from_directory(work))
+    speakers.add(7, "The speaker's Spanish naïveté: <|speaker|>", codes)
+    speakers.finish()
+
+    assert carry.pack(tmp_path / "tokens", tmp_path / "packed", megabytes=0.001) > 1
     count = carry.unpack(tmp_path / "packed", tmp_path / "next")
 
-    written = sorted((work / "tokens").glob("shard_*.npz"))
+    written = sorted((tmp_path / "tokens").glob("shard_*.npz"))
     again = sorted((tmp_path / "next" / "tokens").glob("shard_*.npz"))
     assert count == len(written) == len(again)
     for one, other in zip(written, again, strict=True):
