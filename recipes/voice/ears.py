@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from training.metrics.quality import overall_quality
 from training.texts import spoken
 
 Wave = NDArray[np.float32]
@@ -39,6 +40,10 @@ class Ears:
         """DistillMOS, from 1 to 5."""
         with torch.inference_mode():
             return float(self._distillmos(torch.from_numpy(_at_16k(wave, rate)).unsqueeze(0)).item())
+
+    def quality(self, wave: Wave, rate: int) -> float:
+        """DNSMOS overall, from 1 to 5; made to judge the suppression of noise."""
+        return overall_quality(_at_16k(wave, rate))
 
     def voice(self, wave: Wave, rate: int) -> NDArray[np.float32]:
         """Resemblyzer's embedding [256] of who speaks, of length 1."""
