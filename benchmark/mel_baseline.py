@@ -2,14 +2,15 @@
 
 The baseline is in float32, one request at a time, keeps no keys and values (every step computes its whole prefix anew,
 causally, so that the result is the same), waits for the device after every request, and brings all that lies between to
-the host. Prenet dropout is off on both sides, so that sounds can be compared. Numbers of frames are fixed by the text,
-fifteen characters a second, since random weights end anywhere.
+the host. Prenet dropout is off on all sides, so that sounds can be compared. Numbers of frames are fixed by the text,
+fifteen characters a second, since random weights end anywhere. `transformers` speaks a checkpoint as published, too.
 
 python -m benchmark.mel_baseline --checkpoint speecht5 --output mel.json
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -21,17 +22,18 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmark.command import make_parser, numbers, run
+from benchmark.sections import Clock, Section, Span, bottlenecks, trace
 from s1_mini.audio.join import Joiner
-from s1_mini.bench.clients import resident_bytes
-from s1_mini.bench.profile import Profiler
+from s1_mini.bench.profile import SCHEDULING, Profiler
 from s1_mini.bench.report import describe_machine, table
+from s1_mini.capacity.cards import card_in
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.engine import ProductionTTSEngine
@@ -68,11 +70,9 @@ ENGINE_SECTIONS = {
     "decoder: prefill": "encode_text",
     "decoder: step": "decode_mel",
     "vocoder: step": "vocoder_inference",
-}
+}  # its copies to the host, and the waits for them, are within steps
 MAX_CHARACTERS = 20_000
 NEVER = 9.0  # a threshold that no probability of the end reaches
-
-Result = TypeVar("Result")
 
 
 def steps_of(text: str, loaded: LoadedMel, most: int) -> int:
@@ -82,52 +82,6 @@ def steps_of(text: str, loaded: LoadedMel, most: int) -> int:
     return max(1, min(most, config.max_steps, round(len(text) / CHARACTERS_A_SECOND * rate)))
 
 
-@dataclass
-class Section:
-    """What one section of a request takes."""
-
-    seconds: float = 0.0
-    memory_mb: float = 0.0  # that is in use more at its end than at its beginning
-    num_bytes: float = 0.0  # of weights, keys and values that it must read
-
-    @property
-    def bandwidth_gb_s(self) -> float | None:
-        """What it reads in a second."""
-        return self.num_bytes / self.seconds / 1e9 if self.seconds and self.num_bytes else None
-
-
-class Clock:
-    """Seconds and memory of sections; the device is at rest before and after each."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.sections = device, {name: Section() for name in SECTIONS}
-
-    def time(self, name: str, work: Callable[[], Result], num_bytes: float = 0.0) -> Result:
-        """Do some work, and give its result."""
-        self.rest()
-        memory, begun = memory_mb(self.device), time.perf_counter()
-        result = work()
-        if name != "synchronize":
-            self.rest()
-        section = self.sections[name]
-        section.seconds += time.perf_counter() - begun
-        section.memory_mb += memory_mb(self.device) - memory
-        section.num_bytes += num_bytes
-        return result
-
-    def rest(self) -> None:
-        """Wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-def memory_mb(device: torch.device) -> float:
-    """Give the memory in use: a GPU's by torch, else this process's, where the system tells."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device) / 1e6
-    return resident_bytes() / 1e6
-
-
 class Baseline:
     """One request at a time, in float32, without any cache."""
 
@@ -135,16 +89,16 @@ class Baseline:
         self._loaded, self._model = loaded, loaded.model
         layers = self._model.network.decoder.layers
         self._decoder_bytes = sum(weight.nbytes for layer in layers for weight in layer.parameters())
-        self._vector = torch.zeros(self._model.config.speaker_size, device=self._model.device)
+        self.vector = torch.zeros(self._model.config.speaker_size, device=self._model.device)
 
     def use_voice(self, vector: Tensor) -> None:
         """Speak with a speaker's vector [N]."""
-        self._vector = vector.float().to(self._model.device)
+        self.vector = vector.float().to(self._model.device)
 
     @torch.inference_mode()
     def speak(self, text: str, steps: int, clock: Clock | None = None) -> np.ndarray:
         """Speak so many steps; give the samples [T]."""
-        model, clock = self._model, clock or Clock(self._model.device)
+        model, clock = self._model, clock or Clock(self._model.device, SECTIONS)
         tidy = normalize(text, MAX_CHARACTERS)
         tokens = clock.time(
             "text_to_tokens", lambda: torch.tensor([self._loaded.tokenizer.encode(tidy)], device=model.device)
@@ -156,8 +110,7 @@ class Baseline:
         wave = clock.time("vocoder_inference", lambda: self._loaded.vocoder.speak(model.postnet(mel)), vocoder_bytes)
         clock.time("synchronize", clock.rest)
         host = clock.time("to_cpu", lambda: [each.float().cpu().numpy() for each in (encoded, mel, wave)])
-        joiner = Joiner(sample_rate=self._loaded.vocoder.config.sample_rate)  # fades both ends, as the engine
-        return np.concatenate((joiner.push(host[-1]), joiner.finish()))
+        return faded(host[-1], self._loaded)
 
     @torch.inference_mode()
     def decode(self, encoded: Tensor, steps: int) -> Tensor:
@@ -166,11 +119,46 @@ class Baseline:
         inputs = torch.zeros(1, config.num_bins, device=model.device)
         frames: list[Tensor] = []
         for _ in range(steps):
-            hidden = model.whole(inputs, self._vector, model.cross(encoded))
+            hidden = model.whole(inputs, self.vector, model.cross(encoded))
             made = model.heads(hidden[-1:])[0].view(config.frames_per_step, config.num_bins)
             frames.append(made)
             inputs = torch.cat((inputs, made[-1:]))
         return torch.cat(frames)
+
+
+class Original:
+    """The same weights in `transformers`, float32 and one request at a time: it keeps keys and values, too."""
+
+    def __init__(self, directory: Path, loaded: LoadedMel) -> None:
+        from transformers import SpeechT5ForTextToSpeech, SpeechT5HifiGan
+
+        self._loaded, self._device = loaded, loaded.model.device
+        model: Any = SpeechT5ForTextToSpeech.from_pretrained(directory)
+        vocoder: Any = SpeechT5HifiGan.from_pretrained(directory / "vocoder")
+        self._model, self._vocoder = model.to(self._device).eval(), vocoder.to(self._device).eval()
+        self._model.speecht5.decoder.prenet._consistent_dropout = lambda x, _: x  # it has no switch
+
+    @staticmethod
+    def can_read(directory: Path | None) -> bool:
+        """Whether `transformers` is there, and the checkpoint as it was published."""
+        is_published = directory is not None and (directory / "pytorch_model.bin").is_file()
+        return is_published and importlib.util.find_spec("transformers") is not None
+
+    @torch.inference_mode()
+    def speak(self, text: str, steps: int, vector: Tensor) -> np.ndarray:
+        """Speak so many steps; give the samples [T]."""
+        tokens = torch.tensor([self._loaded.tokenizer.encode(normalize(text, MAX_CHARACTERS))], device=self._device)
+        frames = steps * self._loaded.model.config.frames_per_step
+        ratio = (frames + 0.01) / tokens.shape[1]  # it rounds down
+        spoken = {"threshold": NEVER, "maxlenratio": ratio, "vocoder": self._vocoder}
+        wave = self._model.generate_speech(tokens, vector.view(1, -1), **spoken).float().cpu().numpy()
+        return faded(wave, self._loaded)
+
+
+def faded(wave: np.ndarray, loaded: LoadedMel) -> np.ndarray:
+    """Give a wave with both ends faded, as the engine gives it."""
+    joiner = Joiner(sample_rate=loaded.vocoder.config.sample_rate)
+    return np.concatenate((joiner.push(wave), joiner.finish()))
 
 
 @dataclass(frozen=True)
@@ -197,7 +185,7 @@ class Latencies:
     def data(self) -> dict[str, Any]:
         """Everything for a machine."""
         names = ("name", "average_ms", "p95_ms", "real_time_factor", "requests_per_s", "largest_difference")
-        return dict(zip(names, self.row(), strict=True))
+        return dict(zip(names, self.row(), strict=True)) | {"seconds": self.seconds}
 
 
 LATENCY_HEAD = ["one at a time", "average ms", "p95 ms", "real-time factor", "requests/s", "difference"]
@@ -247,7 +235,9 @@ class Comparison:
         self.config = EngineConfig(**common, **fixed, **limits, precision=precision, weights_dtype=weights_dtype)
         self.most, self.device = most, self.plain.model.device
         self.baseline = Baseline(self.plain)
+        self.original = Original(checkpoint, self.plain) if checkpoint and Original.can_read(checkpoint) else None
         self._stage: Stage | None = None
+        self._clock = Clock(self.device, SECTIONS)  # of the engine's sections
         self.engine = ProductionTTSEngine(self.config)
 
     def start(self) -> None:
@@ -269,15 +259,21 @@ class Comparison:
         """Give the steps of a text."""
         return steps_of(text, self.plain, self.most)
 
-    def latencies(self, texts: Sequence[str], repeats: int) -> list[Latencies]:
-        """Speak all texts one after the other, the baseline once, the engine `repeats` times, whole and streamed."""
+    def latencies(self, texts: Sequence[str], repeats: int) -> tuple[list[Latencies], dict[str, Section]]:
+        """Speak all texts one after the other, the baseline once, the engine `repeats` times, whole and streamed.
+
+        Also give the baseline's sections of the last text.
+        """
         self.baseline.speak(texts[0], self.steps(texts[0]))  # to warm up
-        plain, waves, sound_s = [], [], 0.0
+        plain, waves = [], []
         for text in texts:
-            begun = time.perf_counter()
-            waves.append(self.baseline.speak(text, self.steps(text)))
+            clock, begun = Clock(self.device, SECTIONS), time.perf_counter()
+            waves.append(self.baseline.speak(text, self.steps(text), clock))
             plain.append(time.perf_counter() - begun)
-            sound_s += len(waves[-1]) / self.engine.sample_rate
+        sound_s = sum(map(len, waves)) / self.engine.sample_rate
+        found = [Latencies("baseline", tuple(plain), sound_s)]
+        if self.original is not None:
+            found.append(self._originals(self.original, texts, waves))
         whole, first, difference = [], [], 0.0
         for repeat in range(repeats + 1):
             for text, wave in zip(texts, waves, strict=True):
@@ -285,21 +281,29 @@ class Comparison:
                 if repeat:  # the first time is to warm up
                     whole.append(made.generation_time)
                     difference = max(difference, float(np.abs(made.audio - wave).max()))
+        found.append(Latencies("engine", tuple(whole), sound_s * repeats, difference))
         for text in texts:
             begun = time.perf_counter()
             chunks = self.engine.stream(text, max_new_tokens=self.steps(text), chunk_profile="ttfa")
             next(chunk for chunk in chunks if len(chunk.audio))
             first.append(time.perf_counter() - begun)
             list(chunks)
-        return [
-            Latencies("baseline", tuple(plain), sound_s),
-            Latencies("engine", tuple(whole), sound_s * repeats, difference),
-            Latencies("engine, first sound", tuple(first), sound_s),
-        ]
+        found.append(Latencies("engine, first sound", tuple(first), sound_s))
+        return found, clock.sections
 
-    def batches(self, text: str, requests: Sequence[int]) -> list[dict[str, Any]]:
-        """Let the engine speak a text as often as is asked for at once; the baseline does so one by one."""
-        steps, found = self.steps(text), []
+    def _originals(self, original: Original, texts: Sequence[str], waves: Sequence[np.ndarray]) -> Latencies:
+        vector, took, difference = self.baseline.vector, [], 0.0
+        original.speak(texts[0], self.steps(texts[0]), vector)  # to warm up
+        for text, wave in zip(texts, waves, strict=True):
+            begun = time.perf_counter()
+            made = original.speak(text, self.steps(text), vector)
+            took.append(time.perf_counter() - begun)
+            difference = max(difference, float(np.abs(made - wave).max()))
+        return Latencies("transformers", tuple(took), sum(map(len, waves)) / self.engine.sample_rate, difference)
+
+    def batches(self, requests: Sequence[int]) -> list[dict[str, Any]]:
+        """Let the engine speak fifty characters as often as is asked for at once; the baseline does so one by one."""
+        text, steps, found = FIFTY, self.steps(FIFTY), []
         begun = time.perf_counter()
         wave = self.baseline.speak(text, steps)
         alone_s = time.perf_counter() - begun
@@ -318,34 +322,65 @@ class Comparison:
                     "requests_per_s": count / made.total_time,
                     "sound_s_per_s": count * sound_s / made.total_time,
                     "failed": sum(not item.success for item in made.results),
+                    "seconds": made.total_time,
+                    "gpu_use": None,
                 }
             )
         return found
 
-    def sections(self, text: str) -> tuple[dict[str, Section], dict[str, Section]]:
-        """Time the six sections of one request, before and after."""
-        steps, clock = self.steps(text), Clock(self.device)
-        self.baseline.speak(text, steps, clock)
-        loaded, speaker = self._loaded(), self._speaker()
-        profiler = Profiler(speaker, text, max_frames=steps)
+    def sections(self, text: str) -> dict[str, Section]:
+        """Time the engine's sections of one request."""
+        steps, loaded = self.steps(text), self._loaded()
+        profiler = self._profiler = Profiler(self._speaker(), text, max_frames=steps)
+        time_section = profiler.timer.time
+
+        def timed(name: str, work: Callable[[], Any]) -> Any:
+            if name not in ENGINE_SECTIONS:
+                return time_section(name, work)
+            return time_section(name, lambda: self._clock.time(ENGINE_SECTIONS[name], work))
+
+        profiler.timer.time = timed  # type: ignore[method-assign]
         profiler.speak()
+        self._clock = Clock(self.device, SECTIONS)
         profiler.timer.forget()
-        before = memory_mb(self.device)
         profiler.speak()
-        grown = memory_mb(self.device) - before
-        after = {name: Section() for name in SECTIONS}
-        for section in profiler.timer.sections(1):
-            name = ENGINE_SECTIONS.get(section.name)
-            if name is not None:
-                after[name].seconds += section.total_ms / 1e3
-        after["decode_mel"].memory_mb = grown
+        after = self._clock.sections
+        scheduled = (section for section in profiler.timer.sections(1) if section.name == SCHEDULING)
+        after[SCHEDULING] = Section(next(scheduled).total_ms / 1e3)
         network, tokens = loaded.model.network, len(loaded.tokenizer.encode(text))
         seen = steps * (steps + 1) / 2 + steps * tokens
         after["decode_mel"].num_bytes = steps * loaded.num_bytes + seen * loaded.model.token_bytes
         after["encode_text"].num_bytes = sum(weight.nbytes for weight in network.encoder.parameters())
         vocoder_bytes = sum(weight.nbytes for weight in loaded.vocoder.parameters())
         after["vocoder_inference"].num_bytes = vocoder_bytes * max(1, math.ceil(2 * steps / 64))
-        return clock.sections, after
+        return after
+
+    def add_use(
+        self, text: str, before: dict[str, Section], after: dict[str, Section], batches: list[dict[str, Any]]
+    ) -> None:
+        """Add how long a GPU computes, told by torch's profiler, which is not there where seconds are taken."""
+        if self.device.type != "cuda":
+            return
+        again, self._clock = Clock(self.device, SECTIONS), Clock(self.device, SECTIONS)
+        for sections, work, clock in (
+            (before, lambda: self.baseline.speak(text, self.steps(text), again), again),
+            (after, self._profiler.speak, self._clock),
+        ):
+            for name, busy_s in self._busy(work, clock).items():
+                sections[name].busy_s = busy_s
+        for batch in batches:
+            ask = partial(self.engine.generate_batch, [FIFTY] * batch["requests"], max_new_tokens=self.steps(FIFTY))
+            batch["gpu_use"] = self._busy(ask).get("", 0.0) / batch["seconds"]
+
+    def _busy(self, work: Callable[[], object], clock: Clock | None = None) -> dict[str, float]:
+        """Do some work again; give the seconds that kernels run, of the sections of a clock or of all as one."""
+        whole = Clock(self.device, ())
+
+        def run_again() -> Sequence[Span]:
+            whole.time("", work)
+            return (clock or whole).spans
+
+        return trace(run_again, self.device)
 
     def growth(self, steps: Sequence[int]) -> list[dict[str, Any]]:
         """Time decoding and encoding at several lengths, to be held against what was derived."""
@@ -396,32 +431,38 @@ class Comparison:
     def _timed(self, part: str, count: int, macs: float, work: Callable[[], object]) -> dict[str, Any]:
         """Time some work: on a CPU by the processor's time, so that what else the machine does counts less."""
         now = time.process_time if self.device.type == "cpu" else time.perf_counter
-        clock = Clock(self.device)
+        clock = Clock(self.device, ())
         clock.rest()
-        begun = now()
-        work()
-        clock.rest()
-        return {"part": part, "count": count, "gmacs": macs / 1e9, "seconds": now() - begun}
+        took = []
+        for _ in range(1 if self.device.type == "cpu" else 2):
+            begun = now()
+            work()
+            clock.rest()
+            took.append(now() - begun)
+        return {"part": part, "count": count, "gmacs": macs / 1e9, "seconds": min(took)}
 
 
-def bottlenecks(sections: dict[str, Section]) -> list[str]:
-    """Give a sentence for each of the three sections that take longest."""
-    total = sum(section.seconds for section in sections.values())
-    most = sorted(sections.items(), key=lambda item: -item[1].seconds)[:3]
-    return [f"{name}: {each.seconds:.3g} s, {100 * each.seconds / total:.0f} % of a request" for name, each in most]
+def section_data(sections: dict[str, Section]) -> dict[str, Any]:
+    """Give everything of some sections for a machine."""
+    return {name: section.data() for name, section in sections.items()}
 
 
 def tell(result: dict[str, Any], latencies: Sequence[Latencies], sections: Sequence[dict[str, Section]]) -> str:
     """Lay out everything that was measured."""
     batch_head = ["requests at once", "baseline ms", "average ms", "p95 ms", "baseline/s", "requests/s", "sound s/s"]
+    batch_head.append("GPU use %")
     batch_keys = ("baseline_average_ms", "average_ms", "p95_ms", "baseline_requests_per_s", "requests_per_s")
-    section_head = ["section", "before s", "MB", "GB/s", "after s", "MB", "GB/s"]
+    section_head = [
+        "section",
+        *[f"{when} {what}" for when in ("before", "after") for what in ("s", "MB", "use %", "GB/s")],
+    ]
     rows: list[list[str | float | None]] = []
-    for name in SECTIONS:
+    for name in (*SECTIONS, SCHEDULING):
         row: list[str | float | None] = [name]
         for each in sections:
-            section = each[name]
-            row += [section.seconds, section.memory_mb, section.bandwidth_gb_s] if section.seconds else [None] * 3
+            section = each.get(name, Section())
+            use = None if section.use is None else 100 * section.use
+            row += [section.seconds, section.memory_mb, use, section.bandwidth_gb_s] if section.seconds else [None] * 4
         rows.append(row)
     growth_head = ["part", "steps or tokens", "GMAC", "seconds", "growth", "derived"]
     growth_keys = ("count", "gmacs", "seconds", "growth", "derived_growth")
@@ -431,7 +472,11 @@ def tell(result: dict[str, Any], latencies: Sequence[Latencies], sections: Seque
         table(
             batch_head,
             [
-                [str(one["requests"]), *(one[key] for key in (*batch_keys, "sound_s_per_s"))]
+                [
+                    str(one["requests"]),
+                    *(one[key] for key in (*batch_keys, "sound_s_per_s")),
+                    None if one["gpu_use"] is None else 100 * one["gpu_use"],
+                ]
                 for one in result["batches"]
             ],
         ),
@@ -461,11 +506,12 @@ def main() -> int:
     texts = TEXTS[: options.texts]
     compared.start()
     try:
-        latencies = compared.latencies(texts, options.repeats)
-        batches = compared.batches(FIFTY, options.requests)
-        before, after = compared.sections(texts[-1])
+        latencies, before = compared.latencies(texts, options.repeats)
+        batches = compared.batches(options.requests)
+        after = compared.sections(texts[-1])
         health = compared.engine.health_check()
         growth = compared.growth(options.growth)
+        compared.add_use(texts[-1], before, after, batches)
     finally:
         compared.engine.stop()
     facts = describe_machine(str(compared.device)) | {
@@ -478,11 +524,13 @@ def main() -> int:
     }
     if compared.device.type == "cuda":
         facts["gpu_memory_gb"] = round(health["vram"]["used_gb"], 2)
+        card = card_in(torch.cuda.get_device_name(compared.device))
+        facts["gpu_peak_gb_s"] = None if card is None else card.bandwidth_gb_s
     result = {
         "facts": facts,
         "latencies": [each.data() for each in latencies],
         "batches": batches,
-        "sections": {name: {"before": vars(before[name]), "after": vars(after[name])} for name in SECTIONS},
+        "sections": {"before": section_data(before), "after": section_data(after)},
         "bottlenecks_before": bottlenecks(before),
         "bottlenecks_after": bottlenecks(after),
         "growth": growth,

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("mel") / "tiny"
-    write_random_checkpoint(directory)
+    write_random_checkpoint(directory, form="published")
     return directory
 
 
@@ -65,12 +65,17 @@ def test_the_command_tells_every_table_and_a_line_of_json(
     told = json.loads(printed.splitlines()[-1])
     assert json.loads((tmp_path / "it.json").read_text()) == told
     assert told["facts"]["steps"] == [25, 30]
-    _, engine, _ = told["latencies"]
-    assert engine["largest_difference"] <= 1e-4
+    assert [way["name"] for way in told["latencies"]] == ["baseline", "transformers", "engine", "engine, first sound"]
+    assert all(way["largest_difference"] <= 1e-4 for way in told["latencies"][1:3])
     assert [batch["failed"] for batch in told["batches"]] == [0, 0]
-    assert list(told["sections"]) == list(SECTIONS)
-    assert all(told["sections"][name]["before"]["seconds"] > 0 for name in SECTIONS)
+    before, after = told["sections"]["before"], told["sections"]["after"]
+    assert list(before) == list(SECTIONS)
+    assert list(after) == [*SECTIONS, "scheduling"]
+    assert all(section["seconds"] > 0 for section in before.values())
+    assert all(after[name]["seconds"] > 0 for name in (*SECTIONS[:4], "scheduling"))
+    assert 0 < before["decode_mel"]["use"] <= 1
+    assert after["decode_mel"]["bandwidth_gb_s"] > 0
     assert len(told["bottlenecks_before"]) == len(told["bottlenecks_after"]) == 3
     assert {one["part"] for one in told["growth"]} == {"decode, baseline", "decode, engine", "encode"}
-    for words in ("one at a time", "requests at once", "section", "Bottlenecks before", "derived"):
+    for words in ("one at a time", "before use %", "requests at once", "section", "Bottlenecks before", "derived"):
         assert words in printed

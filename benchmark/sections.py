@@ -1,0 +1,130 @@
+"""Where a request's time goes: seconds, memory, use of the device and achieved bandwidth of named sections."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from s1_mini.bench.clients import resident_bytes
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Section:
+    """What one section of a request takes."""
+
+    seconds: float = 0.0
+    memory_mb: float = 0.0  # that is in use more at its highest than at its beginning; of a CPU, than at its end
+    num_bytes: float = 0.0  # of weights, keys and values that it must read
+    busy_s: float | None = None  # that the device computes: a GPU's kernels, a CPU's cores on average
+
+    @property
+    def bandwidth_gb_s(self) -> float | None:
+        """What it reads in a second."""
+        return self.num_bytes / self.seconds / 1e9 if self.seconds and self.num_bytes else None
+
+    @property
+    def use(self) -> float | None:
+        """The part of its time that the device computes."""
+        return None if self.busy_s is None or not self.seconds else min(1.0, self.busy_s / self.seconds)
+
+    def data(self) -> dict[str, Any]:
+        """Everything for a machine."""
+        return vars(self) | {"use": self.use, "bandwidth_gb_s": self.bandwidth_gb_s}
+
+
+class Span(NamedTuple):
+    """When a section ran, by the system's clock."""
+
+    name: str
+    start_ns: int
+    stop_ns: int
+
+
+class Clock:
+    """Seconds, memory and use of sections; the device is at rest before and after each."""
+
+    def __init__(self, device: torch.device, names: Sequence[str]) -> None:
+        self.device, self.sections = device, {name: Section() for name in names}
+        self.spans: list[Span] = []
+        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def time(self, name: str, work: Callable[[], Result], num_bytes: float = 0.0) -> Result:
+        """Do some work, and give its result."""
+        self.rest()
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        memory, computed, start_ns, begun = self._memory_mb(), time.process_time(), time.time_ns(), time.perf_counter()
+        result = work()
+        if name != "synchronize":
+            self.rest()
+        section = self.sections.setdefault(name, Section())
+        section.seconds += time.perf_counter() - begun
+        self.spans.append(Span(name, start_ns, time.time_ns()))
+        if on_gpu:
+            section.memory_mb = max(section.memory_mb, torch.cuda.max_memory_allocated(self.device) / 1e6 - memory)
+        else:
+            section.memory_mb += self._memory_mb() - memory
+            section.busy_s = (section.busy_s or 0.0) + (time.process_time() - computed) / self._cores
+        section.num_bytes += num_bytes
+        return result
+
+    def rest(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _memory_mb(self) -> float:
+        """Give the memory in use: a GPU's by torch, else this process's, where the system tells."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device) / 1e6
+        return resident_bytes() / 1e6
+
+
+def trace(work: Callable[[], Sequence[Span]], device: torch.device) -> dict[str, float]:
+    """Do some work again under torch's profiler; give the seconds of kernels, of a CPU operators, of each section."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    with profile(activities=[activity]) as traced:
+        spans = work()
+    results = traced.profiler.kineto_results if traced.profiler is not None else None
+    kind = device.type.upper()
+    events = [] if results is None else [event for event in results.events() if event.device_type().name == kind]
+    return covered([(event.start_ns(), event.start_ns() + event.duration_ns()) for event in events], spans)
+
+
+def covered(events: Sequence[tuple[int, int]], spans: Sequence[Span]) -> dict[str, float]:
+    """Give the seconds of each section that events, each from one nanosecond to another, cover; none twice."""
+    if not events:
+        return {}
+    base, reached, total = events[0][0], -math.inf, 0.0
+    times: list[float] = []
+    done: list[float] = []  # nanoseconds covered up to each time
+    for begun, ended in sorted((start - base, stop - base) for start, stop in events):
+        if ended > reached:
+            first = max(begun, reached)
+            times += [first, ended]
+            done += [total, total + ended - first]
+            reached, total = ended, done[-1]
+    found: dict[str, float] = {}
+    for span in spans:
+        before, after = np.interp([span.start_ns - base, span.stop_ns - base], times, done)
+        found[span.name] = found.get(span.name, 0.0) + float(after - before) / 1e9
+    return found
+
+
+def bottlenecks(sections: Mapping[str, Section]) -> list[str]:
+    """Give a sentence for each of the three sections that take longest."""
+    total = sum(section.seconds for section in sections.values())
+    most = sorted(sections.items(), key=lambda item: -item[1].seconds)[:3]
+    return [f"{name}: {each.seconds:.3g} s, {100 * each.seconds / total:.0f} % of a request" for name, each in most]
