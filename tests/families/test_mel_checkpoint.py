@@ -93,6 +93,10 @@ def test_the_real_size_is_counted_without_a_checkpoint() -> None:
     assert decoder(1, 2).num_bytes - decoder(1, 0).num_bytes == 3 * 18_432, "two steps and a token"
     assert 1 < vocoder(1, 0).operations / half.frame_s / (2 * 8.5e9) < 1.15, "what chunks see twice is a little"
     assert single.weight_bytes("memory") == pytest.approx(4 * 144.4e6, rel=0.01)
+    fp8 = Mel().sizes(None, Formats(large=1, is_fp8=True), 0)
+    confined = 6 * 12 * 768**2  # weights of a step: four matrices of attention to itself, eight behind it
+    assert half.weight_bytes("memory") - fp8.weight_bytes("memory") == pytest.approx(confined, rel=0.01)
+    assert decoder(1, 0).num_bytes - fp8.stages[0].step(1, 0).num_bytes == pytest.approx(confined, rel=0.01)
     assert half.frame_s == 0.032
     assert single.weight_bytes("compute") == pytest.approx(4 * 12.66e6, rel=0.01)
 

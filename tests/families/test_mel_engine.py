@@ -140,6 +140,21 @@ def test_narrow_formats_change_the_layers_alone_and_the_sound_little(checkpoint:
     assert error.std() < 0.25 * wanted.std()
 
 
+@pytest.mark.usefixtures("no_grad", "one_thread")
+def test_fp8_is_for_what_a_step_of_the_decoder_reads_and_spares_the_encoder(checkpoint: Path) -> None:
+    from s1_mini.families.base import Placement
+    from s1_mini.families.mel.loaded import open_mel
+    from s1_mini.families.mel.settings import MelSettings
+    from s1_mini.layers.quantized import QuantizedLinear
+
+    placement = Placement(torch.device("cpu"), torch.float32, torch.float32, torch.float8_e4m3fn)
+    network = open_mel(checkpoint, placement, MelSettings()).model.network
+
+    quantized = {name for name, module in network.named_modules() if isinstance(module, QuantizedLinear)}
+    assert len(quantized) == 2 * 4
+    assert all(name.startswith("decoder.") and "encoder_attn" not in name for name in quantized)
+
+
 def test_fp8_on_a_cpu_becomes_int8_and_says_so(checkpoint: Path) -> None:
     config = EngineConfig(checkpoint_path=checkpoint, device="cpu", weights_dtype="fp8")
     with ProductionTTSEngine(config) as engine:

@@ -50,6 +50,7 @@ class Wish:
             large=2 if self.weights == "half" else 1,
             kv=2 if self.kv == "half" else 1,
             codec=2 if self.codec == "half" else 4,
+            is_fp8=self.weights == "fp8",
         )
 
     @property

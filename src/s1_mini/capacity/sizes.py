@@ -23,6 +23,7 @@ class Formats:
     large: float = 2
     kv: float = 2
     codec: int = 2  # of what makes sound
+    is_fp8: bool = False  # whether the large products are in e4m3, which a family may not have everywhere
 
 
 @dataclass(frozen=True)

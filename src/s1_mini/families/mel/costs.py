@@ -78,7 +78,13 @@ def measure_sizes(config: MelConfig, vocoder: HifiGanConfig, formats: Formats, p
     )
     small = count(network) - count(*layers)  # kept in float32
     once = count(*(layer.encoder_attn.kv_proj for layer in network.decoder.layers))  # for a text, not for a step
-    step_bytes = formats.large * (count(decoder) - once) + 4 * (count(network.decoder) - count(decoder))
+    confined = count(*network.products(torch.float8_e4m3fn)) if formats.is_fp8 else None
+
+    def layer_bytes(total: int) -> float:
+        large = total if confined is None else confined
+        return formats.large * large + formats.weights * (total - large)
+
+    step_bytes = layer_bytes(count(decoder) - once) + 4 * (count(network.decoder) - count(decoder))
     kv_bytes = 2 * config.decoder_layers * config.width * formats.kv
     meeting = 4 * config.decoder_layers * config.width  # each head meets each key once and each value once
     made = config.frames_per_step
@@ -91,7 +97,7 @@ def measure_sizes(config: MelConfig, vocoder: HifiGanConfig, formats: Formats, p
     def sound(rows: int, _: int) -> Cost:
         return Cost(vocoder_bytes / CHUNK_STEPS, rows * operations)
 
-    weight_bytes = formats.large * count(*layers) + 4 * small
+    weight_bytes = layer_bytes(count(*layers)) + 4 * small
     return Sizes(
         stages={
             STAGES[0]: StageSizes(weight_bytes, step, "memory"),

@@ -65,8 +65,8 @@ class MelModel:
         for narrowed in (encoder.layers, encoder.embed_positions, decoder.layers):
             narrowed.to(dtype)
         if weights_dtype is not None:
-            quantize_linears(encoder.layers, weights_dtype)
-            quantize_linears(decoder.layers, weights_dtype)
+            for products in network.products(weights_dtype):
+                quantize_linears(products, weights_dtype)
         self.device = network.speech_decoder_postnet.feat_out.weight.device
         # One row more than an utterance has: one whose end the host has not seen yet makes a step too many.
         self._positions = position_table(config.max_steps + 1, config.width).to(self.device)

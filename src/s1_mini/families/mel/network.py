@@ -343,3 +343,13 @@ class MelNetwork(nn.Module):
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
         self.encoder, self.decoder, self.speech_decoder_postnet = Encoder(config), Decoder(config), Postnet(config)
+
+    def products(self, dtype: torch.dtype) -> list[nn.Module]:
+        """Give the modules whose large products may have weights in an eight-bit format.
+
+        Rounding to e4m3 moves a weight by 2.6 %, to int8 by 0.8 %, and the encoder makes four times as much of it: in
+        e4m3 its products alone move the mel by 11 %. So e4m3 is for what a step reads, but for its view of the text.
+        """
+        if dtype != torch.float8_e4m3fn:
+            return [self.encoder.wrapped_encoder.layers, self.decoder.wrapped_decoder.layers]
+        return [part for layer in self.decoder.layers for part in (layer.self_attn, layer.feed_forward)]
