@@ -154,6 +154,29 @@ def test_graphs_of_steps_and_texts_do_what_is_done_without(tmp_path: Path) -> No
     assert made[0].std() > 0.1
 
 
+def test_masks_are_drawn_as_steps_come_and_not_for_all_that_may(tmp_path: Path) -> None:
+    from s1_mini.core.messages import Begin, Conditions, Prefill
+    from s1_mini.families.mel.decoder import MASKED_STEPS
+    from s1_mini.types import SamplingParams
+
+    model = opened(written(tmp_path / "it"), stop_threshold=9.0).model
+    stage, text = MelDecoder(model, slots=1, steps=1000), torch.arange(4, 9).numpy()
+    asked = Conditions(SamplingParams(), 3, 0, 900, {"speaker": speaker(0).numpy()})
+
+    stage.begin([Begin(0, 0, text, None, 0, 900, 1, 0, len(text), asked)])
+    stage.prefill([Prefill(0, 0, len(text))])
+    stage.step([0], 1)()
+
+    kept = stage.state.kept
+    assert kept is not None
+    assert 0.4 < kept[0, MASKED_STEPS - 1].float().mean() < 0.6
+    assert not kept[0, MASKED_STEPS:].any()
+    for _ in range(MASKED_STEPS):
+        stage.step([0], 1)()
+    assert 0.4 < kept[0, 2 * MASKED_STEPS - 1].float().mean() < 0.6
+    assert not torch.equal(kept[0, :MASKED_STEPS], kept[0, MASKED_STEPS : 2 * MASKED_STEPS])
+
+
 def test_with_channels_last_as_on_a_gpu_postnet_and_vocoder_give_the_same(tmp_path: Path) -> None:
     plain, other = (opened(written(tmp_path / name, seed=2)) for name in ("a", "b"))
     other.vocoder.prepare()

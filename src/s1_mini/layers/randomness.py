@@ -16,11 +16,19 @@ def uniforms(seed: int, piece: int, frames: int, draws: int) -> Tensor:
     return torch.from_numpy(_generator(seed, piece).random((frames, draws), dtype=np.float32))
 
 
-def random_bytes(seed: int, piece: int, frames: int, draws: int) -> Tensor:
-    """Give random bytes in the same way: uint8 [frames, draws], for many draws that need not be fine."""
-    content = bytearray(_generator(seed, piece).bytes(frames * draws))
-    return torch.frombuffer(content, dtype=torch.uint8).view(frames, draws)
+def random_bytes(seed: int, piece: int, block: int, frames: int, draws: int) -> Tensor:
+    """Give random bytes in the same way: uint8 [frames, draws], for many draws that need not be fine.
+
+    Frames may be drawn in blocks, when they are needed: each block has numbers of its own.
+    """
+    count = frames * draws
+    words = np.random.Philox(key=_key(seed, piece), counter=block << 192).random_raw(-(-count // 8))
+    return torch.from_numpy(words.view(np.uint8)[:count]).view(frames, draws)
 
 
 def _generator(seed: int, piece: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=(piece << 64) | seed))
+    return np.random.Generator(np.random.Philox(key=_key(seed, piece)))
+
+
+def _key(seed: int, piece: int) -> int:
+    return (piece << 64) | seed

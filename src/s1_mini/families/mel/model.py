@@ -111,22 +111,25 @@ class MelModel:
             active=zeros(slots, dtype=torch.bool),
         )
 
-    def draw_kept(self, seed: int, piece: int, steps: int) -> Tensor:
-        """Draw which prenet units of one utterance are not dropped: bool [S, layers * U]; see `random_bytes`."""
-        return random_bytes(seed, piece, steps, self.units) >= round(256 * self.config.prenet_dropout)
+    def draw_kept(self, seed: int, piece: int, block: int, steps: int) -> Tensor:
+        """Draw which prenet units are not dropped in a block of one utterance's steps; see `random_bytes`.
 
-    def begin(self, state: MelState, slot: int, speaker: Tensor, kept: Tensor | None, least: int) -> None:
-        """Let `slot` stand before its first step, spoken by `speaker` [N]; it rests until active.
-
-        `kept` [S, layers * U] is taken where units are dropped.
+        bool [S, layers * U].
         """
+        return random_bytes(seed, piece, block, steps, self.units) >= round(256 * self.config.prenet_dropout)
+
+    def keep(self, state: MelState, slot: int, first: int, kept: Tensor) -> None:
+        """Take which units are not dropped in some steps of `slot`, from the `first` on: bool [S, layers * U]."""
+        if state.kept is not None:
+            state.kept[slot, first : first + len(kept)] = stage(kept, self.device)
+
+    def begin(self, state: MelState, slot: int, speaker: Tensor, least: int) -> None:
+        """Let `slot` stand before its first step, spoken by `speaker` [N]; it rests until active."""
         vector = stage(speaker.float(), self.device).unsqueeze(0)
         state.speaker[slot] = self.network.decoder.prenet.speaker(vector)[0]
         state.frame[slot].zero_()
         state.position[slot].zero_()
         state.least[slot].fill_(least)
-        if state.kept is not None and kept is not None:
-            state.kept[slot, : len(kept)] = stage(kept, self.device)
 
     def encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Encode tokens [B, T], of which `lengths` [B] are the rows'; [B, T, W]."""

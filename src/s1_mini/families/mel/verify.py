@@ -101,8 +101,9 @@ def open_state(model: MelModel, case: Mapping[str, Tensor], steps: int) -> MelSt
     if state.kept is not None:
         state.kept.fill_(True)
     masks = case.get("masks")
-    kept = None if masks is None else masks[:steps].bool().flatten(1)
-    model.begin(state, 0, case["speaker"].view(-1), kept, 0)
+    if masks is not None:
+        model.keep(state, 0, 0, masks[:steps].bool().flatten(1))
+    model.begin(state, 0, case["speaker"].view(-1), 0)
     state.active.fill_(True)
     return state
 
