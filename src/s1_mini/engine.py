@@ -509,6 +509,7 @@ class ProductionTTSEngine:
             "codec_dtype": speaker.codec_dtype,
             "weights_dtype": speaker.weights_dtype,
             "kv_dtype": speaker.kv_dtype,
+            "kernels": speaker.kernels,
             "compile": speaker.compiler.choice,
         }
         return {

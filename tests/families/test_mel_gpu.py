@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.kernels import backend
 from tests.families.mel_room import written
 
 pytestmark = [
@@ -66,6 +67,27 @@ def test_a_batch_says_what_each_says_alone_and_a_stream_too(gpu: ProductionTTSEn
     for wave, other in zip([*alone, *alone[:3]], [*(each.audio for each in together), *streamed], strict=True):
         assert wave.shape == other.shape
         assert np.abs(wave - other).max() < 1e-3
+
+
+def test_where_triton_fails_torch_says_the_same_and_health_tells(
+    gpu: ProductionTTSEngine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise RuntimeError("no C compiler")
+
+    expected = gpu.generate(TEXTS[0], seed=2, max_new_tokens=60).audio
+    monkeypatch.setattr(backend, "_uses_triton", True)  # as it is put back afterwards
+    monkeypatch.setattr("s1_mini.runtime.loader._try_kernel", refuse)
+    engine = start(checkpoint, "cuda", **FULL)
+    try:
+        heard = engine.generate(TEXTS[0], seed=2, max_new_tokens=60).audio
+        told = engine.health_check()["kernels"]
+    finally:
+        engine.stop()
+
+    assert told == {"value": "torch", "reason": "Triton fails: no C compiler"}
+    assert heard.shape == expected.shape
+    assert np.abs(heard - expected).max() < 1e-3
 
 
 @pytest.mark.parametrize("formats", [{}, {"weights_dtype": "int8"}, {"weights_dtype": "fp8", "kv_dtype": "fp8"}])

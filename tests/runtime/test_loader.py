@@ -19,7 +19,17 @@ from s1_mini.exceptions import (
     ConfigurationError,
 )
 from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
-from s1_mini.runtime.loader import choose_device, choose_kv_dtype, choose_precision, choose_weights_dtype, load
+from s1_mini.kernels import backend
+from s1_mini.runtime import loader
+from s1_mini.runtime.loader import (
+    choose_device,
+    choose_kernels,
+    choose_kv_dtype,
+    choose_precision,
+    choose_weights_dtype,
+    load,
+)
+from s1_mini.types import Choice
 
 
 def speak(checkpoint: Path) -> np.ndarray:
@@ -281,3 +291,24 @@ def test_weights_that_the_machine_cannot_multiply_stay_in_full_and_health_says_w
         told = engine.health_check()["weights_dtype"]
 
     assert told == {"value": "full", "reason": "cpu cannot multiply by weights in int8: no kernel for this processor"}
+
+
+def test_kernels_that_cannot_be_compiled_are_left_out_and_it_says_why(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise OSError("no C compiler\nand much more")
+
+    monkeypatch.setattr(backend, "_uses_triton", True)
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
+        assert engine.health_check()["kernels"]["value"] == "torch"
+    assert backend._uses_triton, "on a CPU nothing is tried"
+    monkeypatch.setattr(loader, "HAS_TRITON", False)
+    assert choose_kernels("cuda").reason.startswith("Triton is not installed")
+    monkeypatch.setattr(loader, "HAS_TRITON", True)
+    monkeypatch.setattr(loader, "_try_kernel", refuse)
+
+    assert choose_kernels("cuda") == Choice("torch", "Triton fails: no C compiler")
+    assert not backend._uses_triton
+    monkeypatch.setattr(loader, "_try_kernel", lambda _: None)
+    assert choose_kernels("cuda").value == "triton"

@@ -32,6 +32,12 @@ def runs_triton(x: Tensor) -> bool:
     return _uses_triton and x.is_cuda and not torch.compiler.is_compiling()
 
 
+def leave_triton() -> None:
+    """Let torch compute everything from now on, where Triton is there and does not work. Of all threads."""
+    global _uses_triton  # noqa: PLW0603 - as below
+    _uses_triton = False
+
+
 @contextmanager
 def without_triton() -> Iterator[None]:
     """Let torch compute everything, as on a machine without Triton: what kernels are compared with. Of all threads."""

@@ -17,6 +17,8 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.base import Description, Family, LoadedModel, Placement
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import family_of
+from s1_mini.kernels.backend import HAS_TRITON, leave_triton
+from s1_mini.kernels.gate import gate
 from s1_mini.kernels.weight import product, quantize
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.runtime.compilation import Compiler, choose_backend
@@ -53,6 +55,7 @@ class Speaker:
     codec_dtype: Choice
     weights_dtype: Choice
     kv_dtype: Choice
+    kernels: Choice
     compiler: Compiler
     voices: VoiceLibrary
     text: TextForm
@@ -96,6 +99,7 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> Speaker:
         ("codec_dtype", codec_dtype),
         ("weights_dtype", weights_dtype),
         ("kv_dtype", kv_dtype),
+        ("kernels", speaker.kernels),
         ("compile", speaker.compiler.choice),
     ):
         logger.info("%s: %s (%s)", name, chosen.value, chosen.reason)
@@ -138,6 +142,7 @@ def open_checkpoint(
         codec_dtype=codec_dtype,
         weights_dtype=weights_dtype,
         kv_dtype=kv_dtype,
+        kernels=choose_kernels(device.value),
         compiler=Compiler(Choice("off", "not asked for")),
         voices=VoiceLibrary.open(directory, description.voice),
         text=TextForm.from_config(read_json(directory / "config.json")),
@@ -224,6 +229,28 @@ def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
         return FULL
     lack = "" if device == "cpu" else _lack_of_fp8(device)
     return Choice("full", f"fp8 was asked for, but {lack}") if lack else Choice(setting, "named by the settings")
+
+
+def choose_kernels(device: str) -> Choice:
+    """Choose `triton`, or `torch` where Triton is not there or cannot run the smallest of our kernels."""
+    if not device.startswith("cuda"):
+        return Choice("torch", f"the project's own kernels are for NVIDIA GPUs, and this is {device}")
+    if not HAS_TRITON:
+        return Choice("torch", "Triton is not installed; torch computes the same, with more kernels a step")
+    try:
+        _try_kernel(device)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # what Triton, a compiler or a driver raises has no class in common
+        leave_triton()
+        told = str(error).strip().partition("\n")[0] or type(error).__name__
+        logger.warning("Triton fails, torch computes from now on: %s", told)
+        return Choice("torch", f"Triton fails: {told}")
+    return Choice("triton", f"Triton is there for {device}")
+
+
+def _try_kernel(device: str) -> None:
+    gate(torch.ones(1, 32, device=device)).cpu()
 
 
 def _lack_of_fp8(device: str) -> str:
