@@ -17,7 +17,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -168,6 +169,7 @@ class Latencies:
     name: str
     seconds: tuple[float, ...]  # of each
     sound_s: float  # of all
+    processor_s: float  # of all threads, for all
     largest_difference: float | None = None  # of samples, from the baseline's
 
     def row(self) -> list[str | float | None]:
@@ -178,17 +180,47 @@ class Latencies:
             1e3 * statistics.mean(self.seconds),
             1e3 * float(np.percentile(self.seconds, 95)),
             total / self.sound_s,
+            self.processor_s / self.sound_s,
             len(self.seconds) / total,
             self.largest_difference,
         ]
 
     def data(self) -> dict[str, Any]:
         """Everything for a machine."""
-        names = ("name", "average_ms", "p95_ms", "real_time_factor", "requests_per_s", "largest_difference")
-        return dict(zip(names, self.row(), strict=True)) | {"seconds": self.seconds}
+        names = ("name", "average_ms", "p95_ms", "real_time_factor", "processor_s_per_s", "requests_per_s")
+        named = dict(zip((*names, "largest_difference"), self.row(), strict=True))
+        return named | {"seconds": self.seconds, "sound_s": self.sound_s}
 
 
-LATENCY_HEAD = ["one at a time", "average ms", "p95 ms", "real-time factor", "requests/s", "difference"]
+LATENCY_HEAD = [
+    "one at a time",
+    "average ms",
+    "p95 ms",
+    "real-time factor",
+    "processor s/s",
+    "requests/s",
+    "difference",
+]
+
+
+class Stopwatch:
+    """Seconds of requests one after the other, by the wall and by the processor."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.processor_s = 0.0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Time one request."""
+        begun, computed = time.perf_counter(), time.process_time()
+        yield
+        self.seconds.append(time.perf_counter() - begun)
+        self.processor_s += time.process_time() - computed
+
+    def tell(self, name: str, sound_s: float, largest_difference: float | None = None) -> Latencies:
+        """Give what was timed."""
+        return Latencies(name, tuple(self.seconds), sound_s, self.processor_s, largest_difference)
 
 
 def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float:
@@ -265,41 +297,40 @@ class Comparison:
         Also give the baseline's sections of the last text.
         """
         self.baseline.speak(texts[0], self.steps(texts[0]))  # to warm up
-        plain, waves = [], []
+        watch, waves = Stopwatch(), []
         for text in texts:
-            clock, begun = Clock(self.device, SECTIONS), time.perf_counter()
-            waves.append(self.baseline.speak(text, self.steps(text), clock))
-            plain.append(time.perf_counter() - begun)
+            clock = Clock(self.device, SECTIONS)
+            with watch.one():
+                waves.append(self.baseline.speak(text, self.steps(text), clock))
         sound_s = sum(map(len, waves)) / self.engine.sample_rate
-        found = [Latencies("baseline", tuple(plain), sound_s)]
+        found = [watch.tell("baseline", sound_s)]
         if self.original is not None:
             found.append(self._originals(self.original, texts, waves))
-        whole, first, difference = [], [], 0.0
-        for repeat in range(repeats + 1):
-            for text, wave in zip(texts, waves, strict=True):
-                made = self.engine.generate(text, max_new_tokens=self.steps(text))
-                if repeat:  # the first time is to warm up
-                    whole.append(made.generation_time)
-                    difference = max(difference, float(np.abs(made.audio - wave).max()))
-        found.append(Latencies("engine", tuple(whole), sound_s * repeats, difference))
         for text in texts:
-            begun = time.perf_counter()
-            chunks = self.engine.stream(text, max_new_tokens=self.steps(text), chunk_profile="ttfa")
-            next(chunk for chunk in chunks if len(chunk.audio))
-            first.append(time.perf_counter() - begun)
+            self.engine.generate(text, max_new_tokens=self.steps(text))  # to warm up
+        watch, difference = Stopwatch(), 0.0
+        for text, wave in [*zip(texts, waves, strict=True)] * repeats:
+            with watch.one():
+                made = self.engine.generate(text, max_new_tokens=self.steps(text))
+            difference = max(difference, float(np.abs(made.audio - wave).max()))
+        found.append(watch.tell("engine", sound_s * repeats, difference))
+        watch = Stopwatch()
+        for text in texts:
+            with watch.one():
+                chunks = self.engine.stream(text, max_new_tokens=self.steps(text), chunk_profile="ttfa")
+                next(chunk for chunk in chunks if len(chunk.audio))
             list(chunks)
-        found.append(Latencies("engine, first sound", tuple(first), sound_s))
+        found.append(watch.tell("engine, first sound", sound_s))
         return found, clock.sections
 
     def _originals(self, original: Original, texts: Sequence[str], waves: Sequence[np.ndarray]) -> Latencies:
-        vector, took, difference = self.baseline.vector, [], 0.0
+        vector, watch, difference = self.baseline.vector, Stopwatch(), 0.0
         original.speak(texts[0], self.steps(texts[0]), vector)  # to warm up
         for text, wave in zip(texts, waves, strict=True):
-            begun = time.perf_counter()
-            made = original.speak(text, self.steps(text), vector)
-            took.append(time.perf_counter() - begun)
+            with watch.one():
+                made = original.speak(text, self.steps(text), vector)
             difference = max(difference, float(np.abs(made - wave).max()))
-        return Latencies("transformers", tuple(took), sum(map(len, waves)) / self.engine.sample_rate, difference)
+        return watch.tell("transformers", sum(map(len, waves)) / self.engine.sample_rate, difference)
 
     def batches(self, requests: Sequence[int]) -> list[dict[str, Any]]:
         """Let the engine speak fifty characters as often as is asked for at once; the baseline does so one by one."""
@@ -493,7 +524,7 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--precision", default="auto", help="of the engine's model [auto]")
     parser.add_argument("--weights-dtype", default="full", help="of its large products: full, int8 or fp8")
-    parser.add_argument("--texts", type=int, default=len(TEXTS), help="how many of the ten, the shortest first")
+    parser.add_argument("--texts", type=numbers, default=range(1, 1 + len(TEXTS)), help="which of the ten, as 1,2,10")
     parser.add_argument("--requests", type=numbers, default=REQUESTS, help="at once, as 1,2,4")
     parser.add_argument("--repeats", type=int, default=3, help="of each text by the engine")
     parser.add_argument("--growth", type=numbers, default=(50, 100, 200), help="steps at which growth is timed")
@@ -503,7 +534,9 @@ def main() -> int:
     compared = Comparison(
         options.checkpoint, options.device, options.precision, options.weights_dtype, options.max_steps
     )
-    texts = TEXTS[: options.texts]
+    if max(options.texts) > len(TEXTS):
+        parser.error(f"--texts: there are {len(TEXTS)}")
+    texts = [TEXTS[number - 1] for number in options.texts]
     compared.start()
     try:
         latencies, before = compared.latencies(texts, options.repeats)

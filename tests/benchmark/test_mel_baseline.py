@@ -55,7 +55,7 @@ def test_the_derived_figures_are_those_counted_of_the_real_size() -> None:
 def test_the_command_tells_every_table_and_a_line_of_json(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["mel_baseline", "--checkpoint", str(checkpoint), "--device", "cpu", "--texts", "2", "--repeats", "1"]
+    command = ["mel_baseline", "--checkpoint", str(checkpoint), "--device", "cpu", "--texts", "1,2", "--repeats", "1"]
     more = ["--requests", "1,5", "--growth", "4,8", "--max-steps", "30", "--output", str(tmp_path / "it.json")]
     monkeypatch.setattr(sys, "argv", command + more)
 
