@@ -259,6 +259,24 @@ def test_a_vocabulary_with_ids_that_the_model_cannot_read_is_refused(cascade: Pa
         open_cascade(other, CPU, CascadeSettings())
 
 
+def test_a_vocabulary_that_was_cut_is_told_of(cascade: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = shutil.copytree(cascade, tmp_path / "other")
+    words = (other / "vocab.txt").read_text()
+    (other / "vocab.txt").write_text(
+        words + "".join(f"word{number}\n" for number in range(119_546 - len(words.split("\n")) + 1))
+    )
+    open_cascade(other, CPU, CascadeSettings())
+    (message,) = [record.getMessage() for record in caplog.records if "vocab.txt" in record.getMessage()]
+    assert "vocab.txt has 119546 words and the semantic model knows 119547: is the file whole?" in message
+    caplog.clear()
+    with (other / "vocab.txt").open("a") as file:
+        file.write("last\n")
+
+    open_cascade(other, CPU, CascadeSettings())
+
+    assert not caplog.records
+
+
 def read_voice(data: bytes) -> dict[str, torch.Tensor]:
     return dict(voice_format(make_config(RECIPES["tiny"].config, GENERATION)).from_file(data))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
@@ -34,6 +35,8 @@ from s1_mini.families.cascade.tokenizer import CascadeTokenizer, find_vocabulary
 from s1_mini.families.cascade.weights import PREFIXES, Models, build_models, read_config, read_models
 from s1_mini.layers.quantized import quantize_linears
 from s1_mini.types import ChunkProfile, Voice
+
+logger = logging.getLogger(__name__)
 
 # Frames of the first, second, … chunk of an utterance; the fine model gives hundreds at once.
 CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
@@ -241,6 +244,15 @@ def open_cascade(directory: Path, placement: Placement, settings: CascadeSetting
         )
     if settings.vllm_stages:
         check_vllm(config, placement, settings)
+    known = config.numbers.text_pad - config.numbers.text_offset
+    if tokenizer.size < known:
+        logger.warning(
+            "%s has %d words and the semantic model knows %d: is the file whole? What it lacks is spoken as an unknown "
+            "word, or letter by letter",
+            find_vocabulary(directory),
+            tokenizer.size,
+            known,
+        )
     tensors = read_models(directory)
     devices = {stage: placement.of(stage) for stage in STAGES}
     elsewhere = settings.vllm_stages
