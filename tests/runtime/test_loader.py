@@ -293,6 +293,13 @@ def test_weights_that_the_machine_cannot_multiply_stay_in_full_and_health_says_w
     assert told == {"value": "full", "reason": "cpu cannot multiply by weights in int8: no kernel for this processor"}
 
 
+def test_a_gpu_without_bfloat16_computes_in_float16_and_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_it, wanted in ((True, "bfloat16"), (False, "float16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has_it=has_it, **_: has_it)
+        assert choose_precision("auto", "cuda").value == wanted
+    assert choose_precision("auto", "cuda").reason == "this GPU has no bfloat16"
+
+
 def test_kernels_that_cannot_be_compiled_are_left_out_and_it_says_why(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
