@@ -1,0 +1,42 @@
+"""Narrow formats of a mel model are held against float32 along the same frames."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmark.command import run
+from benchmark.mel_formats import FORMATS, main, mel_cepstral_distortion
+from s1_mini.families.mel.random import write_random_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_the_command_tells_of_every_format_how_far_it_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_random_checkpoint(tmp_path / "tiny", form="published")
+    command = ["mel_formats", "--checkpoint", str(tmp_path / "tiny"), "--device", "cpu", "--text", "Hello."]
+    monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "it.json")])
+
+    assert run(main) == 0
+
+    *_, line = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert json.loads((tmp_path / "it.json").read_text()) == told
+    found = {one["name"]: one["distance"] for one in told["formats"]}
+    assert [*found] == [each.name for each in FORMATS]
+    assert 0 < found["float16"] < found["bfloat16"] < found["bfloat16, fp8 weights"] < 0.2
+
+
+def test_distortion_is_of_the_shape_of_a_spectrum_and_not_of_its_level() -> None:
+    mel = np.random.default_rng(0).normal(size=(20, 80))
+    wave = np.cos(np.pi * 3 * (np.arange(80) + 0.5) / 80)  # the third cepstral coefficient
+
+    assert mel_cepstral_distortion(mel, mel) == 0
+    assert mel_cepstral_distortion(mel, mel + 1) == pytest.approx(0, abs=1e-9)
+    assert mel_cepstral_distortion(mel, mel + 0.1 * wave) == pytest.approx(10 * 2**0.5 * 0.1, rel=1e-6)
