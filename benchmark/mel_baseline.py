@@ -73,6 +73,7 @@ ENGINE_SECTIONS = {
     "vocoder: step": "vocoder_inference",
 }  # its copies to the host, and the waits for them, are within steps
 MAX_CHARACTERS = 20_000
+WARM_UP_STEPS = 8
 NEVER = 9.0  # a threshold that no probability of the end reaches
 
 
@@ -296,7 +297,7 @@ class Comparison:
 
         Also give the baseline's sections of the last text.
         """
-        self.baseline.speak(texts[0], self.steps(texts[0]))  # to warm up
+        self.baseline.speak(texts[0], WARM_UP_STEPS)
         watch, waves = Stopwatch(), []
         for text in texts:
             clock = Clock(self.device, SECTIONS)
@@ -325,7 +326,7 @@ class Comparison:
 
     def _originals(self, original: Original, texts: Sequence[str], waves: Sequence[np.ndarray]) -> Latencies:
         vector, watch, difference = self.baseline.vector, Stopwatch(), 0.0
-        original.speak(texts[0], self.steps(texts[0]), vector)  # to warm up
+        original.speak(texts[0], WARM_UP_STEPS, vector)
         for text, wave in zip(texts, waves, strict=True):
             with watch.one():
                 made = original.speak(text, self.steps(text), vector)
