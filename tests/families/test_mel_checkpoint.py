@@ -87,7 +87,7 @@ def test_the_real_size_is_counted_without_a_checkpoint() -> None:
 
     half, single = Mel().sizes(None, Formats(), 0), Mel().sizes(None, Formats(large=4, kv=4, codec=4), 0)
 
-    decoder, vocoder = (stage.step for stage in half.stages)
+    decoder, vocoder = (stage.step for stage in half.stages.values())
     # Six layers of 14 matrices of 768 by 768, less keys and values of the text, in half precision; the prenet in full
     assert decoder(1, 0).num_bytes == pytest.approx(2 * 6 * 14 * 768**2 + 4 * 1.27e6, rel=0.01)
     assert decoder(1, 2).num_bytes - decoder(1, 0).num_bytes == 3 * 18_432, "two steps and a token"
@@ -96,7 +96,7 @@ def test_the_real_size_is_counted_without_a_checkpoint() -> None:
     fp8 = Mel().sizes(None, Formats(large=1, is_fp8=True), 0)
     confined = 6 * 12 * 768**2  # weights of a step: four matrices of attention to itself, eight behind it
     assert half.weight_bytes("memory") - fp8.weight_bytes("memory") == pytest.approx(confined, rel=0.01)
-    assert decoder(1, 0).num_bytes - fp8.stages[0].step(1, 0).num_bytes == pytest.approx(confined, rel=0.01)
+    assert decoder(1, 0).num_bytes - fp8.stages["decoder"].step(1, 0).num_bytes == pytest.approx(confined, rel=0.01)
     assert half.frame_s == 0.032
     assert single.weight_bytes("compute") == pytest.approx(4 * 12.66e6, rel=0.01)
 
