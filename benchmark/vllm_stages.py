@@ -87,7 +87,7 @@ def measure(config: CascadeConfig, stages: tuple[Stage, ...], number: int, rows:
 def clocks(stage: Stage) -> np.ndarray:
     """Give the time [2]: the clock's, and that of all cores that worked for a stage, its worker's included."""
     seconds = time.process_time()
-    if isinstance(stage, WorkedStage):
+    if isinstance(stage, WorkedStage) and hasattr(os, "sysconf"):
         words = Path(f"/proc/{stage.worker.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         seconds += (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
     return np.array([time.perf_counter(), seconds])
@@ -124,7 +124,8 @@ def main() -> int:
     best = {name: _best(found) for name, found in figures.items()}
     heads = ["stage, sequences", "first tokens s", "of cores", "tokens a second", "of a core"]
     print(table(heads, [[name, *found] for name, found in best.items()]))
-    print(json.dumps({"size": options.size, "load": os.getloadavg(), "figures": best, "all": figures}))
+    load = os.getloadavg() if hasattr(os, "getloadavg") else None
+    print(json.dumps({"size": options.size, "load": load, "figures": best, "all": figures}))
     return 0
 
 
