@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from s1_mini.exceptions import S1MiniError
@@ -25,6 +26,14 @@ def numbers(text: str) -> tuple[int, ...]:
     if min(found) < 1:
         raise ValueError(text)
     return found
+
+
+def give(result: Mapping[str, object], output: Path | None) -> None:
+    """Print a result as one line of JSON, and write that to a file if one is named."""
+    line = json.dumps(result)
+    if output is not None:
+        output.write_text(line + "\n", encoding="utf-8")
+    print(line)
 
 
 def run(main: Callable[[], int]) -> int:

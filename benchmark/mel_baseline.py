@@ -11,7 +11,6 @@ python -m benchmark.mel_baseline --checkpoint speecht5 --output mel.json
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 import statistics
@@ -29,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.command import make_parser, numbers, run
+from benchmark.command import give, make_parser, numbers, run
 from benchmark.sections import Clock, Section, Span, bottlenecks, trace
 from s1_mini.audio.join import Joiner
 from s1_mini.bench.profile import SCHEDULING, Profiler
@@ -570,10 +569,7 @@ def main() -> int:
         "growth": growth,
     }
     print(tell(result, latencies, (before, after)))
-    line = json.dumps(result)
-    if options.output is not None:
-        options.output.write_text(line + "\n", encoding="utf-8")
-    print(line)
+    give(result, options.output)
     return 0
 
 

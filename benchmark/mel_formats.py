@@ -10,7 +10,6 @@ python -m benchmark.mel_formats --checkpoint speecht5
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.command import make_parser, run
+from benchmark.command import give, make_parser, run
 from benchmark.mel_baseline import FIFTY, MAX_CHARACTERS, NEVER, steps_of
 from s1_mini.bench.report import describe_machine, table
 from s1_mini.families.base import Placement
@@ -148,10 +147,7 @@ def main() -> int:
     rows = [[each.name, 100 * each.distance, each.mcd_db, each.pesq, str(each.is_within)] for each in found]
     print(table(["format", "mel differs %", "MCD dB", "PESQ", f"within {100 * LIMIT:.0f} %"], rows))
     result: dict[str, Any] = {"facts": describe_machine(str(device)), "formats": [each._asdict() for each in found]}
-    line = json.dumps(result)
-    if options.output is not None:
-        options.output.write_text(line + "\n", encoding="utf-8")
-    print(line)
+    give(result, options.output)
     return 0
 
 
