@@ -45,7 +45,7 @@ _PER = r"(?:\s?/\s?(month|mo|year|yr|week|wk|day|hour|hr|h|night|person|user|kg|
 _PER_NAMES = table("mo=month, yr=year, wk=week, hr=hour, h=hour, lb=pound, kg=kilogram, min=minute")
 _MONEY = re.compile(
     rf"{_MINUS}(?<![A-Za-z])(US|AU?|CA?|NZ|HK|S)?({_SIGN})\s?({NUMBER}){SCALE}"
-    rf"(?:{TO}{_SIGN}?({NUMBER}){SCALE})?{_PER}(?!\w)"
+    rf"(?:{TO}(?:\3)?({NUMBER}){SCALE})?{_PER}(?!\w)"
 )
 _MONEY_BEFORE = re.compile(rf"\b({_CODE})\s?({NUMBER}){SCALE}(?!\w)")
 _MONEY_AFTER = re.compile(
