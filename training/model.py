@@ -77,6 +77,7 @@ class Batch:
     frames: int = 8192  # of each step, drawn at random, on which the fast transformer is trained
     dropout: float = 0.0  # of the slow layers; 0.1 was worse on what is held back, and by the recogniser
     weight_decay: float = 0.05
+    noise: float = 0.0  # share of the residual codes that the slow layers read wrong: all of a frame's name it
     epochs: float = math.inf  # after so many, of all there is when training begins, it ends; nothing is read meanwhile
 
 
@@ -165,7 +166,7 @@ class ModelTraining(TimedTraining):
         semantic = (columns[:, 0] >= begin) & (columns[:, 0] <= end)
         positions = torch.arange(columns.shape[-1], device=self.device).unsqueeze(0)
         store = self._keep(network.config.slow)
-        hidden = network.slow(network.embed(columns, semantic), positions, self.mask, lambda _: store)
+        hidden = network.slow(network.embed(self._noisy(columns), semantic), positions, self.mask, lambda _: store)
         target, hidden = columns[:, 0, 1:].flatten(), hidden[:, :-1].flatten(0, 1)
         is_frame = (semantic & there)[:, 1:].flatten()
         spoken = is_frame | ((target == self.tokenizer.control("im_end")) & there[:, 1:].flatten())
@@ -179,6 +180,14 @@ class ModelTraining(TimedTraining):
         weight = is_frame[chosen].float()
         fast = F.cross_entropy(fast_logits.flatten(0, 1), codes[:, 1:].flatten(), reduction="none")
         return slow, (fast.view(frames, -1).mean(-1) * weight).sum() / weight.sum()
+
+    def _noisy(self, columns: Tensor) -> Tensor:
+        if not (self.batch.noise and self.network.training):
+            return columns
+        residual = columns[:, 2:]
+        wrong = torch.rand(residual.shape, device=self.device) < self.batch.noise
+        others = torch.randint_like(residual, self.network.config.codebook_size)
+        return torch.cat((columns[:, :2], torch.where(wrong, others, residual)), dim=1)
 
     def _fast(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """Logits [N, K - 1, V] of codes 1 … K - 1, all positions at once."""
@@ -277,6 +286,7 @@ def arguments(usage: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--frames", type=int, default=Batch.frames)
     parser.add_argument("--dropout", type=float, default=Batch.dropout)
     parser.add_argument("--weight-decay", type=float, default=Batch.weight_decay)
+    parser.add_argument("--noise", type=float, default=Batch.noise)
     parser.add_argument("--epochs", type=float, default=Batch.epochs, help="at most, of what is there at the beginning")
     parser.add_argument(
         "--trains", choices=get_args(Half), default="both", help="fast: the slow layers stay as they are"
@@ -296,7 +306,15 @@ def train(options: argparse.Namespace, sizes: Mapping[str, Any], held_back: str)
     group, device = Group.join(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     use_capture_stream(device)
     schedule = replace(SCHEDULE, total_s=options.total, rate=options.rate)
-    batch = Batch(options.rows, options.columns, options.frames, options.dropout, options.weight_decay, options.epochs)
+    batch = Batch(
+        options.rows,
+        options.columns,
+        options.frames,
+        options.dropout,
+        options.weight_decay,
+        options.noise,
+        options.epochs,
+    )
     training = ModelTraining(
         options.work,
         schedule,

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.families.s1.tokenizer import S1Tokenizer
@@ -31,7 +31,17 @@ STEP = 16  # frames; there are few lengths, since every new one costs a GPU a te
 POLL_S = 1.0
 
 
-def encode(codec: Dac, waves: list[NDArray[np.int16]]) -> list[NDArray[np.int16]]:
+class Encoder(Protocol):
+    """What encodes rows of samples."""
+
+    device: torch.device
+    samples_per_frame: int
+
+    def encode_rows(self, waves: Tensor) -> Tensor:
+        """Encode waves [B, T] to codes [B, K, F]."""
+
+
+def encode(codec: Encoder, waves: list[NDArray[np.int16]]) -> list[NDArray[np.int16]]:
     """Codes [K, F] of every int16 wave [samples], as if each were encoded by itself."""
     order = sorted(range(len(waves)), key=lambda index: len(waves[index]))
     codes: dict[int, NDArray[np.int16]] = {}

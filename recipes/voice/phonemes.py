@@ -1,10 +1,10 @@
-"""Write what is said as phonemes, American and British, for the teacher.
+"""Write what is said as phonemes, American and British, for the teacher, beside the words as the model reads them.
 
 python -m recipes.voice.phonemes --texts FILE --output FILE --count 100000 [--start 0] [--british 20000]
 python -m recipes.voice.phonemes --held-out --output FILE
 
-`--texts` is what `training.texts prepare` wrote. The output is JSON, compressed: [written text, American, British].
-Needs hibari-tts. A core writes some 2,000 sentences a second.
+`--texts` is what `training.texts prepare` wrote. The output is JSON, compressed: [text, American, British], the text in
+words and within the voice's alphabet, as the engine gives it to the model. Needs hibari-tts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,17 @@ import argparse
 import itertools
 import json
 import lzma
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from training.texts import held_out_sentences, load, spoken, utterances
+from recipes.voice.sizes import ALPHABET, LANGUAGE
+from s1_mini.text.form import TextForm
+from training.texts import held_out_sentences, load, utterances
+
+# The letter A, which hibari takes for the article: beside another single letter, or a capital within a sentence.
+LETTER_A = re.compile(r"\bA\b(?= [A-Z]\b)|(?<=\b[A-Z] )A\b|(?<=[a-z,;:] )A\b")
+LIKE_THE_LETTER = "eh"  # what hibari says as the letter
 
 
 def write(texts: Iterable[str], output: Path, *, num_british: int | None = None) -> int:
@@ -25,12 +32,13 @@ def write(texts: Iterable[str], output: Path, *, num_british: int | None = None)
     from hibari.g2p import G2P
 
     american, british = Hibari(threads=1), Hibari(threads=1, g2p=G2P(british=True))
-    lines = []
+    form, lines = TextForm(LANGUAGE, frozenset(ALPHABET)), []
     for index, text in enumerate(texts):
-        read = spoken(text)
-        first = " ".join(american.phonemize(read)).strip()
+        read = form.transcript(text)
+        told = LETTER_A.sub(LIKE_THE_LETTER, read)
+        first = " ".join(american.phonemize(told)).strip()
         is_british = num_british is None or index < num_british
-        lines.append((text, first, " ".join(british.phonemize(read)).strip() if is_british else first))
+        lines.append((read, first, " ".join(british.phonemize(told)).strip() if is_british else first))
     output.write_bytes(lzma.compress(json.dumps(lines, ensure_ascii=False).encode()))
     return len(lines)
 

@@ -1,8 +1,11 @@
-"""Sizes of the codecs that were tried, all of 24 kHz, and of the dual-AR models for the best of them."""
+"""What the voice reads; sizes of codecs of 24 kHz that were tried, and of dual-AR models for the best of them."""
 
 from __future__ import annotations
 
 from typing import Any
+
+LANGUAGE = "en"
+ALPHABET = " !\"'(),-.:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 _COMMON: dict[str, Any] = {
     "sample_rate": 24_000,
@@ -62,6 +65,7 @@ _MODEL: dict[str, Any] = {
     "max_seq_len": 2048,
     "tie_word_embeddings": False,
     "scale_codebook_embeddings": True,
+    "text": {"language": LANGUAGE, "alphabet": ALPHABET},
 }
 
 # What a frame costs on a CPU: README.md.

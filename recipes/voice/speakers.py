@@ -25,7 +25,7 @@ NAMED = {
     "anna": "af_heart", "emily": "af_bella", "julia": "af_nova", "robert": "am_michael", "henry": "am_onyx",
     "thomas": "am_fenrir", "clara": "bf_emma", "grace": "bf_lily", "alan": "bm_george", "oliver": "bm_fable",
 }  # fmt: skip
-NAMED_SHARE, NAMED_RATE = 0.3, (0.94, 1.06)
+NAMED_SHARE, NAMED_RATE = 0.4, (0.94, 1.06)
 SPREAD = (1.0, 1.5)  # distance from the mean of all voices, 1 being the mix's own
 PLAIN_SHARE = 0.15  # of the others are a voice of the teacher as it is, higher or lower
 FOREIGN_SHARE = 0.3  # of the sounding halves also draw on voices of other languages

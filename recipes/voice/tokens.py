@@ -5,7 +5,7 @@ python -m recipes.voice.tokens --work DIR --teacher DIR --phonemes DIR --seconds
 
 `DIR` holds the finished codec. `--phonemes` is what `phonemes.py` wrote, a file or a folder of them, of which each part
 takes its share. A speaker says eight texts, which come in any order; when all are there they are written side by side
-to `DIR/tokens`, as `training/tokens.py` writes them. The model sees the texts as they are read aloud.
+to `DIR/tokens`, as `training/tokens.py` writes them. The model sees the texts in words, as the engine gives them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from recipes.voice.channels import ChannelsLast
 from recipes.voice.speakers import held_out_speakers
 from recipes.voice.speech import (
     Count,
@@ -38,16 +40,14 @@ from recipes.voice.speech import (
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.tokenizer import S1Tokenizer
-from training import speech, texts, tokens
+from training import speech, tokens
 from training.corpus import PER_GROUP
 from training.vocabulary import write_vocabulary
 
 PER_SHARD = 512  # utterances
 NOTHING = np.zeros(0, np.int16)  # what was encoded is not kept
-# flite's spellings of letters, which the texts are read aloud with, and what the letters are to everybody else.
-LETTERS = ((re.compile(r"\bay em\b"), "A M"), (re.compile(r"\bpee em\b"), "P M"), (re.compile(r"\bay\b"), "A"))
 TENS = re.compile(
-    r"\b(twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety) (one|two|three|four|five|six|seven|eight|nine)\b", re.I
+    r"\b(twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)-(one|two|three|four|five|six|seven|eight|nine)\b", re.I
 )
 
 Coded = tuple[int, str, NDArray[np.int16]]
@@ -89,16 +89,27 @@ class Speakers:
         self.num_shards += 1
 
 
-def written(text: str) -> str:
-    """A text as the model sees it: as it is read aloud, single letters as letters, and not always written with care.
+class AsTrained:
+    """A codec that encodes as it was trained: channels last, by kernels and in half precision on a GPU."""
 
-    Every other one writes twenty-one, every twentieth has no capitals.
+    def __init__(self, codec: Dac) -> None:
+        self.device, self.samples_per_frame = codec.device, codec.samples_per_frame
+        self._quantizer, self._halves = codec.quantizer, ChannelsLast(codec, compiles=False)
+
+    def encode_rows(self, waves: Tensor) -> Tensor:
+        """Encode waves [B, T], T a whole number of frames, to codes [B, K, F]."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False):
+            exact = self._halves.latents(waves.unsqueeze(1))
+        return self._quantizer.encode(exact.float())
+
+
+def written(read: str) -> str:
+    """A text in words as the model sees it: not always written with care.
+
+    Every other one writes twenty one without its hyphen, every twentieth has no capitals.
     """
-    read = texts.spoken(text)
-    for said, letter in LETTERS:
-        read = said.sub(letter, read)
     if len(read) % 2:
-        read = TENS.sub(r"\1-\2", read)
+        read = TENS.sub(r"\1 \2", read)
     return read.lower() if len(read) % 20 == 7 else read
 
 
@@ -111,7 +122,9 @@ def read_texts(phonemes: Path, part: int, parts: int) -> tuple[list[str], list[T
 
 
 @torch.inference_mode()
-def encode(made: Iterable[Sequence[Utterance]], said: Sequence[str], codec: Dac, speakers: Speakers, name: str) -> None:
+def encode(
+    made: Iterable[Sequence[Utterance]], said: Sequence[str], codec: AsTrained, speakers: Speakers, name: str
+) -> None:
     """Encode utterances as they are made, until there are no more."""
     count = Count(name)
     for utterances in map(heard, made):
@@ -159,7 +172,7 @@ def main() -> None:
     began = time.monotonic()
     write_vocabulary(options.work)
     (options.work / "tokens").mkdir(exist_ok=True)
-    codec = open_dac(options.work, encodes=True, device=device)
+    codec = AsTrained(open_dac(options.work, encodes=True, device=device))
     studio, names = open_studio(options.teacher, device, options.batch_s)
     said, items = read_texts(options.phonemes, options.part, options.parts)
     print(f"tokens {options.part}: {len(items)} texts, ready in {time.monotonic() - began:.0f} s", flush=True)

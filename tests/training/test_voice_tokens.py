@@ -7,6 +7,7 @@ import lzma
 import math
 import shutil
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from recipes.voice import carry, tokens
+from recipes.voice import carry, phonemes, tokens
 from recipes.voice.sizes import CODECS, MODELS
 from recipes.voice.speech import Utterance
 from s1_mini.codecs.dac.config import DacConfig
@@ -61,7 +62,8 @@ def encode(work: Path) -> None:
     noise.shuffle(said)
     texts, _ = tokens.read_texts(work / "phonemes.xz", 0, 1)
     speakers = tokens.Speakers(work / "tokens", "00", S1Tokenizer.from_directory(work))
-    tokens.encode([said[::2], said[1::2]], texts, open_dac(work, encodes=True), speakers, "test")
+    codec = tokens.AsTrained(open_dac(work, encodes=True))
+    tokens.encode([said[::2], said[1::2]], texts, codec, speakers, "test")
 
 
 def test_every_utterance_is_written_once_beside_the_others_of_its_speaker(work: Path) -> None:
@@ -98,10 +100,29 @@ def test_a_model_learns_from_what_was_encoded(work: Path) -> None:
 
 def training_of(work: Path, **options: Any) -> ModelTraining:
     sizes = {**CONFIG, "dim": 16, "n_head": 4, "n_local_heads": 1, "head_dim": 8, "n_layer": 1, "intermediate_size": 16}
-    batch = Batch(2, 256, 64, epochs=options.pop("epochs", math.inf))
+    batch = Batch(2, 256, 64, noise=options.pop("noise", 0.0), epochs=options.pop("epochs", math.inf))
     return ModelTraining(
         work, Schedule(600.0, 1e-2, 1), batch, CPU, sizes=sizes, held_back="shard_00_00002.npz", **options
     )
+
+
+def test_what_the_slow_layers_read_is_noisy_in_training_alone_and_only_in_residual_codes(work: Path) -> None:
+    training = training_of(work, noise=0.5)
+    training.wait_for_tokens()
+    columns, _ = training.corpus.windows(training.corpus.random_groups(2), 256)
+
+    noisy = training._noisy(columns)
+
+    assert torch.equal(noisy[:, :2], columns[:, :2])
+    assert 0.3 < (noisy[:, 2:] != columns[:, 2:]).float().mean().item() < 0.6
+    training.network.eval()
+    assert training._noisy(columns) is columns
+
+
+def test_it_is_encoded_as_the_codec_encodes(work: Path) -> None:
+    codec = open_dac(work, encodes=True)
+    waves = 0.1 * torch.randn(2, 6 * codec.samples_per_frame, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(tokens.AsTrained(codec).encode_rows(waves), codec.encode_rows(waves))
 
 
 def test_training_ends_after_its_epochs_with_its_rate_at_the_lowest(work: Path) -> None:
@@ -148,12 +169,41 @@ def test_what_was_encoded_comes_back_as_it_was_from_ten_bits_a_code(work: Path, 
             assert all(np.array_equal(before[name], after[name]) for name in before.files)
 
 
-def test_the_model_sees_words_and_letters_and_no_figures() -> None:
-    assert tokens.written("He paid $42.10 at 5 am.") == "He paid forty two dollars ten cents at five A M."
-    assert tokens.written("Ask the BBA.") == "Ask the B B A."
-    seen = {tokens.written(f"Room {number} is quiet.") for number in range(20, 100)}
-    assert "Room twenty-one is quiet." in seen or "room twenty-one is quiet." in seen
-    assert not any(character.isdigit() for text in seen for character in text)
+def test_the_model_reads_what_the_engine_gives_it_and_the_teacher_says_the_letter_a(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Speaks:
+        """Says what it was given."""
+
+        def __init__(self, **_: object) -> None: ...
+
+        def phonemize(self, text: str) -> list[str]:
+            return [text]
+
+    hibari: Any = types.ModuleType("hibari")
+    hibari.g2p = types.ModuleType("hibari.g2p")
+    hibari.Hibari, hibari.g2p.G2P = Speaks, lambda british: british
+    monkeypatch.setitem(sys.modules, "hibari", hibari)
+    monkeypatch.setitem(sys.modules, "hibari.g2p", hibari.g2p)
+    texts = ["He paid $42.10 at 5 am. A café — na?", "Ask the BBA or plan A, then A1.", "A B, a U.S. A"]
+    phonemes.write(texts, tmp_path / "phonemes.xz")
+
+    lines = json.loads(lzma.decompress((tmp_path / "phonemes.xz").read_bytes()))
+
+    assert [read for read, _, _ in lines] == [
+        "He paid forty-two dollars and ten cents at five A M. A cafe - na?",
+        "Ask the B B A or plan A, then A one.",
+        "A B, a U S A",
+    ]
+    assert [american for _, american, _ in lines] == [
+        "He paid forty-two dollars and ten cents at five eh M. A cafe - na?",
+        "Ask the B B eh or plan eh, then eh one.",
+        "eh B, a U S eh",
+    ]
+    assert {tokens.written(f"Room {one}twenty-one is free.") for one in ("", "number ")} == {
+        "Room twenty-one is free.",
+        "Room number twenty one is free.",
+    }
 
 
 def test_the_models_speak_the_codes_of_the_codec_that_is_trained() -> None:
