@@ -30,6 +30,7 @@ FIELDS = [
     "vllm_python",  # where an environment of its own lies only the machine's owner knows
     "heads",
     "repetition_mode",
+    "batch_invariance",  # the same tokens in any company cost time: who needs them knows
     "compile",
     "compile_backend",
     "compile_cache_path",  # where something may be kept between starts only the machine's owner knows

@@ -510,6 +510,7 @@ class ProductionTTSEngine:
             "weights_dtype": speaker.weights_dtype,
             "kv_dtype": speaker.kv_dtype,
             "kernels": speaker.kernels,
+            "batch_invariance": speaker.batch_invariance,
             "compile": speaker.compiler.choice,
         }
         return {

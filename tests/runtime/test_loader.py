@@ -18,10 +18,12 @@ from s1_mini.exceptions import (
     CheckpointNotFoundError,
     ConfigurationError,
 )
+from s1_mini.families.registry import get_family
 from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
 from s1_mini.kernels import backend
 from s1_mini.runtime import loader
 from s1_mini.runtime.loader import (
+    choose_batch_invariance,
     choose_device,
     choose_kernels,
     choose_kv_dtype,
@@ -319,3 +321,17 @@ def test_kernels_that_cannot_be_compiled_are_left_out_and_it_says_why(
     assert not backend._uses_triton
     monkeypatch.setattr(loader, "_try_kernel", lambda _: None)
     assert choose_kernels("cuda").value == "triton"
+
+
+def test_batch_invariance_is_on_only_where_it_can_be_kept_and_health_says_so(tiny: Path) -> None:
+    s1, cascade = get_family("s1"), get_family("cascade")
+    ours, torchs = Choice("triton", "it is there"), Choice("torch", "Triton fails: no C compiler")
+
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", batch_invariance="on")) as engine:
+        told = engine.health_check()["batch_invariance"]
+
+    assert told == {"value": "on", "reason": "on a CPU it always is"}
+    assert choose_batch_invariance("on", s1, "cuda", ours).value == "on"
+    assert choose_batch_invariance("off", s1, "cuda", ours).value == "off"
+    assert choose_batch_invariance("on", s1, "cuda", torchs).reason.endswith("Triton fails: no C compiler")
+    assert choose_batch_invariance("on", cascade, "cuda", ours).value == "off"

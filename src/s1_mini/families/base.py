@@ -63,6 +63,7 @@ class Placement:
     kv_dtype: torch.dtype | None = None  # of keys and values, likewise
     # Of stages that are elsewhere, by their names; `meta` for one in another process, whose weights are not read here.
     devices: Mapping[str, torch.device] = field(default_factory=dict)
+    batch_invariant: bool = False  # whether a row's bits must not depend on those beside it, where a family offers it
 
     def of(self, stage: str) -> torch.device:
         """Give the device of a stage."""

@@ -5,12 +5,17 @@ dependent launch): it fetches what is there already, and then waits for the othe
 kernel launched so must wait, at the latest before it ends: the next one relies on it. A kernel may begin while several
 before it still run, so before it waits it reads only what no kernel of its frame writes: weights, and what was
 left at the end of the frame before. The kernel that begins a frame is therefore never launched early.
+
+Sums of the same numbers in another order differ in their last bits. Within `one_order` every kernel adds up a row's
+numbers in an order that neither the number of rows nor the row's place decides: reductions are shared out and walked
+through in one way for all, only how many rows and outputs a program takes is free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +30,7 @@ except ImportError:  # Windows, macOS and CPU builds have none
 
 HAS_TRITON = triton is not None
 _uses_triton = HAS_TRITON
+_in_one_order: ContextVar[bool] = ContextVar("in_one_order", default=False)
 
 
 def runs_triton(x: Tensor) -> bool:
@@ -47,6 +53,21 @@ def without_triton() -> Iterator[None]:
         yield
     finally:
         _uses_triton = before
+
+
+def in_one_order() -> bool:
+    """Whether a row's sums must be in the same order whatever rows are beside it."""
+    return _in_one_order.get()
+
+
+@contextmanager
+def one_order(wanted: bool = True) -> Iterator[None]:
+    """Let kernels that are launched by this thread give a row the same bits in any company, if `wanted`."""
+    token = _in_one_order.set(wanted)
+    try:
+        yield
+    finally:
+        _in_one_order.reset(token)
 
 
 def jit(function: Any) -> Any:

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, jit, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, in_one_order, jit, runs_triton
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
 MANY_STEPS = 4096  # from here on programs take large tiles; below they must be many
+MANY_IN_ONE_ORDER = 512  # of each row: there the number of rows must not decide
 
 
 def convolve(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
@@ -33,7 +34,8 @@ def _convolve_triton(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
     steps = length - (taps - 1) * dilation
     out = torch.empty(batch, steps, outputs, dtype=x.dtype, device=x.device)
     block = next((size for size in (64, 32, 16) if inputs % size == 0), 64)
-    if batch * steps >= MANY_STEPS and x.element_size() <= 2:
+    are_many = steps >= MANY_IN_ONE_ORDER if in_one_order() else batch * steps >= MANY_STEPS
+    if are_many and x.element_size() <= 2:
         tall, wide, warps, stages = 128, 128 if outputs > 64 else 64, 8, 3
     else:
         tall, wide, warps, stages = 32 if steps > 16 else 16, 32, 4, 4

@@ -14,7 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, fetch_ahead, jit, launch, runs_triton, wait_for_last, widen
+from s1_mini.kernels.backend import (
+    HAS_TRITON,
+    fetch_ahead,
+    in_one_order,
+    jit,
+    launch,
+    runs_triton,
+    wait_for_last,
+    widen,
+)
 from s1_mini.kernels.rope_store import HeadNorms, as_kept, rope_store
 
 if HAS_TRITON:
@@ -24,6 +33,7 @@ if HAS_TRITON:
 COLUMNS_AT_ONCE = 64
 MANY_ROWS = 64  # above, smaller blocks are faster
 PROGRAMS = 256  # wanted, to fill the GPU: few rows are split into more parts
+PARTS_IN_ONE_ORDER = 4  # of any number of rows, however far they look; but one of what is shorter than a block
 
 
 def used_columns(position: Tensor, span: int, size: int) -> Tensor | None:
@@ -111,9 +121,7 @@ def _attend_triton(
     groups, size = keys.shape[1], keys.shape[3]
     rows, heads = len(asked), asked.shape[1] // size - (2 * groups if new else 0)
     shared = heads // groups
-    block = COLUMNS_AT_ONCE // 2 if rows > MANY_ROWS else COLUMNS_AT_ONCE
-    block = min(block, max(16, triton.next_power_of_2(span)))
-    parts = max(1, min(triton.cdiv(span, block), triton.cdiv(PROGRAMS, rows * groups)))
+    block, parts = _split(rows, groups, span)
     out = torch.empty(rows, heads * size, dtype=asked.dtype, device=asked.device)
     sums = torch.empty(rows, heads, parts, size, dtype=torch.float32, device=asked.device)
     tops = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=asked.device)
@@ -160,6 +168,15 @@ def _attend_triton(
             sums, tops, out, heads, parts, triton.next_power_of_2(parts), size, **launch(asked), num_warps=1
         )
     return out
+
+
+def _split(rows: int, groups: int, span: int) -> tuple[int, int]:
+    """Give the columns that a program attends to at once, and the parts that a row's columns are shared out to."""
+    small = max(16, 1 << (span - 1).bit_length())
+    if in_one_order():
+        return min(COLUMNS_AT_ONCE, small), PARTS_IN_ONE_ORDER if span >= COLUMNS_AT_ONCE else 1
+    block = min(COLUMNS_AT_ONCE // 2 if rows > MANY_ROWS else COLUMNS_AT_ONCE, small)
+    return block, max(1, min(-(-span // block), -(-PROGRAMS // (rows * groups))))
 
 
 @jit

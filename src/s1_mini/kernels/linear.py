@@ -4,6 +4,7 @@ A handful of rows: every program holds its weights in registers before the rows 
 More rows: tensor cores, the weights being fetched into the L2 cache meanwhile; inputs are shared out between programs
 where there are few outputs, and their parts are summed with the residual, before the next norm.
 Weights may be kept in eight bits: a kernel widens them on the way, and multiplies each output by its scale.
+In one order (see `backend`) any number of rows takes tensor cores, and inputs are shared out as for `TALL` rows.
 Shapes: B rows, K inputs, N outputs, P parts.
 """
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from s1_mini.kernels.backend import (
     HAS_TRITON,
     fetch_ahead,
+    in_one_order,
     jit,
     launch,
     runs_triton,
@@ -36,6 +38,7 @@ if HAS_TRITON:
 MAX_ROWS = 128  # above, the vendor's products are as fast
 FEW_ROWS = 2
 TALL = 64  # rows of a tile: what the tensor cores of Hopper take at the least
+PROMPT_ROWS = 512  # above, rows are steps of sound, and a tile may be large
 MAX_INPUTS = 4096  # that a program of the few-rows kernel holds
 
 
@@ -73,13 +76,14 @@ def linear_sum(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor)
     if _is_few(x):
         return _few_triton(x.contiguous(), weight, bias, None, False, residual.contiguous()), None
     if _is_many(x, weight):
-        return residual, _many_triton(x.contiguous(), weight, bias, False, parts=num_parts(len(x), *weight.shape))
+        parts = num_parts(TALL if in_one_order() else len(x), *weight.shape)
+        return residual, _many_triton(x.contiguous(), weight, bias, False, parts=parts)
     return residual, product(x, weight, bias)
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """Give x [..., K] @ weight.T + bias, [..., N], for `weight` [N, K]."""
-    if not isinstance(weight, QuantizedWeight) or not runs_triton(x):
+    if not runs_triton(x) or not (isinstance(weight, QuantizedWeight) or in_one_order()):
         return product(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     if _is_few(rows):
@@ -97,11 +101,11 @@ def branch_sum(x: Tensor, branch: Tensor | None) -> Tensor:
 
 
 def _is_few(x: Tensor) -> bool:
-    return runs_triton(x) and len(x) <= FEW_ROWS and x.shape[1] <= MAX_INPUTS
+    return runs_triton(x) and len(x) <= FEW_ROWS and x.shape[1] <= MAX_INPUTS and not in_one_order()
 
 
 def _is_many(x: Tensor, weight: Weight) -> bool:
-    return runs_triton(x) and (len(x) <= MAX_ROWS or isinstance(weight, QuantizedWeight))
+    return runs_triton(x) and (len(x) <= MAX_ROWS or isinstance(weight, QuantizedWeight) or in_one_order())
 
 
 def _parts_of(weight: Weight) -> tuple[Tensor, Tensor, bool]:
@@ -171,6 +175,13 @@ class Tile(NamedTuple):
         """Give the shared memory that it takes at most: rows and weights of each stage, as Triton lays them out."""
         return self.stages * self.inputs * (self.rows + self.outputs * (2 if gated else 1)) * item_size
 
+    def within(self, limit: int, item_size: int, gated: bool) -> Tile:
+        """Give a tile that takes `limit` bytes at most: with fewer steps ahead, or shorter ones."""
+        tile = self
+        while tile.shared_bytes(item_size, gated) > limit:
+            tile = tile._replace(stages=tile.stages - 1) if tile.stages > 2 else tile._replace(inputs=tile.inputs // 2)
+        return tile
+
 
 def num_parts(rows: int, outputs: int, inputs: int) -> int:
     """Parts that the inputs are shared out to, so that a product of few outputs keeps the whole GPU busy."""
@@ -179,22 +190,27 @@ def num_parts(rows: int, outputs: int, inputs: int) -> int:
     return 4 if inputs > 2048 or (inputs == 2048 and rows <= TALL) else 2
 
 
-def many_tile(rows: int, outputs: int, inputs: int, *, gated: bool, item_size: int, limit: int) -> Tile:
+def many_tile(
+    rows: int, outputs: int, inputs: int, *, gated: bool, item_size: int, limit: int, one_order: bool = False
+) -> Tile:
     """Sizes of a program with more rows of numbers of `item_size` bytes, in `limit` bytes of shared memory.
 
     The fastest of some hundred tried on an H200 (docs/kernels.md). A GPU with less memory (A10G, L4 and L40S have
-    99 KB of 227, T4 64) loads fewer steps ahead, or shorter ones.
+    99 KB of 227, T4 64) loads fewer steps ahead, or shorter ones; in `one_order` these are as long for all rows.
     """
     block = min(128, max(16, 1 << (inputs - 1).bit_length()))
+    if one_order:
+        largest = Tile(2 * TALL, TALL if gated else 2 * TALL, block, warps=8, stages=3)
+        block = largest.within(limit, item_size, gated).inputs
+        if rows > PROMPT_ROWS:
+            wide = TALL if outputs <= TALL else largest.outputs
+            return largest._replace(outputs=wide, inputs=block).within(limit, item_size, gated)
     if rows <= TALL:
         wide = 16 if outputs <= 1024 and inputs <= 1024 and not gated else 32
     else:
         wide = 64 if gated or outputs > 2048 or inputs > 2048 else 32
-        block = min(block, 64) if gated else block
-    tile = Tile(TALL, wide, block, warps=4, stages=5 if item_size <= 2 else 2)
-    while tile.shared_bytes(item_size, gated) > limit:
-        tile = tile._replace(stages=tile.stages - 1) if tile.stages > 2 else tile._replace(inputs=tile.inputs // 2)
-    return tile
+        block = min(block, 64) if gated and not one_order else block
+    return Tile(TALL, wide, block, warps=4, stages=5 if item_size <= 2 else 2).within(limit, item_size, gated)
 
 
 def _many_triton(
@@ -204,7 +220,7 @@ def _many_triton(
     outputs = weight.shape[0] // (2 if gated else 1)
     values, scale, scaled = _parts_of(weight)
     limit, item_size = shared_memory(x.device), x.element_size()
-    tile = many_tile(rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit)
+    tile = many_tile(rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit, one_order=in_one_order())
     part = triton.cdiv(triton.cdiv(inputs, parts), tile.inputs) * tile.inputs
     parts = triton.cdiv(inputs, part)
     shape, kind = ((rows, outputs), x.dtype) if parts == 1 else ((parts, rows, outputs), torch.float32)

@@ -56,6 +56,7 @@ class Speaker:
     weights_dtype: Choice
     kv_dtype: Choice
     kernels: Choice
+    batch_invariance: Choice
     compiler: Compiler
     voices: VoiceLibrary
     text: TextForm
@@ -100,6 +101,7 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> Speaker:
         ("weights_dtype", weights_dtype),
         ("kv_dtype", kv_dtype),
         ("kernels", speaker.kernels),
+        ("batch_invariance", speaker.batch_invariance),
         ("compile", speaker.compiler.choice),
     ):
         logger.info("%s: %s (%s)", name, chosen.value, chosen.reason)
@@ -120,6 +122,8 @@ def open_checkpoint(
     """Open model and codec, uncompiled; `settings` has the fields of the family's. Raises `CheckpointError`."""
     family = family_of(directory)
     codec_dtype = codec_dtype or Choice("float32", "not asked for")
+    kernels = choose_kernels(device.value)
+    invariance = choose_batch_invariance(getattr(settings, "batch_invariance", None), family, device.value, kernels)
     placement = Placement(
         torch.device(device.value),
         getattr(torch, precision.value),
@@ -127,6 +131,7 @@ def open_checkpoint(
         NARROW.get(weights_dtype.value),
         NARROW.get(kv_dtype.value),
         {stage: torch.device(NO_MEMORY if choice == ELSEWHERE else choice.value) for stage, choice in devices.items()},
+        invariance.value == "on",
     )
     loaded = family.open(directory, placement, settings)
     description = family.describe(directory)
@@ -142,7 +147,8 @@ def open_checkpoint(
         codec_dtype=codec_dtype,
         weights_dtype=weights_dtype,
         kv_dtype=kv_dtype,
-        kernels=choose_kernels(device.value),
+        kernels=kernels,
+        batch_invariance=invariance,
         compiler=Compiler(Choice("off", "not asked for")),
         voices=VoiceLibrary.open(directory, description.voice),
         text=TextForm.from_config(read_json(directory / "config.json")),
@@ -247,6 +253,19 @@ def choose_kernels(device: str) -> Choice:
         logger.warning("Triton fails, torch computes from now on: %s", told)
         return Choice("torch", f"Triton fails: {told}")
     return Choice("triton", f"Triton is there for {device}")
+
+
+def choose_batch_invariance(setting: str | None, family: Family, device: str, kernels: Choice) -> Choice:
+    """Choose whether what a row gives must not depend on the rows beside it; `on` only where that can be kept."""
+    if setting in (None, "off"):
+        return Choice("off", "not asked for")
+    if "batch_invariance" not in family.settings.model_fields:
+        return Choice("off", f"asked for, but {family.title} does not offer it")
+    if device == "cpu":
+        return Choice("on", "on a CPU it always is")
+    if kernels.value != "triton":
+        return Choice("off", f"asked for, but only the project's own kernels keep one order: {kernels.reason}")
+    return Choice("on", "named by the settings")
 
 
 def _try_kernel(device: str) -> None:

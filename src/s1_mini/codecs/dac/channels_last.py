@@ -18,6 +18,7 @@ from s1_mini.codecs.dac.model import Dac, DecoderBlock, Quantizer
 from s1_mini.codecs.dac.quantizer import VectorQuantizer
 from s1_mini.codecs.dac.window_rows import WindowRows
 from s1_mini.kernels.convolution import convolve
+from s1_mini.kernels.linear import linear
 from s1_mini.kernels.snake import Rows, snake_extend
 
 
@@ -94,7 +95,8 @@ class _Upsampling:
         total, joined = snake_extend(layer(joined), None, self.past, rows, bias=layer.bias, keeps_total=True)
         inner = F.conv1d(joined.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups).transpose(1, 2)
         inner = F.layer_norm(inner, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-        return F.linear(F.gelu(self._wide(inner)), self._narrow), self._bias, total
+        opened = F.gelu(linear(inner, self._wide.weight, self._wide.bias))
+        return linear(opened, self._narrow, None), self._bias, total
 
 
 class _Convolution:
@@ -123,7 +125,7 @@ class _LastConvolution:
         self._bias = bias.float()
 
     def __call__(self, joined: Tensor) -> Tensor:
-        parts = F.linear(joined, self._weight)  # [B, P + T, taps]: what each step adds to the steps that see it
+        parts = linear(joined, self._weight, None)  # [B, P + T, taps]: what each step adds to the steps that see it
         batch, length, width = parts.shape
         steps = length - self._taps + 1
         seen = parts.as_strided((batch, steps, self._taps), (length * width, width, width + 1))
@@ -168,7 +170,7 @@ class _TransposedConvolution:
         batch, length, inputs = joined.shape
         steps = length - self._seen + 1
         seen = joined.as_strided((batch, steps, self._seen * inputs), (length * inputs, inputs, 1))
-        return F.linear(seen.contiguous(), self._weight).view(batch, steps * self._stride, self._outputs)
+        return linear(seen.contiguous(), self._weight, None).view(batch, steps * self._stride, self._outputs)
 
 
 class _Unit:
@@ -188,7 +190,7 @@ class _Unit:
         dilated = self._dilated
         total, joined = snake_extend(branch, first, dilated.past, rows, bias=bias, skip=skip, keeps_total=True)
         _, inner = snake_extend(dilated(joined), second, None, rows, bias=dilated.bias)
-        return F.linear(inner, self._weight), self._bias, total
+        return linear(inner, self._weight, None), self._bias, total
 
 
 def _alpha(snake: nn.Module) -> Tensor:

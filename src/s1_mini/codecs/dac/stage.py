@@ -20,6 +20,7 @@ from s1_mini.core.stage import Chunks
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.execution.rows import fit
 from s1_mini.execution.stage import Pending, SimpleStage
+from s1_mini.kernels.backend import one_order
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
 MAX_FRAMES = 400  # of all slots of one captured call: beyond, a GPU is full, and first sounds would wait
@@ -30,8 +31,12 @@ class DacDecoder(SimpleStage):
 
     launches_ahead = False
 
-    def __init__(self, codec: Dac, policy: Chunks, *, number: int) -> None:
-        """Decode with the weights of `codec`; `number` is the stage's in its chain, for its stream on a GPU."""
+    def __init__(self, codec: Dac, policy: Chunks, *, number: int, batch_invariant: bool = False) -> None:
+        """Decode with the weights of `codec`; `number` is the stage's in its chain, for its stream on a GPU.
+
+        `batch_invariant` gives a chunk the same bits whatever is decoded beside it, on a GPU too.
+        """
+        self._batch_invariant = batch_invariant
         self.device, self._codec, self._policy, self._number = codec.device, codec, policy, number
         self._stream = codec.open(policy.slots)
         self._begun: dict[int, Begin] = {}
@@ -51,7 +56,8 @@ class DacDecoder(SimpleStage):
         policy = self._policy
 
         def call(_: tuple[int, int], codes: Tensor, rows: Tensor) -> list[Tensor]:
-            sound = decoder.push_where(codes.transpose(1, 2), rows[0], rows[1].bool()).float()
+            with one_order(self._batch_invariant):
+                sound = decoder.push_where(codes.transpose(1, 2), rows[0], rows[1].bool()).float()
             return [sound, sound.isfinite().all(-1)]
 
         options = GraphOptions.of_stage(self.device, self._number)

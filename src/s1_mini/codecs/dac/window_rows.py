@@ -14,6 +14,7 @@ from torch import Tensor
 
 from s1_mini.codecs.dac.transformer import WindowTransformer
 from s1_mini.kernels.gate import gate
+from s1_mini.kernels.linear import linear
 from s1_mini.kernels.norm import add_norm
 from s1_mini.kernels.rope import turn_and_part
 from s1_mini.kernels.snake import Rows, snake_extend
@@ -78,7 +79,9 @@ class _Layer:
         """Take and give x and what is still to be added to it."""
         first, second = self._norms
         x, normal = add_norm(x, branch, first.spec)
-        queries, pairs = turn_and_part(self._qkv(normal), rope, self._heads, self._groups)
+        queries, pairs = turn_and_part(
+            linear(normal, self._qkv.weight, self._qkv.bias), rope, self._heads, self._groups
+        )
         _, joined = snake_extend(pairs, None, self.past, rows)
         keys, values = joined.unflatten(-1, (2, self._groups, self._size)).unbind(2)
         sound = F.scaled_dot_product_attention(
@@ -88,6 +91,6 @@ class _Layer:
             attn_mask=mask.expand(-1, self._heads, -1, -1),
             enable_gqa=self._groups != self._heads,
         )
-        branch = F.linear(sound.transpose(1, 2).flatten(2), self._out)
+        branch = linear(sound.transpose(1, 2).flatten(2), self._out, None)
         x, normal = add_norm(x, branch, second.spec)
-        return x, F.linear(gate(F.linear(normal, self._opened)), self._closed)
+        return x, linear(gate(linear(normal, self._opened, None)), self._closed, None)

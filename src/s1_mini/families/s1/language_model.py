@@ -84,7 +84,7 @@ class LanguageModel(SimpleStage):
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """Read parts of prompts; captured, all together."""
-        if self._reads is None:
+        if self._reads is None and not self._model.batch_invariant:
             for part in parts:
                 columns = torch.from_numpy(self._prompts[part.slot][part.start : part.stop].T.copy())
                 self._model.prefill(self.state, part.slot, columns, part.start)
@@ -94,7 +94,11 @@ class LanguageModel(SimpleStage):
         for at in range(0, len(asked), READS[-1]):
             some = asked[at : at + READS[-1]]
             size = fit(READS, len(some))
-            self._reads.launch(size, np.concatenate((some, self._nothing(size - len(some)))))
+            padded = np.concatenate((some, self._nothing(size - len(some))))
+            if self._reads is None:
+                self._read(size, stage(torch.from_numpy(padded), self.device))
+            else:
+                self._reads.launch(size, padded)
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         """Make one frame of every slot."""

@@ -106,7 +106,7 @@ class LoadedS1:
         )
         stages = (
             LanguageModel(model, slots=slots, positions=positions),
-            DacDecoder(codec, policies[1], number=1),
+            DacDecoder(codec, policies[1], number=1, batch_invariant=model.batch_invariant),
         )
         return Chain(
             policies=policies,
@@ -175,6 +175,7 @@ def open_model(directory: Path, placement: Placement, settings: S1Settings, *, r
         heads=settings.heads,
         repetition_mode=settings.repetition_mode,
         kv_dtype=placement.kv_dtype,
+        batch_invariant=placement.batch_invariant,
     )
 
 

@@ -22,6 +22,7 @@ from s1_mini.families.s1.network import Pairs, S1Network
 from s1_mini.families.s1.prompt import Prompt, build_prompt
 from s1_mini.families.s1.settings import Heads, RepetitionMode
 from s1_mini.families.s1.tokenizer import S1Tokenizer
+from s1_mini.kernels.backend import one_order
 from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.kernels.linear import branch_sum
 from s1_mini.layers.kv_cache import Columns, KVCache
@@ -94,8 +95,12 @@ class S1Model:
         heads: Heads = "restricted",
         repetition_mode: RepetitionMode = "upstream",
         kv_dtype: torch.dtype | None = None,
+        batch_invariant: bool = False,
     ) -> None:
-        """Put a network behind the interface; slow keys and values are of its dtype unless `kv_dtype` is given."""
+        """Put a network behind the interface; slow keys and values are of its dtype unless `kv_dtype` is given.
+
+        `batch_invariant` has kernels give a row the same bits whatever is computed beside it.
+        """
         self.network = network
         self.tokenizer = tokenizer
         self.heads = heads
@@ -111,6 +116,7 @@ class S1Model:
         self.device = network.norm.weight.device
         self.dtype = network.norm.weight.dtype
         self.kv_dtype = kv_dtype or self.dtype
+        self.batch_invariant = batch_invariant and self.device.type == "cuda"  # a CPU is so by itself
         self.num_bytes = sum(weight.numel() * weight.element_size() for weight in network.parameters())
         slow = network.config.slow
         self.column_bytes = 2 * network.config.num_layers * slow.num_kv_heads * slow.head_dim * self.kv_dtype.itemsize
@@ -186,8 +192,9 @@ class S1Model:
 
         Looks at no value, so it can be captured; a prompt's columns before those must have been read, or be among them.
         """
-        x, where = self._enter(state, columns, positions, span, slots=slots)
-        self.network.slow_step(x, state.cache, where)
+        with one_order(self.batch_invariant):
+            x, where = self._enter(state, columns, positions, span, slots=slots)
+            self.network.slow_step(x, state.cache, where)
 
     def save(self, state: S1State, slot: int, columns: int) -> Saved:
         """Copy the keys and values of the first `columns` columns of `slot`."""
@@ -212,7 +219,10 @@ class S1Model:
 
     def step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int | None = None) -> Frames:
         """Generate one frame for every active row of the first `rows`, none of which may have over `span` columns."""
-        rows = len(state.count) if rows is None else rows
+        with one_order(self.batch_invariant):
+            return self._step(state, sampling, span, len(state.count) if rows is None else rows)
+
+    def _step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int) -> Frames:
         hidden, logits = self.network.sum_and_logits(*self._slow(state, span, self._width(state, rows)))
         idle = len(hidden) - rows  # computed, but not drawn for
         made = torch.empty(rows, self.num_codebooks + 3, dtype=torch.int64, device=self.device)

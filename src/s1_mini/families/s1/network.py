@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.kernels.columns import Embedding, enter_columns
-from s1_mini.kernels.linear import norm_linear
+from s1_mini.kernels.linear import linear, norm_linear
 from s1_mini.layers.kv_cache import Columns, KVCache, KVStore
 from s1_mini.layers.norm import RMSNorm
 from s1_mini.layers.rope import rope_table
@@ -127,7 +127,10 @@ class S1Network(nn.Module):
         are those of B rows or more.
         """
         start = self.norm(hidden) if self.config.norm_fastlayer_input else hidden
-        x = torch.stack((self.fast_project_in(start), first), dim=1).flatten(0, 1)
+        project = self.fast_project_in
+        if isinstance(project, nn.Linear):
+            start = linear(start, project.weight, project.bias)
+        x = torch.stack((start, first), dim=1).flatten(0, 1)
         logits = self._fast_step(x, pairs.columns(len(first)), cache)[1::2]
         for codebook in range(1, self.config.num_codebooks):
             x = pick(codebook, logits, self.fast_embeddings.weight)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 RepetitionMode = Literal["upstream", "fixed"]
 Heads = Literal["restricted", "full"]
+Switch = Literal["off", "on"]
 
 
 class S1Settings(BaseModel, frozen=True):
@@ -15,3 +16,4 @@ class S1Settings(BaseModel, frozen=True):
 
     heads: Heads = Field("restricted", description="restricted keeps only the rows of the head that can be spoken")
     repetition_mode: RepetitionMode = Field("upstream", description="as the original counts, or as it meant to: fixed")
+    batch_invariance: Switch = Field("off", description="S1: on a GPU, too, tokens do not depend on who else speaks")

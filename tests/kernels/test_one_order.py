@@ -1,0 +1,119 @@
+"""In one order a row gives the same bits whoever is beside it, wherever it stands; without, they may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernel_checks import dtypes, needs_gpu, randn
+from s1_mini.kernels import decode_attention
+from s1_mini.kernels.backend import one_order
+from s1_mini.kernels.convolution import convolve
+from s1_mini.kernels.linear import branch_sum, linear, linear_sum, many_tile, norm_linear
+from s1_mini.kernels.norm import Norm, add_norm
+from s1_mini.kernels.rope_store import HeadNorms
+from s1_mini.kernels.weight import quantize
+
+ROWS = 300
+COUNTS = (1, 2, 3, 8, 16, 63, 64, 65, 128, 129, 256)
+T4, H100 = 65_536, 232_448  # bytes of shared memory
+
+
+@pytest.mark.parametrize("limit", [T4, H100])
+@pytest.mark.parametrize("item_size", [2, 4])
+@pytest.mark.parametrize(("outputs", "inputs", "gated"), [(4096, 1024, False), (1024, 3072, False), (3072, 1024, True)])
+def test_any_number_of_rows_walks_through_inputs_in_the_same_steps(
+    limit: int, item_size: int, outputs: int, inputs: int, gated: bool
+) -> None:
+    sizes = {"gated": gated, "item_size": item_size, "limit": limit}
+    tiles = [many_tile(rows, outputs, inputs, one_order=True, **sizes) for rows in (*COUNTS, 5000)]
+
+    assert len({tile.inputs for tile in tiles}) == 1
+    assert all(tile.shared_bytes(item_size, gated) <= limit for tile in tiles)
+
+
+def test_columns_are_shared_out_alike_for_any_number_of_rows_that_look_any_distance() -> None:
+    def splits() -> list[tuple[int, int]]:
+        return [decode_attention._split(rows, 8, span) for rows in COUNTS for span in (64, 100, 512, 8192)]
+
+    free = splits()
+    with one_order():
+        assert len(set(splits())) == 1
+    assert len(set(free)) > 1
+
+
+def assert_same_bits(call: Callable[[Tensor], Tensor], counts: tuple[int, ...] = COUNTS) -> None:
+    """What `call` gives of some of `ROWS` rows, the first ones or the last, is what it gives of all."""
+    with one_order():
+        whole = call(torch.arange(ROWS, device="cuda"))
+        for count in counts:
+            for first in (0, ROWS - count):
+                some = torch.arange(first, first + count, device="cuda")
+                assert torch.equal(call(some), whole[some]), f"{count} rows from {first} on"
+
+
+@needs_gpu[0]
+@needs_gpu[1]
+@dtypes
+@pytest.mark.parametrize("kept", [None, torch.int8])
+@pytest.mark.parametrize(("inputs", "outputs", "gated"), [(1024, 4096, False), (1024, 3072, True), (1000, 48, False)])
+def test_a_norm_and_a_product(
+    dtype: torch.dtype, kept: torch.dtype | None, inputs: int, outputs: int, gated: bool
+) -> None:
+    x, branch = randn(ROWS, inputs, dtype=dtype), randn(2, ROWS, inputs)
+    wide = randn(outputs * (1 + gated), inputs, dtype=dtype) / inputs**0.5
+    weight = wide if kept is None else quantize(wide, kept)
+    norm = Norm(randn(inputs, dtype=dtype), 1e-6)
+
+    assert_same_bits(lambda rows: norm_linear(x[rows], branch[:, rows], norm, weight, gated=gated)[1])
+    assert_same_bits(lambda rows: norm_linear(x[rows], None, norm, weight, gated=gated)[1], (1, 2, 64))
+
+
+@needs_gpu[0]
+@needs_gpu[1]
+@dtypes
+@pytest.mark.parametrize(("inputs", "outputs"), [(2048, 1024), (3072, 1024), (1024, 1024), (1000, 48)])
+def test_a_product_and_a_residual_with_the_norm_that_follows(dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    x, residual = randn(ROWS, inputs, dtype=dtype), randn(ROWS, outputs, dtype=dtype)
+    weight, norm = randn(outputs, inputs, dtype=dtype) / inputs**0.5, Norm(randn(outputs, dtype=dtype), 1e-6)
+
+    def call(rows: Tensor) -> Tensor:
+        given = linear_sum(x[rows], weight, None, residual[rows])
+        return torch.cat((branch_sum(*given), add_norm(*given, norm)[1]), dim=1)
+
+    assert_same_bits(call)
+
+
+@needs_gpu[0]
+@needs_gpu[1]
+@dtypes
+@pytest.mark.parametrize("span", [10, 700])
+@pytest.mark.parametrize("in_slots", [False, True])
+def test_a_step_of_attention(dtype: torch.dtype, span: int, in_slots: bool) -> None:
+    qkv, rope = randn(ROWS, 32 * 128, dtype=dtype), randn(ROWS, 64, 2)
+    keys, values = (randn(ROWS, 8, span, 128, dtype=dtype) for _ in range(2))
+    norms = HeadNorms(randn(128, dtype=dtype), randn(128, dtype=dtype), 1e-6)
+    position = torch.arange(ROWS, device="cuda") * 7 % span
+
+    def call(rows: Tensor) -> Tensor:
+        kept = (keys.clone(), values.clone()) if in_slots else (keys[rows], values[rows])
+        at = position[rows]
+        return decode_attention.step_attention(
+            qkv[rows], *kept, at, at, rope[rows], norms, span=span, mask=None, slots=rows if in_slots else None
+        )
+
+    assert_same_bits(call)
+
+
+@needs_gpu[0]
+@needs_gpu[1]
+@pytest.mark.parametrize(("channels", "steps"), [(96, 700), (768, 32)])
+def test_what_makes_sound(channels: int, steps: int) -> None:
+    x, weight = randn(ROWS, steps + 54, channels, dtype=torch.float16), randn(7, channels, channels) / channels**0.5
+    kernel, flat = weight.half(), weight[0].half()
+
+    assert_same_bits(lambda rows: convolve(x[rows], kernel, 9), (1, 16, 64))
+    assert_same_bits(lambda rows: linear(x[rows], flat, None), (1, 16, 64))
