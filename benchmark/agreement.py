@@ -1,4 +1,4 @@
-"""How often the same is said another way: captured or eager, alone or in company, by kernels or by torch.
+"""How often the same is said another way: captured, alone or in company, after a cached prefix, by torch.
 
 The first way speaks freely. The others follow what it said, frame by frame, and choose for themselves at each: so one
 difference does not make all that comes after it differ. Shapes: F frames, B rows, K codebooks.
@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmark.command import make_parser, run
 from s1_mini.bench.report import describe_machine, table
 from s1_mini.config import EngineConfig
-from s1_mini.core.messages import Begin, Conditions
+from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model, SamplingTensors
@@ -64,8 +64,12 @@ class NoiseRows:
         temperature: float = SamplingParams().temperature,
         along: Tensor | None = None,
         captured: bool = False,
+        cached: bool = False,
     ) -> Tensor:
-        """Give the frames [F, B, K + 1] that rows of these numbers choose, after their own or those of `along`."""
+        """Give the frames [F, B, K + 1] that rows of these numbers choose, after their own or those of `along`.
+
+        With `cached` half of each row's positions are saved and loaded before the others are read.
+        """
         positions = self.context + self.frames + 1
         stage = LanguageModel(model, slots=len(rows), positions=positions)
         state = stage.state
@@ -81,6 +85,14 @@ class NoiseRows:
                 model.step(state, sampling, positions)
 
         self._begin(model, stage, rows, temperature)
+        whole = [Prefill(slot, 0, self.context - 1) for slot in range(len(rows))]
+        if cached:
+            self._read_again(stage, whole)
+        elif captured and not model.batch_invariant:  # captured reading rounds otherwise; the frames are compared
+            for part in whole:
+                model.prefill(state, part.slot, self._columns(model, rows[part.slot])[:, :-1])
+        else:
+            stage.prefill(whole)
         made = []
         for frame in range(self.frames):
             before = [tensor.clone() for tensor in (state.position, state.count, state.window.history)]
@@ -93,17 +105,32 @@ class NoiseRows:
         return torch.stack(made).cpu()
 
     def _begin(self, model: S1Model, stage: LanguageModel, rows: Sequence[int], temperature: float) -> None:
-        codes, books = model.network.fast_output.out_features, model.num_codebooks
         for slot, row in enumerate(rows):
-            chance = torch.Generator().manual_seed(row)
-            columns = torch.randint(0, codes, (books + 1, self.context), generator=chance)
-            columns[0] = columns[1] + model.tokenizer.semantic_begin
-            model.prefill(stage.state, slot, columns[:, :-1])
             steps = self.frames + 1
             asked = Conditions(SamplingParams(temperature), row, 0, steps, {})
-            prompt = columns.T.contiguous().numpy()
+            prompt = self._columns(model, row).T.contiguous().numpy()
             stage.begin([Begin(slot, 0, prompt, None, 0, steps, 1, context=0, consumes=len(prompt), conditions=asked)])
         stage.state.active.fill_(True)
+
+    def _read_again(self, stage: LanguageModel, parts: Sequence[Prefill]) -> None:
+        """Read the first half of each part, keep it and forget it; load it, and read the rest."""
+        for part in parts:
+            half = part.stop // 2
+            stage.prefill([part._replace(stop=half)])
+            saved = stage.save(part.slot, half)
+            for kept in (stage.state.cache.keys, stage.state.cache.values):
+                kept[:, part.slot].zero_()
+            stage.load(part.slot, saved)
+            stage.prefill([part._replace(start=half)])
+
+    def _columns(self, model: S1Model, row: int) -> Tensor:
+        """The noise of a row, [K + 1, context]."""
+        chance = torch.Generator().manual_seed(row)
+        columns = torch.randint(
+            0, model.network.fast_output.out_features, (model.num_codebooks + 1, self.context), generator=chance
+        )
+        columns[0] = columns[1] + model.tokenizer.semantic_begin
+        return columns
 
     def _sampling(self, model: S1Model, rows: Sequence[int], temperature: float) -> SamplingTensors:
         """What the stage makes of the same for itself."""
@@ -123,12 +150,14 @@ def measure_agreement(model: S1Model, *, rows: int, context: int, frames: int, a
     spoken = noise.speak(model, range(rows))
     captured = noise.speak(model, range(rows), captured=True)
     apart = [noise.speak(model, [row], along=spoken[:, row : row + 1]) for row in range(alone)]
+    cached = noise.speak(model, range(alone), along=spoken[:, :alone], cached=True)
     likeliest = noise.speak(model, range(alone), temperature=0.0)
     with without_triton():
         by_torch = noise.speak(model, range(alone), temperature=0.0, along=likeliest)
     found = {
         "captured as eager": Agreement.between(spoken, captured),
         "alone as in company": Agreement.between(spoken[:, :alone], torch.cat(apart, dim=1)),
+        "prefix cached as read, in other company": Agreement.between(spoken[:, :alone], cached),
         "by kernels as by torch": Agreement.between(likeliest, by_torch),
     }
     return {name: asdict(agreement) for name, agreement in found.items()}

@@ -45,6 +45,12 @@ from s1_mini.families.s1.loaded import LoadedS1, as_s1, read_configs
 from s1_mini.runtime.loader import Speaker, load
 
 VOICE, VOICE_TEXT, TONE_HZ = "suite", "The children were playing in the garden behind the house.", 150.0
+SAME = {  # figures of agreement, and what they are called there
+    "same_captured": "captured as eager",
+    "same_alone": "alone as in company",
+    "same_cached": "prefix cached as read, in other company",
+    "same_torch": "by kernels as by torch",
+}
 LATE_S = 1.0  # a stream whose first sounds come later (p95) is not held: its listener waits between two sentences
 QUEUE = 8192
 START_LIMIT_S = 120.0
@@ -159,7 +165,7 @@ def run_suite(plan: SuitePlan, tell: Callable[[str], None]) -> SuiteResult:
         "first_busy": busy.figures["first_byte_ms"]["p95"],
         "underruns_busy": sum(one.underruns for one in busy.outcomes),
         "streams": streams,
-        "same_captured": min(same["captured as eager"][kind] for kind in ("main", "codes")),
+        **{name: min(same[way][kind] for kind in ("main", "codes")) for name, way in SAME.items()},
         "start": starts[-1],
     }
     result.figures = [judge(name, value, is_full=scale.name == FULL.name) for name, value in values.items()]

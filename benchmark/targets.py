@@ -29,6 +29,9 @@ TARGETS = {
     "underruns_busy": Target("underruns under that load", 0, 0),
     "streams": Target("real-time streams without underruns (100 ms)", 300, 1000, less_is_better=False),
     "same_captured": Target("same tokens, captured as eager", 0.99, 1.0, less_is_better=False),
+    "same_alone": Target("same tokens, alone as among 64", 0.999, 1.0, less_is_better=False),
+    "same_cached": Target("same tokens, prefix cached as read", 0.999, 1.0, less_is_better=False),
+    "same_torch": Target("same likeliest tokens, by kernels as by torch", 0.9, 1.0, less_is_better=False),
     "start": Target("start to ready, caches warm, s", 40, 15),
 }
 

@@ -43,6 +43,7 @@ def test_every_way_says_the_same_on_a_cpu(model: S1Model, monkeypatch: pytest.Mo
     assert found == {
         "captured as eager": {"main": 1.0, "codes": 1.0, "frames": 30},
         "alone as in company": {"main": 1.0, "codes": 1.0, "frames": 12},
+        "prefix cached as read, in other company": {"main": 1.0, "codes": 1.0, "frames": 12},
         "by kernels as by torch": {"main": 1.0, "codes": 1.0, "frames": 12},
     }
     assert captured

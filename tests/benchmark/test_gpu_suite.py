@@ -27,6 +27,7 @@ from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 
 KEPT = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200.json"
+NEWER = ["same_alone", "same_cached", "same_torch"]  # than what is kept
 TINIER = replace(SMALL, rows=(1, 2), frames=3, max_new_tokens=4, rate_s=1.0, saturated_s=0.5, most_streams=2)
 
 
@@ -69,7 +70,10 @@ def test_the_suite_runs_on_a_cpu_and_keeps_its_json(
     assert data["details"]["failures"] == {}
     assert {"machine", "commit", "torch", "workload", "slots", "seconds"} <= data.keys()
     assert any("4 slots" in row for row in lines)
-    assert fields(data) == fields(json.loads(KEPT.read_text())), "as they were kept, to be compared"
+    ours, kept_ones = fields(data), fields(json.loads(KEPT.read_text()))
+    ours["figures"] = [each for each in ours["figures"] if each not in NEWER]
+    ours["agreement"] = {way: each for way, each in ours["agreement"].items() if way in kept_ones["agreement"]}
+    assert ours == kept_ones, "as they were kept, to be compared"
 
 
 def test_a_figure_is_judged_by_what_it_must_be() -> None:
