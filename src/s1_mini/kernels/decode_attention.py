@@ -33,7 +33,7 @@ if HAS_TRITON:
 COLUMNS_AT_ONCE = 64
 MANY_ROWS = 64  # above, smaller blocks are faster
 PROGRAMS = 256  # wanted, to fill the GPU: few rows are split into more parts
-PARTS_IN_ONE_ORDER = 4  # of any number of rows, however far they look; but one of what is shorter than a block
+BLOCK_IN_ONE_ORDER = 32  # columns, of any number of rows; each block is a sum of its own there
 
 
 def used_columns(position: Tensor, span: int, size: int) -> Tensor | None:
@@ -122,9 +122,11 @@ def _attend_triton(
     rows, heads = len(asked), asked.shape[1] // size - (2 * groups if new else 0)
     shared = heads // groups
     block, parts = _split(rows, groups, span)
+    blockwise = in_one_order()
+    kept = triton.cdiv(span, block) + 1 if blockwise else parts  # what is joined: blocks and the new token, or parts
     out = torch.empty(rows, heads * size, dtype=asked.dtype, device=asked.device)
-    sums = torch.empty(rows, heads, parts, size, dtype=torch.float32, device=asked.device)
-    tops = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=asked.device)
+    sums = torch.empty(rows, heads, kept if parts > 1 else 0, size, dtype=torch.float32, device=asked.device)
+    tops = torch.empty(rows, heads, kept if parts > 1 else 0, 2, dtype=torch.float32, device=asked.device)
     columns, rope, norms = new or (position, asked, None)
     _part_kernel[(rows, groups, parts)](
         asked,
@@ -149,21 +151,40 @@ def _attend_triton(
         heads,
         groups,
         parts,
+        kept,
         shared,
         triton.next_power_of_2(max(16, shared)),
         size,
         block,
         ALONE=parts == 1,
+        BLOCKWISE=blockwise,
         SLOTS=slots is not None,
         NEW=new is not None,
         NORMS=norms is not None,
         NARROW=keys.dtype != asked.dtype,
         LINE=128 // keys.element_size(),
         **launch(asked),
+        enable_fp_fusion=not blockwise,
         num_warps=2 if block > 16 else 4,
         num_stages=2,
     )
-    if parts > 1:
+    if parts > 1 and blockwise:
+        _join_blocks_kernel[(rows, heads)](
+            sums,
+            tops,
+            out,
+            position,
+            position.stride(0),
+            heads,
+            kept,
+            block,
+            size,
+            NEW=new is not None,
+            **launch(asked),
+            enable_fp_fusion=False,
+            num_warps=1,
+        )
+    elif parts > 1:
         _join_kernel[(rows, heads)](
             sums, tops, out, heads, parts, triton.next_power_of_2(parts), size, **launch(asked), num_warps=1
         )
@@ -172,10 +193,10 @@ def _attend_triton(
 
 def _split(rows: int, groups: int, span: int) -> tuple[int, int]:
     """Give the columns that a program attends to at once, and the parts that a row's columns are shared out to."""
-    small = max(16, 1 << (span - 1).bit_length())
+    block = COLUMNS_AT_ONCE // 2 if rows > MANY_ROWS else COLUMNS_AT_ONCE
     if in_one_order():
-        return min(COLUMNS_AT_ONCE, small), PARTS_IN_ONE_ORDER if span >= COLUMNS_AT_ONCE else 1
-    block = min(COLUMNS_AT_ONCE // 2 if rows > MANY_ROWS else COLUMNS_AT_ONCE, small)
+        block = BLOCK_IN_ONE_ORDER
+    block = min(block, max(16, 1 << (span - 1).bit_length()))
     return block, max(1, min(-(-span // block), -(-PROGRAMS // (rows * groups))))
 
 
@@ -195,7 +216,7 @@ def _turn(x, weight, rope, eps, COUNT: tl.constexpr, SIZE: tl.constexpr, NORMS: 
 
 
 @jit
-def _part_kernel(
+def _part_kernel(  # noqa: C901 - its branches are taken when it is compiled
     asked,
     keys,
     values,
@@ -218,11 +239,13 @@ def _part_kernel(
     heads,
     groups,
     parts,
+    kept,
     SHARED: tl.constexpr,
     PADDED: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ALONE: tl.constexpr,
+    BLOCKWISE: tl.constexpr,
     SLOTS: tl.constexpr,
     NEW: tl.constexpr,
     NORMS: tl.constexpr,
@@ -277,21 +300,82 @@ def _part_kernel(
         k = tl.load(keys + start + column[None, :] * SIZE + channel[:, None], mask=inside[None, :], other=0.0)
         score = tl.dot(q, widen(k, q, EARLY), input_precision="ieee") * scale
         score = tl.where(inside[None, :], score, float("-inf"))
-        higher = tl.maximum(top, tl.max(score, axis=1))
-        fade = tl.exp(top - higher)
+        higher = tl.max(score, axis=1) if BLOCKWISE else tl.maximum(top, tl.max(score, axis=1))
         weight = tl.exp(score - higher[:, None])
         v = tl.load(values + start + column[:, None] * SIZE + channel[None, :], mask=inside[:, None], other=0.0)
-        mixed = mixed * fade[:, None] + tl.dot(weight.to(q.dtype), widen(v, q, EARLY), input_precision="ieee")
-        total = total * fade + tl.sum(weight, axis=1)
-        top = higher
+        if BLOCKWISE:
+            block_total = tl.sum(weight, axis=1)
+            block_mixed = tl.dot(weight.to(q.dtype), widen(v, q, EARLY), input_precision="ieee")
+            if ALONE:
+                top, total, mixed = _merge(top, total, mixed, higher, block_total, block_mixed)
+            else:
+                at = (row * heads + head) * kept + begin // BLOCK + NEW
+                _keep(sums, tops, at, mine, higher, block_total, block_mixed, SIZE)
+        else:
+            fade = tl.exp(top - higher)
+            mixed = mixed * fade[:, None] + tl.dot(weight.to(q.dtype), widen(v, q, EARLY), input_precision="ieee")
+            total = total * fade + tl.sum(weight, axis=1)
+            top = higher
     if ALONE:
         where = (row * heads + head[:, None]) * SIZE + channel[None, :]
         tl.store(out + where, (mixed / total[:, None]).to(out.dtype.element_ty), mask=mine[:, None])
-    else:
-        at = (row * heads + head) * parts + part
-        tl.store(sums + at[:, None] * SIZE + channel[None, :], mixed, mask=mine[:, None])
-        tl.store(tops + 2 * at, top, mask=mine)
-        tl.store(tops + 2 * at + 1, total, mask=mine)
+    elif not BLOCKWISE:
+        _keep(sums, tops, (row * heads + head) * kept + part, mine, top, total, mixed, SIZE)
+    elif NEW:
+        _keep(sums, tops, (row * heads + head) * kept, mine & (part == 0), top, total, mixed, SIZE)
+
+
+@jit
+def _keep(sums, tops, at, mine, top, total, mixed, SIZE: tl.constexpr):
+    """Keep some sums for the kernel that joins them."""
+    tl.store(sums + at[:, None] * SIZE + tl.arange(0, SIZE)[None, :], mixed, mask=mine[:, None])
+    tl.store(tops + 2 * at, top, mask=mine)
+    tl.store(tops + 2 * at + 1, total, mask=mine)
+
+
+@jit
+def _merge(top, total, mixed, block_top, block_total, block_mixed):
+    """Add the sums [N] and [N, SIZE] of a block to those before it; fused as told, so every kernel rounds alike."""
+    higher = tl.maximum(top, block_top)
+    fade, gain = tl.exp(top - higher), tl.exp(block_top - higher)
+    total = tl.fma(total, fade, block_total * gain)
+    wide_fade = tl.broadcast_to(fade[:, None], mixed.shape)
+    mixed = tl.fma(mixed, wide_fade, block_mixed * gain[:, None])
+    return higher, total, mixed
+
+
+@jit
+def _join_blocks_kernel(
+    sums,
+    tops,
+    out,
+    position,
+    position_stride,
+    heads,
+    kept,
+    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,
+    NEW: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Merge blocks one after the other, as a program does that has all of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    at = row * heads + tl.program_id(1)
+    length = tl.load(position + row * position_stride)
+    if not NEW:
+        length = tl.maximum(length + 1, 1)
+    one, channel = tl.arange(0, 1), tl.arange(0, SIZE)
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    mixed = tl.zeros([1, SIZE], tl.float32)
+    wait_for_last(EARLY)
+    for number in range(0, tl.cdiv(length, BLOCK) + NEW):
+        block = at * kept + number
+        block_top, block_total = tl.load(tops + 2 * block + one), tl.load(tops + 2 * block + 1 + one)
+        block_mixed = tl.load(sums + block * SIZE + one[:, None] + channel[None, :])
+        top, total, mixed = _merge(top, total, mixed, block_top, block_total, block_mixed)
+    where = at * SIZE + one[:, None] + channel[None, :]
+    tl.store(out + where, (mixed / total[:, None]).to(out.dtype.element_ty))
 
 
 @jit

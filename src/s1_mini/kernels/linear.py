@@ -205,10 +205,13 @@ def many_tile(
         if rows > PROMPT_ROWS:
             wide = TALL if outputs <= TALL else largest.outputs
             return largest._replace(outputs=wide, inputs=block).within(limit, item_size, gated)
+        if rows > MAX_ROWS and max(outputs, inputs) > 1024:
+            return Tile(2 * TALL, TALL, block, warps=8, stages=3).within(limit, item_size, gated)
     if rows <= TALL:
         wide = 16 if outputs <= 1024 and inputs <= 1024 and not gated else 32
     else:
-        wide = 64 if gated or outputs > 2048 or inputs > 2048 else 32
+        is_deep = inputs >= 2048 or rows > MAX_ROWS if one_order else inputs > 2048
+        wide = 64 if gated or outputs > 2048 or is_deep else 32
         block = min(block, 64) if gated and not one_order else block
     return Tile(TALL, wide, block, warps=4, stages=5 if item_size <= 2 else 2).within(limit, item_size, gated)
 
