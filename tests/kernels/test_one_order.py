@@ -89,7 +89,7 @@ def test_a_product_and_a_residual_with_the_norm_that_follows(dtype: torch.dtype,
 
 @needs_gpu[0]
 @needs_gpu[1]
-@dtypes
+@pytest.mark.parametrize("dtype", [torch.bfloat16])  # float32 has no such order: the engine refuses
 @pytest.mark.parametrize("span", [10, 700])
 @pytest.mark.parametrize("in_slots", [False, True])
 def test_a_step_of_attention(dtype: torch.dtype, span: int, in_slots: bool) -> None:

@@ -331,7 +331,8 @@ def test_batch_invariance_is_on_only_where_it_can_be_kept_and_health_says_so(tin
         told = engine.health_check()["batch_invariance"]
 
     assert told == {"value": "on", "reason": "on a CPU it always is"}
-    assert choose_batch_invariance("on", s1, "cuda", ours).value == "on"
-    assert choose_batch_invariance("off", s1, "cuda", ours).value == "off"
-    assert choose_batch_invariance("on", s1, "cuda", torchs).reason.endswith("Triton fails: no C compiler")
-    assert choose_batch_invariance("on", cascade, "cuda", ours).value == "off"
+    assert choose_batch_invariance("on", s1, "cuda", ours, "bfloat16").value == "on"
+    assert choose_batch_invariance("off", s1, "cuda", ours, "bfloat16").value == "off"
+    assert choose_batch_invariance("on", s1, "cuda", ours, "float32").value == "off"
+    assert choose_batch_invariance("on", s1, "cuda", torchs, "bfloat16").reason.endswith("Triton fails: no C compiler")
+    assert choose_batch_invariance("on", cascade, "cuda", ours, "bfloat16").value == "off"

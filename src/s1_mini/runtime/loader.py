@@ -123,7 +123,9 @@ def open_checkpoint(
     family = family_of(directory)
     codec_dtype = codec_dtype or Choice("float32", "not asked for")
     kernels = choose_kernels(device.value)
-    invariance = choose_batch_invariance(getattr(settings, "batch_invariance", None), family, device.value, kernels)
+    invariance = choose_batch_invariance(
+        getattr(settings, "batch_invariance", None), family, device.value, kernels, precision.value
+    )
     placement = Placement(
         torch.device(device.value),
         getattr(torch, precision.value),
@@ -255,7 +257,9 @@ def choose_kernels(device: str) -> Choice:
     return Choice("triton", f"Triton is there for {device}")
 
 
-def choose_batch_invariance(setting: str | None, family: Family, device: str, kernels: Choice) -> Choice:
+def choose_batch_invariance(
+    setting: str | None, family: Family, device: str, kernels: Choice, precision: str
+) -> Choice:
     """Choose whether what a row gives must not depend on the rows beside it; `on` only where that can be kept."""
     if setting in (None, "off"):
         return Choice("off", "not asked for")
@@ -265,6 +269,10 @@ def choose_batch_invariance(setting: str | None, family: Family, device: str, ke
         return Choice("on", "on a CPU it always is")
     if kernels.value != "triton":
         return Choice("off", f"asked for, but only the project's own kernels keep one order: {kernels.reason}")
+    if precision == "float32":
+        return Choice(
+            "off", "asked for, but in float32 attention has no such order; S1_MINI_PRECISION=bfloat16 has"
+        )
     return Choice("on", "named by the settings")
 
 
