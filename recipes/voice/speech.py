@@ -132,7 +132,7 @@ def bound_memory(device: torch.device, processes: int) -> None:
     eight makers without bounds died after five minutes.
     """
     if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(0.8 / processes, device)
+        torch.cuda.set_per_process_memory_fraction(0.8 / processes, device.index or 0)
         torch.backends.cuda.cufft_plan_cache[device.index or 0].max_size = MAX_PLANS
 
 
