@@ -23,6 +23,7 @@ from s1_mini.execution.rows import SPAN
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import LoadedS1, as_s1
 from s1_mini.families.s1.model import S1Model
+from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.synthesizer import choose_threads
 from s1_mini.types import SamplingParams
@@ -55,8 +56,8 @@ class FrameBench:
         self._frames, self._device = frames, model.device
         self._steps = frames + WARM_UP + 1
         positions = -(-(context + self._steps) // SPAN) * SPAN
-        self._stage = LanguageModel(model, slots=slots, positions=positions)
-        self._stage.capture()
+        self.stage = LanguageModel(model, slots=slots, positions=positions)
+        self.stage.capture()
         # Keys and values stay zeros: how long it takes does not depend on what they are.
         self._prompt = np.zeros((context, model.num_codebooks + 1), np.int64)
 
@@ -65,14 +66,14 @@ class FrameBench:
         slots = range(rows)
 
         def step() -> None:
-            wait = self._stage.step(slots, 1)
+            wait = self.stage.step(slots, 1)
             wait()
 
         self._begin(slots)
         step_ms = self._time(step)
         self._begin(slots)
-        is_captured = self._stage.replay(rows)
-        device_ms = self._time(lambda: self._stage.replay(rows)) if is_captured else step_ms
+        is_captured = self.stage.replay(rows)
+        device_ms = self._time(lambda: self.stage.replay(rows)) if is_captured else step_ms
         return FrameTime(rows, device_ms, step_ms)
 
     def _begin(self, slots: Sequence[int]) -> None:
@@ -81,7 +82,7 @@ class FrameBench:
             begin = Begin(
                 slot, 0, self._prompt, None, 0, self._steps, 1, context=0, consumes=len(self._prompt), conditions=asked
             )
-            self._stage.begin([begin])
+            self.stage.begin([begin])
 
     def _time(self, work: Callable[[], object]) -> float:
         """Milliseconds of one call of many."""
@@ -103,15 +104,23 @@ class FrameBench:
 
 
 @torch.inference_mode()
-def measure_frames(loaded: LoadedS1, rows: Sequence[int], *, context: int, frames: int) -> list[FrameTime]:
+def measure_frames(
+    loaded: LoadedS1,
+    rows: Sequence[int],
+    *,
+    context: int,
+    frames: int,
+    prepare: Callable[[LanguageModel], object] = lambda _: None,
+) -> list[FrameTime]:
     """Measure each number of rows, with `context` positions at first and `frames` more at the end.
 
-    On a CPU on as many threads as the engine would.
+    On a CPU on as many threads as the engine would. `prepare` is called with the stage before.
     """
     threads = torch.get_num_threads()
     choose_threads(loaded.chain(1, SPAN), loaded.num_bytes).enter(0)
     try:
         bench = FrameBench(loaded.model, slots=max(rows), context=context, frames=frames)
+        prepare(bench.stage)
         return [bench.measure(count) for count in rows]
     finally:
         torch.set_num_threads(threads)
@@ -124,9 +133,17 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=300, help="positions in use in each row at first")
     parser.add_argument("--frames", type=int, default=100, help="that are timed")
     options = parser.parse_args()
-    speaker = load(EngineConfig(checkpoint_path=options.checkpoint, device=options.device))
-    times = measure_frames(as_s1(speaker.loaded), options.rows, context=options.context, frames=options.frames)
-    facts = describe_machine(speaker.device.value) | {"precision": speaker.precision.value}
+    config = EngineConfig(checkpoint_path=options.checkpoint, device=options.device)
+    speaker = load(config)
+    times = measure_frames(
+        as_s1(speaker.loaded),
+        options.rows,
+        context=options.context,
+        frames=options.frames,
+        prepare=lambda stage: AheadCompiler(speaker, [stage], config, in_background=False),
+    )
+    kinds = {"precision": speaker.precision.value, "kernels": speaker.kernels.value}
+    facts = describe_machine(speaker.device.value) | kinds
     head = ["rows", "device ms", "step ms", "host ms"]
     print(table(head, [[str(each.rows), *list(each.data().values())[1:]] for each in times]))
     print(json.dumps(facts | {"context": options.context, "frames": [each.data() for each in times]}))

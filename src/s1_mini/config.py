@@ -125,8 +125,11 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     was set. Warns, by name, of `S1_MINI_*` variables that mean nothing.
     """
 
-    # Compilation: inductor where it can work and pays, eager elsewhere (runtime/compilation.py).
-    compile: CompileSwitch = Field("auto", description="whether torch.compile is used; auto: on Linux with a GPU")
+    # Compilation: inductor on a GPU (runtime/compilation.py), numba on a CPU (runtime/ahead.py), eager elsewhere.
+    compile: CompileSwitch = Field(
+        "auto",
+        description="auto: torch.compile on Linux with a GPU, numba on a CPU in the background; true: before the start",
+    )
     compile_backend: CompileBackend = Field("auto", description="eager runs as written; off likewise, because told so")
     compile_cache_path: Folder = Field(None, description="where compiled kernels are kept for the next start")
 

@@ -12,14 +12,6 @@ from s1_mini.runtime.compilation import Compiler, choose_backend
 from s1_mini.types import Choice
 
 
-def has_generator(_device: str) -> str | None:
-    return "Triton"
-
-
-def has_none(_device: str) -> str | None:
-    return None
-
-
 @pytest.mark.parametrize(
     ("switch", "backend", "system", "device", "expected"),
     [
@@ -27,7 +19,7 @@ def has_none(_device: str) -> str | None:
         ("auto", "auto", "Windows", "cuda", "eager"),
         ("auto", "auto", "Darwin", "mps", "eager"),
         ("auto", "auto", "Linux", "cpu", "eager"),
-        ("true", "auto", "Linux", "cpu", "inductor"),
+        ("true", "auto", "Linux", "cpu", "eager"),
         ("true", "auto", "Windows", "cuda", "eager"),
         ("auto", "inductor", "Windows", "cuda", "inductor"),
         ("auto", "eager", "Linux", "cuda", "eager"),
@@ -38,19 +30,17 @@ def has_none(_device: str) -> str | None:
 def test_the_choice_follows_switch_backend_platform_and_device(
     switch: str, backend: str, system: str, device: str, expected: str
 ) -> None:
-    choice = choose_backend(switch, backend, device=device, system=system, find_generator=has_generator)
+    choice = choose_backend(switch, backend, device=device, system=system, finds_triton=lambda: True)
 
     assert choice.value == expected
     assert choice.reason
 
 
-def test_without_a_code_generator_the_choice_is_eager_and_says_what_is_missing() -> None:
-    gpu = choose_backend("auto", "auto", device="cuda", system="Linux", find_generator=has_none)
-    cpu = choose_backend("true", "auto", device="cpu", system="Linux", find_generator=has_none)
+def test_without_triton_the_choice_is_eager_and_says_what_is_missing() -> None:
+    choice = choose_backend("auto", "auto", device="cuda", system="Linux", finds_triton=lambda: False)
 
-    assert (gpu.value, cpu.value) == ("eager", "eager")
-    assert "Triton" in gpu.reason
-    assert "C++ compiler" in cpu.reason
+    assert choice.value == "eager"
+    assert "Triton" in choice.reason
 
 
 def test_eager_and_off_run_the_function_itself() -> None:

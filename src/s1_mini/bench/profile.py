@@ -17,6 +17,7 @@ import torch
 
 from s1_mini.audio.container import encode
 from s1_mini.byte_cache import ByteCache
+from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Prefill, StepResult
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
@@ -26,6 +27,7 @@ from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CheckpointError, VoiceUnsupportedError
 from s1_mini.execution.stage import Pending, Stage
+from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.synthesizer import choose_threads
@@ -105,7 +107,7 @@ class TimedStage:
     def __init__(self, name: str, stage: Stage, timer: Timer) -> None:
         self.device, self._name, self._stage, self._timer = stage.device, name, stage, timer
         self.capture, self.begin, self.save, self.load = stage.capture, stage.begin, stage.save, stage.load
-        self.drop, self.close = stage.drop, stage.close
+        self.drop, self.close, self.compilable = stage.drop, stage.close, stage.compilable
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """Read parts of prompts."""
@@ -126,9 +128,18 @@ class Profiler:
     """One text, spoken by `rows` requests side by side as often as is wanted, always the same."""
 
     def __init__(
-        self, speaker: Speaker, text: str, *, rows: int = 1, max_frames: int = 150, audio_format: AudioFormat = "wav"
+        self,
+        speaker: Speaker,
+        text: str,
+        *,
+        rows: int = 1,
+        max_frames: int = 150,
+        audio_format: AudioFormat = "wav",
+        config: EngineConfig | None = None,
     ) -> None:
         """Make the stages and their graphs, and set the threads of this process as the engine does.
+
+        With a `config` their steps are compiled for a CPU as it says, before anything is said.
 
         Raises `ParameterError` or `CapacityError` for a text that cannot be said.
         """
@@ -139,6 +150,8 @@ class Profiler:
         prompt = self._prompt()
         chain = loaded.chain(rows, min(len(prompt.items) + max_frames, loaded.max_positions))
         choose_threads(chain, loaded.num_bytes).enter(0)
+        if config is not None:
+            AheadCompiler(speaker, chain.stages, config, in_background=False)
         names = [policy.name for policy in chain.policies]
         stages = [TimedStage(*both, self.timer) for both in zip(names, chain.stages, strict=True)]
         self._core, self._rate = unthreaded(chain.policies, stages, rows), chain.sample_rate

@@ -58,6 +58,7 @@ def profile(
         rows=rows,
         max_frames=max_frames,
         audio_format=chosen,
+        config=config,
     )
     title = f"{facts['machine']}, torch {facts['torch']}, {rows} rows, {frames} frames, {repeats} repetitions"
     typer.echo(f"{title}, commit {facts['commit']}, {facts['precision']}")

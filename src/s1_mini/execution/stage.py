@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
+from s1_mini.execution.compiled import Compilable
 
 Pending = Callable[[], StepResult]  # waits for a step that was launched
 
@@ -43,6 +44,9 @@ class Stage(Protocol):
     def load(self, slot: int, saved: Saved) -> None:
         """Put saved positions into a slot, as if they had just been read."""
 
+    def compilable(self) -> Compilable | None:
+        """Tell what of it numba can compile, on a CPU."""
+
     def close(self) -> None:
         """Let go of what is not memory; once, after all else, by the thread that did it."""
 
@@ -66,6 +70,10 @@ class SimpleStage(Stage):
     def load(self, slot: int, saved: Saved) -> None:
         """There is nothing to load."""
         raise NotImplementedError
+
+    def compilable(self) -> Compilable | None:
+        """There is nothing to compile."""
+        return None
 
     def close(self) -> None:
         """There is nothing but memory."""

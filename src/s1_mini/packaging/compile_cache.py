@@ -19,7 +19,11 @@ from s1_mini.exceptions import PackageError
 logger = logging.getLogger(__name__)
 
 FOLDER = "compile_cache"
-VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # and the part of a cache that it is
+VARIABLES = {  # and the part of a cache that it is
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "NUMBA_CACHE_DIR": "numba",
+}
 KEY = re.compile(r"(sm_\d{2,3}[a-z]?|cpu)-torch\d+\.\d+\.\d+[a-z0-9.]*")
 
 

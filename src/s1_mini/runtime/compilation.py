@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import platform
-import shutil
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,11 +22,9 @@ logger = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def code_generator(device: str) -> str | None:
-    """Name what inductor would generate code with for `device`, or None where it is missing."""
-    if device == "cuda":
-        return "Triton" if importlib.util.find_spec("triton") else None
-    return next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+def has_triton() -> bool:
+    """Whether there is what inductor generates code with for a GPU."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def choose_backend(
@@ -36,34 +33,25 @@ def choose_backend(
     *,
     device: str,
     system: str | None = None,
-    find_generator: Callable[[str], str | None] = code_generator,
+    finds_triton: Callable[[], bool] = has_triton,
 ) -> Choice:
     """Choose `inductor`, `eager` or `off`, and say why.
 
-    A named backend is obeyed, and so is a switch; `auto` takes inductor on Linux with a GPU and a code generator.
+    A named backend is obeyed; else inductor is taken on Linux with a GPU and Triton. On a CPU the switch is about
+    numba (`ahead.py`).
     `system` is `platform.system()` unless given.
     """
     if switch == "false" or backend == "off":
         return Choice("off", "turned off by S1_MINI_COMPILE or S1_MINI_COMPILE_BACKEND")
     if backend != "auto":
         return Choice(backend, "named by S1_MINI_COMPILE_BACKEND")
-    return _choose_automatically(switch == "true", device, system or platform.system(), find_generator)
-
-
-def _choose_automatically(
-    asked_for: bool, device: str, system: str, find_generator: Callable[[str], str | None]
-) -> Choice:
-    if system != "Linux":
-        return Choice("eager", f"{system} has no Triton; inductor is used on Linux")
-    generator = find_generator(device)
-    if generator is None:
-        missing = "Triton" if device == "cuda" else "C++ compiler"
-        return Choice("eager", f"inductor needs a {missing} for {device}; none is installed")
-    if asked_for:
-        return Choice("inductor", f"asked for by S1_MINI_COMPILE; code for {device} is generated with {generator}")
     if device != "cuda":
-        return Choice("eager", f"on {device} compiling costs more time than it saves; S1_MINI_COMPILE=true overrides")
-    return Choice("inductor", f"Linux with {generator} for {device}")
+        return Choice("eager", f"inductor does not pay on {device}; S1_MINI_COMPILE_BACKEND=inductor overrides")
+    if (system or platform.system()) != "Linux":
+        return Choice("eager", "only Linux has Triton, with which inductor generates code")
+    if not finds_triton():
+        return Choice("eager", "inductor needs Triton for a GPU; it is not installed")
+    return Choice("inductor", "Linux with Triton for a GPU")
 
 
 class Compiler:

@@ -242,7 +242,7 @@ def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
 def choose_kernels(device: str) -> Choice:
     """Choose `triton`, or `torch` where Triton is not there or cannot run the smallest of our kernels."""
     if not device.startswith("cuda"):
-        return Choice("torch", f"the project's own kernels are for NVIDIA GPUs, and this is {device}")
+        return Choice("torch", f"Triton's kernels are for NVIDIA GPUs, and this is {device}")
     if not HAS_TRITON:
         return Choice("torch", "Triton is not installed; torch computes the same, with more kernels a step")
     try:

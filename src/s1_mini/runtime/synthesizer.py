@@ -29,6 +29,7 @@ from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CapacityError, GenerationError, QueueFullError
 from s1_mini.families.base import Chain
 from s1_mini.metrics import EngineMetrics, Family
+from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import Core, EngineCore, Threads
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.sizing import measure_slots
@@ -112,6 +113,7 @@ class Synthesizer:
             directory=config.reference_cache_path,
         )
         self._numbers = itertools.count()
+        self._ahead = AheadCompiler(speaker, self._chain.stages, config)
         self.core.start()
         try:
             self._warm_up()
@@ -124,6 +126,7 @@ class Synthesizer:
 
     def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         """Take in no more; end what is being spoken, or finish it first."""
+        self._ahead.close()
         self.core.stop(drains=drains, timeout_s=timeout_s)
 
     def encode(self, wave: Tensor, check: Callable[[], None] = lambda: None) -> Tensors:

@@ -108,10 +108,10 @@ class S1Model:
         self.num_codebooks = network.config.num_codebooks
         self.max_columns = network.config.max_seq_len
         self.end = tokenizer.control("im_end")
-        self._semantic = (tokenizer.semantic_begin, tokenizer.semantic_end)
+        self.semantic = (tokenizer.semantic_begin, tokenizer.semantic_end)
         # The restricted head's rows are the semantic tokens in order, then <|im_end|>; the full head's are all ids.
         self._main_tokens = MainTokens(
-            *self._semantic, self.end, restricted=heads == "restricted", num_codes=network.config.codebook_size
+            *self.semantic, self.end, restricted=heads == "restricted", num_codes=network.config.codebook_size
         )
         self.device = network.norm.weight.device
         self.dtype = network.norm.weight.dtype
@@ -265,7 +265,7 @@ class S1Model:
         slots: Tensor | None = None,
     ) -> tuple[Tensor, Columns]:
         """Embed columns, and tell where in the cache each goes and what it sees there."""
-        x, target, rope = self.network.enter(columns, position, active, state.max_columns, self._semantic)
+        x, target, rope = self.network.enter(columns, position, active, state.max_columns, self.semantic)
         mask = used_columns(position, span, self.network.config.slow.head_dim)
         return x, Columns(target, position, span, rope, mask, slots)
 
@@ -281,5 +281,5 @@ class S1Model:
         take_frame(frame, window.history, state.column, state.position, state.count, state.active, window.skipped)
 
     def _is_semantic(self, tokens: Tensor) -> Tensor:
-        first, last = self._semantic
+        first, last = self.semantic
         return (tokens >= first) & (tokens <= last)

@@ -104,12 +104,13 @@ class S1Network(nn.Module):
     def slow_step(self, x: Tensor, cache: KVCache, columns: Columns) -> tuple[Tensor, Tensor | None]:
         """Run one column of each row x [B, dim]. Gives the output before the norm as `branch_sum` takes it."""
         branch: Tensor | None = None
-        for index, layer in enumerate(self._blocks(self.layers)):
+        for index, layer in enumerate(self.blocks(self.layers)):
             x, branch = layer.step(x, branch, cache.rows(index), columns)
         return x, branch
 
     @staticmethod
-    def _blocks(layers: nn.ModuleList) -> list[TransformerBlock]:
+    def blocks(layers: nn.ModuleList) -> list[TransformerBlock]:
+        """Give layers as what they are."""
         return cast("list[TransformerBlock]", layers)
 
     def sum_and_logits(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -145,6 +146,6 @@ class S1Network(nn.Module):
     def _fast_step(self, x: Tensor, columns: Columns, cache: KVCache) -> Tensor:
         """Run one position of each row, x [B, dim]; logits [B, V] of the codebook that it is about."""
         branch: Tensor | None = None
-        for index, layer in enumerate(self._blocks(self.fast_layers)):
+        for index, layer in enumerate(self.blocks(self.fast_layers)):
             x, branch = layer.step(x, branch, cache.rows(index), columns)
         return norm_linear(x, branch, self.fast_norm.spec, self.fast_output.weight)[1]

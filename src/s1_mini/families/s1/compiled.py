@@ -1,0 +1,161 @@
+"""A frame of S1 by one compiled call, on a CPU (`kernels/frame.py`): its weights, and the state that it shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from s1_mini.families.s1.kernels import frame
+from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
+from s1_mini.families.s1.network import S1Network
+from s1_mini.kernels.compiled.layers import Layers, Product
+from s1_mini.kernels.packed import pack
+from s1_mini.kernels.weight import Weight
+from s1_mini.layers.transformer import BlockConfig, TransformerBlock
+
+MODULE = frame.__name__
+CHECKS = 4  # columns that are tried
+
+
+class CompiledFrames:
+    """Makes frames of some slots of a state, which stays torch's as well."""
+
+    def __init__(self, model: S1Model, state: S1State, sampling: SamplingTensors, weights: frame.Weights) -> None:
+        self._weights, self._books = weights, model.num_codebooks
+        self._rules = frame.Rules(
+            *model.semantic,
+            model.end,
+            model.network.config.codebook_size,
+            model.heads == "restricted",
+            state.window.as_meant,
+        )
+        shared = (
+            state.cache.keys,
+            state.cache.values,
+            state.fast_cache.keys,
+            state.fast_cache.values,
+            state.window.history,
+            state.column,
+            state.position,
+            state.count,
+            sampling.repetition_penalty,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.uniforms,
+        )
+        self._state = frame.State(*(tensor.numpy() for tensor in shared))
+
+    def step(self, slots: Sequence[int]) -> np.ndarray:
+        """Make a frame of each slot: int64 [slots, K + 3], rows as `model.Frames` has them."""
+        made = np.zeros((len(slots), self._books + 3), np.int64)
+        frame.make_frame(np.array(slots, np.int64), self._state, self._weights, self._rules, made)
+        return made
+
+
+def formats_of(weights: frame.Weights) -> list[str]:
+    """Name the formats of all products, in an order that `frame.compile_for` knows."""
+    found: list[str] = []
+    for field in weights:
+        parts = field if isinstance(field, Layers) else (field,)
+        found += [part.weight.dtype.name for part in parts if isinstance(part, Product)]
+    return found
+
+
+def can_compile(model: S1Model) -> bool:
+    """Whether a model is where and in the formats that compiled frames are for."""
+    formats = {weight.dtype for weight in model.network.parameters()}
+    return (
+        model.device.type == "cpu"
+        and model.dtype == model.kv_dtype == torch.float32
+        and formats <= {torch.float32, torch.int8, torch.bfloat16}
+    )
+
+
+def check(model: S1Model, weights: frame.Weights) -> None:
+    """Compare a compiled frame with torch's. Raises `RuntimeError` if they are not the same.
+
+    Two tokens that are equally likely may fall otherwise: one of some columns must give the same codes and numbers.
+    """
+    numbers = np.random.default_rng(0)
+    for _ in range(CHECKS):
+        column = numbers.integers(0, model.network.config.codebook_size, model.num_codebooks + 1)
+        column[0] = model.semantic[0]
+        plain, compiled = (_first_frame(model, torch.from_numpy(column), each) for each in (None, weights))
+        if torch.equal(plain[0], compiled[0]):
+            close = [torch.allclose(*pair, rtol=1e-3, atol=1e-3) for pair in zip(plain[1:], compiled[1:], strict=True)]
+            if all(close):
+                return
+    raise RuntimeError("a compiled frame is not the same as torch's")
+
+
+def _first_frame(model: S1Model, column: Tensor, weights: frame.Weights | None) -> list[Tensor]:
+    """Give what is made after one column, and the keys and values that are left, by torch or by compiled weights."""
+    with torch.inference_mode():
+        state = model.allocate(1, 1)
+        asked = torch.tensor([[1.5], [1e-5], [0.9]])
+        sampling = SamplingTensors(asked[1], asked[2], asked[0], torch.full((1, 2, model.num_codebooks), 0.5))
+        model.begin(state, 0, column, 0)
+        state.active[0] = True
+        if weights is None:
+            made = model.step(state, sampling, 1).made
+        else:
+            made = torch.from_numpy(CompiledFrames(model, state, sampling, weights).step([0]))
+    kept = state.cache.keys[..., :1, :], state.cache.values[..., :1, :], state.fast_cache.keys, state.fast_cache.values
+    return [made, *kept]
+
+
+def gather(model: S1Model) -> frame.Weights:
+    """Copy the weights of a model as a compiled frame wants them."""
+    network, config = model.network, model.network.config
+    project = network.fast_project_in
+    projects = [project] if isinstance(project, nn.Linear) else []
+    return frame.Weights(
+        main=_plain(network.embeddings.weight),
+        codes=_plain(network.codebook_embeddings.weight),
+        rope=_plain(network.rope),
+        slow=_layers(network, network.layers, config.slow),
+        norm=_plain(network.norm.weight),
+        output=_product([network.output.weight], [None]),
+        project_in=_product([each.weight for each in projects], [each.bias for each in projects]),
+        fast_embeddings=_plain(network.fast_embeddings.weight),
+        fast_rope=_plain(network.fast_rope),
+        fast=_layers(network, network.fast_layers, config.fast),
+        fast_norm=_plain(network.fast_norm.weight),
+        fast_output=_product([network.fast_output.weight], [None]),
+        norms_fast_input=config.norm_fastlayer_input,
+        code_scale=math.sqrt(config.num_codebooks + 1) if config.scale_codebook_embeddings else 1.0,
+        eps=network.norm.eps,
+        fast_eps=network.fast_norm.eps,
+    )
+
+
+def _plain(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().contiguous().numpy()
+
+
+def _product(weights: Sequence[Weight], biases: Sequence[Tensor | None]) -> Product:
+    if not weights:
+        nothing = np.zeros((0, 0), np.float32)
+        return Product(np.zeros((0, 0, 0), np.float32), nothing, nothing)
+    return Product(*pack(weights, biases))
+
+
+def _layers(network: S1Network, layers: nn.ModuleList, config: BlockConfig) -> Layers:
+    blocks: list[TransformerBlock] = network.blocks(layers)
+    attentions, feeds = [block.attention for block in blocks], [block.feed_forward for block in blocks]
+    norms = [torch.stack((each.q_norm.weight, each.k_norm.weight)) for each in attentions] if config.qk_norm else []
+    return Layers(
+        attention_norm=_plain(torch.stack([block.attention_norm.weight for block in blocks])),
+        qkv=_product([each.wqkv.weight for each in attentions], [each.wqkv.bias for each in attentions]),
+        head_norms=_plain(torch.stack(norms)) if norms else np.zeros((0, 2, config.head_dim), np.float32),
+        out=_product([each.wo.weight for each in attentions], [each.wo.bias for each in attentions]),
+        ffn_norm=_plain(torch.stack([block.ffn_norm.weight for block in blocks])),
+        both=_product([each.both for each in feeds if each.both is not None], [None] * len(feeds)),
+        down=_product([each.w2.weight for each in feeds], [None] * len(feeds)),
+        num_heads=config.num_heads,
+        eps=config.norm_eps,
+    )

@@ -1,0 +1,240 @@
+"""Transformer layers over one token of each of some rows: all of a step of a stack of layers in one call.
+
+Weights lie with their inputs first, so that sums of many outputs grow side by side, each in the order of its inputs.
+Shapes: L layers, R rows, W width, K inputs, N outputs, H query heads, G key-value heads, D head size, S columns.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numba.extending import overload
+
+from s1_mini.kernels.compiled.build import in_any_order, in_order
+
+BLOCK = 512  # outputs whose sums stay in the nearest cache
+f32 = np.float32
+
+
+class Product(NamedTuple):
+    """Weights of the same product of L layers: `weight` * `scale`, then `bias`."""
+
+    weight: np.ndarray  # [L, K, N] float32, int8, or uint16 that holds bfloat16
+    scale: np.ndarray  # [L, N] float32
+    bias: np.ndarray  # [L, N] float32
+
+
+class Layers(NamedTuple):
+    """A stack of pre-norm layers with rotary positions, grouped queries and a gated feed-forward."""
+
+    attention_norm: np.ndarray  # [L, W]
+    qkv: Product
+    head_norms: np.ndarray  # [L, 2, D] of queries and keys; [0, 2, D] if there are none
+    out: Product
+    ffn_norm: np.ndarray  # [L, W]
+    both: Product  # the gate beside what it opens
+    down: Product
+    num_heads: int
+    eps: float
+
+
+def widen(_weight):
+    """Give a weight in float32; what is compiled stands below."""
+
+
+@overload(widen, inline="always")
+def _widen(weight):
+    if weight == numba.uint16:
+        return lambda weight: np.uint32(np.uint32(weight) << np.uint32(16)).view(np.float32)
+    return lambda weight: np.float32(weight)  # noqa: PLW0108 - numba inlines it
+
+
+@in_order
+def exp(x):
+    """Give e to the x, to the last bit but one or two; vectors of it need no library."""
+    inside = min(max(x, f32(-87.3)), f32(88.3))
+    rounder = f32(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
+    whole = (inside * f32(1.4426950408889634) + rounder) - rounder
+    rest = inside - whole * f32(0.693359375) - whole * f32(-2.12194440e-4)  # ln 2 in two parts
+    total = f32(1.9875691500e-4)
+    total = total * rest + f32(1.3981999507e-3)
+    total = total * rest + f32(8.3334519073e-3)
+    total = total * rest + f32(4.1665795894e-2)
+    total = total * rest + f32(1.6666665459e-1)
+    total = total * rest + f32(5.0000001201e-1)
+    total = total * rest * rest + rest + f32(1.0)
+    power = np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return total * power if x == x else x  # noqa: PLR0124 - NaN stays
+
+
+@in_order
+def product(x, weight, scale, bias, out):  # noqa: C901 - loops within loops, so that they are one kernel
+    """Put x [R, K] times `weight` [K, N] times `scale` [N] plus `bias` [N] into `out` [R, N]."""
+    rows, inputs = x.shape
+    outputs = weight.shape[1]
+    fours = inputs // 4 * 4
+    for first in range(0, outputs, BLOCK):
+        last = min(outputs, first + BLOCK)
+        size = last - first
+        for row in range(rows):
+            for n in range(first, last):
+                out[row, n] = f32(0)
+        for k in range(0, fours, 4):
+            w0, w1 = weight[k, first:last], weight[k + 1, first:last]
+            w2, w3 = weight[k + 2, first:last], weight[k + 3, first:last]
+            for row in range(rows):
+                x0, x1, x2, x3 = x[row, k], x[row, k + 1], x[row, k + 2], x[row, k + 3]
+                to = out[row, first:last]
+                for n in range(size):
+                    to[n] += x0 * widen(w0[n]) + x1 * widen(w1[n]) + x2 * widen(w2[n]) + x3 * widen(w3[n])
+        for k in range(fours, inputs):
+            for row in range(rows):
+                for n in range(first, last):
+                    out[row, n] += x[row, k] * widen(weight[k, n])
+        for row in range(rows):
+            for n in range(first, last):
+                out[row, n] = out[row, n] * scale[n] + bias[n]
+
+
+@in_any_order
+def rms_norm(x, weight, eps, out):
+    """Put the root-mean-square norm of the rows of x [R, W] into `out`, which may be x."""
+    for row in range(x.shape[0]):
+        total = f32(0)
+        for k in range(x.shape[1]):
+            total += x[row, k] * x[row, k]
+        factor = f32(1) / np.sqrt(total / f32(x.shape[1]) + f32(eps))
+        for k in range(x.shape[1]):
+            out[row, k] = x[row, k] * factor * weight[k]
+
+
+@in_order
+def add(x, branch):
+    """Add `branch` to x, [R, W] both."""
+    for row in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            x[row, k] += branch[row, k]
+
+
+@in_order
+def gate(both, out):
+    """Put silu(a) * b into `out` [R, N], of `both` [R, 2 N], a before b."""
+    size = out.shape[1]
+    for row in range(out.shape[0]):
+        for n in range(size):
+            opens = both[row, n]
+            out[row, n] = opens / (f32(1) + exp(-opens)) * both[row, size + n]
+
+
+@in_order
+def turn(heads, rope):
+    """Rotate the pairs of heads [H, D] by a row of the table, [D / 2, 2]."""
+    for head in range(heads.shape[0]):
+        for pair in range(rope.shape[0]):
+            even, odd = heads[head, 2 * pair], heads[head, 2 * pair + 1]
+            cos, sin = rope[pair, 0], rope[pair, 1]
+            heads[head, 2 * pair] = even * cos - odd * sin
+            heads[head, 2 * pair + 1] = odd * cos + even * sin
+
+
+@in_any_order
+def _dot(first, second):
+    total = f32(0)
+    for k in range(first.shape[0]):
+        total += first[k] * second[k]
+    return total
+
+
+@in_any_order
+def _total(x):
+    total = f32(0)
+    for k in range(x.shape[0]):
+        total += x[k]
+    return total
+
+
+@in_order
+def attend(query, keys, values, length, scores, out):  # noqa: C901 - likewise
+    """Put into `out` [H D] what `query` [H, D] finds in the first `length` columns of keys and values [G, S, D].
+
+    `scores` [H, at least `length`] is room to work in.
+    """
+    heads, size = query.shape
+    shared = heads // keys.shape[0]
+    scale = f32(1) / np.sqrt(f32(size))
+    fours = length // 4 * 4
+    for head in range(heads):
+        key, value, score = keys[head // shared], values[head // shared], scores[head, :length]
+        asked = query[head]
+        for column in range(length):
+            score[column] = _dot(asked, key[column]) * scale
+        top = score[0]
+        for column in range(length):
+            top = score[column] if not score[column] <= top else top
+        for column in range(length):
+            score[column] = exp(score[column] - top)
+        factor = f32(1) / _total(score)
+        to = out[head * size : (head + 1) * size]
+        for d in range(size):
+            to[d] = f32(0)
+        for column in range(0, fours, 4):
+            s0, s1, s2, s3 = score[column], score[column + 1], score[column + 2], score[column + 3]
+            v0, v1, v2, v3 = value[column], value[column + 1], value[column + 2], value[column + 3]
+            for d in range(size):
+                to[d] += s0 * v0[d] + s1 * v1[d] + s2 * v2[d] + s3 * v3[d]
+        for column in range(fours, length):
+            for d in range(size):
+                to[d] += score[column] * value[column, d]
+        for d in range(size):
+            to[d] *= factor
+
+
+@in_order
+def step_layers(x, layers, keys, values, slots, columns, lengths, rope):
+    """Take one token of each row, x [R, W], through the layers, in place.
+
+    Its keys and values go to `columns` [R] of `slots` [R] in `keys` and `values` [L, slots, G, S, D]; it looks at the
+    first `lengths` [R] columns, its own among them. Several rows may be one slot's. `rope` [R, D / 2, 2] are the rows'
+    parts of the table.
+    """
+    rows = x.shape[0]
+    num_layers, _, groups, _, size = keys.shape
+    heads = layers.num_heads
+    normal = np.empty_like(x)
+    branch = np.empty_like(x)
+    qkv = np.empty((rows, (heads + 2 * groups) * size), np.float32)
+    found = np.empty((rows, heads * size), np.float32)
+    both = np.empty((rows, layers.both.weight.shape[2]), np.float32)
+    opened = np.empty((rows, both.shape[1] // 2), np.float32)
+    most = 0
+    for row in range(rows):
+        most = max(most, lengths[row])
+    scores = np.empty((heads, most), np.float32)
+    for layer in range(num_layers):
+        rms_norm(x, layers.attention_norm[layer], layers.eps, normal)
+        product(normal, layers.qkv.weight[layer], layers.qkv.scale[layer], layers.qkv.bias[layer], qkv)
+        for row in range(rows):
+            parts = qkv[row].reshape((heads + 2 * groups, size))
+            if layers.head_norms.shape[0] > 0:
+                rms_norm(parts[:heads], layers.head_norms[layer, 0], layers.eps, parts[:heads])
+                others = parts[heads : heads + groups]
+                rms_norm(others, layers.head_norms[layer, 1], layers.eps, others)
+            turn(parts[: heads + groups], rope[row])
+            slot, column = slots[row], columns[row]
+            for group in range(groups):
+                for d in range(size):
+                    keys[layer, slot, group, column, d] = parts[heads + group, d]
+                    values[layer, slot, group, column, d] = parts[heads + groups + group, d]
+        for row in range(rows):
+            query = qkv[row, : heads * size].reshape((heads, size))
+            slot = slots[row]
+            attend(query, keys[layer, slot], values[layer, slot], lengths[row], scores, found[row])
+        product(found, layers.out.weight[layer], layers.out.scale[layer], layers.out.bias[layer], branch)
+        add(x, branch)
+        rms_norm(x, layers.ffn_norm[layer], layers.eps, normal)
+        product(normal, layers.both.weight[layer], layers.both.scale[layer], layers.both.bias[layer], both)
+        gate(both, opened)
+        product(opened, layers.down.weight[layer], layers.down.scale[layer], layers.down.bias[layer], branch)
+        add(x, branch)

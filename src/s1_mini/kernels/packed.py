@@ -1,0 +1,57 @@
+"""Weights laid out for the compiled kernels of a CPU: inputs first, in the narrowest format that loses nothing.
+
+Checkpoints are stored in fewer bits than a CPU computes in, and reading weights is half of a step's time.
+Shapes: L layers, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.kernels.weight import QuantizedWeight, Weight, quantize
+
+FIRST = 16  # outputs that are looked at before all
+
+
+class Packed(NamedTuple):
+    """The same product of L layers: `weight` * `scale`, then `bias`."""
+
+    weight: np.ndarray  # [L, K, N] float32, int8, or uint16 that holds bfloat16
+    scale: np.ndarray  # float32 [L, N]
+    bias: np.ndarray  # float32 [L, N]
+
+
+def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None]) -> Packed:
+    """Copy weights [N, K] of each layer, in float32 or int8, and their biases [N]."""
+    quantized = _in_eight_bits(weights)
+    if quantized is not None:
+        stack, scale = torch.stack([each.values.T for each in quantized]), torch.stack([x.scale for x in quantized])
+        weight, scales = stack.numpy(), scale.float()
+    else:
+        wide = torch.stack([each.detach().float().T for each in weights if isinstance(each, Tensor)]).contiguous()
+        bits = wide.view(torch.int32)
+        is_bfloat16 = not bool((bits & 0xFFFF).any())
+        weight = (bits >> 16).numpy().astype(np.uint16) if is_bfloat16 else wide.numpy()
+        scales = torch.ones(len(weights), wide.shape[2])
+    added = [torch.zeros(scales.shape[1]) if bias is None else bias.detach().float() for bias in biases]
+    return Packed(np.ascontiguousarray(weight), scales.numpy(), torch.stack(added).numpy())
+
+
+def _in_eight_bits(weights: Sequence[Weight]) -> list[QuantizedWeight] | None:
+    """Give weights in eight bits where that changes none of them."""
+    quantized = []
+    for weight in weights:
+        if isinstance(weight, QuantizedWeight):
+            quantized.append(weight)
+            continue
+        for rows in (weight[:FIRST], weight):  # most differ at once, and all of them are many
+            narrow = quantize(rows.detach(), torch.int8)
+            if not torch.equal(narrow.dequantize(torch.float32), rows):
+                return None
+        quantized.append(narrow)
+    return quantized

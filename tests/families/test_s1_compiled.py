@@ -1,0 +1,142 @@
+"""Compiled frames are those of torch, and do not depend on who else is in a call.
+
+The first run on a machine compiles for some ten seconds, as every engine does, and keeps that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini.core.messages import Begin, Conditions
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.language_model import LanguageModel
+from s1_mini.families.s1.model import S1Model
+from s1_mini.families.s1.random import RECIPES, Recipe, random_model, write_vocabulary
+from s1_mini.families.s1.tokenizer import S1Tokenizer
+from s1_mini.families.s1.weights import build_network
+from s1_mini.types import SamplingParams
+
+pytest.importorskip("numba", reason="numba has no wheels for this platform")
+pytestmark = [pytest.mark.usefixtures("no_grad", "one_thread"), pytest.mark.slow]
+
+SPAN, FRAMES = 128, 40  # more frames than the repetition window has
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "as published": ({}, {}),
+    "all that a config may change": (
+        {
+            "attention_qkv_bias": True,
+            "attention_o_bias": True,
+            "fast_attention_qk_norm": True,
+            "attention_qk_norm": False,
+            "norm_fastlayer_input": True,
+            "scale_codebook_embeddings": False,
+            "fast_dim": 64,
+            "dim": 36,
+        },
+        {"heads": "full", "repetition_mode": "fixed"},
+    ),
+}
+
+
+def build(directory: Path, switches: dict[str, Any], settings: dict[str, Any]) -> S1Model:
+    recipe = Recipe(RECIPES["tiny"].model | switches, num_semantic=64)
+    write_vocabulary(directory, recipe)
+    tokenizer = S1Tokenizer.from_directory(directory)
+    network = build_network(
+        S1Config.from_json(recipe.model),
+        tokenizer,
+        random_model(recipe),
+        heads=settings.get("heads", "restricted"),
+        residual_codes=None,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        source="test",
+    )
+    return S1Model(network, tokenizer, **settings)
+
+
+def start(stage: LanguageModel, model: S1Model, slot: int) -> None:
+    """Let a slot begin with a prompt and a seed of its own."""
+    prompt = model.prompt("Say this" * (slot + 1)).columns.T.numpy()
+    asked = Conditions(SamplingParams(repetition_penalty=1.3), seed=slot, utterance=0, max_steps=FRAMES, voice={})
+    begin = Begin(slot, 0, prompt, None, 0, FRAMES, 1, context=0, consumes=len(prompt), conditions=asked)
+    stage.begin([begin])
+    model.prefill(stage.state, slot, torch.from_numpy(prompt[:-1].T.copy()))
+
+
+def make(model: S1Model, *, compiled: bool) -> LanguageModel:
+    stage = LanguageModel(model, slots=3, positions=SPAN)
+    if compiled:
+        work = stage.compilable()
+        assert work is not None
+        work.use()
+    for slot in range(3):
+        start(stage, model, slot)
+    return stage
+
+
+def codes(stage: LanguageModel, slots: list[int]) -> np.ndarray:
+    return np.stack(stage.step(slots, 1)().values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_frames_are_those_of_torch(kind: str, tmp_path: Path) -> None:
+    model = build(tmp_path, *KINDS[kind])
+    plain, compiled = make(model, compiled=False), make(model, compiled=True)
+
+    for _ in range(FRAMES - 1):
+        np.testing.assert_array_equal(codes(compiled, [0, 1, 2]), codes(plain, [0, 1, 2]))
+
+    torch.testing.assert_close(compiled.state.cache.keys[..., :-1, :], plain.state.cache.keys[..., :-1, :])
+    torch.testing.assert_close(compiled.state.cache.values[..., :-1, :], plain.state.cache.values[..., :-1, :])
+    torch.testing.assert_close(compiled.state.window.history, plain.state.window.history)
+
+
+def test_a_row_is_the_same_to_the_bit_alone_and_among_others(tmp_path: Path) -> None:
+    model = build(tmp_path, *KINDS["as published"])
+    together, apart = make(model, compiled=True), make(model, compiled=True)
+
+    for _ in range(6):
+        codes(together, [0, 1, 2])
+        for slot in (2, 0, 1):
+            codes(apart, [slot])
+
+    assert torch.equal(together.state.cache.keys, apart.state.cache.keys)
+    assert torch.equal(together.state.fast_cache.values, apart.state.fast_cache.values)
+
+
+def test_an_utterance_keeps_the_step_that_it_began_with(tmp_path: Path) -> None:
+    model = build(tmp_path, *KINDS["as published"])
+    plain, compiled, mixed = make(model, compiled=False), make(model, compiled=True), make(model, compiled=False)
+    work = mixed.compilable()
+    assert work is not None
+
+    work.use()
+    start(mixed, model, 1)
+    for stage in (plain, compiled, mixed):
+        for _ in range(4):
+            codes(stage, [0, 1, 2])
+
+    keys, expected = mixed.state.cache.keys[..., :-1, :], plain.state.cache.keys[..., :-1, :].clone()
+    expected[:, 1] = compiled.state.cache.keys[:, 1, :, :-1]
+    assert torch.equal(keys, expected)
+    assert not torch.equal(keys, plain.state.cache.keys[..., :-1, :]), "both round alike, so this shows nothing"
+
+
+def test_damaged_code_is_found_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from s1_mini.families.s1 import compiled
+
+    model = build(tmp_path, *KINDS["as published"])
+    stage = LanguageModel(model, slots=1, positions=SPAN)
+    gather = compiled.gather
+    monkeypatch.setattr(compiled, "gather", lambda model: gather(model)._replace(code_scale=2.0))
+    work = stage.compilable()
+    assert work is not None
+
+    with pytest.raises(RuntimeError, match="not the same as torch's"):
+        work.use()

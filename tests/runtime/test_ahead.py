@@ -1,0 +1,139 @@
+"""Steps are compiled beside the engine, and whatever goes wrong there costs speed alone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from s1_mini.config import EngineConfig
+from s1_mini.execution.compiled import Compilable
+from s1_mini.runtime import ahead
+from s1_mini.runtime.ahead import AheadCompiler
+from s1_mini.types import Choice
+
+pytest.importorskip("numba", reason="numba has no wheels for this platform")
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Makes a module that has something to compile, and that other processes find; a folder is for what is kept."""
+
+    def write(body: str) -> str:
+        (tmp_path / "to_compile.py").write_text(f"def compile_for(formats):\n    {body}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+        return "to_compile"
+
+    return write
+
+
+def compiler(work: Compilable | None, num_bytes: float = 1e7, **settings: Any) -> tuple[AheadCompiler, Any]:
+    speaker = SimpleNamespace(
+        device=Choice("cpu", ""), kernels=Choice("torch", ""), family="Toy", loaded=SimpleNamespace(num_bytes=num_bytes)
+    )
+    stage = SimpleNamespace(compilable=lambda: work)
+    return AheadCompiler(speaker, [stage], EngineConfig(**settings)), speaker  # type: ignore[arg-type,list-item]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not is_so() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert is_so()
+
+
+def test_what_is_compiled_beside_the_engine_is_used_then_and_at_once_the_next_time(
+    module: Callable[[str], str],
+) -> None:
+    used: list[bool] = []
+    work = Compilable("steps", module("assert formats == ['int8']"), ["int8"], lambda: used.append(True))
+
+    _, first = compiler(work)
+    before = first.kernels.value
+    wait_until(lambda: first.kernels.value == "numba")
+    _, second = compiler(work)
+
+    assert before == "torch"
+    assert second.kernels == Choice("numba", "steps, compiled before, and kept")
+    assert len(used) == 2
+
+
+def test_of_engines_that_start_at_once_one_has_it_compiled_for_all(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
+    body = f"import time; time.sleep(0.5); open({str(tmp_path / 'times')!r}, 'a').write('once ')"
+    work = Compilable("steps", module(body), [], lambda: None)
+
+    speakers = [compiler(work)[1] for _ in range(3)]
+
+    wait_until(lambda: all(speaker.kernels.value == "numba" for speaker in speakers))
+    assert (tmp_path / "times").read_text() == "once "
+
+
+def test_where_compiling_fails_torch_computes_and_it_is_told(
+    module: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Compilable("steps", module("raise OSError('no room')"), [], lambda: None)
+
+    with caplog.at_level(logging.WARNING):
+        _, speaker = compiler(work)
+        wait_until(lambda: "numba fails" in speaker.kernels.reason)
+
+    assert speaker.kernels == Choice("torch", "numba fails: OSError: no room")
+    assert [record.message for record in caplog.records] == ["numba fails, torch computes: OSError: no room"]
+
+
+def test_where_nothing_can_be_kept_torch_computes_and_no_process_is_begun(
+    module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Compilable("steps", module("pass"), [], lambda: None)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(ahead.subprocess, "Popen", None)
+
+    _, speaker = compiler(work)
+
+    assert speaker.kernels.value == "torch"
+    assert "numba fails" in speaker.kernels.reason
+
+
+def test_what_cannot_be_used_is_told_and_left(caplog: pytest.LogCaptureFixture) -> None:
+    def use() -> None:
+        raise RuntimeError("not the same")
+
+    _, speaker = compiler(Compilable("steps", "s1_mini.kernels.compiled.layers", [], use), compile="true")
+
+    assert speaker.kernels == Choice("torch", "numba fails: not the same")
+    assert [record.message for record in caplog.records] == ["numba fails, torch computes: not the same"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_bytes", "told"),
+    [
+        ({"compile": "false"}, 1e7, "turned off"),
+        ({"compile_backend": "eager"}, 1e7, "turned off"),
+        ({}, 1e6, "so small a model"),
+        ({}, 1e9, "so large a model"),
+    ],
+)
+def test_nothing_is_compiled_where_it_is_unwanted_or_does_not_pay(
+    settings: dict[str, Any], num_bytes: float, told: str
+) -> None:
+    _, speaker = compiler(None, num_bytes, **settings)
+
+    assert speaker.kernels.value == "torch"
+    assert told in speaker.kernels.reason
+
+
+def test_without_numba_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead.importlib.util, "find_spec", lambda _name: None)
+
+    _, speaker = compiler(None)
+
+    assert speaker.kernels == Choice("torch", "numba is not installed; torch computes the same, in many small calls")
