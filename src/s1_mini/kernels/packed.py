@@ -26,20 +26,25 @@ class Packed(NamedTuple):
     bias: np.ndarray  # float32 [L, N]
 
 
-def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None]) -> Packed:
-    """Copy weights [N, K] of each layer, in float32 or int8, and their biases [N]."""
-    quantized = _in_eight_bits(weights)
+def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, narrow: bool = True) -> Packed:
+    """Copy weights [N, K] of each layer, in float32 or int8, and their biases [N]; perhaps in float32 in any case."""
+    quantized = _in_eight_bits(weights) if narrow else None
     if quantized is not None:
         stack, scale = torch.stack([each.values.T for each in quantized]), torch.stack([x.scale for x in quantized])
         weight, scales = stack.numpy(), scale.float()
     else:
         wide = torch.stack([each.detach().float().T for each in weights if isinstance(each, Tensor)]).contiguous()
         bits = wide.view(torch.int32)
-        is_bfloat16 = not bool((bits & 0xFFFF).any())
+        is_bfloat16 = narrow and not bool((bits & 0xFFFF).any())
         weight = (bits >> 16).numpy().astype(np.uint16) if is_bfloat16 else wide.numpy()
         scales = torch.ones(len(weights), wide.shape[2])
     added = [torch.zeros(scales.shape[1]) if bias is None else bias.detach().float() for bias in biases]
     return Packed(np.ascontiguousarray(weight), scales.numpy(), torch.stack(added).numpy())
+
+
+def is_close(first: Tensor, second: Tensor, share: float) -> bool:
+    """Whether no two numbers differ by more than a share of the largest."""
+    return bool((first - second).abs().max() <= share * first.abs().max())
 
 
 def _in_eight_bits(weights: Sequence[Weight]) -> list[QuantizedWeight] | None:

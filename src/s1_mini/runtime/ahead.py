@@ -28,7 +28,7 @@ from s1_mini.types import Choice
 logger = logging.getLogger(__name__)
 
 LEAST_BYTES = 2e6  # of weights of a step: with fewer, it is not worth the seconds
-MOST_BYTES = 200e6  # with more, a step on several threads by torch is as fast
+MOST_BYTES = 400e6  # with more, a step on several threads by torch may be as fast
 LIMIT_S = 600.0
 LOOK_S = 0.25
 

@@ -54,6 +54,9 @@ GIVE_WAY_S = 0.005  # how often a request of no urgency looks whether somebody h
 # A model smaller than this steps on one CPU thread: its kernels are so small that a second thread is waited for longer
 # than it helps (26 ms a frame on two, 17 on one, with the voice that ships; 2026-11).
 ONE_THREAD_BYTES = 200e6
+# On two cores likewise up to SpeechT5: a step of one row waits for memory on one thread as on two, and its sound is
+# better made on the other.
+TWO_CORES_BYTES = 250e6
 NUM_THREADS = torch.get_num_threads()  # as it is before any engine runs
 
 
@@ -289,7 +292,8 @@ def choose_threads(chain: Chain, num_bytes: int) -> Threads:
     """
     devices = [stage.device for stage in chain.stages]
     last = len(devices) - 1
-    steps_on_one = all(device.type == "cpu" for device in devices) and num_bytes < ONE_THREAD_BYTES
+    most = TWO_CORES_BYTES if num_cores() == 2 else ONE_THREAD_BYTES
+    steps_on_one = all(device.type == "cpu" for device in devices) and num_bytes < most
 
     def enter(stage: int) -> None:
         torch.set_num_threads(1 if steps_on_one else NUM_THREADS)

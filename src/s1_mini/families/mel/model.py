@@ -64,12 +64,13 @@ class MelModel:
         encoder, decoder = network.encoder.wrapped_encoder, network.decoder.wrapped_decoder
         for narrowed in (encoder.layers, encoder.embed_positions, decoder.layers):
             narrowed.to(dtype)
+        self.is_quantized = weights_dtype is not None
         if weights_dtype is not None:
             for products in network.products(weights_dtype):
                 quantize_linears(products, weights_dtype)
         self.device = network.speech_decoder_postnet.feat_out.weight.device
         # One row more than an utterance has: one whose end the host has not seen yet makes a step too many.
-        self._positions = position_table(config.max_steps + 1, config.width).to(self.device)
+        self.positions = position_table(config.max_steps + 1, config.width).to(self.device)
         network.encoder.prepare(position_table(config.max_text, config.width).to(self.device))
         self.num_bytes = sum(each.numel() * each.element_size() for each in network.decoder.parameters())
         self.units = config.prenet_layers * config.prenet_units
@@ -189,7 +190,7 @@ class MelModel:
         `speaker` [N] is a vector, `text` what `cross` gave of one text, `kept` [S, layers * U] bool.
         """
         prenet = self.network.decoder.prenet
-        x = prenet(frames, self._positions[: len(frames)], prenet.speaker(speaker.unsqueeze(0)), self._scaled(kept))
+        x = prenet(frames, self.positions[: len(frames)], prenet.speaker(speaker.unsqueeze(0)), self._scaled(kept))
         x = x.to(self.dtype).unsqueeze(0)
         for layer, pair in zip(self.network.decoder.layers, text, strict=True):
             x = layer.whole(x, pair)
@@ -200,13 +201,13 @@ class MelModel:
         return self.network.speech_decoder_postnet.whole(frames)
 
     def _enter(self, state: MelState, width: int) -> Tensor:
-        position = state.position[:width].clamp(max=len(self._positions) - 1)
+        position = state.position[:width].clamp(max=len(self.positions) - 1)
         kept = None
         if state.kept is not None:
             at = position.clamp(max=state.kept.shape[1] - 1)
             kept = state.kept[torch.arange(width, device=self.device), at]
         out: Tensor = self.network.decoder.prenet(
-            state.frame[:width], self._positions[position], state.speaker[:width], self._scaled(kept)
+            state.frame[:width], self.positions[position], state.speaker[:width], self._scaled(kept)
         )
         return out
 

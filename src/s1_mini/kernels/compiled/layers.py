@@ -128,6 +128,38 @@ def gate(both, out):
             out[row, n] = opens / (f32(1) + exp(-opens)) * both[row, size + n]
 
 
+@in_any_order
+def layer_norm(x, weight, bias, eps, out):
+    """Put the norm by mean and deviation of the rows of x [R, W] into `out`, which may be x."""
+    size = f32(x.shape[1])
+    for row in range(x.shape[0]):
+        total = f32(0)
+        for k in range(x.shape[1]):
+            total += x[row, k]
+        mean = total / size
+        total = f32(0)
+        for k in range(x.shape[1]):
+            total += (x[row, k] - mean) * (x[row, k] - mean)
+        factor = f32(1) / np.sqrt(total / size + f32(eps))
+        for k in range(x.shape[1]):
+            out[row, k] = (x[row, k] - mean) * factor * weight[k] + bias[k]
+
+
+@in_order
+def gelu(x):
+    """Put the exact GELU of x [R, N] into x. The error function is that of Abramowitz and Stegun, 7.1.26."""
+    for row in range(x.shape[0]):
+        for n in range(x.shape[1]):
+            value = abs(x[row, n]) * f32(0.7071067811865476)
+            t = f32(1) / (f32(1) + f32(0.3275911) * value)
+            total = f32(1.061405429) * t - f32(1.453152027)
+            total = total * t + f32(1.421413741)
+            total = total * t - f32(0.284496736)
+            total = total * t + f32(0.254829592)
+            rest = total * t * exp(-value * value)  # of 1 less the error function
+            x[row, n] *= f32(0.5) * rest if x[row, n] < 0 else f32(1) - f32(0.5) * rest
+
+
 @in_order
 def turn(heads, rope):
     """Rotate the pairs of heads [H, D] by a row of the table, [D / 2, 2]."""

@@ -1,0 +1,120 @@
+"""A step of a mel decoder by one compiled call, on a CPU (`kernels/step.py`): its weights, and the state it shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from s1_mini.families.mel.kernels import step
+from s1_mini.families.mel.model import MelModel, MelState
+from s1_mini.kernels.compiled.layers import Product
+from s1_mini.kernels.packed import is_close, pack
+from s1_mini.layers.quantized import QuantizedLinear
+
+MODULE = step.__name__
+CLOSE = {"float32": 1e-3, "int8": 0.1}  # shares that steps may differ by: in int8 torch rounds what it multiplies
+
+
+class CompiledSteps:
+    """Makes steps of some slots of a state, which stays torch's as well."""
+
+    def __init__(self, model: MelModel, state: MelState, weights: step.Weights) -> None:
+        self._weights = weights
+        self._size = model.config.frames_per_step * model.config.num_bins + 2
+        kept = torch.zeros(len(state.position), 0, 0, dtype=torch.bool) if state.kept is None else state.kept
+        shared = (
+            *(state.made.keys, state.made.values, state.text.keys, state.text.values, kept),
+            *(state.speaker, state.frame, state.position, state.last_token, state.least),
+        )
+        self._state = step.State(*(tensor.numpy() for tensor in shared))
+
+    def step(self, slots: Sequence[int]) -> np.ndarray:
+        """Make the next frames of each slot: float32 [slots, R * M + 2], rows as `MelModel.step` gives them."""
+        made = np.empty((len(slots), self._size), np.float32)
+        step.make_step(np.array(slots, np.int64), self._state, self._weights, made)
+        return made
+
+
+def can_compile(model: MelModel) -> bool:
+    """Whether a model is where and in the formats that compiled steps are for."""
+    formats = {weight.dtype for weight in model.network.decoder.parameters()}
+    kinds = {torch.float32, torch.int8, torch.bfloat16}
+    return model.device.type == "cpu" and model.dtype == model.kv_dtype == torch.float32 and formats <= kinds
+
+
+def gather(model: MelModel) -> step.Weights:
+    """Copy the weights of a model as a compiled step wants them."""
+    decoder, config, heads = model.network.decoder, model.config, model.network.speech_decoder_postnet
+    layers, prenet = decoder.layers, decoder.prenet
+    joined = prenet.speaker_embeds_layer.weight[:, : config.width]
+    norms = [(x.self_attn_layer_norm, x.encoder_attn_layer_norm, x.final_layer_norm) for x in layers]
+    pairs = [torch.stack([torch.stack((each.weight, each.bias)) for each in some]) for some in norms]
+    others = prenet.layers[1:]
+    return step.Weights(
+        first=_wide([prenet.layers[0]]),
+        others=_wide(others)
+        if len(others)
+        else Product(np.zeros((0, 1, 1), np.float32), *[np.zeros((0, 1), "f4")] * 2),
+        last=_wide([prenet.final_layer]),
+        joined=_as_wide([joined], [None]),
+        layers=step.Layers(
+            qkv=_narrow([x.self_attn.qkv_proj for x in layers]),
+            out=_narrow([x.self_attn.out_proj for x in layers]),
+            text_query=_narrow([x.encoder_attn.q_proj for x in layers]),
+            text_out=_narrow([x.encoder_attn.out_proj for x in layers]),
+            inner=_narrow([x.feed_forward.intermediate_dense for x in layers]),
+            outer=_narrow([x.feed_forward.output_dense for x in layers]),
+            norms=torch.stack(pairs).detach().numpy(),
+        ),
+        frames=_wide([heads.feat_out]),
+        ends=_wide([heads.prob_out]),
+        positions=(prenet.encode_positions.alpha * model.positions).detach().contiguous().numpy(),
+        eps=config.norm_eps,
+        num_heads=config.heads,
+        kept_scale=1 / (1 - config.prenet_dropout) if model.has_dropout else 1.0,
+        threshold=model.settings.stop_threshold,
+    )
+
+
+def formats_of(weights: step.Weights) -> list[str]:
+    """Name the formats of the products in layers, as `step.compile_for` wants them."""
+    return [part.weight.dtype.name for part in weights.layers if isinstance(part, Product)]
+
+
+def check(model: MelModel, weights: step.Weights) -> None:
+    """Compare some compiled steps with torch's. Raises `RuntimeError` if they are not the same."""
+    with torch.inference_mode():
+        plain, compiled = _first_steps(model, None), _first_steps(model, weights)
+    if not is_close(plain, compiled, CLOSE["int8" if model.is_quantized else "float32"]):
+        raise RuntimeError("compiled steps are not the same as torch's")
+
+
+def _first_steps(model: MelModel, weights: step.Weights | None) -> Tensor:
+    """Give the first three steps of an utterance, by torch or by compiled weights."""
+    state = model.allocate(1, 3)
+    model.begin(state, 0, torch.ones(model.config.speaker_size), 0)
+    model.keep(state, 0, 0, model.draw_kept(0, 0, 0, 3))
+    model.read(state, torch.zeros(1, 2, dtype=torch.int64), torch.tensor([0]))
+    state.active[0] = True
+    if weights is None:
+        return torch.cat([model.step(state, 3, 2, 1) for _ in range(3)])
+    compiled = CompiledSteps(model, state, weights)
+    return torch.from_numpy(np.concatenate([compiled.step([0]) for _ in range(3)]))
+
+
+def _wide(layers: Sequence[nn.Module] | nn.ModuleList) -> Product:
+    """Pack linear layers as they are: they are small."""
+    linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    return _as_wide([each.weight for each in linears], [each.bias for each in linears])
+
+
+def _as_wide(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Product:
+    return Product(*pack(weights, biases, narrow=False))
+
+
+def _narrow(layers: Sequence[nn.Module]) -> Product:
+    linears = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
+    return Product(*pack([each.weight for each in linears], [each.bias for each in linears]))

@@ -1,0 +1,185 @@
+"""A whole step of a mel decoder in one compiled call: prenet, layers, heads.
+
+It gives what the network gives with torch, but for the last bits.
+Shapes: R rows, B slots, L layers, W width, M mel bins, U prenet units, P prenet layers, H heads, D head size, S steps,
+T tokens, F frames a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from s1_mini.kernels.compiled.build import in_order
+from s1_mini.kernels.compiled.layers import Product, add, attend, exp, f32, gelu, layer_norm, product
+
+
+class Layers(NamedTuple):
+    """Layers with a norm behind each part."""
+
+    qkv: Product
+    out: Product
+    text_query: Product
+    text_out: Product
+    inner: Product
+    outer: Product
+    norms: np.ndarray  # [L, 3, 2, W]: weights and biases
+
+
+class Weights(NamedTuple):
+    """All weights that a step reads; products that are not in layers are stacks of one."""
+
+    first: Product  # of the prenet, M inputs
+    others: Product  # P - 1
+    last: Product
+    joined: Product  # with what the speaker adds
+    layers: Layers
+    frames: Product
+    ends: Product
+    positions: np.ndarray  # float32 [S, W], scaled
+    eps: float
+    num_heads: int
+    kept_scale: float  # that units are multiplied by which are not dropped
+    threshold: float
+
+
+class State(NamedTuple):
+    """What is remembered of B slots; `model.MelState` tells of it. Changed in place."""
+
+    keys: np.ndarray
+    values: np.ndarray
+    text_keys: np.ndarray
+    text_values: np.ndarray
+    kept: np.ndarray  # bool [B, S, P U], or without dropout [B, 0, 0]
+    speaker: np.ndarray
+    frame: np.ndarray
+    position: np.ndarray
+    last_token: np.ndarray
+    least: np.ndarray
+
+
+@in_order
+def _open(x, slots, state, number, kept_scale):
+    """Put what a prenet layer gives, x [R, U], through its gate, and drop what is to be dropped."""
+    size = x.shape[1]
+    for row in range(x.shape[0]):
+        slot = slots[row]
+        for n in range(size):
+            x[row, n] = max(x[row, n], f32(0))
+        if state.kept.shape[1] > 0:
+            kept = state.kept[slot, min(state.position[slot], state.kept.shape[1] - 1)]
+            for n in range(size):
+                x[row, n] *= f32(kept_scale) if kept[number * size + n] else f32(0)
+
+
+@in_order
+def _enter(slots, state, weights, x):
+    """Put the decoder's input into x [R, W]."""
+    rows = x.shape[0]
+    opened = np.empty((rows, weights.last.weight.shape[1]), np.float32)
+    other = np.empty_like(opened)
+    frames = np.empty((rows, state.frame.shape[1]), np.float32)
+    for row in range(rows):
+        for n in range(frames.shape[1]):
+            frames[row, n] = state.frame[slots[row], n]
+    product(frames, weights.first.weight[0], weights.first.scale[0], weights.first.bias[0], opened)
+    _open(opened, slots, state, 0, weights.kept_scale)
+    parts = weights.others
+    for number in range(parts.weight.shape[0]):
+        product(opened, parts.weight[number], parts.scale[number], parts.bias[number], other)
+        _open(other, slots, state, number + 1, weights.kept_scale)
+        opened, other = other, opened
+    y = np.empty_like(x)
+    product(opened, weights.last.weight[0], weights.last.scale[0], weights.last.bias[0], y)
+    for row in range(rows):
+        place = min(state.position[slots[row]], weights.positions.shape[0] - 1)
+        for n in range(y.shape[1]):
+            y[row, n] += weights.positions[place, n]
+    product(y, weights.joined.weight[0], weights.joined.scale[0], weights.joined.bias[0], x)
+    for row in range(rows):
+        for n in range(y.shape[1]):
+            x[row, n] = max(x[row, n] + state.speaker[slots[row], n], f32(0))
+
+
+@in_order
+def make_step(slots, state, weights, made):
+    """Make the next frames of each slot of `slots` int64 [R], into `made` float32 [R, F M + 2].
+
+    Behind a row's frames stand whether it ends with them and whether all numbers were finite.
+    """
+    rows, layers = slots.shape[0], weights.layers
+    x = np.empty((rows, weights.positions.shape[1]), np.float32)
+    _enter(slots, state, weights, x)
+    width, heads = x.shape[1], weights.num_heads
+    size = width // heads
+    qkv, query = np.empty((rows, 3 * width), np.float32), np.empty((rows, width), np.float32)
+    found, branch = np.empty_like(query), np.empty_like(query)
+    inner = np.empty((rows, layers.inner.weight.shape[2]), np.float32)
+    scores = np.empty((heads, max(state.keys.shape[3], state.text_keys.shape[3])), np.float32)
+    for layer in range(layers.qkv.weight.shape[0]):
+        norms = layers.norms[layer]
+        product(x, layers.qkv.weight[layer], layers.qkv.scale[layer], layers.qkv.bias[layer], qkv)
+        for row in range(rows):
+            slot = slots[row]
+            place = state.position[slot]
+            keys, values = state.keys[layer, slot], state.values[layer, slot]
+            for head in range(heads):
+                for d in range(size):
+                    keys[head, place, d] = qkv[row, width + head * size + d]
+                    values[head, place, d] = qkv[row, 2 * width + head * size + d]
+            attend(qkv[row, :width].reshape((heads, size)), keys, values, place + 1, scores, found[row])
+        product(found, layers.out.weight[layer], layers.out.scale[layer], layers.out.bias[layer], branch)
+        add(x, branch)
+        layer_norm(x, norms[0, 0], norms[0, 1], weights.eps, x)
+        parts = layers.text_query
+        product(x, parts.weight[layer], parts.scale[layer], parts.bias[layer], query)
+        for row in range(rows):
+            slot = slots[row]
+            keys, values = state.text_keys[layer, slot], state.text_values[layer, slot]
+            length = state.last_token[slot] + 1
+            attend(query[row].reshape((heads, size)), keys, values, length, scores, found[row])
+        parts = layers.text_out
+        product(found, parts.weight[layer], parts.scale[layer], parts.bias[layer], branch)
+        add(x, branch)
+        layer_norm(x, norms[1, 0], norms[1, 1], weights.eps, x)
+        product(x, layers.inner.weight[layer], layers.inner.scale[layer], layers.inner.bias[layer], inner)
+        gelu(inner)
+        product(inner, layers.outer.weight[layer], layers.outer.scale[layer], layers.outer.bias[layer], branch)
+        add(x, branch)
+        layer_norm(x, norms[2, 0], norms[2, 1], weights.eps, x)
+    bins, last = state.frame.shape[1], made.shape[1] - 2
+    product(x, weights.frames.weight[0], weights.frames.scale[0], weights.frames.bias[0], made[:, :last])
+    ends = np.empty((rows, weights.ends.weight.shape[2]), np.float32)
+    product(x, weights.ends.weight[0], weights.ends.scale[0], weights.ends.bias[0], ends)
+    for row in range(rows):
+        slot = slots[row]
+        total, wrong = f32(0), 0
+        for n in range(ends.shape[1]):
+            total += f32(1) / (f32(1) + exp(-ends[row, n]))
+            wrong += 0 if abs(ends[row, n]) < f32(np.inf) else 1
+        for n in range(last):
+            wrong += 0 if abs(made[row, n]) < f32(np.inf) else 1
+        made[row, last] = total >= f32(weights.threshold) and state.position[slot] + 1 >= state.least[slot]
+        made[row, last + 1] = wrong == 0
+        for n in range(bins):
+            state.frame[slot, n] = made[row, last - bins + n]
+        state.position[slot] += 1
+
+
+def compile_for(formats: Sequence[str]) -> None:
+    """Compile `make_step` for weights of these formats, those of a stack of layers first, and keep it."""
+    one = np.zeros((1, 1), np.float32)
+
+    def wide(kind: str = "float32") -> Product:
+        return Product(np.zeros((1, 1, 1), kind), one, one)
+
+    cache = np.zeros((1, 1, 1, 1, 1), np.float32)
+    qkv, out, text_query, text_out, inner, outer = (wide(kind) for kind in formats)
+    layers = Layers(qkv, out, text_query, text_out, inner, outer, np.zeros((1, 1, 1, 1), np.float32))
+    weights = Weights(wide(), wide(), wide(), wide(), layers, wide(), wide(), one, 1.0, 1, 1.0, 1.0)
+    whole, kept = np.zeros(1, np.int64), np.zeros((1, 1, 1), np.bool_)
+    state = State(cache, cache, cache, cache, kept, one, one, whole, whole, whole)
+    make_step.compile(tuple(numba.typeof(each) for each in (whole, state, weights, one)))
