@@ -7,7 +7,7 @@ whole and streamed work. Tensors are made at first use and changed in place afte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ CarryKey = tuple[object, str]
 
 class Carry:
     """Past inputs of every layer for B rows."""
+
+    snake: Callable[[Tensor, Tensor], Tensor] | None = (
+        None  # activation to use instead of torch's, as compiled for a CPU
+    )
 
     def __init__(self) -> None:
         self._past: dict[CarryKey, Tensor] = {}

@@ -63,7 +63,9 @@ class Snake(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.empty(1, channels, 1))
 
-    def forward(self, x: Tensor, _carry: Carry) -> Tensor:
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        if carry.snake is not None:
+            return carry.snake(x, self.alpha)
         wave = (self.alpha * x).sin()
         return torch.addcmul(x, wave, wave * (1 / (self.alpha + 1e-9)).to(x.dtype))
 

@@ -8,7 +8,7 @@ Shapes: B rows, K codebooks, F frames, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -250,8 +250,10 @@ class DacStream:
         self._carry = Carry()
         self._frames = [0] * rows
 
-    def push(self, codes: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, T].
+    def push(
+        self, codes: Tensor, rows: Sequence[int] | None = None, snake: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, T]; perhaps with another activation.
 
         Raises `CapacityError` beyond the codec's longest. What raises has changed nothing.
         """
@@ -259,6 +261,7 @@ class DacStream:
         assert codes.shape[:2] == (len(chosen), self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"
         self._codec.check_length(max(self._frames[row] for row in chosen) + codes.shape[-1])
         carry = CarryRows(self._carry, self.rows, chosen, codes.device)
+        carry.snake = snake
         samples = self._codec.push(codes, carry)
         carry.commit()
         for row in chosen:

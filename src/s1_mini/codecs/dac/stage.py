@@ -6,7 +6,7 @@ Shapes: n slots of a call, K codebooks, F frames, T samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,10 +17,13 @@ from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.core.messages import Begin, StepResult
 from s1_mini.core.stage import Chunks
+from s1_mini.execution.compiled import Compilable
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.execution.rows import fit
 from s1_mini.execution.stage import Pending, SimpleStage
 from s1_mini.kernels.backend import one_order
+
+Snake = Callable[[Tensor, Tensor], Tensor]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
 MAX_FRAMES = 400  # of all slots of one captured call: beyond, a GPU is full, and first sounds would wait
@@ -40,6 +43,8 @@ class DacDecoder(SimpleStage):
         self.device, self._codec, self._policy, self._number = codec.device, codec, policy, number
         self._stream = codec.open(policy.slots)
         self._begun: dict[int, Begin] = {}
+        self._compiled: Snake | None = None
+        self._snakes: dict[int, Snake | None] = {}  # by slot, from an utterance's first chunk to its last
         self._graphs: StepGraphs[tuple[int, int]] | None = None
 
     @torch.inference_mode()
@@ -69,6 +74,19 @@ class DacDecoder(SimpleStage):
             device=self.device,
             options=replace(options, is_beside=True, sleeps=True, own_kernels=True),
         )
+
+    def compilable(self) -> Compilable | None:
+        """Tell what its activation needs."""
+        from s1_mini.codecs.dac import compiled  # numba takes a moment to import
+
+        if self.device.type != "cpu" or any(part.dtype != torch.float32 for part in self._codec.parameters()):
+            return None
+
+        def use() -> None:
+            compiled.check()
+            self._compiled = compiled.snake
+
+        return Compilable("the activation of the codec", compiled.MODULE, [], use)
 
     def begin(self, begins: Sequence[Begin]) -> None:
         """Take the next chunks of some slots."""
@@ -106,6 +124,7 @@ class DacDecoder(SimpleStage):
         """Decode one chunk, alone: of several, a CPU gives other last bits."""
         if begin.number == 0:
             self._stream.reset(begin.slot)
+            self._snakes[begin.slot] = self._compiled
         codes = torch.from_numpy(begin.inputs.T.copy()).unsqueeze(0).to(self.device)
-        wave: np.ndarray = self._stream.push(codes, [begin.slot])[0].float().cpu().numpy()
+        wave: np.ndarray = self._stream.push(codes, [begin.slot], self._snakes.get(begin.slot))[0].float().cpu().numpy()
         return wave

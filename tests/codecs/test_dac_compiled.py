@@ -1,0 +1,46 @@
+"""The codec with its compiled activation sounds as with torch's, and a stream that has begun keeps what it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from s1_mini.codecs.dac.stage import DacDecoder
+from s1_mini.config import EngineConfig
+from s1_mini.core.messages import Begin, Conditions
+from s1_mini.families.s1.loaded import as_s1
+from s1_mini.runtime.loader import load
+from s1_mini.types import SamplingParams
+
+pytest.importorskip("numba", reason="numba has no wheels for this platform")
+pytestmark = pytest.mark.usefixtures("no_grad", "one_thread")
+
+FRAMES, RATE = 4, 2048
+
+
+def decode(stage: DacDecoder, slot: int, number: int) -> np.ndarray:
+    """Decode one chunk of a stream, the same codes in every slot."""
+    codes = np.random.default_rng(number).integers(0, 64, (FRAMES, 10))
+    asked = Conditions(SamplingParams(), seed=0, utterance=0, max_steps=FRAMES, voice={})
+    stage.begin([Begin(slot, number, codes, None, number * FRAMES * RATE, 1, FRAMES, 0, FRAMES, conditions=asked)])
+    return np.asarray(stage.step([slot], FRAMES)().values[0])
+
+
+def test_a_stream_keeps_the_activation_that_it_began_with_and_the_next_has_the_compiled_one(tiny: Path) -> None:
+    stage = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded).chain(2, 64).stages[1]
+    assert isinstance(stage, DacDecoder)
+    plain = [decode(stage, 0, number) for number in (0, 1)]
+    decode(stage, 0, 0)
+
+    work = stage.compilable()
+    assert work is not None
+    work.use()
+    begun = decode(stage, 0, 1)
+    compiled = [decode(stage, 1, number) for number in (0, 1)]
+
+    np.testing.assert_array_equal(begun, plain[1])
+    for number in (0, 1):
+        np.testing.assert_allclose(compiled[number], plain[number], atol=3e-6)
+    assert not np.array_equal(compiled[1], plain[1]), "both round alike, so this shows nothing"
