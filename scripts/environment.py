@@ -38,12 +38,14 @@ STATE_NAME = "s1_mini-setup.json"
 LOG_NAME = "install.log"
 
 CHECKOUT = "s1_mini"  # the part that is this checkout itself; every other part is a lock file
+PIP_LOCK = "requirements-pip.lock.txt"
 METADATA = (
     "setup.cfg",
     *(f"requirements{part}.txt" for part in ("", "-server", "-aws", "-play", "-replicas", "-hub", "-corpus")),
     *("requirements-ray.txt", "requirements-vllm.txt"),
 )
-PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
+# What is never imported need not be compiled: Python keeps the bytecode of a module when it is first imported.
+PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--no-compile")
 PIP_HAS_BEGUN = "Installing collected packages"  # until pip says this it has changed nothing
 
 # What an output says, and the sentence for it; the first that matches is right.
@@ -164,8 +166,11 @@ def say(sentence: str) -> None:
 
 
 def child_env(environ: "Mapping[str, str]", is_terminal: bool) -> "dict[str, str]":
-    """Return the variables for a program in `.venv`: its own packages only, UTF-8, colour only on a terminal."""
-    dropped = {"PYTHONHOME", "PYTHONPATH"}
+    """Return the variables for a program in `.venv`: its own packages only, UTF-8, colour only on a terminal.
+
+    It may keep bytecode, whatever the variables say: without it a process compiles torch for itself, for six seconds.
+    """
+    dropped = {"PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
     if not is_terminal:
         dropped |= {"FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "MYPY_FORCE_COLOR"}
     env = {name: value for name, value in environ.items() if name not in dropped}
@@ -218,7 +223,8 @@ class Environment:
         files = {part: self._files(part) for part in (next(iter(self.recipe.parts)), *extras)}
         if self.recipe.with_checkout:
             files[CHECKOUT] = [self.root / name for name in METADATA]
-        missing = [path.name for paths in files.values() for path in paths if not path.is_file()]
+        needed = [self.root / PIP_LOCK, *(path for paths in files.values() for path in paths)]
+        missing = [path.name for path in needed if not path.is_file()]
         if missing:
             raise SetupError(f"{self.root} lacks {', '.join(missing)}: get the whole checkout again.")
         return {part: _fingerprint(paths) for part, paths in files.items()}
@@ -280,6 +286,8 @@ class Environment:
         # Outside any venv: the Python that runs this may be the one that was just removed.
         python = getattr(sys, "_base_executable", None) or sys.executable
         self._perform([python, "-m", "venv", str(self.venv)])
+        pip = ["--require-hashes", f"--requirement={self.root / PIP_LOCK}"]
+        self._perform([str(self.python), "-m", "pip", "install", *PIP_OPTIONS, *pip])
 
     def _install(self, wanted: "Mapping[str, str]", state: State) -> None:
         """Install the pins if any file of them is new, and the checkout if its metadata is."""

@@ -3,7 +3,8 @@
 Example: python scripts/lock.py --upgrade fastapi
 
 Run it after a change to a requirements file. Versions stay as they are unless they must change or --upgrade names them;
-torch's is written by hand (requirements-torch.lock.txt says why). Needs uv (`pip install uv`) and a package index.
+torch's and pip's are written by hand (requirements-torch.lock.txt and requirements-pip.lock.txt say why). Needs uv
+(`pip install uv`) and a package index.
 """
 
 import argparse

@@ -45,6 +45,7 @@ def root(tmp_path):
     (tmp_path / "requirements.lock.txt").write_text("# a==b\none==1 \\\n    --hash=sha256:0\n    # via two\ntwo==2\n")
     (tmp_path / "requirements-torch.lock.txt").write_text("torch==2\n")
     (tmp_path / "requirements-test.lock.txt").write_text("three==3\n")
+    (tmp_path / "requirements-pip.lock.txt").write_text("pip==5\n")
     for part in ("", "-server", "-aws", "-play", "-replicas", "-hub", "-corpus", "-ray", "-vllm"):
         (tmp_path / f"requirements{part}.txt").write_text("one\n")
     (tmp_path / "setup.cfg").write_text("[metadata]\n")
@@ -59,7 +60,7 @@ class Machine:
     def __init__(self, root, recipe=environment.ENGINE):
         self.root = root
         self.recipe = recipe
-        self.steps = []  # "probe", "venv", "pins", "torch" or "checkout"
+        self.steps = []  # "probe", "venv", "pip", "pins", "torch" or "checkout"
         self.commands = []
         self.output = {}  # step → what it says
         self.failure = {}  # step → exit code, or what it raises, until a venv is made anew
@@ -86,6 +87,8 @@ class Machine:
             return "venv"
         if any(word.startswith("--editable=") for word in command):
             return "checkout"
+        if any(word.endswith(environment.PIP_LOCK) for word in command):
+            return "pip"
         return "pins" if "--require-hashes" in command else "torch"
 
     def make_venv(self):
@@ -104,7 +107,7 @@ def machine(root):
     return Machine(root)
 
 
-EVERYTHING = ["venv", "pins", "torch", "checkout"]
+EVERYTHING = ["venv", "pip", "pins", "torch", "checkout"]
 
 
 # Setting up
@@ -195,6 +198,7 @@ def test_a_moved_checkout_gets_a_new_venv(machine, root):
     ("step", "output", "steps"),
     [
         ("venv", "", EVERYTHING),
+        ("pip", "", EVERYTHING),
         ("pins", "Collecting one==1\n", ["pins", "torch", "checkout"]),
         ("torch", "Collecting torch==2\n", ["pins", "torch", "checkout"]),
         ("torch", "Installing collected packages: torch\n", EVERYTHING),
@@ -260,7 +264,7 @@ def test_a_checkout_that_lacks_a_file_is_told_by_its_name(machine, root):
 def test_the_environment_of_infra_holds_the_cdk_by_its_pins_and_no_engine(root, capsys):
     machine = Machine(root, environment.INFRA)
 
-    assert machine.ensure() == ["venv", "pins"]
+    assert machine.ensure() == ["venv", "pip", "pins"]
     assert [word for word in machine.commands[-1] if word.startswith("--") and "=" in word] == [
         f"--requirement={root / 'infra/requirements.lock.txt'}",
     ]
@@ -396,6 +400,7 @@ def test_an_old_python_reads_the_scripts_far_enough_to_say_so(path):
 
 def test_children_see_their_own_packages_in_utf_8_and_without_colour_in_a_file():
     given = {"PATH": "/bin", "PYTHONPATH": "/elsewhere", "PYTHONHOME": "/elsewhere", "FORCE_COLOR": "1"}
+    given["PYTHONDONTWRITEBYTECODE"] = "1"
 
     always = {"PATH": "/bin", "PYTHONUTF8": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
@@ -539,12 +544,13 @@ def pins_of(*names):
 
 
 TORCH_LOCK = "requirements-torch.lock.txt"
+PIP_LOCK = environment.PIP_LOCK
 ALL_LOCKS = ("requirements.lock.txt", "requirements-test.lock.txt")
 INFRA_LOCK = "infra/requirements.lock.txt"
 RELEASE_LOCK = "requirements-release.lock.txt"
 
 
-@pytest.mark.parametrize("name", [*ALL_LOCKS, INFRA_LOCK, RELEASE_LOCK])
+@pytest.mark.parametrize("name", [*ALL_LOCKS, PIP_LOCK, INFRA_LOCK, RELEASE_LOCK])
 def test_each_pin_is_exact_and_has_its_hashes_and_says_why_it_is_there(name):
     for pin, hashes, reason in locked(name):
         assert [spec.operator for spec in pin.specifier] == ["=="], pin
@@ -559,7 +565,7 @@ def test_torch_alone_has_no_hashes_and_its_lock_says_why():
     assert "without hashes: a version has other files on each index" in (ROOT / TORCH_LOCK).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", [*ALL_LOCKS, TORCH_LOCK, INFRA_LOCK, RELEASE_LOCK])
+@pytest.mark.parametrize("name", [*ALL_LOCKS, TORCH_LOCK, PIP_LOCK, INFRA_LOCK, RELEASE_LOCK])
 def test_a_lock_names_no_index_and_no_path(name):
     text = (ROOT / name).read_text(encoding="utf-8")
 
