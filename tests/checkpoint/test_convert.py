@@ -16,7 +16,7 @@ from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointM
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.types import Voice
 from s1_mini.voices.library import VoiceLibrary, write_voice
-from voice_formats import voice_format
+from voice_formats import BOOKS, voice_format
 
 
 def speak(checkpoint: Path) -> np.ndarray:
@@ -63,7 +63,7 @@ def test_what_half_precision_holds_exactly_is_stored_in_it(published: Path, tmp_
 def test_named_voices_come_along(published: Path, tmp_path: Path) -> None:
     shutil.copytree(published, tmp_path / "source")
     (tmp_path / "source" / "voices").mkdir()
-    codes = torch.zeros(10, 4, dtype=torch.int64)
+    codes = torch.zeros(BOOKS, 4, dtype=torch.int64)
     write_voice(tmp_path / "source" / "voices", "anna", Voice({"codes": codes}, "Hello."), is_default=True)
 
     convert_checkpoint(tmp_path / "source", tmp_path / "target")

@@ -26,7 +26,7 @@ from s1_mini.types import Voice
 from s1_mini.voices.library import read_summary, read_voice, write_voice
 from s1_mini.weights.files import read_tensors
 from s1_mini.weights.stream import TensorFile
-from voice_formats import voice_format
+from voice_formats import BOOKS, voice_format
 
 MUTATIONS = 150  # of each kind of file; with 3,000 of each and other seeds nothing more was found
 
@@ -73,7 +73,7 @@ def pth(folder: Path, *, zipped: bool = True) -> Path:
 
 
 def voice(folder: Path, description: str = "Made up.") -> Path:
-    made = Voice({"codes": torch.zeros(10, 20, dtype=torch.int64)}, "Hello.")
+    made = Voice({"codes": torch.zeros(BOOKS, 20, dtype=torch.int64)}, "Hello.")
     return write_voice(folder, "anna", made, description=description)
 
 

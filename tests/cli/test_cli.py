@@ -22,6 +22,7 @@ from s1_mini.cli.say import is_gone
 from s1_mini.exceptions import ParameterError
 from s1_mini.types import Voice
 from s1_mini.voices.library import write_voice
+from voice_formats import BOOKS
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 
@@ -276,7 +277,7 @@ def test_a_letter_that_a_console_has_not_is_written_as_an_escape(tiny: Path, tmp
     checkpoint = tmp_path / "voiced"
     shutil.copytree(tiny, checkpoint)
     (checkpoint / "voices").mkdir()
-    voice = Voice({"codes": torch.zeros(10, 3, dtype=torch.int64)}, "你好。")
+    voice = Voice({"codes": torch.zeros(BOOKS, 3, dtype=torch.int64)}, "你好。")
     write_voice(checkpoint / "voices", "mei", voice, description="Grüße")
 
     listed = s1_mini("voices", "list", "--checkpoint", checkpoint, PYTHONIOENCODING="cp1252", PYTHONUTF8="0")

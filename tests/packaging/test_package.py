@@ -32,6 +32,7 @@ from s1_mini.packaging.verify import check_kind, unpack_archive, verify_archive,
 from s1_mini.packaging.write import write_archive, write_prefix
 from s1_mini.types import Voice
 from s1_mini.voices.library import write_voice
+from voice_formats import BOOKS
 
 ROOT = Path(__file__).parents[2]
 
@@ -147,7 +148,7 @@ def test_what_the_toolkits_handler_needs_is_pinned(unpacked: Path) -> None:
 
 def test_voices_come_along_and_two_of_a_name_do_not(published: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    write_voice(tmp_path / "mine", "anna", Voice({"codes": torch.zeros(10, 4, dtype=torch.int64)}, "Hello."))
+    write_voice(tmp_path / "mine", "anna", Voice({"codes": torch.zeros(BOOKS, 4, dtype=torch.int64)}, "Hello."))
 
     write_prefix(lay_out(published, voices=tmp_path / "mine"), tmp_path / "packaged")
 
@@ -158,7 +159,7 @@ def test_voices_come_along_and_two_of_a_name_do_not(published: Path, tmp_path: P
 
 
 def test_a_voice_of_another_codec_is_refused(published: Path, tmp_path: Path) -> None:
-    write_voice(tmp_path, "anna", Voice({"codes": torch.full((10, 4), 4000)}, "Hello."))
+    write_voice(tmp_path, "anna", Voice({"codes": torch.full((BOOKS, 4), 4000)}, "Hello."))
 
     with pytest.raises(CheckpointFileError, match=r"anna.*encoded by another"):
         lay_out(published, voices=tmp_path)

@@ -17,6 +17,7 @@ from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice
+from voice_formats import BOOKS
 
 SLOTS, POSITIONS = 6, 704
 
@@ -32,7 +33,7 @@ def equip(core: EngineCore) -> None:
 
 
 def random_voice(frames: int, *, seed: int) -> Voice:
-    codes = torch.randint(0, 32, (10, frames), generator=torch.Generator().manual_seed(seed))
+    codes = torch.randint(0, 32, (BOOKS, frames), generator=torch.Generator().manual_seed(seed))
     return Voice({"codes": codes}, "A voice.")
 
 

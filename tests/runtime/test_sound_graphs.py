@@ -20,6 +20,7 @@ from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams
 from tests.runtime.conftest import start_equipped
+from voice_formats import BOOKS
 
 RATE = 2048
 SETTINGS = {"max_batch_size": 6, "max_columns": 512, "max_queue_size": 1000}
@@ -76,7 +77,7 @@ def test_a_call_decodes_no_more_frames_than_it_may(speaker: Speaker) -> None:
 
 def test_sound_that_is_not_finite_is_its_own_slots_error(speaker: Speaker) -> None:
     """And only there: the slots beside it are told to be well."""
-    codes = np.zeros((2, 10), np.int64)
+    codes = np.zeros((2, BOOKS), np.int64)
     conditions = Conditions(SamplingParams(), 0, 0, 8, {})
     with torch.inference_mode():
         policy = batched(speaker.loaded.chain(2, 64).policies[1])

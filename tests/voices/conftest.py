@@ -15,6 +15,7 @@ from s1_mini import ProductionTTSEngine
 from s1_mini.types import Voice
 from s1_mini.voices.fingerprint import fingerprint
 from s1_mini.voices.library import FOLDER, write_voice
+from voice_formats import BOOKS
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def codec(tiny: Path) -> str:
 
 
 def make_voice(seed: int = 0, text: str = "Made up.", frames: int = 9) -> Voice:
-    codes = torch.randint(0, 32, (10, frames), generator=torch.Generator().manual_seed(seed))
+    codes = torch.randint(0, 32, (BOOKS, frames), generator=torch.Generator().manual_seed(seed))
     return Voice({"codes": codes}, text)
 
 

@@ -20,11 +20,11 @@ from s1_mini.voices import format as form
 from s1_mini.voices.added import VoiceDirectory
 from s1_mini.voices.library import NamedVoice, VoiceLibrary, write_voice
 from s1_mini.voices.roster import Roster
-from voice_formats import voice_format
+from voice_formats import BOOKS, voice_format
 
 
 def voice(seed: int = 0, text: str = "Made up.") -> Voice:
-    return Voice({"codes": torch.randint(0, 32, (10, 9), generator=torch.Generator().manual_seed(seed))}, text)
+    return Voice({"codes": torch.randint(0, 32, (BOOKS, 9), generator=torch.Generator().manual_seed(seed))}, text)
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ BROKEN = {
     "foreign": lambda path: path.write_bytes(b"no voice"),
     "empty": lambda path: path.write_bytes(b""),
     "other tensors": lambda path: save_file({"weights": torch.zeros(3)}, path),
-    "no integers": lambda path: save_file({"codes": torch.zeros(10, 3)}, path, metadata={"codec": "codec"}),
-    "no frames": lambda path: save_file({"codes": torch.zeros(10, 0, dtype=torch.int16)}, path),
+    "no integers": lambda path: save_file({"codes": torch.zeros(BOOKS, 3)}, path, metadata={"codec": "codec"}),
+    "no frames": lambda path: save_file({"codes": torch.zeros(BOOKS, 0, dtype=torch.int16)}, path),
     "too large": lambda path: os.truncate(path, library.MAX_FILE_BYTES + 1),
 }
 

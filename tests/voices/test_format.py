@@ -13,6 +13,7 @@ from s1_mini.types import Voice
 from s1_mini.voices.format import TensorFormat, VoiceFormat
 from s1_mini.voices.library import read_summary, read_voice, write_voice
 from s1_mini.voices.reference_cache import ReferenceCache
+from voice_formats import BOOKS
 
 VECTOR = VoiceFormat({"speaker": TensorFormat((512,), is_integer=False)}, "an encoder", 16_000, seconds=lambda _: 0.0)
 HISTORY = VoiceFormat(
@@ -56,7 +57,7 @@ def test_a_voice_of_any_tensors_comes_back_from_its_file_and_from_the_cache(kind
 
 
 def test_codes_are_kept_in_two_bytes_as_they_always_were(tmp_path: Path) -> None:
-    path = write_voice(tmp_path, "anna", Voice({"codes": torch.full((10, 4), 1023)}, "Hello."))
+    path = write_voice(tmp_path, "anna", Voice({"codes": torch.full((BOOKS, 4), 1023)}, "Hello."))
 
     assert load_file(path)["codes"].dtype == torch.int16
 
@@ -66,7 +67,7 @@ def test_codes_are_kept_in_two_bytes_as_they_always_were(tmp_path: Path) -> None
     [
         ({"speaker": torch.zeros(256)}, r"its speaker are F32 \[256\], not real numbers \[512\]"),
         ({"speaker": torch.zeros(512).long()}, r"its speaker are I64 \[512\], not real numbers \[512\]"),
-        ({"codes": torch.zeros(10, 4).long()}, "speaker"),
+        ({"codes": torch.zeros(BOOKS, 4).long()}, "speaker"),
     ],
 )
 def test_tensors_of_another_kind_are_refused_by_name(

@@ -12,7 +12,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import CheckpointFileError, ParameterError, VoiceError
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER, VoiceLibrary, write_voice
-from voice_formats import voice_format
+from voice_formats import BOOKS, voice_format
 
 
 def test_a_voice_comes_back_as_it_was_written(voiced: Path) -> None:
@@ -21,7 +21,7 @@ def test_a_voice_comes_back_as_it_was_written(voiced: Path) -> None:
     anna = library.describe("anna")
     assert library.names == ["anna", "bert"]
     assert (anna.voice.text, anna.description, anna.is_default) == ("I am anna.", "made up", True)
-    assert anna.voice.tensors["codes"].shape == (10, 9)
+    assert anna.voice.tensors["codes"].shape == (BOOKS, 9)
     assert library.default is anna.voice
 
 
@@ -60,7 +60,7 @@ def test_a_voice_and_a_reference_together_are_refused(engine: ProductionTTSEngin
 @pytest.mark.parametrize("name", ["", "Anna", "../up", "a" * 65, "-x", "con.aux", "con", "nul", "lpt1"])
 def test_a_name_that_cannot_be_a_files_everywhere_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(VoiceError, match="is no name"):
-        write_voice(tmp_path, name, Voice({"codes": torch.zeros(10, 3, dtype=torch.int64)}, ""))
+        write_voice(tmp_path, name, Voice({"codes": torch.zeros(BOOKS, 3, dtype=torch.int64)}, ""))
 
     assert list(tmp_path.iterdir()) == []
 
