@@ -16,17 +16,17 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 
 
 @pytest.fixture(scope="session")
-def small_engine(oracle: Path) -> Iterator[ProductionTTSEngine]:
-    with ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu", max_batch_size=4)) as engine:
+def small_engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=4)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
-def container(small_engine: ProductionTTSEngine, tmp_path_factory: pytest.TempPathFactory, oracle: Path) -> Any:
+def container(small_engine: ProductionTTSEngine, tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Any:
     """The one container; its models lie where the tests' assets do, and two of them fit."""
-    size = sum(path.stat().st_size for path in oracle.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in tiny.glob("*.safetensors"))
     budget = {"models_kv_mb": 20.0, "models_memory_mb": 2.5 * (2 * size / 1e6 + 20.0)}
-    models = {"models_root": oracle.parent, "max_sessions": 3} | budget
+    models = {"models_root": tiny.parent, "max_sessions": 3} | budget
     with running(small_engine, tmp_path_factory.mktemp("store"), models) as container:
         yield container
 

@@ -250,10 +250,10 @@ def test_custom_attributes_choose_another_route_through_boto3(runtime: Any) -> N
     assert (answer["ContentType"], answer["Body"].read(4)) == ("audio/flac", b"fLaC")
 
 
-def test_a_loaded_model_is_asked_by_target_model(runtime: Any, http: httpx2.Client, oracle: Path) -> None:
+def test_a_loaded_model_is_asked_by_target_model(runtime: Any, http: httpx2.Client, tiny: Path) -> None:
     with pytest.raises(ClientError) as raised:
         runtime.invoke_endpoint(**call(), TargetModel="mine.tar.gz")
-    http.post("/models", json={"model_name": "mine", "url": str(oracle)})
+    http.post("/models", json={"model_name": "mine", "url": str(tiny)})
     answer = runtime.invoke_endpoint(**call(), TargetModel="mine.tar.gz")
     http.delete("/models/mine")
 
@@ -265,9 +265,9 @@ def test_a_loaded_model_is_asked_by_target_model(runtime: Any, http: httpx2.Clie
     ("loaded", "asked"), [("voice_a", "voice_a.tar.gz"), ("v1.2", "v1.2"), ("odd.tar.gz", "/odd.tar.gz")]
 )
 def test_every_name_that_can_be_loaded_can_be_asked(
-    runtime: Any, http: httpx2.Client, oracle: Path, loaded: str, asked: str
+    runtime: Any, http: httpx2.Client, tiny: Path, loaded: str, asked: str
 ) -> None:
-    http.post("/models", json={"model_name": loaded, "url": str(oracle)}).raise_for_status()
+    http.post("/models", json={"model_name": loaded, "url": str(tiny)}).raise_for_status()
     try:
         answer = runtime.invoke_endpoint(**call(), TargetModel=asked)
     finally:

@@ -15,11 +15,11 @@ def load(http: httpx2.Client, name: str, url: Path | str) -> httpx2.Response:
     return http.post("/models", json={"model_name": name, "url": str(url)})
 
 
-def test_models_are_loaded_listed_asked_and_unloaded(http: httpx2.Client, oracle: Path) -> None:
-    assert load(http, "one", oracle).status_code == 200
-    again = load(http, "one", oracle)
-    assert load(http, "two", oracle).status_code == 200
-    third = load(http, "three", oracle)
+def test_models_are_loaded_listed_asked_and_unloaded(http: httpx2.Client, tiny: Path) -> None:
+    assert load(http, "one", tiny).status_code == 200
+    again = load(http, "one", tiny)
+    assert load(http, "two", tiny).status_code == 200
+    third = load(http, "three", tiny)
 
     listed = http.get("/models").json()["models"]
     page = http.get("/models", params={"limit": 1}).json()
@@ -34,7 +34,7 @@ def test_models_are_loaded_listed_asked_and_unloaded(http: httpx2.Client, oracle
     assert [model["modelName"] for model in page["models"] + rest["models"]] == ["one", "two"]
     assert "nextPageToken" not in rest
     assert said.content == http.post("/invocations", json=SHORT).content
-    assert described == {"modelName": "two", "modelUrl": str(oracle)}
+    assert described == {"modelName": "two", "modelUrl": str(tiny)}
     assert gone == [200, 200]
     assert http.get("/models").json() == {"models": []}
 
@@ -49,21 +49,21 @@ def test_a_model_that_is_not_loaded_is_404(http: httpx2.Client, method: str, pat
 @pytest.mark.parametrize(
     "url", ["/", "/etc", "../..", "{root}/../..", "{root}/nothing", "{root}/s1_mini_keys.txt", "x\x00y"]
 )
-def test_only_folders_below_the_root_are_loaded(http: httpx2.Client, oracle: Path, url: str) -> None:
-    answer = load(http, "other", url.replace("{root}", str(oracle.parent)))
+def test_only_folders_below_the_root_are_loaded(http: httpx2.Client, tiny: Path, url: str) -> None:
+    answer = load(http, "other", url.replace("{root}", str(tiny.parent)))
 
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "url")
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "-x", "x" * 129, ""])
-def test_a_name_that_could_be_a_path_is_refused(http: httpx2.Client, oracle: Path, name: str) -> None:
-    answer = load(http, name, oracle)
+def test_a_name_that_could_be_a_path_is_refused(http: httpx2.Client, tiny: Path, name: str) -> None:
+    answer = load(http, name, tiny)
 
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "model_name")
 
 
-def test_a_folder_without_a_checkpoint_leaves_nothing_loaded(http: httpx2.Client, oracle: Path) -> None:
-    answer = load(http, "broken", oracle.parent)
+def test_a_folder_without_a_checkpoint_leaves_nothing_loaded(http: httpx2.Client, tiny: Path) -> None:
+    answer = load(http, "broken", tiny.parent)
 
     assert answer.status_code >= 400
     assert http.get("/models/broken").status_code == 404

@@ -18,11 +18,11 @@ SMALL = {"S1_MINI_MAX_COLUMNS": "64", "S1_MINI_MAX_BATCH_SIZE": "8"}  # a model 
 
 
 @pytest.mark.schema
-def test_no_request_of_schemathesis_meets_an_answer_that_is_not_declared(oracle: Path, tmp_path: Path) -> None:
+def test_no_request_of_schemathesis_meets_an_answer_that_is_not_declared(tiny: Path, tmp_path: Path) -> None:
     command = [Path(sys.executable).with_name("schemathesis"), "run", "--checks", CHECKS, "--no-color"]
     command += ["--max-examples", str(EXAMPLES), "--seed", "1", "--phases", "examples,coverage,fuzzing"]
     command += ["--continue-on-failure", "--warnings", "off", "--request-timeout", "60"]
-    with served(oracle, **SMALL) as running:
+    with served(tiny, **SMALL) as running:
         wait_until(running.is_ready)
         url = f"http://127.0.0.1:{running.port}/openapi.json"
         done = subprocess.run([*command, url], capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False)

@@ -28,13 +28,13 @@ print(json.dumps({"bytes": len(whole), "same": whole == parts, "output": later["
 """
 
 
-def test_client_code_of_aws_speaks_with_the_command_line_and_a_signal_ends_it(oracle: Path, tmp_path: Path) -> None:
+def test_client_code_of_aws_speaks_with_the_command_line_and_a_signal_ends_it(tiny: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     store = tmp_path / "store"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    options = ["--host", "127.0.0.1", "--port", str(port), "--checkpoint", str(oracle), "--device", "cpu"]
+    options = ["--host", "127.0.0.1", "--port", str(port), "--checkpoint", str(tiny), "--device", "cpu"]
     options += ["--local-endpoint", "speech", "--async-store", str(store)]
     server = subprocess.Popen(
         [sys.executable, "-m", "s1_mini", "serve", *options], env=environment, creationflags=ENDING.creation_flags

@@ -68,9 +68,9 @@ def wait_until(happens, within_s: float = 30.0) -> None:
 
 
 @pytest.fixture(scope="session")
-def small_engine(oracle: Path) -> Iterator[ProductionTTSEngine]:
+def small_engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
     """An engine with the tiny checkpoint, which speaks noise fast."""
-    with ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu", max_batch_size=4)) as engine:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=4)) as engine:
         yield engine
         engine.stop(drain=False)
 

@@ -139,8 +139,8 @@ def test_the_dashboard_shows_only_figures_that_there_are(http: httpx2.Client) ->
         assert shown <= there, panel["title"]
 
 
-def test_an_engine_that_has_died_is_told_and_stays_told(oracle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu"))
+def test_an_engine_that_has_died_is_told_and_stays_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu"))
     with serving(engine) as door, door.client() as client:
         health = engine.health_check()
         monkeypatch.setattr(engine, "health_check", lambda: health | {"ready": False, "status": "failed"})

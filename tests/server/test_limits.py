@@ -295,10 +295,10 @@ def test_ping_answers_at_once_while_many_generate(door: Door) -> None:
     assert max(times) < 1
 
 
-def test_the_server_answers_before_the_engine_stands_and_says_so(oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_answers_before_the_engine_stands_and_says_so(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     from s1_mini import EngineConfig
 
-    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu"))
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu"))
     may_start, start = threading.Event(), engine.start
     monkeypatch.setattr(engine, "start", lambda: (may_start.wait(20), start())[1])
 

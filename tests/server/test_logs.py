@@ -128,9 +128,9 @@ def on_a_terminal(checkpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], C
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a terminal of Linux or macOS")
-def test_on_a_terminal_a_person_reads_one_line_for_each_event_and_no_other(oracle: Path) -> None:
+def test_on_a_terminal_a_person_reads_one_line_for_each_event_and_no_other(tiny: Path) -> None:
     """Where the page is and how to stop are told once it can speak; health checks and the page's files are not."""
-    with on_a_terminal(oracle) as (process, lines), httpx2.Client(trust_env=False) as client:
+    with on_a_terminal(tiny) as (process, lines), httpx2.Client(trust_env=False) as client:
         wait_until(lambda: any("ready at" in line for line in lines()))
         found = re.search(r"ready at (http://127\.0\.0\.1:\d+/), a page to speak from", lines()[-1])
         assert found, lines()
@@ -159,9 +159,9 @@ def test_on_a_terminal_a_checkpoint_that_cannot_be_loaded_is_told_as_by_any_verb
     assert lines()[1].startswith(f"s1-mini: {tmp_path} is no checkpoint: it lacks config.json")
 
 
-def test_piped_each_line_is_json_and_says_once_where_it_listens_when_it_is_ready_and_who_may_ask(oracle: Path) -> None:
+def test_piped_each_line_is_json_and_says_once_where_it_listens_when_it_is_ready_and_who_may_ask(tiny: Path) -> None:
     """Without a key it warns of whoever reaches any host but this machine's own."""
-    with served(oracle, subprocess.PIPE, host="127.1") as process:  # which is 127.0.0.1, unknown as such
+    with served(tiny, subprocess.PIPE, host="127.1") as process:  # which is 127.0.0.1, unknown as such
         assert process.stderr is not None
         lines = [json.loads(process.stderr.readline())]
         while lines[-1].get("event") != "ready":

@@ -69,14 +69,14 @@ def test_events_bring_the_same_bytes(http: httpx2.Client) -> None:
     assert events[-1]["type"] == "speech.audio.done"
 
 
-def test_events_end_with_the_tokens_that_were_read_and_made(http: httpx2.Client, door: Door, oracle: Path) -> None:
+def test_events_end_with_the_tokens_that_were_read_and_made(http: httpx2.Client, door: Door, tiny: Path) -> None:
     text = "Good morning.  How are you?"
     body = {"input": text, "stream_format": "sse"} | SHORT
 
     answer = http.post("/v1/audio/speech", json=body)
     usage = json.loads(answer.text.strip().split("\n\n")[-1].removeprefix("data: "))["usage"]
 
-    num_read = len(S1Tokenizer(read_vocabulary(oracle)).encode("Good morning. How are you?"))
+    num_read = len(S1Tokenizer(read_vocabulary(tiny)).encode("Good morning. How are you?"))
     assert usage["input_tokens"] == num_read == door.engine.count_tokens(text)
     assert usage["output_tokens"] == door.engine.generate(text, **SHORT).frames > 0
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]

@@ -374,10 +374,10 @@ def test_a_name_that_is_taken_can_be_replaced_where_the_refusal_says_so(visit: O
 
 @needs_browser
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_it_is_said_whether_added_voices_last(visit: Open, oracle: Path, tmp_path: Path, is_kept: bool) -> None:
+def test_it_is_said_whether_added_voices_last(visit: Open, tiny: Path, tmp_path: Path, is_kept: bool) -> None:
     path = tmp_path if is_kept else None
     with (
-        ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu", voices_path=path)) as engine,
+        ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", voices_path=path)) as engine,
         serving(engine) as door,
     ):
         engine.add_voice("hum", wav_of(1.0), "Hm.")

@@ -38,7 +38,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(test_health, test_invocations, test_sessions, test_models, test_bidirectional, test_local_endpoint),
 )
 # What a test asks for that is to be had from outside. Others have an engine of their own, or patch one.
-FIXTURES = {"http", "door", "container", "runtime", "client", "told", "strict", "oracle", "tone", "tmp_path"}
+FIXTURES = {"http", "door", "container", "runtime", "client", "told", "strict", "tiny", "tone", "tmp_path"}
 EXCEPT = {
     # they look into the one process, too
     "test_events_end_with_the_tokens_that_were_read_and_made",
@@ -79,24 +79,24 @@ EXCEPT = {
 
 
 @pytest.fixture(scope="module")
-def container(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+def container(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
     """Two replicas with the settings that the container's tests are made for."""
-    size = sum(path.stat().st_size for path in oracle.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in tiny.glob("*.safetensors"))
     store = tmp_path_factory.mktemp("store")
     prefix = "S1_MINI_SERVER_SAGEMAKER_"
     budget = {f"{prefix}MODELS_KV_MB": "20", f"{prefix}MODELS_MEMORY_MB": str(2.5 * (2 * size / 1e6 + 20.0))}
     options = ("--local-endpoint", ENDPOINT, "--async-store", str(store))
-    with replicated(oracle, store, *options, **{f"{prefix}MODELS_ROOT": str(oracle.parent)}, **budget) as door:
+    with replicated(tiny, store, *options, **{f"{prefix}MODELS_ROOT": str(tiny.parent)}, **budget) as door:
         yield door
 
 
 @pytest.fixture(scope="module")
-def strict(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+def strict(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
     """Two replicas with a key and small limits, as the tests of limits have them."""
     limits = {"MAX_BODY_BYTES": "4096", "BODY_TIMEOUT_S": "1", "HEAD_TIMEOUT_S": "1", "API_KEY": "sesame"}
     limits["CORS_ORIGINS"] = "https://a.example"
     settings = {f"S1_MINI_SERVER_{name}": value for name, value in limits.items()}
-    with replicated(oracle, tmp_path_factory.mktemp("strict"), **settings) as door:
+    with replicated(tiny, tmp_path_factory.mktemp("strict"), **settings) as door:
         yield door
 
 

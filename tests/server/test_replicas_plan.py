@@ -95,8 +95,8 @@ def test_the_proxy_is_taken_from_the_path_first_and_told_how_to_install(
         (["--replicas", "none"], "S1_MINI_SERVER_REPLICAS='none': "),
     ],
 )
-def test_the_command_line_tells_it_before_anything_starts(oracle: Path, options: list[str], sentence: str) -> None:
-    command = [sys.executable, "-m", "s1_mini", "serve", "--port", "0", "--checkpoint", str(oracle), *options]
+def test_the_command_line_tells_it_before_anything_starts(tiny: Path, options: list[str], sentence: str) -> None:
+    command = [sys.executable, "-m", "s1_mini", "serve", "--port", "0", "--checkpoint", str(tiny), *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
 

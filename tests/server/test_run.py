@@ -111,8 +111,8 @@ def inside(running: Running) -> int:
         return client.get("/health").json()["server"]["requests"]
 
 
-def test_sigterm_under_load_finishes_what_was_accepted_and_refuses_what_comes(oracle: Path) -> None:
-    with served(oracle) as running:
+def test_sigterm_under_load_finishes_what_was_accepted_and_refuses_what_comes(tiny: Path) -> None:
+    with served(tiny) as running:
         wait_until(running.is_ready)
         threads, results = speak_many(running, 6, max_new_tokens=30)
         wait_until(lambda: inside(running) == 6)
@@ -135,8 +135,8 @@ def test_sigterm_under_load_finishes_what_was_accepted_and_refuses_what_comes(or
     assert len([line for line in lines if line["message"] == "request" and line["status"] == 200]) >= 6
 
 
-def test_the_garbage_collector_does_not_look_at_what_was_loaded(oracle: Path) -> None:
-    with served(oracle, "-c", FROZEN) as running:
+def test_the_garbage_collector_does_not_look_at_what_was_loaded(tiny: Path) -> None:
+    with served(tiny, "-c", FROZEN) as running:
         wait_until(running.is_ready)
         running.process.send_signal(ENDING.signal)
         assert running.end(within_s=30) == 0
@@ -144,9 +144,9 @@ def test_the_garbage_collector_does_not_look_at_what_was_loaded(oracle: Path) ->
     assert json.loads(running.lines[-1])["frozen"] > 50_000
 
 
-def test_what_is_not_finished_in_time_is_told_so(oracle: Path) -> None:
+def test_what_is_not_finished_in_time_is_told_so(tiny: Path) -> None:
     text = {"text": "A sentence that goes on and on. " * 500}
-    with served(oracle, S1_MINI_SERVER_DRAIN_TIMEOUT_S="4") as running:
+    with served(tiny, S1_MINI_SERVER_DRAIN_TIMEOUT_S="4") as running:
         wait_until(running.is_ready)
         threads, results = speak_many(running, 2, **text)
         streams, broken = speak_many(running, 1, **text, stream=True)
@@ -167,7 +167,7 @@ def test_what_is_not_finished_in_time_is_told_so(oracle: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_kept_is_there_after_a_kill_amid_the_keeping(oracle: Path, tmp_path: Path, tone: np.ndarray) -> None:
+def test_what_was_kept_is_there_after_a_kill_amid_the_keeping(tiny: Path, tmp_path: Path, tone: np.ndarray) -> None:
     """Voices that a client was told are kept survive a `kill -9` and sound the same; of the others none is torn."""
     kept = {"S1_MINI_VOICES_PATH": str(tmp_path / "voices"), "S1_MINI_REFERENCE_CACHE_PATH": str(tmp_path / "cache")}
     asked = {"text": "Good morning.", "seed": 1, "max_new_tokens": 4, "format": "pcm"}
@@ -181,7 +181,7 @@ def test_what_was_kept_is_there_after_a_kill_amid_the_keeping(oracle: Path, tmp_
                 assert client.post("/v1/voices", data=form, files={"audio": recording}).status_code == 201
                 told.append(form["name"])
 
-    with served(oracle, **kept) as running:
+    with served(tiny, **kept) as running:
         wait_until(running.is_ready)
         adders = [threading.Thread(target=add, args=(running, first)) for first in "abc"]
         for adder in adders:
@@ -194,7 +194,7 @@ def test_what_was_kept_is_there_after_a_kill_amid_the_keeping(oracle: Path, tmp_
             adder.join()
         running.end(within_s=10)
 
-    with served(oracle, **kept) as running:
+    with served(tiny, **kept) as running:
         wait_until(running.is_ready)
         with running.client() as client:
             listed = [voice["name"] for voice in client.get("/v1/voices").json()["voices"]]
@@ -218,8 +218,8 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_the_process_with_1_and_a_senten
     assert any("could not be started" in line for line in running.lines)
 
 
-def test_an_engine_that_hangs_is_told_to_all_and_ends_the_process_with_1(oracle: Path) -> None:
-    with served(oracle, "-c", HANGS, S1_MINI_STUCK_AFTER_S="1") as running:
+def test_an_engine_that_hangs_is_told_to_all_and_ends_the_process_with_1(tiny: Path) -> None:
+    with served(tiny, "-c", HANGS, S1_MINI_STUCK_AFTER_S="1") as running:
         wait_until(running.is_ready, within_s=60)
         threads, results = speak_many(running, 4)
         for thread in threads:
@@ -252,8 +252,8 @@ def test_what_cannot_be_served_is_told_before_anything_is_loaded_or_listens(host
     assert "{" not in result.stderr
 
 
-def test_a_setting_that_is_wrong_is_named(oracle: Path) -> None:
-    with served(oracle, S1_MINI_SERVER_MAX_BODY_BYTES="much") as running:
+def test_a_setting_that_is_wrong_is_named(tiny: Path) -> None:
+    with served(tiny, S1_MINI_SERVER_MAX_BODY_BYTES="much") as running:
         code = running.end(within_s=60)
 
     assert code == 1

@@ -19,10 +19,10 @@ FEW = {"max_new_tokens": 2}
 
 
 @pytest.fixture(scope="module")
-def reader(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProductionTTSEngine]:
+def reader(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProductionTTSEngine]:
     """An engine whose tiny checkpoint declares that it reads small letters, and skips all else."""
     directory = tmp_path_factory.mktemp("words") / "tiny"
-    shutil.copytree(oracle, directory)
+    shutil.copytree(tiny, directory)
     config = json.loads((directory / "config.json").read_text())
     declared = {"text": {"language": "en", "alphabet": " abcdefghijklmnopqrstuvwxyz"}}
     (directory / "config.json").write_text(json.dumps(config | declared))

@@ -21,12 +21,12 @@ from tests.server.conftest import serving
 
 
 @pytest.fixture(scope="module")
-def client(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
+def client(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
     """A client of a server whose checkpoint has two voices."""
     checkpoint = tmp_path_factory.mktemp("voiced") / "tiny"
-    shutil.copytree(oracle, checkpoint)
+    shutil.copytree(tiny, checkpoint)
     (checkpoint / "voices").mkdir()
-    codebooks = json.loads((oracle / "config.json").read_text())["num_codebooks"]
+    codebooks = json.loads((tiny / "config.json").read_text())["num_codebooks"]
     for name, is_default in (("anna", True), ("bert", False)):
         codes = torch.ones(codebooks, 20, dtype=torch.int64)
         write_voice(
@@ -122,9 +122,9 @@ def test_an_added_voice_is_replaced_if_that_is_asked_for(client: httpx2.Client, 
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_the_list_tells_whether_added_voices_outlive_the_server(oracle: Path, tmp_path: Path, is_kept: bool) -> None:
+def test_the_list_tells_whether_added_voices_outlive_the_server(tiny: Path, tmp_path: Path, is_kept: bool) -> None:
     path = tmp_path if is_kept else None
-    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=oracle, device="cpu", voices_path=path))
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", voices_path=path))
     with serving(engine) as door, door.client() as client:
         assert client.get("/v1/voices").json()["keeps_added"] is is_kept
 
