@@ -36,7 +36,7 @@ class Container:
     store: Path
 
     def http(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False)
+        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False, verify=False)
 
 
 @contextmanager

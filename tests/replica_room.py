@@ -54,7 +54,7 @@ class Replicas:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False)
+        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False, verify=False)
 
     http = client
 

@@ -64,7 +64,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, oracle: Path) -> Iterator[h
         command = [str(python), "-c", START]
         process = subprocess.Popen(command, cwd=home, env=variables, stdout=log, stderr=log, start_new_session=True)
         try:
-            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+            with httpx2.Client(
+                base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False, verify=False
+            ) as client:
                 ends = time.monotonic() + 90
                 while not speaks(client):
                     is_well = process.poll() is None and time.monotonic() < ends

@@ -130,7 +130,7 @@ def on_a_terminal(checkpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], C
 @pytest.mark.skipif(os.name == "nt", reason="a terminal of Linux or macOS")
 def test_on_a_terminal_a_person_reads_one_line_for_each_event_and_no_other(tiny: Path) -> None:
     """Where the page is and how to stop are told once it can speak; health checks and the page's files are not."""
-    with on_a_terminal(tiny) as (process, lines), httpx2.Client(trust_env=False) as client:
+    with on_a_terminal(tiny) as (process, lines), httpx2.Client(trust_env=False, verify=False) as client:
         wait_until(lambda: any("ready at" in line for line in lines()))
         found = re.search(r"ready at (http://127\.0\.0\.1:\d+/), a page to speak from", lines()[-1])
         assert found, lines()

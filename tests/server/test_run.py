@@ -36,7 +36,7 @@ class Running:
             self.lines.append(line)
 
     def client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)
+        return httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False, verify=False)
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, self.lines
