@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,10 @@ def build(**sizes: int) -> Dac:
     return build_codec(config, tensors, encodes=True, dtype=torch.float32, device=torch.device("cpu"), source="test")
 
 
-CODEC = build()
+@cache
+def shared() -> Dac:
+    """One codec for all tests that leave it as it is."""
+    return build()
 
 
 def random_codes(frames: int, rows: int = 1, seed: int = 0) -> torch.Tensor:
@@ -60,29 +64,29 @@ def test_any_chunking_gives_the_same_samples(sizes: list[int]) -> None:
     with torch.inference_mode():
         codes = random_codes(30)
 
-        streamed = in_chunks(CODEC, codes, sizes)
+        streamed = in_chunks(shared(), codes, sizes)
 
-        assert (streamed - CODEC.decode(codes)).abs().max() <= 1e-5
+        assert (streamed - shared().decode(codes)).abs().max() <= 1e-5
 
 
 @pytest.mark.usefixtures("no_grad")
 def test_rows_of_a_batch_do_not_hear_each_other() -> None:
     codes = random_codes(12, rows=3)
 
-    together = CODEC.decode(codes)
+    together = shared().decode(codes)
 
     for row in range(3):
-        assert (together[row] - CODEC.decode(codes[row : row + 1])[0]).abs().max() <= 1e-5
+        assert (together[row] - shared().decode(codes[row : row + 1])[0]).abs().max() <= 1e-5
 
 
 @pytest.mark.usefixtures("no_grad")
 def test_encoding_in_blocks_gives_the_codes_of_one_block(monkeypatch: pytest.MonkeyPatch, tone: object) -> None:
     wave = torch.from_numpy(tone)
-    whole = CODEC.encode(wave)
+    whole = shared().encode(wave)
 
     monkeypatch.setattr(dac_model, "ENCODE_BLOCK", 5)
 
-    assert torch.equal(CODEC.encode(wave), whole)
+    assert torch.equal(shared().encode(wave), whole)
     assert whole.shape == (10, 22)  # 44100 samples, the last frame filled up
 
 
@@ -92,7 +96,7 @@ def test_codes_past_a_book_mean_its_last_entry() -> None:
     high, last = random_codes(4), random_codes(4)
     high[:, 3], last[:, 3] = 1000, 31
 
-    assert torch.equal(CODEC.decode(high), CODEC.decode(last))
+    assert torch.equal(shared().decode(high), shared().decode(last))
 
 
 @pytest.mark.usefixtures("no_grad")
@@ -195,15 +199,15 @@ def test_rows_chosen_by_a_tensor_sound_as_they_do_alone_in_any_company(laid_out:
     codes = random_codes(9, rows=3)
     turns = [{0: (0, 2)}, {2: (0, 3), 0: (2, 5)}, {1: (0, 4), 0: (5, 9)}, {2: (3, 8), 1: (4, 9)}, {2: (8, 9)}]
 
-    together = decode_where(open_streams(CODEC, 4, laid_out=laid_out), turns, codes, size=4)
+    together = decode_where(open_streams(shared(), 4, laid_out=laid_out), turns, codes, size=4)
 
-    assert (together - CODEC.decode(codes)).abs().max() <= 1e-5
+    assert (together - shared().decode(codes)).abs().max() <= 1e-5
 
 
 @pytest.mark.usefixtures("no_grad")
 @laid_out
 def test_a_fresh_row_hears_nothing_of_what_was_before_even_if_it_was_not_finite(laid_out: bool) -> None:
-    codes, stream = random_codes(6), open_streams(CODEC, 2, laid_out=laid_out)
+    codes, stream = random_codes(6), open_streams(shared(), 2, laid_out=laid_out)
     row, fresh = torch.tensor([0]), torch.tensor([True])
     stream.push_where(random_codes(5, seed=1), row, fresh)
     for past in remembered(stream):
@@ -211,7 +215,7 @@ def test_a_fresh_row_hears_nothing_of_what_was_before_even_if_it_was_not_finite(
 
     parts = [stream.push_where(codes[..., :2], row, fresh), stream.push_where(codes[..., 2:], row, ~fresh)]
 
-    assert (torch.cat(parts, dim=-1) - CODEC.decode(codes)).abs().max() <= 1e-5
+    assert (torch.cat(parts, dim=-1) - shared().decode(codes)).abs().max() <= 1e-5
 
 
 def remembered(stream: Streams) -> list[torch.Tensor]:
