@@ -26,8 +26,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # What needs nothing special and not long.
 EVERYWHERE = "not gpu and not java and not docker and not image and not schema and not sdk and not ray and not vllm"
 # Each file's tests one after the other, since they share what takes long to start; files in the order of
-# tests/conftest.py, and not those with many tests first. `-n 0` for a debugger. One GPU is one process's.
-SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder")
+# tests/conftest.py, and not those with many tests first. One process more than there are cores: tests wait for servers,
+# browsers and clocks. `-n 0` for a debugger. One GPU is one process's.
+PROCESSES = min(4, (os.cpu_count() or 1) + 1)
+SIDE_BY_SIDE = ("-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
 MIN_NODE = 20
 
 

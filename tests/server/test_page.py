@@ -142,6 +142,7 @@ def speak(page: Page, text: str, voice: str = "clara") -> None:
     page.get_by_role("button", name="Speak").click()
 
 
+@pytest.mark.slow
 @needs_browser
 def test_sound_is_heard_while_it_is_made_and_kept_to_the_sample(
     visit: Open, voiced: ProductionTTSEngine, tmp_path: Path

@@ -316,6 +316,7 @@ def test_a_plan_of_any_family_downloads_no_weights(family: str, hub: Hub, run: R
     assert {Path(name).suffix for name in hub.downloads()} <= {".json", ".txt", ".md", ".tiktoken", ".model"}
 
 
+@pytest.mark.slow
 def test_a_package_and_a_conversion_record_commit_and_licence_and_the_engine_tells_them(
     repository: Repository, run: Run, tmp_path: Path
 ) -> None:
