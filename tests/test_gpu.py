@@ -19,6 +19,7 @@ from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.stage import Chunks, Spec
 from s1_mini.execution.graphs import STREAMS, graph_stream
+from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.runtime.loader import load
 from s1_mini.types import SamplingParams
 
@@ -28,6 +29,14 @@ pytestmark = [
 ]
 
 TEXTS = [f"Sentence number {number}." for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint of ten codebooks, as the published one: kernels and graphs are made for their number."""
+    directory = tmp_path_factory.mktemp("ten") / "tiny"
+    write_random_checkpoint(directory, RECIPES["tiny"])
+    return directory
 
 
 def start(tiny: Path, device: str, **formats: Any) -> ProductionTTSEngine:
