@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from voice_formats import BOOKS
 
 from s1_mini.codecs.dac.stage import DacDecoder
 from s1_mini.config import EngineConfig
@@ -22,7 +23,7 @@ FRAMES, RATE = 4, 2048
 
 def decode(stage: DacDecoder, slot: int, number: int) -> np.ndarray:
     """Decode one chunk of a stream, the same codes in every slot."""
-    codes = np.random.default_rng(number).integers(0, 64, (FRAMES, 10))
+    codes = np.random.default_rng(number).integers(0, 64, (FRAMES, BOOKS))
     asked = Conditions(SamplingParams(), seed=0, utterance=0, max_steps=FRAMES, voice={})
     stage.begin([Begin(slot, number, codes, None, number * FRAMES * RATE, 1, FRAMES, 0, FRAMES, conditions=asked)])
     return np.asarray(stage.step([slot], FRAMES)().values[0])
