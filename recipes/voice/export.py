@@ -1,0 +1,107 @@
+"""Make the voice that ships: the trained checkpoint in eight bits, its built-in voices, its card.
+
+python -m recipes.voice.export --work DIR --teacher DIR --output build/voice
+
+`DIR` holds the finished codec and model, `--teacher` is what `packages.py` wrote. Every voice is an utterance of the
+teacher, encoded. Two things that listeners like are multiplied into weights, so that they hold at every setting: the
+depth transformer draws colder than the slow one, and sound is a little louder. Needs hibari-tts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from recipes.voice.phonemes import write
+from recipes.voice.speakers import NAMED, Half, Speaker
+from recipes.voice.speech import heard, open_studio, read_phonemes
+from s1_mini.checkpoint.convert import convert_checkpoint
+from s1_mini.codecs.dac.weights import open_dac
+from s1_mini.types import Voice
+from s1_mini.voices.library import FOLDER, write_voice
+
+COLDER = (
+    1.6  # logits of the depth transformer; 16 sentences by two voices: DistillMOS 3.92 as it is, 4.02 so, 4.00 at 2.4
+)
+LOUDER_DB = 0.9  # than what it was trained on comes out: -16.9 LUFS
+
+# What each says to be known by, and how it is described. The first is the default.
+REFERENCES = {
+    "anna": ("The morning train was full, so we walked along the river and talked.", "a woman, American, warm"),
+    "robert": ("He put the letter on the table, opened the window, and sat down.", "a man, American, plain"),
+    "clara": ("She bought two apples, a loaf of bread, and a very small cake.", "a woman, British, clear"),
+    "alan": ("We met in the old library, and nobody spoke about the weather.", "a man, British, calm"),
+    "emily": ("My sister called this morning; she is coming home for the summer.", "a woman, American, lively"),
+    "henry": ("The road was long and empty, but nobody was in a hurry to arrive.", "a man, American, deep"),
+    "grace": ("There is a garden behind the house, where my mother grows roses.", "a woman, British, gentle"),
+    "oliver": ("You can see the harbor from here when the evening sky is clear.", "a man, British, bright"),
+    "julia": ("Put the kettle on, please, and tell me how your journey was.", "a woman, American, even"),
+    "thomas": ("We fixed the roof before the storm, and it held all winter long.", "a man, American, rough"),
+}
+
+
+def references(teacher: Path) -> dict[str, Tensor]:
+    """What each voice says, float32 [T] at 24 kHz."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    studio, _ = open_studio(teacher, device, batch_s=60.0)
+    with tempfile.TemporaryDirectory() as folder:
+        phonemes = Path(folder) / "phonemes.xz"
+        write([text for text, _ in REFERENCES.values()], phonemes)
+        texts = read_phonemes(phonemes)
+    halves = [Half((NAMED[name],), (1.0,)) for name in REFERENCES]
+    items = [(text, place, Speaker(half, half)) for place, (text, half) in enumerate(zip(texts, halves, strict=True))]
+    said = heard([*studio.record(items), *studio.finish()])
+    names = list(REFERENCES)
+    return {names[place]: torch.from_numpy(wave).float() / 32768 for _, place, wave in said}
+
+
+def finished(work: Path, output: Path) -> None:
+    """Copy the checkpoint of `work` to `output`, colder and louder."""
+    shutil.copytree(work, output, ignore=shutil.ignore_patterns("*.safetensors", "*.pt", "tokens", "speech"))
+    model, codec = load_file(work / "model.safetensors"), load_file(work / "codec.safetensors")
+    last = max(int(name.split(".")[2]) for name in codec if name.startswith("decoder.model."))
+    gain = 10 ** (LOUDER_DB / 20)
+    _multiply(model, "fast_output.weight", COLDER)
+    for name in ("weight", "bias"):  # what follows is the hyperbolic tangent
+        _multiply(codec, f"decoder.model.{last}.conv.{name}", gain)
+    save_file(model, output / "model.safetensors")
+    save_file(codec, output / "codec.safetensors")
+
+
+def _multiply(tensors: dict[str, Tensor], name: str, factor: float) -> None:
+    tensors[name] = (tensors[name].float() * factor).to(tensors[name].dtype)
+
+
+def export(work: Path, output: Path, waves: dict[str, Tensor]) -> None:
+    """Write the checkpoint of `work` to the new directory `output`, with voices and the card beside this file."""
+    with tempfile.TemporaryDirectory() as folder:
+        finished(work, Path(folder) / "finished")
+        convert_checkpoint(Path(folder) / "finished", output, precision="int8", codec_precision="int8")
+    codec = open_dac(output, encodes=True)
+    (output / FOLDER).mkdir()
+    with torch.inference_mode():
+        for index, (name, (text, description)) in enumerate(REFERENCES.items()):
+            voice = Voice({"codes": codec.encode(waves[name])}, text)
+            write_voice(output / FOLDER, name, voice, description=description, is_default=index == 0)
+    shutil.copyfile(Path(__file__).with_name("CARD.md"), output / "CARD.md")
+
+
+def main() -> None:
+    """Export from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--teacher", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    export(options.work, options.output, references(options.teacher))
+
+
+if __name__ == "__main__":
+    main()

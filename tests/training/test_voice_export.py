@@ -1,0 +1,49 @@
+"""The natural voice as it ships: colder and louder than it was trained, with its voices and its card."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from recipes.voice import export
+from recipes.voice.speakers import NAMED
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
+
+
+def test_every_named_voice_has_a_reference() -> None:
+    assert set(export.REFERENCES) == set(NAMED)
+
+
+def test_a_trained_checkpoint_ships_with_its_voices_and_its_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, output = tmp_path / "work", tmp_path / "voice"
+    write_random_checkpoint(work, RECIPES["tiny"])
+    references = {name: export.REFERENCES[name] for name in ("robert", "anna")}
+    monkeypatch.setattr(export, "REFERENCES", references)
+    generator = torch.Generator().manual_seed(0)
+
+    export.export(work, output, {name: 0.1 * torch.randn(9000, generator=generator) for name in references})
+
+    assert (output / "CARD.md").exists()
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=output, device="cpu")) as engine:
+        assert [(voice.name, voice.is_default) for voice in engine.voices()] == [("anna", False), ("robert", True)]
+
+
+def test_depth_logits_are_colder_and_sound_is_louder_than_trained(tiny: Path, tmp_path: Path) -> None:
+    export.finished(tiny, tmp_path / "finished")
+
+    for file, name, factor in (
+        ("model.safetensors", "fast_output.weight", export.COLDER),
+        ("codec.safetensors", "decoder.model.6.conv.weight", 10 ** (export.LOUDER_DB / 20)),
+    ):
+        before, after = load_file(tiny / file)[name].float(), load_file(tmp_path / "finished" / file)[name].float()
+        torch.testing.assert_close(after, before * factor, rtol=1e-2, atol=1e-4)
