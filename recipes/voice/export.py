@@ -31,18 +31,18 @@ COLDER = (
 )
 LOUDER_DB = 0.9  # than what it was trained on comes out: -16.9 LUFS
 
-# What each says to be known by, and how it is described. The first is the default.
+# What each says to be known by, and how it is described: of five sentences the one whose clone had the best DistillMOS
+# (three sentences, 3.7 to 4.3). `emily` is not among them: 2.9 at best. The first is the default.
 REFERENCES = {
-    "anna": ("The morning train was full, so we walked along the river and talked.", "a woman, American, warm"),
-    "robert": ("He put the letter on the table, opened the window, and sat down.", "a man, American, plain"),
+    "julia": ("Yesterday evening, the whole family sat together and played cards.", "a woman, American, even"),
     "clara": ("She bought two apples, a loaf of bread, and a very small cake.", "a woman, British, clear"),
-    "alan": ("We met in the old library, and nobody spoke about the weather.", "a man, British, calm"),
-    "emily": ("My sister called this morning; she is coming home for the summer.", "a woman, American, lively"),
+    "anna": ("We met in the old library, and nobody spoke about the weather.", "a woman, American, warm"),
+    "grace": ("We fixed the roof before the storm, and it held all winter long.", "a woman, British, gentle"),
+    "robert": ("He put the letter on the table, opened the window, and sat down.", "a man, American, plain"),
+    "alan": ("There is a garden behind the house, where my mother grows roses.", "a man, British, calm"),
+    "oliver": ("I would like to tell you a short story about the sea.", "a man, British, bright"),
+    "thomas": ("I would like to tell you a short story about the sea.", "a man, American, rough"),
     "henry": ("The road was long and empty, but nobody was in a hurry to arrive.", "a man, American, deep"),
-    "grace": ("There is a garden behind the house, where my mother grows roses.", "a woman, British, gentle"),
-    "oliver": ("You can see the harbor from here when the evening sky is clear.", "a man, British, bright"),
-    "julia": ("Put the kettle on, please, and tell me how your journey was.", "a woman, American, even"),
-    "thomas": ("We fixed the roof before the storm, and it held all winter long.", "a man, American, rough"),
 }
 
 
