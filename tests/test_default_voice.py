@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-import torch
+import soxr
 
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.text import spoken
 from s1_mini.weights.directory import DEFAULT_MODEL
 
 if str(Path(__file__).parents[1]) not in sys.path:  # training/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-# Held-out sentences, and the seconds that the teacher needs for them.
+from training.metrics.words import compare
+from training.texts import held_out_sentences
+
+# Sentences that are in no training text, and the seconds that ten voices need for them on average.
 SENTENCES = (
-    ("The door was open when I came home.", 2.57),
-    ("We had soup and bread for lunch.", 2.30),
-    ("They moved here from the other side of the country.", 3.25),
-    ("Her brother works in a bank in the city.", 2.62),
-    ("The population is 640,000.", 3.47),
-    ("Is Frank still living in New Zealand?", 2.64),
-    ("Of course.", 1.05),
-    ("George Orwell called his novel 1984.", 3.60),
-    ("Mount Everest lies between Nepal and China.", 3.36),
+    ("The door was open when I came home.", 2.7),
+    ("We had soup and bread for lunch.", 2.4),
+    ("They moved here from the other side of the country.", 3.2),
+    ("Her brother works in a bank in the city.", 2.8),
+    ("The population is 640,000.", 3.5),
+    ("Is Frank still living in New Zealand?", 2.8),
+    ("Of course.", 1.3),
+    ("George Orwell called his novel 1984.", 3.5),
+    ("Mount Everest lies between Nepal and China.", 3.3),
     (
         "She packed two shirts, a pair of warm socks, a map of the mountains, some bread and cheese, and a small "
         "radio, then locked the door behind her and walked down to the station in the rain.",
-        11.77,
+        11.1,
     ),
 )
-MAX_WORD_ERROR_RATE = 0.20  # three seeds gave 0.10, 0.10 and 0.06
+MIN_TOLD_APART = 9  # of ten; all voices saying all sentences gave 99 of 100
+MAX_WORD_ERROR_RATE = 0.40  # of a recogniser that gave 0.15 to 0.43 by voice, 0.23 in all
 MAX_BYTES = 40_000_000
+EAR_RATE = 16_000  # Hz
 
 
 @pytest.fixture(scope="module")
@@ -45,50 +54,101 @@ def voice() -> Iterator[ProductionTTSEngine]:
         yield engine
 
 
+class Ear:
+    """Pocketsphinx, which knows English as it is written anywhere, or only the held-out sentences."""
+
+    def __init__(self) -> None:
+        import pocketsphinx
+
+        self._decoder: Any = pocketsphinx.Decoder(samprate=EAR_RATE, loglevel="FATAL")
+        self._english = self._decoder.current_search()
+        every = {text for room in held_out_sentences().values() for text in room} | {text for text, _ in SENTENCES}
+        choice = " | ".join(" ".join(self.words(text)) for text in sorted(every))
+        self._decoder.add_jsgf_string("held out", f"#JSGF V1.0;\ngrammar sentences;\npublic <one> = {choice};\n")
+
+    @staticmethod
+    def words(text: str) -> list[str]:
+        return re.findall(r"[a-z']+", spoken(text).lower())
+
+    def hears(self, wave: np.ndarray, rate: int) -> str:
+        """Words of any text."""
+        return self._heard(self._english, wave, rate)
+
+    def chooses(self, wave: np.ndarray, rate: int) -> list[str]:
+        """Words of that held-out sentence which is likest."""
+        return self._heard("held out", wave, rate).split()
+
+    def _heard(self, search: str, wave: np.ndarray, rate: int) -> str:
+        silence = np.zeros(round(0.3 * EAR_RATE), np.float32)
+        padded = np.concatenate((silence, soxr.resample(wave, rate, EAR_RATE), silence))
+        self._decoder.activate_search(search)
+        self._decoder.reinit_feat()  # forgets what it heard before
+        self._decoder.start_utt()
+        self._decoder.process_raw((padded.clip(-1, 1) * 32767).astype(np.int16).tobytes(), full_utt=True)
+        self._decoder.end_utt()
+        best = self._decoder.hyp()
+        return re.sub(r"\(\d+\)", "", best.hypstr) if best else ""
+
+
+def pitch(wave: np.ndarray, rate: int) -> float:
+    """Median fundamental frequency of the loud frames, in Hz."""
+    length = round(0.05 * rate)
+    frames = np.lib.stride_tricks.sliding_window_view(wave, length)[:: length // 2]
+    loud = frames[np.square(frames).mean(1) > 0.1 * np.square(frames).mean(1).max()]
+    power = np.abs(np.fft.rfft(loud * np.hanning(length), 2 * length)) ** 2
+    lags = np.fft.irfft(power)[:, rate // 400 : rate // 65]
+    return float(np.median(rate / (rate // 400 + lags.argmax(1))))
+
+
 def test_the_weights_are_small() -> None:
     assert sum(path.stat().st_size for path in DEFAULT_MODEL.rglob("*") if path.is_file()) <= MAX_BYTES
 
 
 def test_it_has_voices_of_its_own(voice: ProductionTTSEngine) -> None:
-    assert len(voice.voice_names()) >= 4
+    assert len(voice.voice_names()) >= 8
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("pocketsphinx") is None, reason="pocketsphinx is missing: no wheel for this machine")
-def test_ten_sentences_are_understood_and_stop_in_time(voice: ProductionTTSEngine) -> None:
-    from training.metrics.recognition import word_errors
-
-    errors = words = 0
+def test_ten_sentences_by_as_many_voices_are_understood_and_stop_in_time(voice: ProductionTTSEngine) -> None:
+    names = voice.voice_names()
+    asked = [(text, names[at % len(names)], at) for at, (text, _) in enumerate(SENTENCES)]
+    with ThreadPoolExecutor(len(asked)) as askers:  # together they take fewer steps, and sound as they do alone
+        responses = list(askers.map(lambda it: voice.generate(it[0], voice=it[1], seed=it[2]), asked))
+    ear = Ear()
+    errors = words = right = 0
     ratios = []
-    with ThreadPoolExecutor(len(SENTENCES)) as askers:  # together they take fewer steps, and sound as they do alone
-        spoken = askers.map(lambda it: voice.generate(it[1][0], seed=it[0]), enumerate(SENTENCES, start=1))
-        responses = list(spoken)
-    for (text, teacher_s), response in zip(SENTENCES, responses, strict=True):
+    for (text, usual_s), response in zip(SENTENCES, responses, strict=True):
         assert response.finish_reason == "stop", text
-        wrong, said, _ = word_errors(text, response.audio)
-        errors, words = errors + wrong, words + said
-        ratios.append(response.audio_seconds / teacher_s)
+        heard = compare(text, ear.hears(response.audio, response.sample_rate))
+        errors, words = errors + heard.word_errors, words + heard.words
+        right += ear.chooses(response.audio, response.sample_rate) == ear.words(text)
+        ratios.append(response.audio_seconds / usual_s)
 
+    assert right >= MIN_TOLD_APART
     assert errors / words <= MAX_WORD_ERROR_RATE
     assert min(ratios) > 0.67
     assert max(ratios) < 1.5
 
 
-@pytest.mark.parametrize("name", ["alan", "anna", "clara", "henry", "robert"])
-def test_each_named_voice_speaks(voice: ProductionTTSEngine, name: str) -> None:
-    response = voice.generate("Good morning.", voice=name, seed=1)
+def test_each_named_voice_speaks(voice: ProductionTTSEngine) -> None:
+    names = voice.voice_names()
+    with ThreadPoolExecutor(len(names)) as askers:
+        responses = list(askers.map(lambda name: voice.generate("Good morning.", voice=name, seed=1), names))
 
-    assert response.finish_reason == "stop"
-    assert 0.4 < response.audio_seconds < 3.0
+    assert [response.finish_reason for response in responses] == ["stop"] * len(names)
+    assert all(0.4 < response.audio_seconds < 3.0 for response in responses)
 
 
-def test_a_voice_is_cloned_from_what_another_said(voice: ProductionTTSEngine) -> None:
+def test_voices_are_cloned_from_what_they_said(voice: ProductionTTSEngine) -> None:
     said = "He put the letter on the table."
-    reference = voice.generate(said, voice="clara", seed=2).audio
-    assert torch.from_numpy(reference).abs().max() > 0.05
+    for name in voice.voice_names()[:2]:
+        reference = voice.generate(said, voice=name, seed=2)
+        assert np.abs(reference.audio).max() > 0.05
 
-    response = voice.generate("We went home in the rain.", reference_audio=reference, reference_text=said, seed=3)
+        clone = voice.generate(
+            "We went home in the rain.", reference_audio=reference.audio, reference_text=said, seed=3
+        )
 
-    from training.metrics.voice import median_f0
-
-    assert median_f0(response.audio) == pytest.approx(median_f0(reference), rel=0.2)
+        expected = pitch(reference.audio, reference.sample_rate)
+        assert pitch(clone.audio, clone.sample_rate) == pytest.approx(expected, rel=0.2)

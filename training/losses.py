@@ -8,27 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# Window length in samples, mel bands and weight of every scale; hops are a quarter window. Windows as long as a
-# recogniser's weigh more; the shortest see little but glottal pulses and noise.
-Scale = tuple[int, int, float]
-SCALES: tuple[Scale, ...] = (
-    (64, 10, 0.4),
-    (128, 20, 0.4),
-    (256, 40, 0.7),
-    (400, 25, 1.5),
-    (512, 80, 1.0),
-    (1024, 80, 1.0),
-)
-FLOOR = 1e-5  # amplitude below which nothing is heard
+Scale = tuple[int, int, float]  # window length in samples, mel bands and weight; hops are a quarter window
 
 
 class MelLoss(nn.Module):
     """Mean absolute difference of log10 mel amplitudes, weighted and summed over `scales`; waves are [B, 1, T].
 
-    Amplitudes below `floor` count as `floor`.
+    Amplitudes below `floor`, where nothing is heard, count as `floor`.
     """
 
-    def __init__(self, sample_rate: int, scales: Sequence[Scale] = SCALES, floor: float = FLOOR) -> None:
+    def __init__(self, sample_rate: int, scales: Sequence[Scale], floor: float) -> None:
         super().__init__()
         self._scales, self._floor = tuple(scales), floor
         for window, bands, _ in scales:

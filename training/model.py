@@ -1,8 +1,6 @@
-"""Train the dual-AR model on encoded speech. Resumable by seconds (`loop.py`).
+"""Train a dual-AR model on encoded speech. Resumable by seconds (`loop.py`).
 
-python -m training.model --work DIR --seconds 540
-
-Reads the shards of `DIR/tokens` (more may appear meanwhile), the first of which is held back; the result,
+Reads the shards of `DIR/tokens` (more may appear meanwhile), one of which is held back; the result,
 `DIR/model.safetensors`, is the mean of the weights where the loss on that shard was lowest. Every training window is a
 prompt as the engine writes it: the utterances of one speaker, in random order, each a reference for those after it; so
 speaking with no, one or several references is one task.
@@ -35,34 +33,7 @@ from training.group import Group
 from training.loop import Schedule, TimedTraining
 from training.vocabulary import write_vocabulary
 
-CONFIG: dict[str, Any] = {
-    "model_type": "dual_ar",
-    "dim": 256,
-    "n_layer": 6,
-    "n_head": 4,
-    "n_local_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 768,
-    "n_fast_layer": 2,
-    "fast_dim": 256,
-    "fast_n_head": 4,
-    "fast_n_local_heads": 2,
-    "fast_head_dim": 64,
-    "fast_intermediate_size": 512,
-    "attention_qk_norm": True,
-    "fast_attention_qk_norm": False,
-    "codebook_size": 1024,
-    "num_codebooks": 10,
-    "rope_base": 10_000,
-    "norm_eps": 1e-6,
-    "max_seq_len": 2048,
-    "tie_word_embeddings": False,
-    "scale_codebook_embeddings": True,
-}
-
-
 SCHEDULE = Schedule(total_s=1330.0, rate=1.5e-3, warm_up=400)
-HELD_BACK = "shard_00000.npz"  # for validation
 MAX_TOKENS, MAX_HELD_TOKENS = 2**28, 2**18  # text and frames; 7 GB with their codes
 REFILL_EVERY = 100  # steps
 MAX_WAIT_S = 300  # for the first shards of tokens
@@ -97,8 +68,8 @@ class ModelTraining(TimedTraining):
         batch: Batch,
         device: torch.device,
         *,
-        sizes: Mapping[str, Any] = CONFIG,
-        held_back: str = HELD_BACK,
+        sizes: Mapping[str, Any],
+        held_back: str,
         compiles: bool = True,
         trains: Half = "both",
         best: Half = "both",
@@ -335,12 +306,3 @@ def train(options: argparse.Namespace, sizes: Mapping[str, Any], held_back: str)
     print(f"{parameters} parameters, {training.corpus.num_utterances} utterances", flush=True)
     training.run(options.seconds)
     group.leave()
-
-
-def main() -> None:
-    """Train the voice that ships."""
-    train(arguments(__doc__).parse_args(), CONFIG, HELD_BACK)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """Write the texts that the teacher speaks: a practically endless, deterministic stream of English utterances.
 
 ``utterances`` mixes sentences of books and dictionaries, templates, numbers and dates, word salads and short calls.
-``spoken`` says how a text with digits and abbreviations is read aloud; only the teacher is told, the model learns it.
 ``held_out_sentences`` are for evaluation and never part of the stream. Nothing here knows about sound.
 
 Sources, read by ``prepare`` from the files of Debian packages (nothing of them is in the repository or the package):
@@ -500,154 +499,6 @@ _FIGURES: dict[str, Callable[[Random], str]] = {
 }
 
 
-# ---- reading aloud --------------------------------------------------------------------------------------------------
-
-_ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_ONES += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
-_TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_IRREGULAR = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"}
-_IRREGULAR |= {"twelve": "twelfth"}
-_CURRENCY = {
-    "$": ("dollar", "dollars", "cent", "cents"),
-    "£": ("pound", "pounds", "penny", "pence"),
-    "€": ("euro", "euros", "cent", "cents"),
-}
-_ABBREVIATIONS = {
-    "Prof.": "Professor", "Capt.": "Captain", "Gen.": "General", "Sgt.": "Sergeant", "Jr.": "Junior", "Sr.": "Senior",
-    "Dr.": "Doctor", "Mr.": "Mister", "Mrs.": "Missus", "Ms.": "Miz", "vs.": "versus", "etc.": "et cetera",
-    "e.g.": "for example", "i.e.": "that is", "approx.": "approximately", "a.m.": "ay em", "p.m.": "pee em",
-}  # fmt: skip
-_UNITS = {
-    "km": "kilometers", "kg": "kilograms", "cm": "centimeters", "mm": "millimeters", "mph": "miles per hour",
-    "GB": "gigabytes", "MB": "megabytes", "kHz": "kilohertz", "Hz": "hertz", "am": "ay em", "pm": "pee em",
-}  # fmt: skip
-_AS_WORDS = {"NASA", "NATO", "UNESCO"}
-_LETTER_A = "ay"  # flite reads a lone A as the article
-_PUNCTUATION = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": ", ", "–": "-", "…": "...", "\u00a0": " "})
-
-
-def cardinal(number: int) -> str:
-    """Spell a number below a thousand million."""
-    if number < 20:
-        return _ONES[number]
-    if number < 100:
-        return _TENS[number // 10] + (f" {cardinal(number % 10)}" if number % 10 else "")
-    for size, name in ((1_000_000, "million"), (1000, "thousand"), (100, "hundred")):
-        if number >= size:
-            rest = f" {cardinal(number % size)}" if number % size else ""
-            return f"{cardinal(number // size)} {name}{rest}"
-    raise AssertionError(number)
-
-
-def ordinal(number: int) -> str:
-    """Spell a rank: 21 is twenty first."""
-    head, _, last = cardinal(number).rpartition(" ")
-    regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
-    last = _IRREGULAR.get(last, regular)
-    return f"{head} {last}".strip()
-
-
-def year(number: int) -> str:
-    """Spell a year between 1100 and 2099: nineteen eighty four, two thousand five."""
-    century, rest = divmod(number, 100)
-    if century == 20 and rest < 10:
-        return cardinal(number)
-    if rest == 0:
-        return f"{cardinal(century)} hundred"
-    return f"{cardinal(century)} {'oh ' if rest < 10 else ''}{cardinal(rest)}"
-
-
-def spoken(text: str) -> str:
-    """Write out digits, signs and abbreviations as they are read aloud.
-
-    flite reads £ and € as noise, 1984 as a thousand and a date as figures with slashes, and some numbers digit by
-    digit; a voice that learns from it needs one reading for each pattern. Text without figures comes back as it is.
-    """
-    text = text.translate(_PUNCTUATION)
-    for written, read in _ABBREVIATIONS.items():
-        # An abbreviation at the very end also ends the sentence.
-        pattern = re.compile(rf"(?<![\w.]){re.escape(written)}(?=\W|$)")
-        text = pattern.sub(functools.partial(_kept_stop, read), text)
-    for pattern, read_out in _READINGS:
-        text = pattern.sub(read_out, text)
-    return text
-
-
-def _kept_stop(read: str, match: re.Match[str]) -> str:
-    return read + ("." if match.end() == len(match.string) else "")
-
-
-def _whole(digits: str) -> str:
-    if len(digits) > 9 or (len(digits) > 1 and digits[0] == "0"):
-        return " ".join(_ONES[int(digit)] for digit in digits)
-    return cardinal(int(digits))
-
-
-def _read_number(digits: str) -> str:
-    plain = digits.replace(",", "")
-    whole, dot, fraction = plain.partition(".")
-    if dot:
-        return f"{_whole(whole or '0')} point {' '.join(_ONES[int(digit)] for digit in fraction)}"
-    if "," not in digits and len(digits) == 4 and 1066 <= int(digits) <= 2099:
-        return year(int(digits))
-    return _whole(plain)
-
-
-def _read_money(match: re.Match[str]) -> str:
-    one, many, small_one, small_many = _CURRENCY[match[1]]
-    whole, _, fraction = match[2].replace(",", "").partition(".")
-    parts = []
-    if int(whole) or not fraction:
-        parts.append(f"{cardinal(int(whole))} {one if int(whole) == 1 else many}")
-    if fraction and int(fraction):
-        parts.append(f"{cardinal(int(fraction))} {small_one if int(fraction) == 1 else small_many}")
-    return " ".join(parts) or f"zero {many}"
-
-
-def _read_date(match: re.Match[str]) -> str:
-    month, day, which = int(match[1]), int(match[2]), int(match[3])
-    if not 1 <= month <= 12:
-        return match[0].replace("/", " ")
-    return f"{MONTHS[month - 1]} {ordinal(day)}, {_read_number(str(which))}"
-
-
-def _read_clock(match: re.Match[str]) -> str:
-    hour, minute = int(match[1]), int(match[2])
-    if minute == 0:
-        half_follows = re.match(r" ?(am|pm|ay em|pee em)", match.string[match.end() :])
-        return cardinal(hour) + ("" if half_follows else " o'clock")
-    return f"{cardinal(hour)} {'oh ' if minute < 10 else ''}{cardinal(minute)}"
-
-
-def _read_initials(match: re.Match[str]) -> str:
-    letters = match[0].replace(".", "")
-    if letters in _AS_WORDS or (match[0].isupper() and len(letters) > 5):
-        return match[0]
-    ends = match[0].endswith(".") and match.end() == len(match.string)
-    return " ".join(_LETTER_A if letter == "A" else letter for letter in letters) + ("." if ends else "")
-
-
-_MONTH = "|".join(MONTHS)
-_NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+|\d+"
-_READINGS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
-    (re.compile(r"(?<=\d) ?(km|kg|cm|mm|mph|GB|MB|kHz|Hz|am|pm)\b"), lambda match: f" {_UNITS[match[1]]}"),
-    (re.compile(rf"([$£€])({_NUMBER})"), _read_money),
-    (re.compile(r"\b(\d{1,2})/(\d{1,2})/(\d{4})\b"), _read_date),
-    (re.compile(r"\b(\d{1,2}):(\d{2})\b"), _read_clock),
-    (re.compile(rf"\b({_MONTH}) (\d{{1,2}})\b"), lambda match: f"{match[1]} {ordinal(int(match[2]))}"),
-    (re.compile(rf"\b(\d{{1,2}}) ({_MONTH})\b"), lambda match: f"{ordinal(int(match[1]))} {match[2]}"),
-    (re.compile(r"\b(\d[\d,]*)(?:st|nd|rd|th)\b"), lambda match: ordinal(int(match[1].replace(",", "")))),
-    (re.compile(r"(?<=\d)%"), lambda _: " percent"),
-    (
-        re.compile(r"\b(\d{3})-(\d{4})\b"),
-        lambda match: ", ".join(" ".join(_ONES[int(digit)] for digit in part) for part in match.groups()),
-    ),
-    (re.compile(r"(?<!\w)-(?=\d)"), lambda _: "minus "),
-    (re.compile(_NUMBER), lambda match: _read_number(match[0])),
-    (re.compile(r"\b(?:[A-Z]\.){2,}|\b[A-Z]{2,}\b"), _read_initials),
-]
-
-
 # ---- held out -------------------------------------------------------------------------------------------------------
 
 
@@ -792,12 +643,12 @@ def _say(line: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``python training/texts.py prepare …`` or ``… show``."""
+    """Run ``python -m training.texts prepare …`` or ``… show``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("prepare", help="gather the corpora from Debian's files")
     verb.add_argument("--output", type=Path, required=True)
-    verb = verbs.add_parser("show", help="print utterances and how they are read")
+    verb = verbs.add_parser("show", help="print utterances")
     verb.add_argument("--texts", type=Path)
     verb.add_argument("--seed", type=int, default=0)
     verb.add_argument("--count", type=int, default=40)
@@ -807,8 +658,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     stream = utterances(given.seed, load(given.texts) if given.texts else None)
     for _ in range(given.count):
-        text = next(stream)
-        _say(text if spoken(text) == text else f"{text}   [{spoken(text)}]")
+        _say(next(stream))
     return 0
 
 

@@ -18,22 +18,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.families.s1.tokenizer import S1Tokenizer
-from training import speech, tokens
+from training.tokens import Coded, as_segments
 from training.vocabulary import PIECES, write_vocabulary
 
 BITS = 10
-NOTHING = np.zeros(0, np.int16)
 # Shards are not told apart by their numbers alone: those that were unpacked begin so.
 PREFIX = "shard_carried"
 
-Utterances = list[tuple[int, str, NDArray[np.int16]]]  # speaker, text, codes [K, F]
 
-
-def packed(utterances: Utterances) -> bytes:
+def packed(utterances: list[Coded]) -> bytes:
     """Write utterances of one number of codebooks, one after another."""
     codes = np.concatenate([frames for _, _, frames in utterances], axis=1)
     bits = (codes.T.reshape(-1, 1) >> np.arange(BITS)) & 1
@@ -47,7 +43,7 @@ def packed(utterances: Utterances) -> bytes:
     return struct.pack("<Q", len(head)) + head + np.packbits(bits.astype(bool)).tobytes()
 
 
-def unpacked(content: bytes) -> Utterances:
+def unpacked(content: bytes) -> list[Coded]:
     """Read what `packed` wrote."""
     length = struct.unpack("<Q", content[:8])[0]
     told = json.loads(lzma.decompress(content[8 : 8 + length]))
@@ -56,21 +52,21 @@ def unpacked(content: bytes) -> Utterances:
     codes = (bits.astype(np.int16) << np.arange(BITS, dtype=np.int16)).sum(1, dtype=np.int16)
     whole = codes.reshape(-1, told["books"]).T
     pieces = np.split(whole, np.cumsum(told["frames"])[:-1], axis=1)
-    return list(zip(told["speakers"], told["texts"], pieces, strict=True))
+    return [Coded(*one) for one in zip(told["speakers"], told["texts"], pieces, strict=True)]
 
 
-def read_shard(path: Path, tokenizer: S1Tokenizer) -> Utterances:
+def read_shard(path: Path, tokenizer: S1Tokenizer) -> list[Coded]:
     """Read a shard of `tokens.py`."""
     with np.load(path) as shard:
         mains = np.split(shard["main"], np.cumsum(shard["lengths"])[:-1])
         codes = np.split(shard["codes"], np.cumsum(shard["lengths"])[:-1], axis=1)
         speakers = shard["speaker"].tolist()
     tag, first, last = len(tokenizer.encode(SPEAKER)), tokenizer.semantic_begin, tokenizer.semantic_end
-    read: Utterances = []
+    read: list[Coded] = []
     for who, main, columns in zip(speakers, mains, codes, strict=True):
         spoken = (main >= first) & (main <= last)
         text = b"".join(PIECES[token] for token in main[tag : int(spoken.argmax())].tolist())
-        read.append((who, text.decode(), columns[:, spoken]))
+        read.append(Coded(who, text.decode(), columns[:, spoken]))
     return read
 
 
@@ -115,10 +111,8 @@ def unpack(folder: Path, work: Path) -> int:
     for path in sorted(folder.glob("codes_*.bin")):
         with np.load(path) as pieces:
             for name in pieces.files:
-                said = unpacked(pieces[name].tobytes())
-                utterances = [speech.Utterance(text, NOTHING, who) for who, text, _ in said]
                 target = work / "tokens" / f"{PREFIX}_{count:05d}.npz"
-                np.savez(target, **tokens.as_segments(utterances, [codes for _, _, codes in said], tokenizer))
+                np.savez(target, **as_segments(unpacked(pieces[name].tobytes()), tokenizer))
                 count += 1
     return count
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from s1_mini.text import spoken
 from training.metrics.quality import overall_quality
-from training.texts import spoken
 
 Wave = NDArray[np.float32]
 EAR_RATE = 16_000

@@ -40,17 +40,15 @@ from recipes.voice.speech import (
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.tokenizer import S1Tokenizer
-from training import speech, tokens
+from training import tokens
 from training.corpus import PER_GROUP
+from training.tokens import Coded
 from training.vocabulary import write_vocabulary
 
 PER_SHARD = 512  # utterances
-NOTHING = np.zeros(0, np.int16)  # what was encoded is not kept
 TENS = re.compile(
     r"\b(twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)-(one|two|three|four|five|six|seven|eight|nine)\b", re.I
 )
-
-Coded = tuple[int, str, NDArray[np.int16]]
 
 
 class Speakers:
@@ -65,7 +63,7 @@ class Speakers:
     def add(self, speaker: int, text: str, codes: NDArray[np.int16]) -> None:
         """Take one utterance; write a shard if that completes one."""
         waiting = self._waiting[speaker]
-        waiting.append((speaker, text, codes))
+        waiting.append(Coded(speaker, text, codes))
         if len(waiting) == PER_GROUP:
             self._ready += self._waiting.pop(speaker)
             if len(self._ready) >= PER_SHARD:
@@ -80,10 +78,9 @@ class Speakers:
             self._write()
 
     def _write(self) -> None:
-        utterances = [speech.Utterance(text, NOTHING, speaker) for speaker, text, _ in self._ready]
         target = self._output / f"shard_{self._name}_{self.num_shards:05d}.npz"
         with target.with_suffix(".tmp").open("wb") as file:
-            np.savez(file, **tokens.as_segments(utterances, [codes for _, _, codes in self._ready], self._tokenizer))
+            np.savez(file, **tokens.as_segments(self._ready, self._tokenizer))
         target.with_suffix(".tmp").replace(target)
         self._ready = []
         self.num_shards += 1

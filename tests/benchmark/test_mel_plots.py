@@ -15,7 +15,7 @@ BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
 
 @pytest.mark.parametrize("name", ["mel_cpu"])
 def test_a_small_picture_is_drawn_of_figures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="draws the plots: pip install -r requirements-evaluate.txt")
+    pytest.importorskip("matplotlib", reason="draws the plots: pip install -r requirements-test.txt")
     pictures = [tmp_path / f"{number}.svg" for number in range(2)]
 
     for picture in pictures:

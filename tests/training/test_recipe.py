@@ -17,39 +17,32 @@ from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.prompt import build_prompt
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
-from s1_mini.weights.directory import DEFAULT_MODEL, read_json
+from s1_mini.weights.directory import read_json
+from training import tokens
 from training.corpus import Corpus
-from training.speech import Utterance
-from training.tokens import as_segments, encode
+from training.tokens import Coded
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def utterances() -> list[Utterance]:
-    noise = np.random.default_rng(0)
-    return [
-        Utterance(f"Text {i}.", noise.integers(-3000, 3000, 3000 + 700 * i).astype(np.int16), i // 2) for i in range(4)
-    ]
-
-
-@pytest.fixture(scope="module")
-def codes(utterances: list[Utterance]) -> list[np.ndarray]:
-    codec = open_dac(DEFAULT_MODEL, encodes=True)
-    with torch.inference_mode():
-        together = encode(codec, [utterance.samples for utterance in utterances])
-        for utterance, batched in zip(utterances, together, strict=True):
-            alone = codec.encode(torch.from_numpy(utterance.samples).float() / 32768).numpy()
+def said(tiny: Path) -> list[Coded]:
+    """Four utterances of noise, two by each speaker."""
+    codec, noise = open_dac(tiny, encodes=True), np.random.default_rng(0)
+    waves = [noise.integers(-3000, 3000, 3000 + 700 * i).astype(np.int16) for i in range(4)]
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "ROWS", 4)  # 32 are for GPUs
+        together = tokens.encode(codec, waves)
+        for wave, batched in zip(waves, together, strict=True):
+            alone = codec.encode(torch.from_numpy(wave).float() / 32768).numpy()
             assert (alone == batched).mean() > 0.99
-    return together
+    return [Coded(i // 2, f"Text {i}.", codes) for i, codes in enumerate(together)]
 
 
-def test_a_window_is_the_prompt_that_the_engine_writes(
-    utterances: list[Utterance], codes: list[np.ndarray], tmp_path: Path
-) -> None:
-    tokenizer = S1Tokenizer.from_directory(DEFAULT_MODEL)
-    config = S1Config.from_json(read_json(DEFAULT_MODEL / "config.json"))
-    np.savez(tmp_path / "shard_00001.npz", **as_segments(utterances, codes, tokenizer))
+def test_a_window_is_the_prompt_that_the_engine_writes(said: list[Coded], tiny: Path, tmp_path: Path) -> None:
+    tokenizer = S1Tokenizer.from_directory(tiny)
+    config = S1Config.from_json(read_json(tiny / "config.json"))
+    np.savez(tmp_path / "shard_00001.npz", **tokens.as_segments(said, tokenizer))
     corpus = Corpus(
         tmp_path,
         lambda _: True,
@@ -63,10 +56,7 @@ def test_a_window_is_the_prompt_that_the_engine_writes(
     columns, there = corpus.windows(torch.tensor([0]), 400)
 
     spoken = columns[0][:, there[0]]
-    voices = [
-        Voice({"codes": torch.from_numpy(c.astype(np.int64))}, u.text)
-        for c, u in zip(codes[:2], utterances, strict=False)
-    ]
+    voices = [Voice({"codes": torch.from_numpy(one.codes.astype(np.int64))}, one.text) for one in said[:2]]
     orders = [build_prompt(tokenizer, config, "", order).columns for order in (voices, voices[::-1])]
     assert any(torch.equal(spoken, order[:, : spoken.shape[1]]) for order in orders)
     assert corpus.num_utterances == 4

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -22,17 +23,26 @@ from recipes.voice import carry, phonemes, tokens
 from recipes.voice.sizes import CODECS, MODELS
 from recipes.voice.speech import Utterance
 from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.tokenizer import S1Tokenizer
-from s1_mini.weights.directory import DEFAULT_MODEL
+from training.codec import initialise
 from training.corpus import PER_GROUP
 from training.loop import Schedule
-from training.model import CONFIG, Batch, ModelTraining
+from training.model import Batch, ModelTraining
 from training.vocabulary import write_vocabulary
 
 CPU = torch.device("cpu")
 TEXTS = [f"Room {number} is free." for number in range(20)]
+CODEC = CODECS["fast"] | {
+    "encoder_dim": 4,
+    "decoder_dim": 32,
+    "input_dim": 16,
+    "q_dim": 16,
+    "q_n_head": 2,
+    "q_inter": 16,
+}
 SPEAKERS = [7] * PER_GROUP + [3] * PER_GROUP + [5] * 4
 
 
@@ -40,8 +50,10 @@ SPEAKERS = [7] * PER_GROUP + [3] * PER_GROUP + [5] * 4
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The texts' phonemes, and what was encoded of noise instead of the teacher's speech; a shard holds a speaker."""
     folder = tmp_path_factory.mktemp("work")
-    for name in ("codec.safetensors", "codec_config.json"):
-        shutil.copy(DEFAULT_MODEL / name, folder)
+    codec = Dac(DacConfig.from_json(CODEC))
+    initialise(codec)
+    save_file(dict(codec.named_parameters()), folder / "codec.safetensors")
+    (folder / "codec_config.json").write_text(json.dumps(CODEC))
     write_vocabulary(folder)
     (folder / "tokens").mkdir()
     (folder / "phonemes.xz").write_bytes(lzma.compress(json.dumps([[text, text, ""] for text in TEXTS]).encode()))
@@ -99,10 +111,16 @@ def test_a_model_learns_from_what_was_encoded(work: Path) -> None:
 
 
 def training_of(work: Path, **options: Any) -> ModelTraining:
-    sizes = {**CONFIG, "dim": 16, "n_head": 4, "n_local_heads": 1, "head_dim": 8, "n_layer": 1, "intermediate_size": 16}
+    small = {"dim": 16, "n_head": 4, "n_local_heads": 1, "head_dim": 8, "n_layer": 1, "intermediate_size": 16}
     batch = Batch(2, 256, 64, noise=options.pop("noise", 0.0), epochs=options.pop("epochs", math.inf))
     return ModelTraining(
-        work, Schedule(600.0, 1e-2, 1), batch, CPU, sizes=sizes, held_back="shard_00_00002.npz", **options
+        work,
+        Schedule(600.0, 1e-2, 1),
+        batch,
+        CPU,
+        sizes=MODELS["quick"] | small,
+        held_back="shard_00_00002.npz",
+        **options,
     )
 
 

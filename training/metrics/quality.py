@@ -2,7 +2,7 @@
 
 Runs the network inside the speechmos wheel with onnxruntime directly: speechmos' own code adds librosa and pandas for
 figures that nobody reads here. DNSMOS was made to judge noise suppression: compare with the teacher's, do not boast.
-Waves are mono, int16 or float in [-1, 1], at 16 kHz. `evaluate.py` calls it, in worker processes.
+Waves are mono, int16 or float in [-1, 1], at 16 kHz.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ def _network() -> Any:
 
     spec = find_spec("speechmos")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("speechmos is missing; pip install -r requirements-evaluate.txt", name="speechmos")
+        raise ModuleNotFoundError(
+            "speechmos is missing; pip install -r recipes/voice/requirements.txt", name="speechmos"
+        )
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # one worker process a core
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # several processes may listen
     path = Path(spec.origin).parent / "dnsmos_models" / "sig_bak_ovr.onnx"
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -2,7 +2,7 @@
 
 A text is a row of places; each place has one or more spellings ("1984": "nineteen eighty four", "one thousand nine
 hundred eighty four", …). The edit distance takes, place by place, the spelling that fits the hypothesis best.
-Pure text: knows no sound and no recogniser. `recognition.py` calls it.
+Pure text: knows no sound and no recogniser.
 """
 
 from __future__ import annotations
