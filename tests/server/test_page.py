@@ -454,18 +454,18 @@ def test_it_fits_a_phone_and_its_words_stand_out(visit: Open, scheme: str) -> No
 
 
 @needs_browser
-def test_all_of_it_is_reached_in_order_by_keyboard_and_has_a_name(visit: Open) -> None:
+def test_all_of_it_is_reached_in_order_by_keyboard_and_has_a_name(visit: Open, voiced: ProductionTTSEngine) -> None:
     page = visit()
     expect(page.get_by_role("radio").first).to_be_visible()
     reached = []
-    for _ in range(11):
+    for _ in range(6 + len(voiced.voice_names())):
         page.keyboard.press("Tab")
         name = "e.labels?.[0]?.textContent || e.getAttribute('aria-label') || e.textContent"
         reached.append(page.evaluate(f"((e) => ({name}).trim().replace(/\\s+/g, ' '))(document.activeElement)"))
 
     voices = [name for name in reached if name.startswith("Listen to")]
     assert reached[:2] == ["Or call the API", "Text"]
-    assert len(voices) == 5
+    assert voices == [f"Listen to {name}" for name in voiced.voice_names()]
     assert reached[-3:] == ["Add a voice", "Advanced", "Speak"]
     assert page.locator("html").get_attribute("lang") == "en"
 
@@ -501,16 +501,20 @@ def test_on_a_laptop_all_that_is_pressed_is_in_sight(visit: Open) -> None:
 
 
 @needs_browser
-def test_what_was_written_and_chosen_is_there_after_a_reload(visit: Open) -> None:
-    page = visit()
-    page.get_by_role("radio", name="anna").check()
+def test_what_was_written_and_chosen_is_there_and_in_sight_after_a_reload(
+    visit: Open, voiced: ProductionTTSEngine
+) -> None:
+    page = visit(viewport={"width": 1280, "height": 720})
+    last = [info.name for info in voiced.voices() if not info.is_default][-1]
+    page.get_by_role("radio", name=last).check()
     text = page.get_by_role("textbox", name="Text")
     example = text.input_value()
 
     text.fill("Not lost.")
     page.reload()
     expect(text).to_have_value("Not lost.")
-    expect(page.get_by_role("radio", name="anna")).to_be_checked()
+    expect(page.get_by_role("radio", name=last)).to_be_checked()
+    expect(page.get_by_role("radio", name=last)).to_be_in_viewport(ratio=1)
     text.fill("")
     page.evaluate("localStorage.setItem('s1_mini.voice', 'nobody')")
     page.reload()

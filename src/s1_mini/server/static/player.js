@@ -4,7 +4,7 @@
 
 const START_S = 0.03; // from laying the first block to hearing it
 const FIRST_LEAD_S = 0.15;
-const PIECE_S = 0.56; // the most that comes at once: 12 frames of S1, on which a slow engine works that much longer
+const PIECE_S = 0.6; // the most that comes at once: 12 frames of the voice that ships, on which a slow engine works that much longer
 const MAX_LEAD_S = 1.6;
 const MIN_BLOCK_S = 0.02;
 const TICK_MS = 40;
