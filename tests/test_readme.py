@@ -18,6 +18,8 @@ from moto import mock_aws
 from container_room import running
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.cli.app import run
+from s1_mini.codecs.dac.config import read_dac_config
+from s1_mini.weights.directory import DEFAULT_MODEL
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,7 +54,8 @@ def test_python_blocks_run(page: str, code: str, desk: Path, capsys: pytest.Capt
     exec(compile(code, page, "exec"), {})
 
     said = capsys.readouterr().out
-    assert ("samples at 16000" in said) == ("samples at" in code)
+    rate = read_dac_config(DEFAULT_MODEL).sample_rate
+    assert (f"samples at {rate}" in said) == ("samples at" in code)
     assert said or soundfile.info(desk / "morning.mp3").frames > 0
 
 
@@ -143,7 +146,7 @@ def test_iam_takes_the_policies_of_the_deploy_page(account: None) -> None:
     assert {"s3:GetObject", "ecr:GetAuthorizationToken"} <= {str(it["Action"]) for it in held["Statement"]}
 
 
-FOLDERS = ("", "docs/", "infra/", "training/")
+FOLDERS = ("", "docs/", "infra/", "recipes/voice/", "training/")
 PAGES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in ROOT.glob(f"{folder}*.md")]
 
 
