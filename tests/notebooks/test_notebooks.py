@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 BOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SDK = "sagemaker-sdk"  # the tag of cells that need AWS's SDK, a gigabyte
 SDK_PINS = ["sagemaker==3.27.0", "aiobotocore>=2.20", "s3fs>=2025"]  # without the last two pip tries versions for long
-SOUNDS = {"01_first_sentence": 10, "02_batching_and_latency": 0, "03_deploy_to_sagemaker": 2}
+VOICES = len(list((ROOT / "src" / "s1_mini" / "default_model" / "voices").iterdir()))
+SOUNDS = {"01_first_sentence": 5 + VOICES, "02_batching_and_latency": 0, "03_deploy_to_sagemaker": 2}
 PICTURES = {"01_first_sentence": 3, "02_batching_and_latency": 3, "03_deploy_to_sagemaker": 1}
 
 # What every Python of a notebook runs first: an address beyond this machine is noted, and refused.
