@@ -270,9 +270,7 @@ def choose_batch_invariance(
     if kernels.value != "triton":
         return Choice("off", f"asked for, but only the project's own kernels keep one order: {kernels.reason}")
     if precision == "float32":
-        return Choice(
-            "off", "asked for, but in float32 attention has no such order; S1_MINI_PRECISION=bfloat16 has"
-        )
+        return Choice("off", "asked for, but in float32 attention has no such order; S1_MINI_PRECISION=bfloat16 has")
     return Choice("on", "named by the settings")
 
 
