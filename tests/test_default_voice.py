@@ -24,7 +24,7 @@ if str(Path(__file__).parents[1]) not in sys.path:  # training/ is not installed
 from training.metrics.words import compare
 from training.texts import held_out_sentences
 
-# Sentences that are in no training text, and the seconds that ten voices need for them on average.
+# Sentences that are in no training text, and the seconds that the voices need for them on average.
 SENTENCES = (
     ("The door was open when I came home.", 2.7),
     ("We had soup and bread for lunch.", 2.4),

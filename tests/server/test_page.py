@@ -314,7 +314,7 @@ def test_a_short_recording_is_a_voice_too_and_one_that_is_gone_is_told_with_the_
     page.get_by_role("button", name="Add a voice").click()
     page.get_by_role("textbox", name="Name").fill("aaron")
     page.get_by_label("What is said").fill("The wind was strong.")
-    page.locator("#add-file").set_input_files(ROOT / "docs" / "voice" / "00_reference.wav")
+    page.locator("#add-file").set_input_files(ROOT / "docs" / "voice" / "reference.wav")
     page.get_by_role("button", name="Add voice").click()
     expect(page.get_by_role("radio", name="aaron")).to_be_checked()
     expect(page.get_by_role("radio").last).to_have_value("aaron")
