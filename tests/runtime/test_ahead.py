@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,12 +36,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     return write
 
 
-def compiler(work: Compilable | None, num_bytes: float = 1e7, **settings: Any) -> tuple[AheadCompiler, Any]:
+def compiler(*work: Compilable | None, num_bytes: float = 1e7, **settings: Any) -> tuple[AheadCompiler, Any]:
     speaker = SimpleNamespace(
         device=Choice("cpu", ""), kernels=Choice("torch", ""), family="Toy", loaded=SimpleNamespace(num_bytes=num_bytes)
     )
-    stage = SimpleNamespace(compilable=lambda: work)
-    return AheadCompiler(speaker, [stage], EngineConfig(**settings)), speaker  # type: ignore[arg-type,list-item]
+    stages = [SimpleNamespace(compilable=lambda each=each: each) for each in work]
+    return AheadCompiler(speaker, stages, EngineConfig(**settings)), speaker  # type: ignore[arg-type]
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -74,6 +77,127 @@ def test_of_engines_that_start_at_once_one_has_it_compiled_for_all(
 
     wait_until(lambda: all(speaker.kernels.value == "numba" for speaker in speakers))
     assert (tmp_path / "times").read_text() == "once "
+
+
+def test_a_process_that_was_killed_keeps_nobody_from_compiling(module: Callable[[str], str]) -> None:
+    from s1_mini.kernels.compiled.ahead import CLAIM, marker
+
+    work = Compilable("steps", module("pass"), [], lambda: None)
+    claim = marker(work.module, work.formats).with_suffix(CLAIM)
+    claim.parent.mkdir(mode=0o700, parents=True)
+    claim.touch()
+    os.utime(claim, (time.time() - 120, time.time() - 120))
+
+    _, speaker = compiler(work)
+
+    wait_until(lambda: speaker.kernels.value == "numba")
+
+
+def test_of_what_another_installation_compiled_nothing_is_taken_as_kept(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
+    work = Compilable("steps", module("pass"), [], lambda: None)
+    _, first = compiler(work)
+    wait_until(lambda: first.kernels.value == "numba")
+
+    os.utime(tmp_path / "to_compile.py", (0, 0))
+    _, second = compiler(work)
+
+    assert "goes on in the background" in second.kernels.reason
+    wait_until(lambda: second.kernels.value == "numba")
+
+
+def test_modules_of_the_folder_that_an_engine_is_started_in_are_not_run(
+    module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Compilable("steps", module("pass"), [], lambda: None)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "json.py").write_text("raise OSError('not mine')")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+
+    _, speaker = compiler(work)
+
+    wait_until(lambda: speaker.kernels.value == "numba" or "fails" in speaker.kernels.reason)
+    assert speaker.kernels.value == "numba"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no zombies")
+def test_the_process_of_an_engine_that_stopped_goes_on_and_leaves_no_zombie(
+    module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+
+    class Watched(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            begun.append(self.pid)
+
+    def is_gone() -> bool:
+        try:
+            os.kill(begun[0], 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    monkeypatch.setattr(ahead.subprocess, "Popen", Watched)
+    work = Compilable("steps", module(f"open({str(tmp_path / 'done')!r}, 'w')"), [], lambda: None)
+
+    engine, _ = compiler(work)
+    wait_until(lambda: bool(begun))
+    engine.close()
+
+    wait_until(is_gone)
+    assert (tmp_path / "done").exists()
+
+
+def test_what_other_users_may_have_written_is_not_run(module: Callable[[str], str], tmp_path: Path) -> None:
+    if not hasattr(os, "geteuid"):
+        pytest.skip("folders of Windows take their rights from the user's own")
+    work = Compilable("steps", module("pass"), [], lambda: None)
+    _, first = compiler(work)
+    wait_until(lambda: first.kernels.value == "numba")
+
+    next((tmp_path / "kept").iterdir()).chmod(0o777)
+    _, second = compiler(work)
+
+    assert second.kernels.value == "torch"
+    assert "S1_MINI_COMPILE_CACHE_PATH names a folder of this user's own" in second.kernels.reason
+
+
+def test_without_a_home_it_is_compiled_but_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from s1_mini.kernels.compiled import build
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in (build.CACHE_VARIABLE, "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    module = "s1_mini.kernels.compiled.layers"
+
+    assert build.in_order(_itself)(2) == 2
+    _, waiting = compiler(Compilable("steps", module, [], lambda: None), compile="true")
+    assert waiting.kernels.value == "numba"
+    _, beside = compiler(Compilable("steps", module, [], lambda: None))
+    assert "S1_MINI_COMPILE_CACHE_PATH names a folder" in beside.kernels.reason
+
+
+def _itself(x: int) -> int:
+    return x
+
+
+def test_a_program_without_a_python_of_its_own_is_not_started_again(
+    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Compilable("steps", module("pass"), [], lambda: None)
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(ahead.subprocess, "Popen", None)
+
+    _, speaker = compiler(work)
+
+    assert speaker.kernels.value == "torch"
+    assert "S1_MINI_COMPILE=true" in speaker.kernels.reason
 
 
 def test_where_compiling_fails_torch_computes_and_it_is_told(
@@ -113,6 +237,18 @@ def test_what_cannot_be_used_is_told_and_left(caplog: pytest.LogCaptureFixture) 
     assert [record.message for record in caplog.records] == ["numba fails, torch computes: not the same"]
 
 
+def test_what_was_taken_into_use_before_another_part_failed_is_told() -> None:
+    def fail() -> None:
+        raise RuntimeError("not the same")
+
+    module = "s1_mini.kernels.compiled.layers"
+    parts = Compilable("frames", module, [], lambda: None), Compilable("the codec", module, [], fail)
+
+    _, speaker = compiler(*parts, compile="true")
+
+    assert speaker.kernels == Choice("numba", "frames; the rest by torch, numba fails: not the same")
+
+
 @pytest.mark.parametrize(
     ("settings", "num_bytes", "told"),
     [
@@ -125,7 +261,7 @@ def test_what_cannot_be_used_is_told_and_left(caplog: pytest.LogCaptureFixture) 
 def test_nothing_is_compiled_where_it_is_unwanted_or_does_not_pay(
     settings: dict[str, Any], num_bytes: float, told: str
 ) -> None:
-    _, speaker = compiler(None, num_bytes, **settings)
+    _, speaker = compiler(None, num_bytes=num_bytes, **settings)
 
     assert speaker.kernels.value == "torch"
     assert told in speaker.kernels.reason

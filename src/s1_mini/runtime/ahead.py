@@ -31,6 +31,7 @@ LEAST_BYTES = 2e6  # of weights of a step: with fewer, it is not worth the secon
 MOST_BYTES = 400e6  # with more, a step on several threads by torch may be as fast
 LIMIT_S = 600.0
 LOOK_S = 0.25
+STALE_S = 60.0  # after which a claim is nobody's: who compiles renews it every few seconds
 
 CHILD = """
 import json, sys
@@ -38,8 +39,6 @@ sys.path[:] = json.loads(sys.argv.pop(1))
 from s1_mini.kernels.compiled.ahead import main
 sys.exit(main(sys.argv[1:]))
 """
-
-_children: list[subprocess.Popen[bytes]] = []  # those that may still compile: they end by themselves
 
 
 class AheadCompiler:
@@ -67,19 +66,22 @@ class AheadCompiler:
         self._stopped.set()
 
     def _begin(self, work: Sequence[Compilable], *, waits: bool) -> None:
-        from s1_mini.kernels.compiled.ahead import mark, marker
+        from s1_mini.kernels.compiled.ahead import is_kept, mark, marker
+        from s1_mini.kernels.compiled.build import make_folder
 
         if not work:
             self._speaker.kernels = Choice("torch", f"{self._speaker.family} has no step that numba compiles")
             return
-        missing = [each for each in work if not marker(each.module, each.formats).exists()]
+        missing = [each for each in work if not is_kept(each.module, each.formats)]
         if waits or not missing:
-            self._use(work, "at the start" if missing else "before, and kept")
-            with suppress(OSError):  # what cannot be kept is compiled again at the next start
-                for each in missing:
-                    mark(each.module, each.formats)
+            if self._use(work, "at the start" if missing else "before, and kept"):
+                with suppress(OSError):  # what cannot be kept is compiled again at the next start
+                    for each in missing:
+                        mark(each.module, each.formats)
             return
-        marker(work[0].module, work[0].formats).parent.mkdir(parents=True, exist_ok=True)  # fails before hope is raised
+        make_folder(marker(work[0].module, work[0].formats).parent)  # fails before hope is raised
+        if getattr(sys, "frozen", False) or not sys.executable:
+            raise RuntimeError("this program has no Python to compile with; S1_MINI_COMPILE=true compiles at the start")
         self._speaker.kernels = Choice("torch", "until numba has compiled the step, which goes on in the background")
         threading.Thread(target=self._wait, args=(work, missing), name="s1_mini compiler", daemon=True).start()
 
@@ -90,70 +92,92 @@ class AheadCompiler:
             for each in missing:
                 if not self._compile(each, marker(each.module, each.formats)):
                     return
-            self._use(work, "in the background")
+            if not self._stopped.is_set():
+                self._use(work, "in the background")
         except Exception as error:
             self._fail(error)
 
     def _compile(self, work: Compilable, marker: Path) -> bool:
-        """Wait for a process that compiles; tell whether it came to that. Raises `RuntimeError` if it fails."""
+        """Wait until a process, perhaps another engine's, has compiled; tell whether it came to that.
+
+        Raises `RuntimeError` if it fails.
+        """
         from s1_mini.kernels.compiled.ahead import CLAIM
 
         claim = marker.with_suffix(CLAIM)
-        if not _takes(claim):
-            return self._wait_for_another(marker, claim)
-        paths = json.dumps([str(path) for path in sys.path])  # it finds what we find
-        priority = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0)  # Windows has it
+        until = time.monotonic() + LIMIT_S
+        while not marker.exists():
+            if _takes(claim):
+                try:
+                    if not self._compile_apart(work, marker, until):
+                        return False
+                except BaseException:
+                    claim.unlink(missing_ok=True)
+                    raise
+            elif self._stopped.wait(LOOK_S):
+                return False
+            elif time.monotonic() > until:
+                raise RuntimeError("the process that compiles for another engine takes too long")
+        return True
+
+    def _compile_apart(self, work: Compilable, marker: Path, until: float) -> bool:
+        """Compile in a process; tell whether it ended before the engine did. Raises `RuntimeError` if it fails."""
+        paths = json.dumps([str(path) for path in sys.path])  # it finds what we find, and nothing beside
+        # of Windows: neither a window, nor the Ctrl-C that is meant for the engine
+        flags = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
         with tempfile.TemporaryFile() as told:
             child = subprocess.Popen(  # noqa: S603 - this Python and a module of ours
-                [sys.executable, "-c", CHILD, paths, work.module, *work.formats],
+                [sys.executable, "-P", "-c", CHILD, paths, work.module, *work.formats],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=told,
-                creationflags=priority,
+                creationflags=flags,
                 start_new_session=True,
             )
-            _children.append(child)
-            until = time.monotonic() + LIMIT_S
             while child.poll() is None and time.monotonic() < until:
                 if self._stopped.wait(LOOK_S):
+                    # It goes on. Somebody must wait for it all the same, or it stays as a zombie when it has ended.
+                    threading.Thread(target=child.wait, name="s1_mini compiler's end", daemon=True).start()
                     return False
             if child.poll() is None:
                 child.kill()
             if child.wait() or not marker.exists():
-                claim.unlink(missing_ok=True)
                 told.seek(0)
                 last = told.read().decode(errors="replace").strip().rpartition("\n")[2]
                 raise RuntimeError(last or f"the process that compiles ended with {child.returncode}")
         return True
 
-    def _wait_for_another(self, marker: Path, claim: Path) -> bool:
-        """Wait likewise for a process that another engine has begun."""
-        until = time.monotonic() + LIMIT_S
-        while claim.exists() and time.monotonic() < until:
-            if self._stopped.wait(LOOK_S):
-                return False
-        if not marker.exists():
-            raise RuntimeError("the process that compiles for another engine failed")
+    def _use(self, work: Sequence[Compilable], when: str) -> bool:
+        """Take what is compiled into use, up to the first that fails; tell whether none did."""
+        used: list[str] = []
+        try:
+            for each in work:
+                each.use()
+                used.append(each.what)
+        except Exception as error:
+            self._fail(error, used)
+            return False
+        choice = self._speaker.kernels = Choice("numba", f"{' and '.join(used)}, compiled {when}")
+        logger.info("kernels: %s (%s)", choice.value, choice.reason)
         return True
 
-    def _use(self, work: Sequence[Compilable], when: str) -> None:
-        for each in work:
-            each.use()
-        names = " and ".join(each.what for each in work)
-        choice = self._speaker.kernels = Choice("numba", f"{names}, compiled {when}")
-        logger.info("kernels: %s (%s)", choice.value, choice.reason)
-
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, used: Sequence[str] = ()) -> None:
         told = str(error).strip().partition("\n")[0] or type(error).__name__
+        if used:
+            logger.warning("numba makes %s; it fails at more, which torch computes: %s", " and ".join(used), told)
+            self._speaker.kernels = Choice("numba", f"{' and '.join(used)}; the rest by torch, numba fails: {told}")
+            return
         logger.warning("numba fails, torch computes: %s", told)
         self._speaker.kernels = Choice("torch", f"numba fails: {told}")
 
 
 def _takes(claim: Path) -> bool:
-    """Take a claim; tell whether nobody has it, or had it and was ended long ago."""
-    claim.parent.mkdir(parents=True, exist_ok=True)
+    """Take a claim; tell whether nobody has it, or had it and was ended before it could let go."""
+    from s1_mini.kernels.compiled.build import make_folder
+
+    make_folder(claim.parent)
     with suppress(FileNotFoundError):
-        if time.time() - claim.stat().st_mtime > LIMIT_S:
+        if time.time() - claim.stat().st_mtime > STALE_S:
             claim.unlink()
     try:
         claim.touch(exist_ok=False)

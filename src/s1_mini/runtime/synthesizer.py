@@ -121,6 +121,7 @@ class Synthesizer:
         try:
             self._warm_up()
         except BaseException:
+            self._ahead.close()
             self.core.stop(drains=False)
             raise
         self.core.metrics = metrics or EngineMetrics()  # the warm-up is not counted

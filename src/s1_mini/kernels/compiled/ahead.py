@@ -6,26 +6,45 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from s1_mini.kernels.compiled.build import cache_folder
+from s1_mini.kernels.compiled.build import cache_folder, make_folder
 
 CLAIM = ".claim"  # ends the name of the file that is there while one process compiles for all others
+RENEW_S = 5.0  # how often that process renews it
 
 
 def marker(module: str, formats: Sequence[str]) -> Path:
-    """Give the file that is there once a module's function is compiled for these formats of weights."""
+    """Give the file that is there once a module's function is compiled for these formats of weights.
+
+    What numba keeps is of one file, by its path and time: that of another installation is compiled anew. Raises
+    `OSError` where no folder can be told.
+    """
     spec = importlib.util.find_spec(module)
     assert spec is not None, f"there is no module {module}"
     assert spec.origin is not None, f"{module} is no file"
-    return cache_folder(Path(spec.origin)) / hashlib.sha256(" ".join(formats).encode()).hexdigest()[:16]
+    source = Path(spec.origin)
+    told = f"{source.resolve()} {source.stat().st_mtime_ns} {' '.join(formats)}"
+    return cache_folder(source) / hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def is_kept(module: str, formats: Sequence[str]) -> bool:
+    """Whether that file is there, in a folder that can be used."""
+    try:
+        done = marker(module, formats)
+        make_folder(done.parent)
+    except OSError:
+        return False
+    return done.exists()
 
 
 def mark(module: str, formats: Sequence[str]) -> None:
     """Leave that file. Raises `OSError` where there is no place for it."""
     done = marker(module, formats)
-    done.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(done.parent)
     done.touch()
 
 
@@ -37,9 +56,20 @@ def main(arguments: Sequence[str]) -> int:
     module, *formats = arguments
     if hasattr(os, "nice"):
         os.nice(19)
+    with suppress(OSError):  # only Linux has it: where memory runs out, this process ends, and not the engine
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    claim, done = marker(module, formats).with_suffix(CLAIM), threading.Event()
+    threading.Thread(target=_renew, args=(claim, done), daemon=True).start()
     try:
         importlib.import_module(module).compile_for(formats)
         mark(module, formats)
     finally:
-        marker(module, formats).with_suffix(CLAIM).unlink(missing_ok=True)
+        done.set()
+        claim.unlink(missing_ok=True)
     return 0
+
+
+def _renew(claim: Path, done: threading.Event) -> None:
+    while not done.wait(RENEW_S):
+        with suppress(OSError):
+            os.utime(claim)

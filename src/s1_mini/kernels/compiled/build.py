@@ -19,6 +19,7 @@ from numba import njit
 
 config: Any = numba.config
 CACHE_VARIABLE = "NUMBA_CACHE_DIR"  # numba's own; S1_MINI_COMPILE_CACHE_PATH sets it
+REMEDY = "S1_MINI_COMPILE_CACHE_PATH names a folder of this user's own"
 
 
 def in_order(function: Any) -> Any:
@@ -32,35 +33,65 @@ def in_any_order(function: Any) -> Any:
 
 
 def _compile(function: Any, freedoms: set[str]) -> Any:
-    folder, config.CACHE_DIR = config.CACHE_DIR, str(cache_folder(Path(inspect.getfile(function))))
+    before = config.CACHE_DIR
     try:
+        folder = cache_folder(Path(inspect.getfile(function)))
+        make_folder(folder)
+        config.CACHE_DIR = str(folder)
         return njit(cache=True, nogil=True, error_model="numpy", fastmath=freedoms)(function)
-    except RuntimeError:  # there is no folder that could be written to
+    except (OSError, RuntimeError):  # there is no folder that could be used
         return njit(nogil=True, error_model="numpy", fastmath=freedoms)(function)
     finally:
-        config.CACHE_DIR = folder
+        config.CACHE_DIR = before
 
 
 def cache_folder(source: Path) -> Path:
     """Give the folder for what a source file and the kernels that it builds on become on this processor.
 
-    numba looks at the file of a function alone, not at those of the functions that it calls.
+    numba looks at the file of a function alone, not at those of the functions that it calls. Raises `OSError` if no
+    folder is named and the user has no home.
     """
     sources = hashlib.sha256(source.read_bytes() + _shared())
     return root() / f"s1-mini-{sources.hexdigest()[:16]}"
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder of `cache_folder`, to which nobody else may write: what is in it is run.
+
+    Raises `OSError`, which says what to do, if that is impossible or another user may have put something there.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"nothing can be kept in {folder} ({error.strerror}); {REMEDY}") from None
+    if hasattr(os, "geteuid"):  # folders of Windows take their rights from the user's own
+        found = folder.stat()
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+            raise PermissionError(f"other users may write to {folder}, and what is in it is run; {REMEDY}")
+
+
 def root() -> Path:
-    """Give the folder that the variable names, else the user's own for what can be made again."""
+    """Give the folder that the variable names, else the user's own for what can be made again.
+
+    Raises `OSError` if there is neither.
+    """
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named)
+    try:
+        return _users_own() / "s1_mini"
+    except RuntimeError:
+        raise FileNotFoundError(f"this user has no home to keep what is compiled; {REMEDY}") from None
+
+
+def _users_own() -> Path:
+    """Give the user's folder for what can be made again. Raises `RuntimeError` if there is no home."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
         base = str(Path.home() / "Library" / "Caches")
     else:
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "s1_mini"
+    return Path(base)
 
 
 @lru_cache
