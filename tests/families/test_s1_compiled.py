@@ -128,6 +128,27 @@ def test_an_utterance_keeps_the_step_that_it_began_with(tmp_path: Path) -> None:
     assert not torch.equal(keys, plain.state.cache.keys[..., :-1, :]), "both round alike, so this shows nothing"
 
 
+def test_a_penalty_that_makes_numbers_infinite_is_no_fault_of_the_model(tmp_path: Path) -> None:
+    model = build(tmp_path, *KINDS["as published"])
+
+    for compiled in (False, True):
+        stage = make(model, compiled=compiled)
+        stage._sampling.repetition_penalty.fill_(1e-42)
+        assert all(all(stage.step([0, 1, 2], 1)().valid) for _ in range(4))
+
+
+def test_a_frame_of_one_other_code_is_found_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from s1_mini.families.s1 import compiled
+
+    model = build(tmp_path, *KINDS["as published"])
+    kept = [torch.ones(1)] * 4
+    frames = {True: torch.tensor([[151_000.0, 5, 7]]), False: torch.tensor([[151_000.0, 5, 8]])}
+    monkeypatch.setattr(compiled, "_first_frame", lambda _model, _column, weights: [frames[weights is None], *kept])
+
+    with pytest.raises(RuntimeError, match="not the same as torch's"):
+        compiled.check(model, compiled.gather(model))
+
+
 def test_damaged_code_is_found_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from s1_mini.families.s1 import compiled
 

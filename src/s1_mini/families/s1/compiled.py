@@ -91,6 +91,8 @@ def check(model: S1Model, weights: frame.Weights) -> None:
         plain, compiled = (_first_frame(model, torch.from_numpy(column), each) for each in (None, weights))
         if is_rounded:
             plain, compiled = plain[1:3], compiled[1:3]  # keys and values of the backbone
+        elif not torch.equal(plain[0], compiled[0]):
+            continue
         if all(is_close(*pair, ROUNDED if is_rounded else CLOSE) for pair in zip(plain, compiled, strict=True)):
             return
     raise RuntimeError("a compiled frame is not the same as torch's")

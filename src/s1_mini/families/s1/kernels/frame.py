@@ -115,7 +115,10 @@ def _likeliest(keys):
 
 @in_order
 def draw(logits, temperature, top_p, uniform):
-    """Draw a token by finite `logits` [V], as `draw.probabilities` and `draw.draw` do, without a sort."""
+    """Draw a token by `logits` [V], as `draw.probabilities` and `draw.draw` do, without a sort.
+
+    A penalty may have made some infinite; then what is drawn means nothing, but is a token.
+    """
     size = logits.shape[0]
     keys, masses = np.empty(size, np.uint32), np.empty(size, np.uint32)
     shares, kept = np.empty(size, np.float32), np.empty(size, np.bool_)
@@ -295,11 +298,12 @@ def make_frame(slots, state, weights, rules, made):  # noqa: C901, PLR0912 - a c
         for row in range(rows):
             slot = slots[row]
             count, table = state.counts[slot], logits[row]
+            valid = _is_finite(table)
             _penalise_all(
                 table, state.history[slot], count, codebook + 1, 0, 0, False, rules.as_meant, state.penalty[slot]
             )
             choice = np.int64(0)
-            if _is_finite(table):
+            if valid:
                 uniform = state.uniforms[slot, count, codebook]
                 choice = draw(table, state.temperature[slot], state.top_p[slot], uniform)
             else:
