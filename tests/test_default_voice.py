@@ -24,7 +24,7 @@ if str(Path(__file__).parents[1]) not in sys.path:  # training/ is not installed
 from training.metrics.words import compare
 from training.texts import held_out_sentences
 
-# Sentences that are in no training text, and the seconds that the voices need for them on average.
+# Sentences that are in no training text, and the seconds that voices need for them on average.
 SENTENCES = (
     ("The door was open when I came home.", 2.7),
     ("We had soup and bread for lunch.", 2.4),
@@ -41,8 +41,8 @@ SENTENCES = (
         11.1,
     ),
 )
-MIN_TOLD_APART = 9  # of ten; all voices saying all sentences gave 99 of 100
-MAX_WORD_ERROR_RATE = 0.40  # of a recogniser that gave 0.15 to 0.43 by voice, 0.23 in all
+MIN_TOLD_APART = 9  # of ten; all voices saying all sentences gave 89 of 90
+MAX_WORD_ERROR_RATE = 0.35  # of a recogniser that gave 0.05 to 0.33 by voice, 0.20 in all
 MAX_BYTES = 40_000_000
 EAR_RATE = 16_000  # Hz
 
@@ -110,7 +110,7 @@ def test_it_has_voices_of_its_own(voice: ProductionTTSEngine) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("pocketsphinx") is None, reason="pocketsphinx is missing: no wheel for this machine")
-def test_ten_sentences_by_as_many_voices_are_understood_and_stop_in_time(voice: ProductionTTSEngine) -> None:
+def test_ten_sentences_by_all_voices_are_understood_and_stop_in_time(voice: ProductionTTSEngine) -> None:
     names = voice.voice_names()
     asked = [(text, names[at % len(names)], at) for at, (text, _) in enumerate(SENTENCES)]
     with ThreadPoolExecutor(len(asked)) as askers:  # together they take fewer steps, and sound as they do alone
