@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from voice_formats import BOOKS
 
 from s1_mini.codecs.dac.stage import DacDecoder
 from s1_mini.config import EngineConfig
@@ -14,6 +13,7 @@ from s1_mini.core.messages import Begin, Conditions
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 from s1_mini.types import SamplingParams
+from voice_formats import BOOKS
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
 pytestmark = pytest.mark.usefixtures("no_grad", "one_thread")
