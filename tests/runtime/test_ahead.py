@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from s1_mini import ProductionTTSEngine
 from s1_mini.config import EngineConfig
 from s1_mini.execution.compiled import Compilable
 from s1_mini.runtime import ahead
 from s1_mini.runtime.ahead import AheadCompiler
+from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import Choice
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
@@ -149,6 +151,22 @@ def test_the_process_of_an_engine_that_stopped_goes_on_and_leaves_no_zombie(
 
     wait_until(is_gone)
     assert (tmp_path / "done").exists()
+
+
+def test_an_engine_whose_first_words_fail_leaves_nobody_who_waits_for_the_compiler(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Synthesizer) -> None:
+        raise RuntimeError("no words")
+
+    closed: list[bool] = []
+    monkeypatch.setattr(Synthesizer, "_warm_up", fail)
+    monkeypatch.setattr(AheadCompiler, "close", lambda _: closed.append(True))
+
+    with pytest.raises(RuntimeError, match="no words"):
+        ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")).start()
+
+    assert closed
 
 
 def test_what_other_users_may_have_written_is_not_run(module: Callable[[str], str], tmp_path: Path) -> None:
