@@ -376,26 +376,23 @@ def test_a_manifest_that_was_edited_contradicts_itself() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in KiB only there")
-def test_a_large_checkpoint_takes_little_memory(tmp_path: Path) -> None:
-    """A quarter of a gigabyte more of weights, not a tenth of it more of memory."""
+def test_a_large_checkpoint_takes_little_memory(tmp_path: Path, published: Path) -> None:
+    """A quarter of a gigabyte more of weights, not an eighth of it more of memory."""
     recipe = RECIPES["tiny"]
     large = type(recipe)(recipe.model | {"dim": 1024, "intermediate_size": 8192}, recipe.codec, num_semantic=64)
     write_random_checkpoint(tmp_path / "large", large, form="published")
     code = "from s1_mini.cli.app import run; code = run(); print(open('/proc/self/status').read()); exit(code)"
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        "package",
-        "--checkpoint",
-        str(tmp_path / "large"),
-        "-o",
-        str(tmp_path / "a"),
-    ]
 
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, capture_output=True, check=False)
+    def peak_kib(checkpoint: Path, output: Path) -> int:
+        command = [sys.executable, "-c", code, "package", "--checkpoint", str(checkpoint), "-o", str(output)]
+        told = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(command, env=told, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout.partition(b"VmHWM:")[2].split()[0])  # of this process alone, unlike ru_maxrss
+
+    little = min(
+        peak_kib(published, tmp_path / str(turn)) for turn in range(2)
+    )  # the first may compile what it imports
 
     assert (tmp_path / "large" / "model.pth").stat().st_size > 2.5e8
-    assert done.returncode == 0, done.stderr
-    peak_kib = int(done.stdout.partition(b"VmHWM:")[2].split()[0])  # of this process alone, unlike ru_maxrss
-    assert peak_kib < 300 * 1024
+    assert peak_kib(tmp_path / "large", tmp_path / "a") - little < 32_000  # 22,400 as measured
