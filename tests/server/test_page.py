@@ -309,7 +309,7 @@ def wav_of(seconds: float) -> bytes:
 def test_a_short_recording_is_a_voice_too_and_one_that_is_gone_is_told_with_the_list_as_it_is(
     visit: Open, shown: Door
 ) -> None:
-    """README's own sample has 2.6 s; Add may be pressed while it is still read. Added voices come last."""
+    """README's own sample has 2.7 s; Add may be pressed while it is still read. Added voices come last."""
     page = visit()
     page.get_by_role("button", name="Add a voice").click()
     page.get_by_role("textbox", name="Name").fill("aaron")
@@ -318,7 +318,7 @@ def test_a_short_recording_is_a_voice_too_and_one_that_is_gone_is_told_with_the_
     page.get_by_role("button", name="Add voice").click()
     expect(page.get_by_role("radio", name="aaron")).to_be_checked()
     expect(page.get_by_role("radio").last).to_have_value("aaron")
-    expect(page.locator(".about").last).to_have_text("added, 2.6 s")
+    expect(page.locator(".about").last).to_have_text("added, 2.7 s")
 
     with shown.client() as client:
         assert client.delete("/v1/voices/aaron").status_code == 204
