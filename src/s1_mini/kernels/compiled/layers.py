@@ -180,7 +180,8 @@ def _dot(first, second):
 
 
 @in_any_order
-def _total(x):
+def sum_of(x):
+    """Give the sum of x [N]."""
     total = f32(0)
     for k in range(x.shape[0]):
         total += x[k]
@@ -207,7 +208,7 @@ def attend(query, keys, values, length, scores, out):  # noqa: C901 - likewise
             top = score[column] if not score[column] <= top else top
         for column in range(length):
             score[column] = exp(score[column] - top)
-        factor = f32(1) / _total(score)
+        factor = f32(1) / sum_of(score)
         to = out[head * size : (head + 1) * size]
         for d in range(size):
             to[d] = f32(0)

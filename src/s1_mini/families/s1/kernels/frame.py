@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from s1_mini.kernels.compiled.build import in_any_order, in_order
-from s1_mini.kernels.compiled.layers import Layers, Product, exp, f32, product, rms_norm, step_layers
+from s1_mini.kernels.compiled.build import in_order
+from s1_mini.kernels.compiled.layers import Layers, Product, exp, f32, product, rms_norm, step_layers, sum_of
 
 WHOLE = 1 << 31  # as in `draw`, and so the next two
 MIN_TEMPERATURE = 1e-5
@@ -74,17 +74,9 @@ def _soften(logits, top, coldness, kept, masses, shares):
     for token in range(logits.shape[0]):
         share = exp((logits[token] - top) * coldness)
         shares[token] = share if kept[token] else f32(0)
-    total = _sum(shares)
+    total = sum_of(shares)
     for token in range(logits.shape[0]):
         masses[token] = np.uint32(np.int64(shares[token] / total * f32(WHOLE)))
-
-
-@in_any_order
-def _sum(x):
-    total = f32(0)
-    for place in range(x.shape[0]):
-        total += x[place]
-    return total
 
 
 @in_order
