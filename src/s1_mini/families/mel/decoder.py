@@ -9,22 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, StepResult
-from s1_mini.execution.compiled import Compilable
+from s1_mini.execution.compiled import Compilable, CompiledSlots
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.execution.stage import Pending, SimpleStage
 from s1_mini.families.mel.model import MelModel
 from s1_mini.families.mel.voice import SPEAKER
-
-if TYPE_CHECKING:
-    from s1_mini.families.mel.compiled import CompiledSteps
 
 READ_ROWS = (1, 4)  # texts of the captured encodings …
 READ_TOKENS = (64, 128, 256)  # … and their tokens, up to the model's most
@@ -47,8 +43,7 @@ class MelDecoder(SimpleStage):
         self._lengths = [0] * slots  # steps made, or under way
         self._begun: dict[int, Begin] = {}  # by slot
         self._stepping = SteppingSlots(self.state.active)
-        self._compiled: CompiledSteps | None = None
-        self._are_compiled: set[int] = set()  # slots whose steps are, from the first to the last
+        self._compiled = CompiledSlots()
         self._graphs: StepGraphs[int] | None = None
         self._reads: StepGraphs[tuple[int, int]] | None = None
 
@@ -91,7 +86,7 @@ class MelDecoder(SimpleStage):
 
         def use() -> None:
             compiled.check(model, weights)
-            self._compiled = compiled.CompiledSteps(model, self.state, weights)
+            self._compiled.use(compiled.CompiledSteps(model, self.state, weights).step)
 
         return Compilable("steps of the decoder", compiled.MODULE, compiled.formats_of(weights), use)
 
@@ -105,7 +100,7 @@ class MelDecoder(SimpleStage):
             least = model.steps_for(len(begin.inputs), model.settings.min_length_ratio)
             model.begin(self.state, slot, torch.from_numpy(vector), least)
             self._texts[slot], self._lengths[slot], self._begun[slot] = begin.inputs, 0, begin
-            (self._are_compiled.add if self._compiled else self._are_compiled.discard)(slot)
+            self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """Encode the texts whose last token is among these."""
@@ -139,16 +134,13 @@ class MelDecoder(SimpleStage):
             return lambda: self._result(slots, wait()[0])
         config = self._model.config
         made = np.zeros((rows, config.frames_per_step * config.num_bins + 2), np.float32)
-        compiled = [slot for slot in slots if slot in self._are_compiled]
-        if others := [slot for slot in slots if slot not in self._are_compiled]:
+        if others := self._compiled.others(slots):
             self._stepping.choose(others)
             span = min(whole_spans(max(self._lengths[slot] for slot in others) + 1), self._steps)
             text_span = min(whole_spans(max(len(self._texts[slot]) for slot in others)), config.max_text)
             rows = 1 + max(others)
             made[:rows] = self._model.step(self.state, span, text_span, rows).cpu()
-        if compiled:
-            assert self._compiled is not None
-            made[compiled] = self._compiled.step(compiled)
+        self._compiled.fill(slots, made)
         self._count(slots)
         return lambda: self._result(slots, made)
 

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
-from s1_mini.execution.compiled import Compilable
+from s1_mini.execution.compiled import Compilable, CompiledSlots
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.execution.stage import Pending, SimpleStage
 from s1_mini.families.s1.model import S1Model, SamplingTensors
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
-
-if TYPE_CHECKING:
-    from s1_mini.families.s1.compiled import CompiledFrames
 
 READS = (16, 32, 64, 128, 256)  # positions of prompts that are read in one go
 
@@ -45,8 +41,7 @@ class LanguageModel(SimpleStage):
         self._prompts: dict[int, np.ndarray] = {}  # by slot, [S, K + 1]
         self._lengths = [0] * slots  # positions of prompt and frames
         self._stepping = SteppingSlots(self.state.active)
-        self._compiled: CompiledFrames | None = None
-        self._are_compiled: set[int] = set()  # slots whose frames are, from the first to the last
+        self._compiled = CompiledSlots()
         self._steps: StepGraphs[int] | None = None
         self._reads: StepGraphs[int] | None = None
 
@@ -88,7 +83,7 @@ class LanguageModel(SimpleStage):
 
         def use() -> None:
             compiled.check(model, weights)
-            self._compiled = compiled.CompiledFrames(model, self.state, self._sampling, weights)
+            self._compiled.use(compiled.CompiledFrames(model, self.state, self._sampling, weights).step)
 
         return Compilable("frames", compiled.MODULE, compiled.formats_of(weights), use)
 
@@ -103,7 +98,7 @@ class LanguageModel(SimpleStage):
             self._sampling.uniforms[slot, : begin.steps] = stage(table, self.device)
             self._model.begin(self.state, slot, torch.from_numpy(prompt[-1]), len(prompt) - 1)
             self._prompts[slot], self._lengths[slot] = prompt, len(prompt)
-            (self._are_compiled.add if self._compiled else self._are_compiled.discard)(slot)
+            self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """Read parts of prompts; captured, all together."""
@@ -131,14 +126,11 @@ class LanguageModel(SimpleStage):
             wait = self._steps.launch(fit(self._ladder, rows))
             return lambda: _result(slots, wait()[0])
         made = np.zeros((rows, self._model.num_codebooks + 3), np.int64)
-        compiled = [slot for slot in slots if slot in self._are_compiled]
-        if others := [slot for slot in slots if slot not in self._are_compiled]:
+        if others := self._compiled.others(slots):
             self._stepping.choose(others)
             span = min(whole_spans(max(self._lengths[slot] for slot in others)), self._positions)
             made[: 1 + max(others)] = self._model.step(self.state, self._sampling, span, 1 + max(others)).made.cpu()
-        if compiled:
-            assert self._compiled is not None
-            made[compiled] = self._compiled.step(compiled)
+        self._compiled.fill(slots, made)
         for slot in slots:
             self._lengths[slot] += 1
         return lambda: _result(slots, made)
