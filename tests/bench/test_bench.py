@@ -17,7 +17,7 @@ from s1_mini.bench.clients import Clients, resident_bytes
 from s1_mini.bench.report import table
 from s1_mini.bench.voices import choose_voice, without_voices
 from s1_mini.bench.workload import make_workload
-from s1_mini.cli.app import app
+from s1_mini.cli.app import app, run
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ParameterError
@@ -101,6 +101,49 @@ def test_what_fails_is_counted_by_its_code(tiny: Path) -> None:
 
     assert load.failures == {"engine_not_ready": 3}
     assert load.figures["end_to_end_ms"]["p50"] is None
+
+
+@pytest.fixture
+def s1_mini_bench(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    def call(*options: object) -> int:
+        common = ["s1-mini", "bench", "--checkpoint", tiny, "--device", "cpu", "--voice-state", "none"]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in (*common, "--max-new-tokens", 2, *options)])
+        return run()
+
+    return call
+
+
+def test_a_load_of_which_all_failed_makes_the_exit_code_1_and_is_told_all_the_same(
+    s1_mini_bench: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("S1_MINI_MAX_TEXT_LENGTH", "10")  # no sentence is as short
+
+    code = s1_mini_bench("--requests", 2, "-o", tmp_path / "results.json")
+
+    told = capsys.readouterr()
+    assert code == 1
+    assert told.err == "s1-mini: idle, one at a time: all 8 requests failed (text_invalid), so nothing was measured\n"
+    assert json.loads((tmp_path / "results.json").read_text())["failed"] == 8 + 2
+    assert json.loads(told.out.splitlines()[-1])["failed"] == 8 + 2
+
+
+def test_requests_that_failed_among_others_are_counted_in_a_warning(
+    s1_mini_bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asks = make_workload(2 + 8 + 2 + 4, 0, 2)
+    lengths = [len(ask.text) for ask in (*asks[2:10], *asks[12:])]  # but those that warm up
+    monkeypatch.setenv("S1_MINI_MAX_TEXT_LENGTH", str(max(lengths) - 1))
+
+    code = s1_mini_bench("--requests", 4)
+
+    told = capsys.readouterr()
+    failed = lengths.count(max(lengths))
+    assert code == 0
+    assert json.loads(told.out.splitlines()[-1])["failed"] == failed
+    assert told.err == f"s1-mini: warning: {failed} of 12 requests failed and count in no other figure\n"
 
 
 def test_an_open_load_counts_from_the_plan_and_not_from_the_call(engine: ProductionTTSEngine) -> None:

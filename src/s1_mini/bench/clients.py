@@ -48,6 +48,11 @@ class Load:
         """How many requests failed, by the code of their error."""
         return dict(Counter(one.failure for one in self.outcomes if one.failure is not None))
 
+    @property
+    def num_failed(self) -> int:
+        """How many requests failed."""
+        return sum(one.failure is not None for one in self.outcomes)
+
     @cached_property
     def figures(self) -> dict[str, dict[str, float | None]]:
         """Percentiles of every measure."""

@@ -98,7 +98,7 @@ def _numbers(load: Load, idle: Load) -> tuple[float | None, ...]:
     """What a line of the table tells of a load, in its order."""
     return (
         len(load.outcomes),
-        sum(load.failures.values()),
+        load.num_failed,
         load.audio_per_s,
         sum(one.underruns for one in load.outcomes),
         sum(one.underruns_buffered for one in load.outcomes),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from s1_mini.cli.moved import gone
 from s1_mini.cli.verb import DEVICES, completing, engine_config
-from s1_mini.exceptions import ParameterError
+from s1_mini.exceptions import EngineError, ParameterError
 from s1_mini.types import ChunkProfile
+
+if TYPE_CHECKING:
+    from s1_mini.bench.clients import Load
 
 DEFAULT_CONCURRENCY = 8
 MAX_CLIENTS = 4096  # as many slots as an engine may have
@@ -98,10 +102,23 @@ def bench(
         typer.echo(f"{name} {NONE if value is None else format(value, '.3f')}")
     work = {"requests": requests, "concurrency": list(many), "rate": list(rates), "profile": profile}
     work |= {"voice_state": voice_state, "max_new_tokens": max_new_tokens, "seed": seed}
-    line = json.dumps(facts | work | {"loads": [load_data(load, result.idle) for load in loads]} | result.ratios)
+    told = {"failed": sum(load.num_failed for load in loads), "loads": [load_data(load, result.idle) for load in loads]}
+    line = json.dumps(facts | work | told | result.ratios)
     if path is not None:
         path.write_text(line + "\n", encoding="utf-8")
     typer.echo(line)
+    _judge(loads)
+
+
+def _judge(loads: Sequence[Load]) -> None:
+    """Warn of requests that failed. Raises `EngineError` if of a load all did: it has measured nothing."""
+    for load in loads:
+        if load.num_failed == len(load.outcomes):
+            codes = ", ".join(load.failures)
+            raise EngineError(f"{load.name}: all {load.num_failed} requests failed ({codes}), so nothing was measured")
+    if failed := sum(load.num_failed for load in loads):
+        total = sum(len(load.outcomes) for load in loads)
+        typer.echo(f"s1-mini: warning: {failed} of {total} requests failed and count in no other figure", err=True)
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
