@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from s1_mini.cli.app import run
+from s1_mini.types import Voice
+from s1_mini.voices.library import write_voice
+from voice_formats import BOOKS
 
 
 def s1_mini(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
@@ -43,6 +48,32 @@ def test_a_voice_is_added_listed_described_spoken_with_and_deleted(
     assert all(word in listed for word in ("me", "added", "1.0", "A tone.", "Ah [b]."))
     assert all(word in described for word in ("me", "added", "A tone.", "Ah [b]."))
     assert list((tmp_path / "voices").iterdir()) == []
+
+
+def test_a_damaged_voice_of_a_checkpoint_is_named_beside_the_list_of_the_others(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    checkpoint = Path(shutil.copytree(tiny, tmp_path / "checkpoint"))
+    (checkpoint / "voices").mkdir()
+    write_voice(checkpoint / "voices", "good", Voice({"codes": torch.zeros(BOOKS, 3, dtype=torch.int64)}, "Hello."))
+    (checkpoint / "voices" / "bad.safetensors").write_bytes(b"no voice")
+
+    assert s1_mini(monkeypatch, "voices", "list", "--checkpoint", checkpoint) == 0
+    listed = capsys.readouterr()
+    assert s1_mini(monkeypatch, "voices", "describe", "bad", "--checkpoint", checkpoint) == 1
+    described = capsys.readouterr()
+
+    assert "good" in listed.out
+    assert "bad" not in listed.out
+    assert len(caplog.records) == described.err.count("\n") == 1
+    warned = [record.message for record in caplog.records]
+    for told in (*warned, described.err):
+        assert "'bad' cannot be used: voices" in told
+        assert "get this file of the checkpoint again, or delete it" in told
 
 
 CALLS = {

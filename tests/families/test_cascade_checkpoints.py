@@ -19,7 +19,7 @@ from reference_bark import Reference
 from s1_mini.capacity.sizes import Formats
 from s1_mini.checkpoint.convert import convert_checkpoint
 from s1_mini.cli.app import app
-from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError
+from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError, VoiceFileError
 from s1_mini.families.cascade.config import make_config, read_cascade_config
 from s1_mini.families.cascade.family import Cascade
 from s1_mini.families.cascade.loaded import open_cascade
@@ -338,8 +338,10 @@ def test_a_published_voice_that_is_broken_is_told_by_name(published_cascade: Pat
     other = copy_of(published_cascade, tmp_path / "other")
     (other / "speaker_embeddings" / "one_fine_prompt.npy").write_bytes(b"noise")
 
-    with pytest.raises(CheckpointFileError, match="the voice one beside the checkpoint"):
-        VoiceLibrary.open(other, Cascade().describe(other).voice)
+    library = VoiceLibrary.open(other, Cascade().describe(other).voice)
+    assert library.describe("two").name == "two"
+    with pytest.raises(VoiceFileError, match="'one' cannot be used: the voice one beside the checkpoint"):
+        library.describe("one")
 
 
 def test_a_place_of_a_voice_outside_of_its_checkpoint_is_refused(published_cascade: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.cli.app import app
-from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError, VoiceError
+from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError, VoiceError, VoiceFileError
 from s1_mini.families.mel import weights
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.family import Mel
@@ -23,6 +23,7 @@ from s1_mini.families.mel.random import FULL_MODEL, SIZES, character_model, rand
 from s1_mini.families.mel.tokenizer import CharTokenizer
 from s1_mini.families.registry import family_of
 from s1_mini.types import Voice
+from s1_mini.voices.library import VoiceLibrary
 from tests.families.mel_room import TEXT, dropout, inputs_of, opened, original, original_vocoder, speaker, written
 
 
@@ -166,8 +167,10 @@ def test_speakers_vectors_are_read_from_npy_files(published: Path, tmp_path: Pat
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "unpacked", device="cpu")) as engine:
         assert engine.voice_names() == ["first", "second", "slt"]
     (beside / "voices" / "broken.npy").write_bytes(file(np.ones(3)))
-    with pytest.raises(CheckpointFileError, match=r"broken\.npy is no voice: it holds float64 \[3\]"):
-        ProductionTTSEngine(EngineConfig(checkpoint_path=beside, device="cpu")).start()
+    library = VoiceLibrary.listed(beside, form)
+    assert library.summary("slt").name == "slt"
+    with pytest.raises(VoiceFileError, match=r"'broken' cannot be used: broken\.npy is no voice: it holds float64"):
+        library.summary("broken")
 
 
 def test_text_becomes_the_originals_tokens(tmp_path: Path) -> None:

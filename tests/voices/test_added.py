@@ -42,7 +42,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
 
 
 def roster(directory: VoiceDirectory) -> Roster:
-    return Roster(VoiceLibrary({}, voice_format()), directory)
+    return Roster(VoiceLibrary(Path(), {}, voice_format(), {}), directory)
 
 
 def test_two_thousand_voices_are_listed_without_opening_one(folder: Path, opened: list[Path]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.exceptions import CheckpointFileError, ParameterError, VoiceError
+from s1_mini.exceptions import ParameterError, VoiceError, VoiceFileError
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER, VoiceLibrary, write_voice
 from voice_formats import BOOKS, voice_format
@@ -65,8 +65,23 @@ def test_a_name_that_cannot_be_a_files_everywhere_is_refused(name: str, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_broken_voice_file_is_named(voiced: Path) -> None:
-    (voiced / FOLDER / "bert.safetensors").write_bytes(b"not safetensors")
+@pytest.mark.parametrize("damage", [b"no voice", b"\x08" + bytes(7) + b'{"a":{}}'])
+def test_a_damaged_voice_is_named_with_what_to_do_and_harms_no_other(
+    damage: bytes, voiced: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (voiced / FOLDER / "bert.safetensors").write_bytes(damage)
+    told = r"'bert' cannot be used: voices.bert\.safetensors is no voice file: .*; get this file"
 
-    with pytest.raises(CheckpointFileError, match=r"bert\.safetensors is no voice file"):
-        VoiceLibrary.open(voiced, voice_format())
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
+        assert engine.voice_names() == ["anna", "bert"]
+        assert [info.name for info in engine.voices()] == [info.name for info in engine.voices()] == ["anna"]
+        assert engine.generate("Hello.", voice="anna", max_new_tokens=4).frames == 4
+        with pytest.raises(VoiceFileError, match=told):
+            engine.generate("Hello.", voice="bert")
+        with pytest.raises(VoiceFileError, match=told):
+            engine.describe_voice("bert")
+        assert list(engine.health_check()["voices"]["failed"]) == ["bert"]
+
+    warned = [record.message for record in caplog.records if "left out" in record.message]
+    assert len(warned) == 1
+    assert "'bert' cannot be used" in warned[0]

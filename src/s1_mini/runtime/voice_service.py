@@ -33,7 +33,9 @@ def open_roster(form: VoiceFormat, library: VoiceLibrary, config: EngineConfig) 
     """Open all named voices of a checkpoint and a configuration; loads no model. Raises `ConfigurationError`."""
     path = config.voices_path
     added: AddedVoices = MemoryVoices(form) if path is None else VoiceDirectory(path, form)
-    return Roster(library, added)
+    roster = Roster(library, added)
+    roster.warn_of_faults()
+    return roster
 
 
 class VoiceService:
@@ -85,7 +87,7 @@ class VoiceService:
             "count": len(self.roster.names),
             "added": self.roster.num_added,
             "warming": self._preloader.num_left,
-            "failed": dict(self._preloader.failed),
+            "failed": self.roster.library.faults | self._preloader.failed,
         }
 
     def add(

@@ -251,7 +251,9 @@ class VoiceDirectory:
             told = read(path, self.form)
         except CheckpointFileError as error:
             reason = str(error).removeprefix(f"{path} ")
-            raise VoiceFileError("voice", f"{name!r} cannot be used: {path.name} {reason}") from None
+            raise VoiceFileError(
+                "voice", f"{name!r} cannot be used: {path.name} {reason}; add its recording again, or delete it"
+            ) from None
         if told.encoder != self.form.encoder:
             whose = f"the codec {told.encoder}" if told.encoder else "an unknown codec"
             raise VoiceFileError(

@@ -13,14 +13,14 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 from safetensors import SafetensorError
 
-from s1_mini.exceptions import CheckpointFileError, VoiceError, VoiceNotFoundError
+from s1_mini.exceptions import CheckpointFileError, VoiceError, VoiceFileError, VoiceNotFoundError
 from s1_mini.files import files
 from s1_mini.types import Voice
 from s1_mini.voices.format import VoiceBeside, VoiceFormat, for_file, shapes_of
@@ -64,61 +64,89 @@ class NamedVoice:
 
 
 class VoiceLibrary:
-    """The voices of one checkpoint."""
+    """The voices of one checkpoint. One that is damaged is an error to those who ask for it, and to nobody else."""
 
     def __init__(
-        self, files: Mapping[str, Path], form: VoiceFormat, beside: Mapping[str, VoiceBeside] = MappingProxyType({})
+        self, checkpoint: Path, files: Mapping[str, Path], form: VoiceFormat, beside: Mapping[str, VoiceBeside]
     ) -> None:
         """Take voices of files and, where no file has their name, those that lie `beside` the checkpoint."""
-        self._files, self._form, self._beside = files, form, beside
-        told = {name: form.seconds(each.shapes()) for name, each in beside.items() if is_name(name)}
-        self._summaries = {name: VoiceSummary(name, "", "", False, seconds, "") for name, seconds in told.items()}
-        self._summaries |= {name: read_summary(file, form) for name, file in files.items()}
+        self._checkpoint, self._files, self._form = checkpoint, files, form
+        self._beside = {name: each for name, each in beside.items() if is_name(name)}
+        self._summaries: dict[str, VoiceSummary] = {}
         self._voices: dict[str, NamedVoice] = {}
+        self.faults: dict[str, str] = {}  # why those that are damaged cannot be used, as far as they were read
+        for name in self.names:
+            try:
+                self._summaries[name] = self._summarize(name)
+            except CheckpointFileError as error:
+                self._note(name, error)
 
     @classmethod
     def listed(cls, checkpoint: Path, form: VoiceFormat) -> VoiceLibrary:
         """Do as `open`, but read a voice's tensors, and load torch for it, when it is asked for."""
         files = {file.stem: file for file in sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))}
-        return cls(files, form, form.beside(checkpoint))
+        return cls(checkpoint, files, form, form.beside(checkpoint))
 
     @classmethod
     def open(cls, checkpoint: Path, form: VoiceFormat) -> VoiceLibrary:
-        """Read all voices of a checkpoint directory; none is fine. Raises `CheckpointFileError` for a broken one."""
+        """Read all voices of a checkpoint directory; none is fine, and `faults` has those that are damaged.
+
+        Raises `CheckpointFileError` for a broken list of those that lie beside it.
+        """
         library = cls.listed(checkpoint, form)
         for name in library.names:
-            library.describe(name)
+            with suppress(VoiceFileError):
+                library.describe(name)
         return library
 
     @property
     def names(self) -> list[str]:
         """All names, sorted."""
-        return sorted(self._summaries)
+        return sorted({*self._files, *self._beside})
 
     @property
     def default(self) -> Voice | None:
-        """The voice that speaks when none is asked for."""
+        """The voice that speaks when none is asked for. Raises `VoiceFileError` if it is damaged."""
         return next((self.describe(name).voice for name, told in self._summaries.items() if told.is_default), None)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._summaries
+        return isinstance(name, str) and (name in self._files or name in self._beside)
 
     def describe(self, name: str) -> NamedVoice:
-        """Give one voice. Raises `VoiceNotFoundError` for a name that is not there."""
-        if name not in self:
-            raise not_found(name, self.names)
+        """Give one voice. Raises `VoiceNotFoundError` for a name that is not there, or `VoiceFileError`."""
+        self._check(name)
         if name not in self._voices:
-            if name in self._files:
-                self._voices[name] = read_voice(self._files[name], self._form)
-            else:
-                self._voices[name] = NamedVoice(name, Voice(self._beside[name].read(), ""))
+            try:
+                self._voices[name] = self._read(name)
+            except CheckpointFileError as error:
+                self._note(name, error)
+                self._check(name)
         return self._voices[name]
 
     def summary(self, name: str) -> VoiceSummary:
-        """Tell of one voice. Raises `VoiceNotFoundError` for a name that is not there."""
+        """Tell of one voice. Raises as `describe`."""
+        self._check(name)
+        return self._summaries[name]
+
+    def _check(self, name: str) -> None:
         if name not in self:
             raise not_found(name, self.names)
-        return self._summaries[name]
+        if name in self.faults:
+            raise VoiceFileError("voice", self.faults[name])
+
+    def _note(self, name: str, error: CheckpointFileError) -> None:
+        reason = str(error).replace(f"{self._checkpoint}{os.sep}", "")  # clients see no paths of the machine
+        self.faults[name] = f"{name!r} cannot be used: {reason}; get this file of the checkpoint again, or delete it"
+
+    def _summarize(self, name: str) -> VoiceSummary:
+        if name in self._files:
+            return read_summary(self._files[name], self._form)
+        return VoiceSummary(name, "", "", False, self._form.seconds(self._beside[name].shapes()), "")
+
+    def _read(self, name: str) -> NamedVoice:
+        if name in self._files:
+            return read_voice(self._files[name], self._form)
+        return NamedVoice(name, Voice(self._beside[name].read(), ""))
 
 
 def not_found(name: str, known: Sequence[str]) -> VoiceNotFoundError:

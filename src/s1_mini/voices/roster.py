@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from s1_mini.exceptions import VoiceExistsError, VoiceFileError, VoiceReadOnlyError
+from s1_mini.exceptions import VoiceExistsError, VoiceFileError, VoiceNotFoundError, VoiceReadOnlyError
 from s1_mini.types import Voice, VoiceInfo
 from s1_mini.voices.added import AddedVoices, exists
 from s1_mini.voices.library import NamedVoice, VoiceLibrary, VoiceSummary, check_name, is_name, not_found
@@ -60,12 +60,20 @@ class Roster:
     def infos(self) -> list[VoiceInfo]:
         """Tell of all voices, sorted by name; files that are none are skipped with a warning, once each."""
         self.added.refresh()
-        told = [self.library.summary(name) for name in self.library.names]
-        for name in sorted(self.added.names - set(self.library.names)):
-            summary = self._usable(name)
-            if summary is not None:
-                told.append(summary)
-        return sorted((self._info(summary) for summary in told), key=lambda info: info.name)
+        told = []
+        for name in self.names:
+            try:
+                told.append(self.info(name))
+            except VoiceNotFoundError:
+                continue  # it was deleted at this moment
+            except VoiceFileError as error:
+                self._warn(name, str(error).removeprefix(f"{error.field}: "))
+        return told
+
+    def warn_of_faults(self) -> None:
+        """Tell which of the checkpoint's voices are damaged, as far as they were read."""
+        for name, fault in self.library.faults.items():
+            self._warn(name, fault)
 
     @contextmanager
     def adding(self, name: str, *, replace: bool) -> Iterator[None]:
@@ -109,14 +117,10 @@ class Roster:
         except VoiceFileError:
             return True  # by something that is to be replaced or deleted on purpose
 
-    def _usable(self, name: str) -> VoiceSummary | None:
-        try:
-            return self.added.summary(name)
-        except VoiceFileError as error:
-            if name not in self._warned:
-                logger.warning("a voice is left out: %s", error)
+    def _warn(self, name: str, fault: str) -> None:
+        if name not in self._warned:
             self._warned.add(name)
-            return None
+            logger.warning("a voice is left out: %s", fault)
 
     def _info(self, told: VoiceSummary) -> VoiceInfo:
         is_own = told.name in self.library

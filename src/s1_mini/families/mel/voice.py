@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SPEAKER = "speaker"
 NO_CLONING = "this model speaks with speakers' vectors and makes none of recordings; add one as a .npy file"
+NOT_FINITE = "holds numbers that are not finite"
 MAX_BYTES = 2**20  # of a file with one vector
 
 
@@ -43,33 +44,43 @@ def from_arrays(size: int, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor
     """Give the one array of a file, [size] or [1, size], as a voice. Raises `ValueError` for what cannot be one."""
     import torch
 
+    return {SPEAKER: torch.from_numpy(_vector(size, arrays))}
+
+
+def _vector(size: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     if len(arrays) != 1:
         raise ValueError(f"it holds {len(arrays)} arrays, not one speaker's vector")
     (vector,) = arrays.values()
     if vector.dtype.kind != "f" or vector.shape not in {(size,), (1, size)}:
         raise ValueError(f"it holds {vector.dtype} {list(vector.shape)}, not real numbers [{size}]")
-    return {SPEAKER: torch.from_numpy(vector.reshape(size).astype(np.float32))}
+    return vector.reshape(size).astype(np.float32)
 
 
 def vectors_beside(size: int, directory: Path) -> dict[str, VoiceBeside]:
     """Give the vectors among a checkpoint's voices by name."""
-
-    def shapes() -> Shapes:
-        return {SPEAKER: (size,)}
-
     files = sorted((directory / "voices").glob("*.npy"))
-    return {file.stem: VoiceBeside(shapes, partial(_read, size, file)) for file in files}
+    return {file.stem: VoiceBeside(partial(_shapes, size, file), partial(_read, size, file)) for file in files}
+
+
+def _shapes(size: int, file: Path) -> Shapes:
+    return {SPEAKER: _whole(size, file).shape}
 
 
 def _read(size: int, file: Path) -> Tensors:
+    import torch
+
+    return {SPEAKER: torch.from_numpy(_whole(size, file))}
+
+
+def _whole(size: int, file: Path) -> np.ndarray:
     try:
-        voice = from_arrays(size, read_arrays(read_whole(file, MAX_BYTES)))
+        vector = _vector(size, read_arrays(read_whole(file, MAX_BYTES)))
     except ValueError as error:
-        raise CheckpointFileError(f"{file} is no voice: {error}") from None
-    if fault := _fault(voice):
-        raise CheckpointFileError(f"{file} {fault}")
-    return voice
+        raise CheckpointFileError(f"{file.name} is no voice: {error}") from None
+    if not np.isfinite(vector).all():
+        raise CheckpointFileError(f"{file.name} {NOT_FINITE}")
+    return vector
 
 
 def _fault(tensors: Tensors) -> str:
-    return "" if bool(tensors[SPEAKER].isfinite().all()) else "holds numbers that are not finite"
+    return "" if bool(tensors[SPEAKER].isfinite().all()) else NOT_FINITE
