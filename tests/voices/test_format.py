@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from s1_mini.exceptions import CheckpointFileError
+from s1_mini.exceptions import CheckpointFileError, VoiceFileError
 from s1_mini.types import Voice
 from s1_mini.voices.format import TensorFormat, VoiceFormat
-from s1_mini.voices.library import read_summary, read_voice, write_voice
+from s1_mini.voices.library import VoiceLibrary, read_summary, read_voice, write_voice
 from s1_mini.voices.reference_cache import ReferenceCache
 from voice_formats import BOOKS
 
@@ -60,6 +61,17 @@ def test_codes_are_kept_in_two_bytes_as_they_always_were(tmp_path: Path) -> None
     path = write_voice(tmp_path, "anna", Voice({"codes": torch.full((BOOKS, 4), 1023)}, "Hello."))
 
     assert load_file(path)["codes"].dtype == torch.int16
+
+
+def test_values_that_cannot_be_are_refused_when_a_voice_is_read(tmp_path: Path) -> None:
+    form = replace(VECTOR, fault=lambda tensors: "" if tensors["speaker"].isfinite().all() else "is not finite")
+    path = write_voice(tmp_path, "anna", Voice({"speaker": torch.full((512,), torch.inf)}, ""), is_default=True)
+    library = VoiceLibrary(tmp_path, {"anna": path}, form, {})
+
+    with pytest.raises(CheckpointFileError, match=r"anna\.safetensors is no voice file: it is not finite"):
+        read_voice(path, form)
+    with pytest.raises(VoiceFileError, match="'anna' cannot be used"):
+        _ = library.default
 
 
 @pytest.mark.parametrize(

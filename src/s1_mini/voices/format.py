@@ -70,7 +70,10 @@ class VoiceFormat:
             self._check(file)
             metadata = file.metadata() or {}
             # Copied: the file may vanish under a mapping.
-            return {name: _in_memory(file.get_tensor(name)) for name in self.tensors}, metadata
+            tensors = {name: _in_memory(file.get_tensor(name)) for name in self.tensors}
+        if fault := self.fault(tensors):
+            raise ValueError(f"it {fault}")
+        return tensors, metadata
 
     def from_file(self, data: bytes) -> Tensors:
         """Read the tensors of a numpy file as other programs write them. Raises `ValueError`."""
