@@ -153,6 +153,22 @@ def test_the_process_of_an_engine_that_stopped_goes_on_and_leaves_no_zombie(
     assert (tmp_path / "done").exists()
 
 
+def test_what_an_engine_that_stopped_left_to_compile_is_all_there_for_the_next(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
+    from s1_mini.kernels.compiled.ahead import is_kept
+
+    name = module(f"import time; open({str(tmp_path / 'begun')!r}, 'w'); time.sleep(0.5)")
+    parts = [Compilable(what, name, [what], lambda: None) for what in ("frames", "the codec")]
+
+    engine, _ = compiler(*parts)
+    wait_until((tmp_path / "begun").exists)
+    engine.close()
+
+    wait_until(lambda: all(is_kept(part.module, part.formats) for part in parts))
+    assert compiler(*parts)[1].kernels == Choice("numba", "frames and the codec, compiled before, and kept")
+
+
 def test_an_engine_whose_first_words_fail_leaves_nobody_who_waits_for_the_compiler(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

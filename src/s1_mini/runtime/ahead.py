@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,7 +37,7 @@ CHILD = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
 from s1_mini.kernels.compiled.ahead import main
-sys.exit(main(sys.argv[1:]))
+sys.exit(main(json.loads(sys.argv.pop(1))))
 """
 
 
@@ -89,45 +89,47 @@ class AheadCompiler:
         from s1_mini.kernels.compiled.ahead import marker
 
         try:
-            for each in missing:
-                if not self._compile(each, marker(each.module, each.formats)):
-                    return
-            if not self._stopped.is_set():
+            if self._compile({marker(each.module, each.formats): each for each in missing}):
                 self._use(work, "in the background")
         except Exception as error:
             self._fail(error)
 
-    def _compile(self, work: Compilable, marker: Path) -> bool:
-        """Wait until a process, perhaps another engine's, has compiled; tell whether it came to that.
+    def _compile(self, work: Mapping[Path, Compilable]) -> bool:
+        """Wait until all is compiled, which leaves these markers; tell whether it came to that.
 
-        Raises `RuntimeError` if it fails.
+        One process compiles what no other engine's does, and goes on when this engine stops. Raises `RuntimeError` if
+        it fails.
         """
         from s1_mini.kernels.compiled.ahead import CLAIM
 
-        claim = marker.with_suffix(CLAIM)
         until = time.monotonic() + LIMIT_S
-        while not marker.exists():
-            if _takes(claim):
-                try:
-                    if not self._compile_apart(work, marker, until):
-                        return False
-                except BaseException:
-                    claim.unlink(missing_ok=True)
-                    raise
-            elif self._stopped.wait(LOOK_S):
+        while left := [marker for marker in work if not marker.exists()]:
+            mine: dict[Path, Compilable] = {}
+            try:
+                for marker in left:
+                    if _takes(marker.with_suffix(CLAIM)):
+                        mine[marker] = work[marker]
+                if mine and not self._compile_apart(mine, until):
+                    return False
+            except BaseException:
+                for marker in mine:
+                    marker.with_suffix(CLAIM).unlink(missing_ok=True)
+                raise
+            if not mine and self._stopped.wait(LOOK_S):
                 return False
-            elif time.monotonic() > until:
+            if not mine and time.monotonic() > until:
                 raise RuntimeError("the process that compiles for another engine takes too long")
-        return True
+        return not self._stopped.is_set()
 
-    def _compile_apart(self, work: Compilable, marker: Path, until: float) -> bool:
+    def _compile_apart(self, work: Mapping[Path, Compilable], until: float) -> bool:
         """Compile in a process; tell whether it ended before the engine did. Raises `RuntimeError` if it fails."""
+        parts = json.dumps([(each.module, list(each.formats)) for each in work.values()])
         paths = json.dumps([str(path) for path in sys.path])  # it finds what we find, and nothing beside
         # of Windows: neither a window, nor the Ctrl-C that is meant for the engine
         flags = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
         with tempfile.TemporaryFile() as told:
             child = subprocess.Popen(  # noqa: S603 - this Python and a module of ours
-                [sys.executable, "-P", "-c", CHILD, paths, work.module, *work.formats],
+                [sys.executable, "-P", "-c", CHILD, paths, parts],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=told,
@@ -141,7 +143,7 @@ class AheadCompiler:
                     return False
             if child.poll() is None:
                 child.kill()
-            if child.wait() or not marker.exists():
+            if child.wait() or not all(marker.exists() for marker in work):
                 told.seek(0)
                 last = told.read().decode(errors="replace").strip().rpartition("\n")[2]
                 raise RuntimeError(last or f"the process that compiles ended with {child.returncode}")

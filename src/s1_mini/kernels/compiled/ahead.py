@@ -1,4 +1,4 @@
-"""Compile a function in a process of its own, for others to load."""
+"""Compile functions in a process of its own, for others to load."""
 
 from __future__ import annotations
 
@@ -48,28 +48,30 @@ def mark(module: str, formats: Sequence[str]) -> None:
     done.touch()
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Compile, giving way to all else that computes, and leave the marker; the claim to do so goes.
+def main(parts: Sequence[tuple[str, Sequence[str]]]) -> int:
+    """Compile, giving way to all else that computes, and leave the markers; the claims to do so go.
 
-    `arguments` are a module, which has a `compile_for(formats)`, and the formats of the weights.
+    `parts` are modules, each of which has a `compile_for(formats)`, with the formats of the weights.
     """
-    module, *formats = arguments
     if hasattr(os, "nice"):
         os.nice(19)
     with suppress(OSError):  # only Linux has it: where memory runs out, this process ends, and not the engine
         Path("/proc/self/oom_score_adj").write_text("1000")
-    claim, done = marker(module, formats).with_suffix(CLAIM), threading.Event()
-    threading.Thread(target=_renew, args=(claim, done), daemon=True).start()
+    claims, done = [marker(*part).with_suffix(CLAIM) for part in parts], threading.Event()
+    threading.Thread(target=_renew, args=(claims, done), daemon=True).start()
     try:
-        importlib.import_module(module).compile_for(formats)
-        mark(module, formats)
+        for module, formats in parts:
+            importlib.import_module(module).compile_for(formats)
+            mark(module, formats)
     finally:
         done.set()
-        claim.unlink(missing_ok=True)
+        for claim in claims:
+            claim.unlink(missing_ok=True)
     return 0
 
 
-def _renew(claim: Path, done: threading.Event) -> None:
+def _renew(claims: Sequence[Path], done: threading.Event) -> None:
     while not done.wait(RENEW_S):
-        with suppress(OSError):
-            os.utime(claim)
+        for claim in claims:
+            with suppress(OSError):
+                os.utime(claim)
