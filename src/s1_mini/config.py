@@ -131,7 +131,9 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         description="auto: torch.compile on Linux with a GPU, numba on a CPU in the background; true: before the start",
     )
     compile_backend: CompileBackend = Field("auto", description="eager runs as written; off likewise, because told so")
-    compile_cache_path: Folder = Field(None, description="where compiled kernels are kept for the next start")
+    compile_cache_path: Folder = Field(
+        None, description="where compiled kernels are kept for the next start; the first engine of a process decides"
+    )
 
     # Batching: requests join and leave at every frame (core/scheduler.py).
     enable_batching: bool = Field(True, description="false: one piece at a time")

@@ -199,6 +199,33 @@ def test_what_other_users_may_have_written_is_not_run(module: Callable[[str], st
     assert "S1_MINI_COMPILE_CACHE_PATH names a folder of this user's own" in second.kernels.reason
 
 
+def test_folders_that_nobody_used_for_a_month_are_removed_at_a_start_and_nothing_else(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
+    from s1_mini.kernels.compiled import build
+
+    work = Compilable("steps", module("pass"), [], lambda: None)
+    build.in_order(_itself)
+    used = build.cache_folder(Path(__file__))
+    kept = tmp_path / "kept"
+    fresh, old, foreign = (kept / f"s1-mini-{name}" for name in ("0123456789abcdef", "fedcba9876543210", "of-somebody"))
+    for folder in (fresh, old, foreign):
+        (folder / "inside").mkdir(parents=True)
+        (folder / "inside" / "file").touch()
+    file, link = kept / "s1-mini-0000000000000000", kept / "s1-mini-1111111111111111"
+    file.touch()
+    if sys.platform != "win32":  # where few users may make links
+        link.symlink_to(foreign, target_is_directory=True)
+    for path in (used, old, foreign, file):
+        os.utime(path, (time.time() - 31 * 86_400,) * 2)
+    build.in_order(_itself)
+
+    compiler(work)
+
+    assert not old.exists()
+    assert all(path.exists() for path in (used, fresh, foreign / "inside" / "file", file))
+
+
 def test_without_a_home_it_is_compiled_but_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     from s1_mini.kernels.compiled import build
 

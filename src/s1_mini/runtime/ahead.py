@@ -67,11 +67,12 @@ class AheadCompiler:
 
     def _begin(self, work: Sequence[Compilable], *, waits: bool) -> None:
         from s1_mini.kernels.compiled.ahead import is_kept, mark, marker
-        from s1_mini.kernels.compiled.build import make_folder
+        from s1_mini.kernels.compiled.build import make_folder, remove_unused
 
         if not work:
             self._speaker.kernels = Choice("torch", f"{self._speaker.family} has no step that numba compiles")
             return
+        remove_unused()
         missing = [each for each in work if not is_kept(each.module, each.formats)]
         if waits or not missing:
             if self._use(work, "at the start" if missing else "before, and kept"):

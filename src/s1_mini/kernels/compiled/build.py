@@ -8,7 +8,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import re
+import shutil
 import sys
+import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,8 @@ from numba import njit
 
 config: Any = numba.config
 CACHE_VARIABLE = "NUMBA_CACHE_DIR"  # numba's own; S1_MINI_COMPILE_CACHE_PATH sets it
+FOLDER = re.compile(r"s1-mini-[0-9a-f]{16}")
+UNUSED_S = 30 * 86_400.0
 REMEDY = "S1_MINI_COMPILE_CACHE_PATH names a folder of this user's own"
 
 
@@ -37,6 +43,8 @@ def _compile(function: Any, freedoms: set[str]) -> Any:
     try:
         folder = cache_folder(Path(inspect.getfile(function)))
         make_folder(folder)
+        with suppress(OSError):
+            os.utime(folder)  # `remove_unused` looks when it was used last
         config.CACHE_DIR = str(folder)
         return njit(cache=True, nogil=True, error_model="numpy", fastmath=freedoms)(function)
     except (OSError, RuntimeError):  # there is no folder that could be used
@@ -68,6 +76,22 @@ def make_folder(folder: Path) -> None:
         found = folder.stat()
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
             raise PermissionError(f"other users may write to {folder}, and what is in it is run; {REMEDY}")
+
+
+def remove_unused() -> None:
+    """Remove this user's folders of `cache_folder` that no process has begun to use for a month.
+
+    Several processes may do so at once, and one that begins to use such a folder at that moment compiles again.
+    """
+    folders: list[Path] = []
+    with suppress(OSError):
+        folders = [path for path in root().iterdir() if FOLDER.fullmatch(path.name) and not path.is_symlink()]
+    for folder in folders:
+        with suppress(OSError):  # it is gone by now
+            found = folder.stat()
+            is_own = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
+            if is_own and time.time() - found.st_mtime > UNUSED_S:
+                shutil.rmtree(folder, ignore_errors=True)  # which leaves what is no folder
 
 
 def root() -> Path:
