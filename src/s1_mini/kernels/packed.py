@@ -1,4 +1,4 @@
-"""Weights laid out for the compiled kernels of a CPU: inputs first, in the narrowest format that loses nothing.
+"""Weights laid out for the compiled kernels of a CPU, in the narrowest format that loses nothing.
 
 Checkpoints are stored in fewer bits than a CPU computes in, and reading weights is half of a step's time.
 Shapes: L layers, N outputs, K inputs.
@@ -7,26 +7,18 @@ Shapes: L layers, N outputs, K inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.kernels.compiled.product import Product
 from s1_mini.kernels.weight import QuantizedWeight, Weight, quantize
 
 FIRST = 16  # outputs that are looked at before all
 
 
-class Packed(NamedTuple):
-    """The same product of L layers: `weight` * `scale`, then `bias`."""
-
-    weight: np.ndarray  # [L, K, N] float32, int8, or uint16 that holds bfloat16
-    scale: np.ndarray  # float32 [L, N]
-    bias: np.ndarray  # float32 [L, N]
-
-
-def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, narrow: bool = True) -> Packed:
+def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, narrow: bool = True) -> Product:
     """Copy weights [N, K] of each layer, in float32 or int8, and their biases [N]; perhaps in float32 in any case."""
     quantized = _in_eight_bits(weights) if narrow else None
     if quantized is not None:
@@ -39,7 +31,7 @@ def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, narrow: 
         weight = (bits >> 16).numpy().astype(np.uint16) if is_bfloat16 else wide.numpy()
         scales = torch.ones(len(weights), wide.shape[2])
     added = [torch.zeros(scales.shape[1]) if bias is None else bias.detach().float() for bias in biases]
-    return Packed(np.ascontiguousarray(weight), scales.numpy(), torch.stack(added).numpy())
+    return Product(np.ascontiguousarray(weight), scales.numpy(), torch.stack(added).numpy())
 
 
 def is_close(first: Tensor, second: Tensor, share: float) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from s1_mini.families.mel.kernels import step
 from s1_mini.families.mel.model import MelModel, MelState
-from s1_mini.kernels.compiled.layers import Product
+from s1_mini.kernels.compiled.product import Product
 from s1_mini.kernels.packed import is_close, pack
 from s1_mini.layers.quantized import QuantizedLinear
 
@@ -112,9 +112,9 @@ def _wide(layers: Sequence[nn.Module] | nn.ModuleList) -> Product:
 
 
 def _as_wide(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Product:
-    return Product(*pack(weights, biases, narrow=False))
+    return pack(weights, biases, narrow=False)
 
 
 def _narrow(layers: Sequence[nn.Module]) -> Product:
     linears = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
-    return Product(*pack([each.weight for each in linears], [each.bias for each in linears]))
+    return pack([each.weight for each in linears], [each.bias for each in linears])

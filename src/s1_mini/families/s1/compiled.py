@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from s1_mini.families.s1.kernels import frame
 from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
 from s1_mini.families.s1.network import S1Network
-from s1_mini.kernels.compiled.layers import Layers, Product
+from s1_mini.kernels.compiled.layers import Layers
+from s1_mini.kernels.compiled.product import Product
 from s1_mini.kernels.packed import is_close, pack
 from s1_mini.kernels.weight import Weight
 from s1_mini.layers.quantized import QuantizedLinear
@@ -147,7 +148,7 @@ def _product(weights: Sequence[Weight], biases: Sequence[Tensor | None]) -> Prod
     if not weights:
         nothing = np.zeros((0, 0), np.float32)
         return Product(np.zeros((0, 0, 0), np.float32), nothing, nothing)
-    return Product(*pack(weights, biases))
+    return pack(weights, biases)
 
 
 def _layers(network: S1Network, layers: nn.ModuleList, config: BlockConfig) -> Layers:

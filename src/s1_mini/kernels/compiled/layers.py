@@ -1,6 +1,6 @@
 """Transformer layers over one token of each of some rows: all of a step of a stack of layers in one call.
 
-Weights lie with their inputs first, so that sums of many outputs grow side by side, each in the order of its inputs.
+Sums of many outputs grow side by side, each in the order of its inputs (`product.py`).
 Shapes: L layers, R rows, W width, K inputs, N outputs, H query heads, G key-value heads, D head size, S columns.
 """
 
@@ -13,17 +13,10 @@ import numpy as np
 from numba.extending import overload
 
 from s1_mini.kernels.compiled.build import in_any_order, in_order
+from s1_mini.kernels.compiled.product import Product
 
 BLOCK = 512  # outputs whose sums stay in the nearest cache
 f32 = np.float32
-
-
-class Product(NamedTuple):
-    """Weights of the same product of L layers: `weight` * `scale`, then `bias`."""
-
-    weight: np.ndarray  # [L, K, N] float32, int8, or uint16 that holds bfloat16
-    scale: np.ndarray  # [L, N] float32
-    bias: np.ndarray  # [L, N] float32
 
 
 class Layers(NamedTuple):

@@ -14,7 +14,8 @@ import numba
 import numpy as np
 
 from s1_mini.kernels.compiled.build import in_order
-from s1_mini.kernels.compiled.layers import Product, add, attend, exp, f32, gelu, layer_norm, product
+from s1_mini.kernels.compiled.layers import add, attend, exp, f32, gelu, layer_norm, product
+from s1_mini.kernels.compiled.product import Product
 
 
 class Layers(NamedTuple):

@@ -12,7 +12,8 @@ import numba
 import numpy as np
 
 from s1_mini.kernels.compiled.build import in_order
-from s1_mini.kernels.compiled.layers import Layers, Product, exp, f32, product, rms_norm, step_layers, sum_of
+from s1_mini.kernels.compiled.layers import Layers, exp, f32, product, rms_norm, step_layers, sum_of
+from s1_mini.kernels.compiled.product import Product
 
 WHOLE = 1 << 31  # as in `draw`, and so the next two
 MIN_TEMPERATURE = 1e-5
