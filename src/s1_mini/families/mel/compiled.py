@@ -38,13 +38,6 @@ class CompiledSteps:
         return made
 
 
-def can_compile(model: MelModel) -> bool:
-    """Whether a model is where and in the formats that compiled steps are for."""
-    formats = {weight.dtype for weight in model.network.decoder.parameters()}
-    kinds = {torch.float32, torch.int8, torch.bfloat16}
-    return model.device.type == "cpu" and model.dtype == model.kv_dtype == torch.float32 and formats <= kinds
-
-
 def gather(model: MelModel) -> step.Weights:
     """Copy the weights of a model as a compiled step wants them."""
     decoder, config, heads = model.network.decoder, model.config, model.network.speech_decoder_postnet

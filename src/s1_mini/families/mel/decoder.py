@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, StepResult
-from s1_mini.execution.compiled import Compilable, CompiledSlots
+from s1_mini.execution.compiled import Compilable, CompiledSlots, Step, can_compile
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.execution.stage import Pending, SimpleStage
@@ -77,18 +78,16 @@ class MelDecoder(SimpleStage):
 
     def compilable(self) -> Compilable | None:
         """Tell what a compiled step needs."""
+        model = self._model
+        if not can_compile(model, model.network.decoder.parameters()):
+            return None
+
         from s1_mini.families.mel import compiled  # numba takes a moment to import
 
-        model = self._model
-        if not compiled.can_compile(model):
-            return None
-        weights = compiled.gather(model)
+        def make(weights: Any) -> Step:
+            return compiled.CompiledSteps(model, self.state, weights).step
 
-        def use() -> None:
-            compiled.check(model, weights)
-            self._compiled.use(compiled.CompiledSteps(model, self.state, weights).step)
-
-        return Compilable("steps of the decoder", compiled.MODULE, compiled.formats_of(weights), use)
+        return self._compiled.compilable("steps of the decoder", compiled, model, make)
 
     def begin(self, begins: Sequence[Begin]) -> None:
         """Let utterances begin, with their speakers and their own random numbers."""

@@ -68,16 +68,6 @@ def formats_of(weights: frame.Weights) -> list[str]:
     return found
 
 
-def can_compile(model: S1Model) -> bool:
-    """Whether a model is where and in the formats that compiled frames are for."""
-    formats = {weight.dtype for weight in model.network.parameters()}
-    return (
-        model.device.type == "cpu"
-        and model.dtype == model.kv_dtype == torch.float32
-        and formats <= {torch.float32, torch.int8, torch.bfloat16}
-    )
-
-
 def check(model: S1Model, weights: frame.Weights) -> None:
     """Compare a compiled frame with torch's. Raises `RuntimeError` if they are not the same.
 
