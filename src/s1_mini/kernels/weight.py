@@ -36,6 +36,13 @@ class QuantizedWeight:
 Weight = Tensor | QuantizedWeight
 
 
+def values_and_scale(weight: Weight) -> tuple[Tensor, Tensor, bool]:
+    """Give values and scales for a kernel, and whether there are scales."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.values, weight.scale, True
+    return weight, weight, False
+
+
 def quantize(weight: Tensor, dtype: torch.dtype) -> QuantizedWeight:
     """Round weights [N, K] to int8 or float8_e4m3fn."""
     wide, largest = weight.float(), LARGEST[dtype]
