@@ -26,6 +26,7 @@ from s1_mini.exceptions import (
     TextError,
 )
 from s1_mini.families.s1.network import S1Network
+from s1_mini.runtime.running import Running
 
 
 def test_a_text_becomes_sound_of_whole_frames(engine: ProductionTTSEngine) -> None:
@@ -339,7 +340,7 @@ def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
     begun: list[OutputQueue] = []
-    plain = engine._begin_with
+    plain = Running.begin
 
     def slowly(*given: object, **named: object) -> OutputQueue:
         reached.set()
@@ -358,7 +359,7 @@ def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing
         while not begun or not begun[0].has_ended:
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(engine, "_begin_with", slowly)
+    monkeypatch.setattr(Running, "begin", slowly)
     asyncio.run(asyncio.wait_for(leave(), timeout=10))
 
     assert begun[0].has_ended

@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from s1_mini.audio.container import check_format
@@ -26,7 +24,6 @@ from s1_mini.exceptions import (
     CapacityError,
     EngineNotReadyError,
     ParameterError,
-    RequestTimeoutError,
     S1MiniError,
 )
 from s1_mini.families.find import find_checkpoint
@@ -34,16 +31,17 @@ from s1_mini.families.registry import check_files
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, verify_directory
-from s1_mini.responses import BatchGenerationResponse, GenerationFailure, GenerationResponse, GenerationResult
+from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
 from s1_mini.runtime.loader import Speaker, load
-from s1_mini.runtime.recordings import Check, Recordings
+from s1_mini.runtime.prepared import Prepared, in_thread
+from s1_mini.runtime.recordings import Check
+from s1_mini.runtime.running import Running, run, vram
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.runtime.voice_service import VoiceService, open_roster
+from s1_mini.runtime.voice_service import VoiceService
 from s1_mini.text.form import Script
-from s1_mini.text.normalize import is_speakable
-from s1_mini.text.split import split
 from s1_mini.types import (
     DEFAULT_SAMPLING,
+    Audio,
     AudioChunk,
     AudioFormat,
     ChunkProfile,
@@ -51,62 +49,12 @@ from s1_mini.types import (
     Reference,
     SamplingParams,
     TTSRequest,
-    Voice,
     VoiceInfo,
-    check_normalize,
+    make_request,
 )
-from s1_mini.voices.reference import ReferenceEncoder
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-Audio = bytes | str | Path | np.ndarray
-
-
-@dataclass(frozen=True)
-class Running:
-    """What there is between `start` and `stop`, and is exchanged as a whole by `reload`."""
-
-    speaker: Speaker
-    synthesizer: Synthesizer
-    voices: VoiceService
-    recordings: Recordings
-    references: ReferenceEncoder
-
-    def close(self, *, drains: bool, timeout_s: float | None) -> None:
-        """Take in nothing more; finish what was taken in, or end it."""
-        started = time.monotonic()
-        self.voices.stop()
-        self.recordings.close(drains=drains, timeout_s=timeout_s)
-        left_s = None if timeout_s is None else max(0.0, started + timeout_s - time.monotonic())
-        self.synthesizer.close(drains=drains, timeout_s=left_s)
-        self.voices.join()
-
-    def listen(self, reference: Reference) -> Future[Voice]:
-        """Give the voice of a reference: at once if it is known, else when its turn has come. Raises at once, too.
-
-        From the future come `ReferenceAudioError` and `EngineError`.
-        """
-        known = self.references.find(reference)
-        if known is None:
-            return self.recordings.submit(partial(self.references.encode, reference))
-        done: Future[Voice] = Future()
-        done.set_result(known)
-        return done
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A request whose text is checked, and whose references are being read."""
-
-    script: Script
-    pieces: list[str]
-    listening: list[Future[Voice]]
-
-    def close(self) -> None:
-        """End what is still being read; nobody waits for it."""
-        for each in self.listening:
-            each.cancel()
 
 
 class ProductionTTSEngine:
@@ -158,25 +106,7 @@ class ProductionTTSEngine:
             check_files(directory)
         config = config.model_copy(update={"checkpoint_path": directory})  # a name may mean another one by now
         speaker, synthesizer = self._open(config)
-        references = ReferenceEncoder(
-            encode_wave=synthesizer.encode,
-            cache=synthesizer.references,
-            form=speaker.description.voice,
-            max_s=config.max_reference_s,
-            max_bytes=config.max_reference_bytes,
-            max_text_length=config.max_text_length,
-            say=speaker.text.transcript,
-        )
-        try:
-            roster = open_roster(speaker.description.voice, speaker.voices, config)
-            voices = VoiceService(roster, synthesizer, references.encode, config)
-            if before is not None:
-                voices.take_over(before)
-        except BaseException:
-            synthesizer.close(drains=False)
-            raise
-        recordings = Recordings(max_waiting=config.max_waiting_references)
-        return Running(speaker, synthesizer, voices, recordings, references)
+        return run(speaker, synthesizer, config, before)
 
     def _open(self, config: EngineConfig) -> tuple[Speaker, Synthesizer]:
         """Load a checkpoint, and let it speak."""
@@ -307,7 +237,7 @@ class ProductionTTSEngine:
             text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile, normalize=normalize
         )
         chosen, started = check_format(audio_format), time.perf_counter()
-        return _whole(self._speak(request, streams=False), started, chosen, return_bytes=return_bytes)
+        return whole(self._speak(request, streams=False), started, chosen, return_bytes=return_bytes)
 
     async def generate_async(
         self,
@@ -335,7 +265,7 @@ class ProductionTTSEngine:
         chosen, started = check_format(audio_format), time.perf_counter()
         async with aclosing(self._speak_async(request)) as chunks:  # type: ignore[type-var]
             heard = [chunk async for chunk in chunks]
-        return await asyncio.to_thread(_whole, heard, started, chosen, return_bytes=return_bytes)
+        return await asyncio.to_thread(whole, heard, started, chosen, return_bytes=return_bytes)
 
     def generate_batch(
         self,
@@ -382,7 +312,7 @@ class ProductionTTSEngine:
             )
             for text, audio, said in zip(texts, audios, transcripts, strict=True)
         ]
-        results = [_collect(queue, started, chosen, return_bytes=return_bytes) for queue in begun]
+        results = [collect(queue, started, chosen, return_bytes=return_bytes) for queue in begun]
         success = all(result.success for result in results)
         return BatchGenerationResponse(success, results, time.perf_counter() - started)
 
@@ -425,10 +355,7 @@ class ProductionTTSEngine:
 
     def count_tokens(self, text: str, *, normalize: Normalize | None = None) -> int:
         """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
-        running = self._ready()
-        pieces = self._pieces(running, self._script(running, text, normalize))
-        prompts = [running.speaker.loaded.prompt(piece, ()) for piece in pieces]
-        return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
+        return self._ready().count_tokens(text, normalize)
 
     def voice_names(self) -> list[str]:
         """Give the names of all voices, sorted, without looking at any file."""
@@ -473,11 +400,8 @@ class ProductionTTSEngine:
         Raises `ReferenceAudioError`, `TextError` or `EngineError`.
         """
         reference, running = Reference(reference_audio, reference_text), self._ready()
-        prepared = await _in_thread(lambda: Prepared(Script(""), [], [running.listen(reference)]))
-        try:
-            await _wait_async(prepared.listening[0], self._deadline())
-        finally:
-            prepared.close()
+        prepared = await in_thread(lambda: Prepared(Script(""), [], [running.listen(reference)]))
+        await prepared.voices_async(self._deadline())
 
     def delete_voice(self, name: str) -> None:
         """Forget an added voice; requests that speak with it go on.
@@ -499,37 +423,8 @@ class ProductionTTSEngine:
 
     def health_check(self) -> dict[str, Any]:
         """Tell state, placement and memory; never waits for what is being spoken and never raises."""
-        if self._running is None:
-            return {"status": "stopped", "ready": False, "vram": _vram(None)}
         running = self._running
-        speaker, synthesizer = running.speaker, running.synthesizer
-        choices = {
-            "device": speaker.device,
-            "precision": speaker.precision,
-            "codec_dtype": speaker.codec_dtype,
-            "weights_dtype": speaker.weights_dtype,
-            "kv_dtype": speaker.kv_dtype,
-            "kernels": speaker.kernels,
-            "batch_invariance": speaker.batch_invariance,
-            "compile": speaker.compiler.choice,
-        }
-        return {
-            "status": "ready" if synthesizer.core.is_alive else "failed",
-            "ready": synthesizer.core.is_alive,
-            "checkpoint": str(speaker.directory),
-            "origin": None if speaker.origin is None else speaker.origin.data(),
-            "model": {
-                "family": speaker.family,
-                "sampling": list(speaker.description.sampling),
-                "clones": speaker.description.voice.clones,
-            },
-            "voices": running.voices.health(),
-            "recordings": running.recordings.health(),
-            **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},
-            "placement": {stage: choice.value for stage, choice in speaker.devices.items()},
-            **synthesizer.describe(),
-            "vram": _vram(speaker.device.value),
-        }
+        return {"status": "stopped", "ready": False, "vram": vram(None)} if running is None else running.health()
 
     def families(self) -> list[Family]:
         """Give all metrics of this moment, ready to be shown (`metrics.py`)."""
@@ -549,12 +444,8 @@ class ProductionTTSEngine:
         while True:
             running = self._ready()
             try:
-                prepared = self._prepare(running, request)
-                try:
-                    voices = [_wait(each, deadline) for each in prepared.listening]
-                finally:
-                    prepared.close()
-                return self._begin_with(running, request, prepared, voices, deadline, streams=streams)
+                prepared = running.prepare(request)
+                return running.begin(request, prepared, prepared.voices(deadline), deadline, streams=streams)
             except EngineNotReadyError:
                 if self._running is running:
                     raise  # else another checkpoint has taken over meanwhile
@@ -570,63 +461,15 @@ class ProductionTTSEngine:
         while True:
             running = self._ready()
             try:
-                prepared = await _in_thread(partial(self._prepare, running, request))
-                try:
-                    voices = [await _wait_async(each, deadline) for each in prepared.listening]
-                finally:
-                    prepared.close()
-                return await _in_thread(
-                    partial(self._begin_with, running, request, prepared, voices, deadline, streams=True)
-                )
+                prepared = await in_thread(partial(running.prepare, request))
+                voices = await prepared.voices_async(deadline)
+                return await in_thread(partial(running.begin, request, prepared, voices, deadline, streams=True))
             except EngineNotReadyError:
                 if self._running is running:
                     raise
 
-    def _prepare(self, running: Running, request: TTSRequest) -> Prepared:
-        """Check the text, then begin to read the references: what is quick to refuse is refused first."""
-        script = self._script(running, request.text, request.normalize)
-        prepared = Prepared(script, self._pieces(running, script), [])
-        try:
-            for reference in request.references:
-                prepared.listening.append(running.listen(reference))
-        except BaseException:
-            prepared.close()
-            raise
-        return prepared
-
-    def _begin_with(
-        self,
-        running: Running,
-        request: TTSRequest,
-        prepared: Prepared,
-        voices: list[Voice],
-        deadline: float,
-        *,
-        streams: bool,
-    ) -> OutputQueue:
-        running.speaker.description.check_sampling(request.sampling)
-        if request.voice is not None:
-            voices = [running.voices.roster.find(request.voice).voice]
-        elif not voices and running.speaker.voices.default:
-            voices = [running.speaker.voices.default]
-        queue = running.synthesizer.speak(
-            prepared.pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
-        )
-        queue.tell(spoken_text=prepared.script.text, warning=prepared.script.warning)
-        return queue
-
     def _deadline(self) -> float:
         return time.monotonic() + self.config.request_timeout_s
-
-    def _script(self, running: Running, text: str, choice: Normalize | None) -> Script:
-        config = self.config
-        return running.speaker.text.script(
-            text, config.max_text_length, choice=choice or config.normalize, unspeakable=config.unspeakable
-        )
-
-    def _pieces(self, running: Running, script: Script) -> list[str]:
-        most = min(self.config.chunk_length, running.speaker.description.max_piece_bytes)
-        return [piece for piece in split(script.text, most) if is_speakable(piece)]
 
     def _ready(self) -> Running:
         running = self._running
@@ -635,107 +478,6 @@ class ProductionTTSEngine:
                 raise EngineNotReadyError("the engine was stopped; start() loads it again")
             raise EngineNotReadyError("the engine is not started; call start() or use it in a with block")
         return running
-
-
-class _Closable(Protocol):
-    """What holds work until it is closed."""
-
-    def close(self) -> None:
-        """End the work."""
-
-
-Held = TypeVar("Held", bound=_Closable)
-
-
-async def _in_thread(work: Callable[[], Held]) -> Held:
-    """Do some quick work in a thread; if the caller leaves meanwhile, close what comes of it."""
-    begun = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(begun)
-    except asyncio.CancelledError:
-        begun.add_done_callback(_close)
-        raise
-
-
-def _close(begun: asyncio.Future[Held]) -> None:
-    if not begun.cancelled() and begun.exception() is None:
-        begun.result().close()
-
-
-def _wait(listening: Future[Voice], deadline: float) -> Voice:
-    try:
-        return listening.result(_left_s(deadline))
-    except TimeoutError:
-        raise _late() from None
-
-
-async def _wait_async(listening: Future[Voice], deadline: float) -> Voice:
-    try:
-        async with asyncio.timeout(_left_s(deadline)):  # `wait_for` may lose a cancellation on Python 3.11
-            return await asyncio.wrap_future(listening)
-    except TimeoutError:
-        raise _late() from None
-
-
-def _left_s(deadline: float) -> float | None:
-    return None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
-
-
-def _late() -> RequestTimeoutError:
-    return RequestTimeoutError("the reference was not encoded in time")
-
-
-def _collect(
-    begun: OutputQueue | S1MiniError, started: float, audio_format: AudioFormat, *, return_bytes: bool
-) -> GenerationResult:
-    """Wait for one item of a batch; an item that fails, fails alone."""
-    try:
-        if isinstance(begun, S1MiniError):
-            raise begun
-        return _whole(begun, started, audio_format, return_bytes=return_bytes)
-    except S1MiniError as error:
-        return GenerationFailure(str(error), error.code, time.perf_counter() - started)
-
-
-def _whole(
-    chunks: Iterable[AudioChunk], started: float, audio_format: AudioFormat, *, return_bytes: bool
-) -> GenerationResponse:
-    heard = list(chunks)
-    response = GenerationResponse(
-        audio=np.concatenate([chunk.audio for chunk in heard]),
-        sample_rate=heard[-1].sample_rate,
-        frames=sum(chunk.frames for chunk in heard),
-        finish_reason=heard[-1].finish_reason,
-        generation_time=time.perf_counter() - started,
-        audio_format=audio_format,
-        spoken_text=heard[0].spoken_text or "",
-        warning=heard[0].warning,
-    )
-    if return_bytes:
-        _ = response.audio_bytes
-    return response
-
-
-def make_request(
-    text: str,
-    sampling: SamplingParams,
-    voice: str | None = None,
-    reference_audio: Audio | None = None,
-    reference_text: str | None = None,
-    *,
-    chunk_profile: ChunkProfile = "balanced",
-    normalize: Normalize | None = None,
-) -> TTSRequest:
-    """Put a request together. Raises `ParameterError` where its parts contradict each other."""
-    if chunk_profile not in get_args(ChunkProfile):
-        known = ", ".join(get_args(ChunkProfile))
-        raise ParameterError("chunk_profile", f"{chunk_profile!r} is not known; there are {known}")
-    if reference_audio is None and reference_text:
-        raise ParameterError("reference_text", "was given without reference_audio; give both or neither")
-    if voice is not None and reference_audio is not None:
-        raise ParameterError("voice", "was given beside reference_audio; give one of them")
-    references = () if reference_audio is None else (Reference(reference_audio, reference_text or ""),)
-    return TTSRequest(text, references, voice, sampling, chunk_profile, check_normalize(normalize))
 
 
 def _listed(name: str, values: Any) -> list[Any]:
@@ -751,11 +493,3 @@ def _matched(name: str, values: Any, count: int) -> list[Any]:
     if len(listed) != count:
         raise ParameterError(name, f"has {len(listed)} items for {count} texts; give one each, None for none")
     return listed
-
-
-def _vram(device: str | None) -> dict[str, float]:
-    """Memory of the GPU in GiB; zeros where the engine runs on none."""
-    if device is None or not device.startswith("cuda"):
-        return {"used_gb": 0.0, "total_gb": 0.0}
-    free, total = torch.cuda.mem_get_info(device)
-    return {"used_gb": (total - free) / 2**30, "total_gb": total / 2**30}

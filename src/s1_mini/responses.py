@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from s1_mini.audio.container import encode, format_of, write
-from s1_mini.types import AudioFormat, FinishReason
+from s1_mini.exceptions import S1MiniError
+from s1_mini.types import AudioChunk, AudioFormat, FinishReason
 
 
 @dataclass(frozen=True)
@@ -77,3 +80,35 @@ class BatchGenerationResponse:
     success: bool
     results: list[GenerationResult]
     total_time: float  # seconds
+
+
+def collect(
+    begun: Iterable[AudioChunk] | S1MiniError, started: float, audio_format: AudioFormat, *, return_bytes: bool
+) -> GenerationResult:
+    """Wait for one item of a batch; an item that fails, fails alone."""
+    try:
+        if isinstance(begun, S1MiniError):
+            raise begun
+        return whole(begun, started, audio_format, return_bytes=return_bytes)
+    except S1MiniError as error:
+        return GenerationFailure(str(error), error.code, time.perf_counter() - started)
+
+
+def whole(
+    chunks: Iterable[AudioChunk], started: float, audio_format: AudioFormat, *, return_bytes: bool
+) -> GenerationResponse:
+    """Put together what is heard of a text, begun at `started` [s, `time.perf_counter`]."""
+    heard = list(chunks)
+    response = GenerationResponse(
+        audio=np.concatenate([chunk.audio for chunk in heard]),
+        sample_rate=heard[-1].sample_rate,
+        frames=sum(chunk.frames for chunk in heard),
+        finish_reason=heard[-1].finish_reason,
+        generation_time=time.perf_counter() - started,
+        audio_format=audio_format,
+        spoken_text=heard[0].spoken_text or "",
+        warning=heard[0].warning,
+    )
+    if return_bytes:
+        _ = response.audio_bytes
+    return response

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 from s1_mini.exceptions import ParameterError
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+# A recording: a path, the bytes of a sound file, or a float wave [samples] at the engine's own rate.
+Audio: TypeAlias = "bytes | str | Path | np.ndarray"
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -65,12 +68,9 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Reference:
-    """A recording whose voice is to be spoken, and what is said in it.
+    """A recording whose voice is to be spoken, and what is said in it."""
 
-    `audio` is a path, the bytes of an audio file, or a float wave [samples] at the engine's own rate.
-    """
-
-    audio: bytes | str | Path | np.ndarray
+    audio: Audio
     text: str = ""
 
 
@@ -140,6 +140,28 @@ class AudioChunk:
     def wave(self) -> np.ndarray:
         """The same as `audio`, by its older name."""
         return self.audio
+
+
+def make_request(
+    text: str,
+    sampling: SamplingParams,
+    voice: str | None = None,
+    reference_audio: Audio | None = None,
+    reference_text: str | None = None,
+    *,
+    chunk_profile: ChunkProfile = "balanced",
+    normalize: Normalize | None = None,
+) -> TTSRequest:
+    """Put a request together. Raises `ParameterError` where its parts contradict each other."""
+    if chunk_profile not in get_args(ChunkProfile):
+        known = ", ".join(get_args(ChunkProfile))
+        raise ParameterError("chunk_profile", f"{chunk_profile!r} is not known; there are {known}")
+    if reference_audio is None and reference_text:
+        raise ParameterError("reference_text", "was given without reference_audio; give both or neither")
+    if voice is not None and reference_audio is not None:
+        raise ParameterError("voice", "was given beside reference_audio; give one of them")
+    references = () if reference_audio is None else (Reference(reference_audio, reference_text or ""),)
+    return TTSRequest(text, references, voice, sampling, chunk_profile, check_normalize(normalize))
 
 
 def check_range(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:

@@ -14,6 +14,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from s1_mini import ProductionTTSEngine
+from s1_mini.runtime.running import Running
 from tests.server.conftest import Door, serving, wait_until
 
 BODY = {"text": "Good morning.", "max_new_tokens": 8}
@@ -249,14 +250,14 @@ def test_a_client_that_goes_away_while_the_engine_is_being_asked_leaves_nothing_
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that takes a request in cannot be stopped."""
-    speak, asked, went = door.engine._begin_with, threading.Event(), threading.Event()
+    speak, asked, went = Running.begin, threading.Event(), threading.Event()
 
     def speak_slowly(*arguments: object, **fields: object) -> object:
         asked.set()
         went.wait(5)
         return speak(*arguments, **fields)
 
-    monkeypatch.setattr(door.engine, "_begin_with", speak_slowly)
+    monkeypatch.setattr(Running, "begin", speak_slowly)
     before = door.engine.health_check()["queue"]["accepted"]
     body = json.dumps(LONG).encode()
     with socket.create_connection(("127.0.0.1", door.port)) as plug:

@@ -1,0 +1,161 @@
+"""An engine between its start and its stop: a loaded checkpoint, what speaks with it, its voices and its references."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from s1_mini.config import EngineConfig
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.prepared import Prepared
+from s1_mini.runtime.recordings import Recordings
+from s1_mini.runtime.synthesizer import Synthesizer
+from s1_mini.runtime.voice_service import VoiceService, open_roster
+from s1_mini.text.form import Script
+from s1_mini.text.normalize import is_speakable
+from s1_mini.text.split import split
+from s1_mini.types import Normalize, Reference, TTSRequest, Voice
+from s1_mini.voices.reference import ReferenceEncoder
+
+
+@dataclass(frozen=True)
+class Running:
+    """What there is between `start` and `stop`, and is exchanged as a whole by `reload`."""
+
+    config: EngineConfig
+    speaker: Speaker
+    synthesizer: Synthesizer
+    voices: VoiceService
+    recordings: Recordings
+    references: ReferenceEncoder
+
+    def close(self, *, drains: bool, timeout_s: float | None) -> None:
+        """Take in nothing more; finish what was taken in, or end it."""
+        started = time.monotonic()
+        self.voices.stop()
+        self.recordings.close(drains=drains, timeout_s=timeout_s)
+        left_s = None if timeout_s is None else max(0.0, started + timeout_s - time.monotonic())
+        self.synthesizer.close(drains=drains, timeout_s=left_s)
+        self.voices.join()
+
+    def listen(self, reference: Reference) -> Future[Voice]:
+        """Give the voice of a reference: at once if it is known, else when its turn has come. Raises at once, too.
+
+        From the future come `ReferenceAudioError` and `EngineError`.
+        """
+        known = self.references.find(reference)
+        if known is None:
+            return self.recordings.submit(partial(self.references.encode, reference))
+        done: Future[Voice] = Future()
+        done.set_result(known)
+        return done
+
+    def prepare(self, request: TTSRequest) -> Prepared:
+        """Check the text, then begin to read the references: what is quick to refuse is refused first."""
+        script = self._script(request.text, request.normalize)
+        prepared = Prepared(script, self._pieces(script), [])
+        try:
+            for reference in request.references:
+                prepared.listening.append(self.listen(reference))
+        except BaseException:
+            prepared.close()
+            raise
+        return prepared
+
+    def begin(
+        self, request: TTSRequest, prepared: Prepared, voices: list[Voice], deadline: float, *, streams: bool
+    ) -> OutputQueue:
+        """Have a request spoken, by the voices of its references or the one that it names, else by the default."""
+        self.speaker.description.check_sampling(request.sampling)
+        if request.voice is not None:
+            voices = [self.voices.roster.find(request.voice).voice]
+        elif not voices and self.speaker.voices.default:
+            voices = [self.speaker.voices.default]
+        queue = self.synthesizer.speak(
+            prepared.pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
+        )
+        queue.tell(spoken_text=prepared.script.text, warning=prepared.script.warning)
+        return queue
+
+    def count_tokens(self, text: str, choice: Normalize | None) -> int:
+        """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
+        prompts = [self.speaker.loaded.prompt(piece, ()) for piece in self._pieces(self._script(text, choice))]
+        return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
+
+    def health(self) -> dict[str, Any]:
+        """Tell state, placement and memory; never waits for what is being spoken and never raises."""
+        speaker, synthesizer = self.speaker, self.synthesizer
+        choices = {
+            "device": speaker.device,
+            "precision": speaker.precision,
+            "codec_dtype": speaker.codec_dtype,
+            "weights_dtype": speaker.weights_dtype,
+            "kv_dtype": speaker.kv_dtype,
+            "kernels": speaker.kernels,
+            "batch_invariance": speaker.batch_invariance,
+            "compile": speaker.compiler.choice,
+        }
+        return {
+            "status": "ready" if synthesizer.core.is_alive else "failed",
+            "ready": synthesizer.core.is_alive,
+            "checkpoint": str(speaker.directory),
+            "origin": None if speaker.origin is None else speaker.origin.data(),
+            "model": {
+                "family": speaker.family,
+                "sampling": list(speaker.description.sampling),
+                "clones": speaker.description.voice.clones,
+            },
+            "voices": self.voices.health(),
+            "recordings": self.recordings.health(),
+            **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},
+            "placement": {stage: choice.value for stage, choice in speaker.devices.items()},
+            **synthesizer.describe(),
+            "vram": vram(speaker.device.value),
+        }
+
+    def _script(self, text: str, choice: Normalize | None) -> Script:
+        config = self.config
+        return self.speaker.text.script(
+            text, config.max_text_length, choice=choice or config.normalize, unspeakable=config.unspeakable
+        )
+
+    def _pieces(self, script: Script) -> list[str]:
+        most = min(self.config.chunk_length, self.speaker.description.max_piece_bytes)
+        return [piece for piece in split(script.text, most) if is_speakable(piece)]
+
+
+def run(speaker: Speaker, synthesizer: Synthesizer, config: EngineConfig, before: VoiceService | None) -> Running:
+    """Put together what runs; voices in memory and pins of `before` stay. Raises `ConfigurationError`."""
+    references = ReferenceEncoder(
+        encode_wave=synthesizer.encode,
+        cache=synthesizer.references,
+        form=speaker.description.voice,
+        max_s=config.max_reference_s,
+        max_bytes=config.max_reference_bytes,
+        max_text_length=config.max_text_length,
+        say=speaker.text.transcript,
+    )
+    try:
+        roster = open_roster(speaker.description.voice, speaker.voices, config)
+        voices = VoiceService(roster, synthesizer, references.encode, config)
+        if before is not None:
+            voices.take_over(before)
+    except BaseException:
+        synthesizer.close(drains=False)
+        raise
+    recordings = Recordings(max_waiting=config.max_waiting_references)
+    return Running(config, speaker, synthesizer, voices, recordings, references)
+
+
+def vram(device: str | None) -> dict[str, float]:
+    """Give the memory of the GPU in GiB; zeros where the engine runs on none."""
+    if device is None or not device.startswith("cuda"):
+        return {"used_gb": 0.0, "total_gb": 0.0}
+    free, total = torch.cuda.mem_get_info(device)
+    return {"used_gb": (total - free) / 2**30, "total_gb": total / 2**30}
