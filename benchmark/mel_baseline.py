@@ -41,7 +41,7 @@ from s1_mini.execution.stage import Stage
 from s1_mini.families.mel.loaded import LoadedMel, as_mel
 from s1_mini.families.mel.voice import SPEAKER
 from s1_mini.runtime.loader import Speaker, load
-from s1_mini.text.normalize import normalize
+from s1_mini.text.tidy import tidied
 from s1_mini.types import SamplingParams
 
 TEXTS = (
@@ -100,7 +100,7 @@ class Baseline:
     def speak(self, text: str, steps: int, clock: Clock | None = None) -> np.ndarray:
         """Speak so many steps; give the samples [T]."""
         model, clock = self._model, clock or Clock(self._model.device, SECTIONS)
-        tidy = normalize(text, MAX_CHARACTERS)
+        tidy = tidied(text, MAX_CHARACTERS)
         tokens = clock.time(
             "text_to_tokens", lambda: torch.tensor([self._loaded.tokenizer.encode(tidy)], device=model.device)
         )
@@ -148,7 +148,7 @@ class Original:
     @torch.inference_mode()
     def speak(self, text: str, steps: int, vector: Tensor) -> np.ndarray:
         """Speak so many steps; give the samples [T]."""
-        tokens = torch.tensor([self._loaded.tokenizer.encode(normalize(text, MAX_CHARACTERS))], device=self._device)
+        tokens = torch.tensor([self._loaded.tokenizer.encode(tidied(text, MAX_CHARACTERS))], device=self._device)
         frames = steps * self._loaded.model.config.frames_per_step
         ratio = (frames + 0.01) / tokens.shape[1]  # it rounds down
         spoken = {"threshold": NEVER, "maxlenratio": ratio, "vocoder": self._vocoder}

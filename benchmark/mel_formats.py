@@ -29,7 +29,7 @@ from s1_mini.families.mel.verify import open_state, step_alone
 from s1_mini.families.mel.voice import SPEAKER
 from s1_mini.families.registry import family_of
 from s1_mini.runtime.loader import choose_device
-from s1_mini.text.normalize import normalize
+from s1_mini.text.tidy import tidied
 from s1_mini.voices.library import VoiceLibrary
 
 FP8 = torch.float8_e4m3fn
@@ -117,7 +117,7 @@ def measure(directory: Path, device: torch.device, text: str) -> list[Quality]:
     voice = VoiceLibrary.open(directory, family_of(directory).describe(directory).voice).default
     size = plain.model.config.speaker_size
     speaker = torch.zeros(size) if voice is None else voice.tensors[SPEAKER]
-    tokens = plain.tokenizer.encode(normalize(text, MAX_CHARACTERS))
+    tokens = plain.tokenizer.encode(tidied(text, MAX_CHARACTERS))
     case, steps = {"tokens": torch.tensor(tokens), "speaker": speaker}, steps_of(text, plain, 1000)
     wanted = along(plain, case, steps, None)
     made = plain.model.config.frames_per_step

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s1_mini.exceptions import ParameterError
-from s1_mini.text.normalize import normalize
 from s1_mini.text.split import split, split_arriving
+from s1_mini.text.tidy import tidied
 
 WRITING = st.text(st.sampled_from('aaaabcÉ字你。！？，、.!?;:,…—"”“»)( \n   １👍🏽\u200d\u0301🇩🇪'), max_size=400)
 WRITTEN_CHARACTERS = [
@@ -123,7 +123,7 @@ def test_sentences_share_a_piece_while_they_fit():
 
 
 def test_a_sentence_may_end_at_a_paragraph_without_a_mark():
-    assert split(normalize("Chapter One\n\nIt was a dark night.\n\nIt rained.", 99), 200) == [
+    assert split(tidied("Chapter One\n\nIt was a dark night.\n\nIt rained.", 99), 200) == [
         "Chapter One",
         "It was a dark night. It rained.",
     ]

@@ -31,7 +31,7 @@ from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.synthesizer import choose_threads
-from s1_mini.text.normalize import normalize
+from s1_mini.text.tidy import tidied
 from s1_mini.types import AudioFormat, SamplingParams
 
 SCHEDULING = "scheduling"  # all that a turn does but its stages' work
@@ -192,7 +192,7 @@ class Profiler:
             pass
 
     def _prompt(self) -> Prompt:
-        return self._loaded.prompt(normalize(self._text, MAX_CHARACTERS), self._voices)
+        return self._loaded.prompt(tidied(self._text, MAX_CHARACTERS), self._voices)
 
 
 def measure_sections(

@@ -16,7 +16,7 @@ import typer
 from s1_mini.cli.engine_options import Device, Precision
 from s1_mini.cli.verb import FORMATS, check_pipe, completing, engine_config
 from s1_mini.exceptions import ParameterError, TextError
-from s1_mini.text.normalize import normalize as put_in_order
+from s1_mini.text.tidy import tidied
 from s1_mini.types import DEFAULT_SAMPLING, SamplingParams, check_normalize
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def say(
     format_ = _format(path, audio_format, stream)
     loudspeaker = find_loudspeaker() if play else None
     text = _read_stdin() if text == PIPE else text
-    words = put_in_order(text, config.max_text_length)
+    words = tidied(text, config.max_text_length)
 
     from s1_mini.engine import ProductionTTSEngine
 

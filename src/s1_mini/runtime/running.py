@@ -18,8 +18,8 @@ from s1_mini.runtime.recordings import Recordings
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService, open_roster
 from s1_mini.text.form import Script
-from s1_mini.text.normalize import is_speakable
 from s1_mini.text.split import split
+from s1_mini.text.tidy import is_speakable
 from s1_mini.types import Normalize, Reference, TTSRequest, Voice
 from s1_mini.voices.reference import ReferenceEncoder
 

@@ -14,7 +14,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, TextError, VoiceError
 from s1_mini.runtime.preloader import Preloader
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.text.normalize import normalize
+from s1_mini.text.tidy import tidied
 from s1_mini.types import Reference, Voice, VoiceInfo
 from s1_mini.voices.added import AddedVoices, MemoryVoices, Recording, VoiceDirectory
 from s1_mini.voices.format import VoiceFormat
@@ -213,6 +213,6 @@ def check_description(description: str) -> str:
     if isinstance(description, str) and len(description) > MAX_DESCRIPTION:
         raise ParameterError("description", f"{len(description)} characters; at most {MAX_DESCRIPTION} are allowed")
     try:
-        return normalize(description, MAX_DESCRIPTION)
+        return tidied(description, MAX_DESCRIPTION)
     except TextError as error:
         raise ParameterError("description", str(error).removeprefix(f"{error.field}: ")) from None

@@ -34,8 +34,8 @@ from s1_mini.server.record import record_of
 from s1_mini.server.schemas import InputDone, InputText, Sampling, SessionConfig, SpeechRequest, decode_base64
 from s1_mini.server.speech import speak
 from s1_mini.server.structure import check_structure
-from s1_mini.text.normalize import is_speakable
 from s1_mini.text.split import split_arriving
+from s1_mini.text.tidy import is_speakable
 
 router = APIRouter()
 

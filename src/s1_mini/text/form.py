@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from s1_mini.exceptions import CheckpointMismatchError, ParameterError, TextError
-from s1_mini.text.normalize import is_speakable, normalize
 from s1_mini.text.reading import spoken
+from s1_mini.text.tidy import is_speakable, tidied
 from s1_mini.types import Normalize
 
 Unspeakable = Literal["error", "skip"]
@@ -77,10 +77,10 @@ class TextForm:
         """Give what is to be spoken of a request's `text`.
 
         `max_length` counts characters of it, and of what is spoken. Positions in messages are those of `text`. Raises
-        `TextError` as `normalize` does, for what is too long when it is spoken, and for a character that is outside
+        `TextError` as `tidied` does, for what is too long when it is spoken, and for a character that is outside
         the alphabet; with `skip`, only if nothing is left without those.
         """
-        tidy = normalize(text, max_length)
+        tidy = tidied(text, max_length)
         if choice == "auto" and self.language is not None:
             tidy = self._said(text, max_length)
         return self._within(tidy, text, unspeakable, choice)
@@ -101,7 +101,7 @@ class TextForm:
             )
         if not is_speakable(said):
             raise TextError("text", f"{text[:20]!r} has nothing to say; send at least one letter, number or symbol")
-        return normalize(said, max_length)
+        return tidied(said, max_length)
 
     def _within(self, tidy: str, sent: str, unspeakable: Unspeakable, choice: Normalize) -> Script:
         fitting, outside = self._fit(tidy)
@@ -110,7 +110,7 @@ class TextForm:
         first = outside[0]
         is_left = any(character.isalnum() for character in fitting)
         if unspeakable == "skip" and is_left:
-            return Script(normalize(_LONELY.sub("", fitting), len(fitting)), outside)
+            return Script(tidied(_LONELY.sub("", fitting), len(fitting)), outside)
         way_out = "take it out" + ("" if not is_left else ", or set S1_MINI_UNSPEAKABLE=skip to have the rest spoken")
         if choice == "off" and self.language is not None and not first.isalpha():
             way_out += "; normalize=auto reads numbers and signs"

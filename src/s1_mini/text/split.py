@@ -2,7 +2,7 @@
 
 Sizes are UTF-8 bytes, because a Chinese character takes three of them and about three times as long to speak as
 a Latin letter. Knows punctuation and abbreviations, but no language and no tokens. The engine calls it with text
-from `normalize`.
+from `tidied`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from s1_mini.exceptions import ParameterError
 from s1_mini.text.grapheme import would_tear
-from s1_mini.text.normalize import PARAGRAPH_BREAK
+from s1_mini.text.tidy import PARAGRAPH_BREAK
 
 _WIDE_ENDS = "。！？｡"  # end a sentence without a space after them
 _ENDS = ".!?…؟۔।॥" + _WIDE_ENDS

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from s1_mini.audio.reference import load_reference, naming, read_recording
 from s1_mini.exceptions import ReferenceAudioError, TextError, VoiceUnsupportedError
-from s1_mini.text.normalize import normalize
+from s1_mini.text.tidy import tidied
 from s1_mini.types import Reference, Voice
 from s1_mini.voices.arrays import is_array_file
 from s1_mini.voices.format import Tensors, VoiceFormat
@@ -77,6 +77,6 @@ class ReferenceEncoder:
 
     def _text(self, reference: Reference) -> str:
         try:
-            return self.say(normalize(reference.text, self.max_text_length)) if reference.text else ""
+            return self.say(tidied(reference.text, self.max_text_length)) if reference.text else ""
         except TextError as error:
             raise TextError("reference_text", str(error).removeprefix(f"{error.field}: ")) from None

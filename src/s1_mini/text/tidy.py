@@ -21,11 +21,11 @@ _LINE_BREAK = re.compile(r"\r\n|[\n\v\r\u2028]")
 _UNSPOKEN = ("P", "Z", "M", "Cc", "Cf")  # punctuation, separators, lone marks, controls, format characters
 
 
-def normalize(text: str, max_length: int) -> str:
-    r"""Put `text` in order: composed (NFC), trimmed, every run of white space one space.
+def tidied(text: str, max_length: int) -> str:
+    r"""Give `text` in order: composed (NFC), trimmed, every run of white space one space.
 
     A blank line or a paragraph separator becomes `PARAGRAPH_BREAK`, so that `split` sees the sentence end there.
-    Byte order marks vanish. Normalising twice changes nothing more.
+    Byte order marks vanish. Doing so twice changes nothing more.
 
     `max_length` counts characters as they were sent. Positions in messages count from 0. Raises `TextError` if
     the text is not a str, is empty, says nothing ("..."), is too long, or holds a control character other than
