@@ -1,5 +1,6 @@
 import itertools
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +10,9 @@ if str(Path(__file__).parents[2]) not in sys.path:  # training/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from training import texts
+from training.texts import debian
+from training.texts.held_out import bare
+from training.texts.stream import BLOCK, MAX_CHARACTERS, WEIGHTS
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +37,8 @@ def test_held_out_sentences_never_come():
 
     spoken = itertools.islice(texts.utterances(0, corpora), 2000)
 
-    unwanted = {texts._bare(text) for kind in held_out.values() for text in kind}
-    assert not unwanted & {texts._bare(text) for text in spoken}
+    unwanted = {bare(text) for kind in held_out.values() for text in kind}
+    assert not unwanted & {bare(text) for text in spoken}
 
 
 def test_held_out_sentences_are_as_many_and_as_long_as_promised():
@@ -49,7 +53,7 @@ def test_held_out_sentences_are_as_many_and_as_long_as_promised():
 
 
 def test_every_kind_comes_and_hardly_anything_twice(many):
-    assert all(0 < len(text) <= texts.MAX_CHARACTERS for text in many)
+    assert all(0 < len(text) <= MAX_CHARACTERS for text in many)
     assert len(set(many)) > 0.94 * len(many)
     patterns = [r"\$\d", "£", "€", r"\d:\d\d", r"\d/\d\d/\d{4}", r"\dth\b", "%", r"\bDr\.", r"\?$", "!$", '"']
     for pattern in patterns:
@@ -61,7 +65,7 @@ def test_every_kind_comes_and_hardly_anything_twice(many):
 
 def test_natural_sentences_are_used_up_before_one_comes_again():
     corpora = texts.Corpora([f"Sentence {i} of many." for i in range(130)], ["word", "other"], ["stone", "tree"])
-    num_natural = 130 * texts.BLOCK // texts.WEIGHTS["natural"]
+    num_natural = 130 * BLOCK // WEIGHTS["natural"]
 
     said = [text for text in itertools.islice(texts.utterances(5, corpora), num_natural) if text in corpora.sentences]
 
@@ -70,10 +74,18 @@ def test_natural_sentences_are_used_up_before_one_comes_again():
 
 def test_prepared_corpora_come_back(tmp_path, monkeypatch):
     for source in ("_examples", "_glosses", "_verses", "_fortunes", "_words"):
-        monkeypatch.setattr(texts, source, lambda: iter(["the cat ran away", "two", "a 3rd <b>", "the cat ran away "]))
+        monkeypatch.setattr(debian, source, lambda: iter(["the cat ran away", "two", "a 3rd <b>", "the cat ran away "]))
 
-    texts.prepare(tmp_path / "texts.xz")
+    debian.prepare(tmp_path / "texts.xz")
 
     corpora = texts.load(tmp_path / "texts.xz")
     assert corpora.sentences == ["The cat ran away."]
     assert corpora.words == ["two"]
+
+
+def test_the_command_prints_the_beginning_of_the_stream(many):
+    command = [sys.executable, "-X", "utf8", "-m", "training.texts", "show", "--seed", "3", "--count", "5"]
+    root = Path(__file__).parents[2]
+    shown = subprocess.run(command, cwd=root, capture_output=True, check=True, text=True, encoding="utf-8").stdout
+
+    assert shown.splitlines() == many[:5]
