@@ -10,9 +10,10 @@ Several engines may be in one process, and one may speak while another starts.
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
@@ -62,7 +63,7 @@ def capture(
                 work()
         graph = torch.cuda.CUDAGraph()
         captures = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        with _replays, captures:  # the second waits for the device as it is entered
+        with _replays, no_collections(), captures:  # the last waits for the device as it is entered
             work()
 
     def replay() -> None:
@@ -72,6 +73,22 @@ def capture(
                 done.record()
 
     return replay
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Let Python's collector rest; one block at a time.
+
+    Graphs of an engine that is no more may be among what it would destroy, and to destroy one on a thread that captures
+    another is an error of CUDA that ends the process.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Buffer(NamedTuple):

@@ -1,0 +1,68 @@
+"""Captured graphs: what is no longer used harms no capture."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from s1_mini.execution.graphs import capture, graph_stream, no_collections
+
+
+class Cycle:
+    """Is destroyed only when Python's collector runs."""
+
+    def __init__(self, *owned: object) -> None:
+        self.owned = owned
+        self.itself = self
+
+
+def test_the_collector_rests_within_the_block_and_is_as_before_after_it() -> None:
+    with no_collections():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(KeyError), no_collections():
+        raise KeyError
+    assert gc.isenabled()
+
+    gc.disable()
+    try:
+        with no_collections():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_graphs_that_nobody_has_any_more_are_not_destroyed_while_another_is_captured() -> None:
+    device = torch.device("cuda", 0)
+    stream, total = graph_stream(device, 0), torch.zeros(8, device=device)
+    before = capture(lambda: total.add_(1), stream, torch.cuda.graph_pool_handle())
+    collected = threading.Event()
+    forgotten = Cycle(before, torch.cuda.Event())
+    gc.callbacks.append(lambda phase, _: collected.set() if phase == "stop" else None)
+    thresholds = gc.get_threshold()
+
+    def work() -> None:
+        if torch.cuda.is_current_stream_capturing():
+            collected.clear()
+            gc.set_threshold(1)
+            _ = [Cycle() for _ in range(100)]  # more than enough for a collection
+            assert not collected.is_set()
+        total.mul_(2)
+
+    try:
+        del before, forgotten
+        replay = capture(work, stream, torch.cuda.graph_pool_handle())
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.pop()
+    total.fill_(3)
+    torch.cuda.synchronize()
+    replay()
+    torch.cuda.synchronize()
+    assert total.tolist() == [6.0] * 8
