@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
 from voice_formats import BOOKS
 
+gc.disable()  # until all tests are collected: what is imported stays, and was looked through again and again
 LOADER = botocore.loaders.Loader()
 ASSETS = Path(__file__).parent / "assets"
 # Noise, where it does not matter which: frames of ten codebooks take twice as long. The oracle's have ten.
@@ -26,6 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with files that have a slow test: a long file at the end would leave the other cores with nothing to do."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector work, on what the tests themselves make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
