@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,13 +26,13 @@ from s1_mini.runtime.loader import load
 
 Run = Callable[..., tuple[str, dict[str, Any]]]
 
-S1_MINI = partial(get_family().sizes, None)
+S1_MINI = cache(partial(get_family().sizes, None))  # by formats
 DEMAND = Demand(position=100, stream_row=1000, frame=10)
 
 
 @pytest.fixture(scope="module")
 def full() -> Sizes:
-    return get_family().sizes(None, Formats(), 0)
+    return S1_MINI(Formats(), 0)
 
 
 @pytest.fixture

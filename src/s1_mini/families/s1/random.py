@@ -23,6 +23,7 @@ from s1_mini.families.base import Form
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.layers.rope import rope_table
+from s1_mini.weights.fit import skeleton
 from s1_mini.weights.write import new_directory, write_json, write_tensors
 
 CONTROL_TOKENS = (
@@ -131,7 +132,7 @@ def write_random_checkpoint(
 def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Give random tensors under every published name of `model.pth`."""
     config = S1Config.from_json(recipe.model)
-    with torch.device("meta"):
+    with skeleton():
         network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
     tensors = dict(_fill(network, torch.Generator().manual_seed(seed), dtype))
     if config.tie_word_embeddings:
@@ -142,7 +143,7 @@ def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float
 def random_codec(recipe: Recipe, seed: int = 0, *, form: Form = "compact") -> dict[str, Tensor]:
     """Give random tensors under every name of `codec.pth` (weight norm and buffers included) or of the compact form."""
     config = DacConfig.from_json(recipe.codec)
-    with torch.device("meta"):
+    with skeleton():
         codec = Dac(config)
     tensors = dict(_fill(codec, torch.Generator().manual_seed(seed), torch.float32))
     return tensors if form == "compact" else published_codec(codec, tensors)
