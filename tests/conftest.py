@@ -16,6 +16,8 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
 from voice_formats import BOOKS
 
+# What tests compute themselves, and not engines, which choose their threads: tiny models take twice as long on two.
+torch.set_num_threads(1)
 gc.disable()  # until all tests are collected: what is imported stays, and was looked through again and again
 LOADER = botocore.loaders.Loader()
 ASSETS = Path(__file__).parent / "assets"
@@ -88,15 +90,6 @@ def no_grad() -> Iterator[None]:
     """Run a test without gradients, as the engine runs models."""
     with torch.inference_mode():
         yield
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Run a test on one CPU thread: tiny models are slower on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from benchmark.mel_baseline import FIFTY, SECTIONS, TEXTS, Comparison, decoder_m
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.random import write_random_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -13,8 +13,6 @@ from benchmark.command import run
 from benchmark.mel_formats import FORMATS, main, mel_cepstral_distortion
 from s1_mini.families.mel.random import write_random_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_the_command_tells_of_every_format_how_far_it_is_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
 import torch
 
 from benchmark.sections import Clock, Section, Span, bottlenecks, covered, trace
@@ -23,7 +22,6 @@ def test_the_time_of_kernels_counts_once_and_to_the_section_that_it_lies_in() ->
     assert covered([], spans) == {}
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_what_the_profiler_saw_lies_in_the_section_where_it_was_done() -> None:
     clock, x = Clock(torch.device("cpu"), ("rest", "work")), torch.randn(600, 600)
 

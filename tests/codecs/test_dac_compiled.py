@@ -16,7 +16,7 @@ from s1_mini.types import SamplingParams
 from voice_formats import BOOKS
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
-pytestmark = pytest.mark.usefixtures("no_grad", "one_thread")
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 FRAMES, RATE = 4, 2048
 

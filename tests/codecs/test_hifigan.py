@@ -18,7 +18,7 @@ from s1_mini.core.stage import Chunks, Progress, Spec
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.types import ChunkProfile, SamplingParams
 
-pytestmark = pytest.mark.usefixtures("no_grad", "one_thread")
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 BINS, RATE = 6, 8
 SIZES = {

@@ -45,7 +45,6 @@ def spoken(directory: Path) -> np.ndarray:
         return engine.generate("Hello.", seed=1, max_new_tokens=12).audio
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_every_form_of_a_checkpoint_says_the_same(published: Path, tmp_path: Path) -> None:
     wanted = spoken(published)
     inside, beside = tmp_path / "inside", tmp_path / "beside"
@@ -68,7 +67,6 @@ def test_every_form_of_a_checkpoint_says_the_same(published: Path, tmp_path: Pat
     ]
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_checkpoint_is_converted_to_half_precision_packaged_and_planned(published: Path, tmp_path: Path) -> None:
     run("convert", "--checkpoint", published, "-o", tmp_path / "half", "--precision", "bfloat16")
     run("package", "--checkpoint", published, "-o", tmp_path / "model.tar.gz", "--codec-precision", "float32")
@@ -102,7 +100,7 @@ def test_the_real_size_is_counted_without_a_checkpoint() -> None:
     assert single.weight_bytes("compute") == pytest.approx(4 * 12.66e6, rel=0.01)
 
 
-@pytest.mark.usefixtures("no_grad", "one_thread")
+@pytest.mark.usefixtures("no_grad")
 @pytest.mark.parametrize("seed", [0, 7])
 def test_an_oracle_of_the_original_is_verified_and_a_false_one_is_not(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -140,7 +140,7 @@ def test_narrow_formats_change_the_layers_alone_and_the_sound_little(checkpoint:
     assert error.std() < 0.25 * wanted.std()
 
 
-@pytest.mark.usefixtures("no_grad", "one_thread")
+@pytest.mark.usefixtures("no_grad")
 def test_fp8_is_for_what_a_step_of_the_decoder_reads_and_spares_the_encoder(checkpoint: Path) -> None:
     from s1_mini.families.base import Placement
     from s1_mini.families.mel.loaded import open_mel

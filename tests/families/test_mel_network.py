@@ -22,7 +22,7 @@ from tests.families.mel_room import (
     written,
 )
 
-pytestmark = pytest.mark.usefixtures("no_grad", "one_thread")
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 SIZES = ["tiny", pytest.param("full", marks=pytest.mark.slow)]
 

@@ -22,7 +22,7 @@ from s1_mini.families.s1.weights import build_network
 from s1_mini.types import SamplingParams
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
-pytestmark = [pytest.mark.usefixtures("no_grad", "one_thread"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_grad"), pytest.mark.slow]
 
 SPAN, FRAMES = 128, 40  # more frames than the repetition window has
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
