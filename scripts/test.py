@@ -30,6 +30,12 @@ EVERYWHERE = "not gpu and not java and not docker and not image and not schema a
 # browsers and clocks. `-n 0` for a debugger. One GPU is one process's.
 PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 SIDE_BY_SIDE = ("-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
+# Else each of them compiles all that the tests import, at the same time: 20 s of a processor. What is wrong they tell.
+COMPILE_IMPORTS = """
+import contextlib, os, pytest
+with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    pytest.main(["--collect-only", "-n", "0"])
+"""
 MIN_NODE = 20
 
 
@@ -48,7 +54,8 @@ def main(arguments: "list[str]") -> int:
         require_node(node_version())
         wanted = infra_checks(environment.ensure(ROOT, recipe=environment.INFRA), pytest_arguments)
     else:
-        wanted = checks(environment.ensure(ROOT, ["test"]), marks, pytest_arguments)
+        is_new = not (ROOT / "tests" / "__pycache__").exists()
+        wanted = checks(environment.ensure(ROOT, ["test"]), marks, pytest_arguments, is_new=is_new)
     results = [*run_beside(wanted[:-1]), run_check(*wanted[-1])]
     print(summary(results), flush=True)
     return 0 if all(result.passed for result in results) else 1
@@ -70,8 +77,13 @@ def parse(arguments: "Sequence[str]") -> "tuple[str, list[str]]":
     return "gpu" if options.gpu else "infra" if options.infra else EVERYWHERE, pytest_arguments
 
 
-def checks(python: Path, marks: str, pytest_arguments: "Sequence[str]") -> "list[tuple[str, list[str]]]":
-    """Return name and command of each check, in the order they run; pytest is last."""
+def checks(
+    python: Path, marks: str, pytest_arguments: "Sequence[str]", *, is_new: bool = False
+) -> "list[tuple[str, list[str]]]":
+    """Return name and command of each check, in the order they run; pytest is last.
+
+    `is_new` says that no test was ever collected in this checkout: then that is done once, beside the first checks.
+    """
     run = [str(python), "-m"]
     return [
         ("ruff check", [*run, "ruff", "check"]),
@@ -79,6 +91,7 @@ def checks(python: Path, marks: str, pytest_arguments: "Sequence[str]") -> "list
         ("mypy", [*run, "mypy"]),
         ("mypy win32", [*run, "mypy", "--platform", "win32", "--cache-dir", ".mypy_cache/win32"]),
         ("lint-imports", [str(python.with_name("lint-imports" + python.suffix))]),  # has no `python -m`
+        *([("bytecode", [str(python), "-c", COMPILE_IMPORTS])] if is_new else []),
         ("pytest", [*run, "pytest", "-m", marks, *(() if marks == "gpu" else SIDE_BY_SIDE), *pytest_arguments]),
     ]
 

@@ -455,6 +455,20 @@ def test_pytest_runs_last_and_on_gpu_tests_only_if_asked(check):
         assert checks[-1][1] == ["python", "-m", "pytest", "-m", marker, *together, "-k", "scheduler"]
 
 
+def test_what_a_new_checkouts_tests_import_is_compiled_once_and_beside_the_first_checks(check, tmp_path, monkeypatch):
+    old, new = (check.checks(Path(sys.executable), check.EVERYWHERE, [], is_new=is_new) for is_new in (False, True))
+    (more,) = [each for each in new if each not in old]
+    (tmp_path / "test_one.py").write_text("import late\ndef test_it(): assert False\n")
+    (tmp_path / "late.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+    variables = check.environment.child_env(os.environ, False) | {"PYTHONPATH": "."}
+    done = subprocess.run(more[1], env=variables, capture_output=True, text=True, check=False)
+
+    assert (new[-1][0], done.returncode, done.stdout, done.stderr) == ("pytest", 0, "", "")
+    assert list((tmp_path / "__pycache__").glob("late.*.pyc"))
+
+
 def test_checks_run_beside_each_other_and_each_shows_what_it_said_and_how_it_ended(check, capfd, tmp_path):
     meets = "import pathlib, sys, time; me, other, code = sys.argv[1:]; pathlib.Path(me).touch()\n"
     meets += "while not pathlib.Path(other).exists(): time.sleep(0.01)\nprint('met', flush=True); sys.exit(int(code))"
