@@ -55,9 +55,10 @@ class Hub(ThreadingHTTPServer):
         """Where it listens."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def downloads(self) -> set[str]:
-        """Give the names of all files whose content was sent."""
-        return {line.partition("/resolve/")[2].partition("/")[2] for line in self.asked if line[:3] == "GET"} - {""}
+    def downloads(self, repository: str = "") -> set[str]:
+        """Give the names of all files whose content was sent, of one repository or of all."""
+        sent = [line for line in self.asked if line.startswith(f"GET /{repository}")]
+        return {line.partition("/resolve/")[2].partition("/")[2] for line in sent} - {""}
 
 
 @contextmanager

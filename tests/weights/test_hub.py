@@ -53,31 +53,55 @@ def repository(hub: Hub, published: Path) -> Repository:
 
 
 def publish(
-    hub: Hub, folder: Path, family: str, form: Literal["published", "compact"] = "published"
+    hub: Hub, folder: Path, family: str, form: Literal["published", "compact"] = "published", name: str = NAME
 ) -> dict[str, bytes]:
     """Let the hub have a random checkpoint of a family, beside files that nobody needs; give its own."""
     found = get_family(family)
     found.write_random(folder, size=next(iter(found.random_sizes)), form=form, seed=0)
     files = files_of(folder)
-    hub.repositories[NAME] = Repository()
-    hub.repositories[NAME].commit({**files, **NOISE, "README.md": CARD})
+    hub.repositories[name] = Repository()
+    hub.repositories[name].commit({**files, **NOISE, "README.md": CARD})
     return files
 
 
 @pytest.fixture
 def run(hub: Hub, tmp_path: Path) -> Run:
     """Run Python in a folder of its own, with a cache of its own: the library reads its variables once."""
-    (tmp_path / "work").mkdir()
+    return runner(hub, tmp_path)
+
+
+def runner(hub: Hub, folder: Path) -> Run:
+    (folder / "work").mkdir()
 
     def run_python(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "S1_MINI_"))}
-        environment = ours | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), **variables}
+        environment = ours | {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), **variables}
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path / "work", env=environment, check=False, timeout=300
+            command, capture_output=True, text=True, cwd=folder / "work", env=environment, check=False, timeout=300
         )
 
     return run_python
+
+
+# Verbs in one process: each would load torch anew. Gives a line of JSON for each: exit code, output and errors.
+RUN_ALL = """
+import contextlib, io, json, sys
+from s1_mini.cli.app import run
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["s1-mini", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as told:
+        code = run()
+    print(json.dumps([code, out.getvalue(), told.getvalue()]))
+"""
+
+
+def run_all(run: Run, *verbs: list[str | Path]) -> list[tuple[int, str, str]]:
+    """Give exit code, output and errors of each verb."""
+    process = run("-c", RUN_ALL, json.dumps([[str(word) for word in verb] for verb in verbs]))
+    assert process.returncode == 0, process.stderr
+    return [tuple(json.loads(line)) for line in process.stdout.splitlines()]
 
 
 @pytest.fixture
@@ -305,15 +329,40 @@ def test_a_library_that_is_too_old_is_told_with_the_command(
     )
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[tuple[int, str, str], set[str]]]:
+    """What `s1-mini plan` says of each family's checkpoint, and the files that it downloads."""
+    folder = tmp_path_factory.mktemp("planned")
+    with running_hub() as hub:
+        for family in SHORT_NAMES:
+            publish(hub, folder / family, family, name=f"owner/{family}")
+        plan = ["plan", "--gpu", "l4", "--json", "--checkpoint"]
+        told = run_all(runner(hub, folder), *([*plan, f"owner/{family}"] for family in SHORT_NAMES))
+        return {
+            family: (said, hub.downloads(f"owner/{family}")) for family, said in zip(SHORT_NAMES, told, strict=True)
+        }
+
+
 @pytest.mark.parametrize("family", SHORT_NAMES)
-def test_a_plan_of_any_family_downloads_no_weights(family: str, hub: Hub, run: Run, tmp_path: Path) -> None:
-    publish(hub, tmp_path / "random", family)
+def test_a_plan_of_any_family_downloads_no_weights(
+    family: str, planned: dict[str, tuple[tuple[int, str, str], set[str]]]
+) -> None:
+    (code, said, error), downloads = planned[family]
 
-    planned = run("-m", "s1_mini", "plan", "--gpu", "l4", "--json", "--checkpoint", NAME)
+    assert code == 0, error
+    assert json.loads(said)["checkpoint"] == f"owner/{family}"
+    assert "config.json" in downloads
+    assert {Path(name).suffix for name in downloads} <= {".json", ".txt", ".md", ".tiktoken", ".model"}
 
-    assert planned.returncode == 0, planned.stderr
-    assert json.loads(planned.stdout)["checkpoint"] == NAME
-    assert {Path(name).suffix for name in hub.downloads()} <= {".json", ".txt", ".md", ".tiktoken", ".model"}
+
+HEALTH = """
+import os, sys
+from s1_mini import ProductionTTSEngine
+
+for os.environ["S1_MINI_CHECKPOINT_PATH"] in sys.argv[1:]:
+    with ProductionTTSEngine() as engine:
+        print(engine.health_check()["origin"])
+"""
 
 
 @pytest.mark.slow
@@ -328,23 +377,21 @@ def test_a_package_and_a_conversion_record_commit_and_licence_and_the_engine_tel
     ]
     packed, compact, again = (tmp_path / name for name in ("packed", "compact", "again"))
 
-    for verb in (
+    for code, _, said in run_all(
+        run,
         ["package", "--checkpoint", NAME, "--layout", "prefix", "-o", packed],
         ["convert", "--checkpoint", NAME, "-o", compact],
         ["package", "--checkpoint", compact, "--layout", "prefix", "-o", again],
     ):
-        process = run("-m", "s1_mini", *verb)
-        assert process.returncode == 0, process.stderr
-        assert [line for line in told if line not in process.stderr.splitlines()] == []
+        assert code == 0, said
+        assert [line for line in told if line not in said.splitlines()] == []
 
     for directory in (packed, again):
         assert json.loads((directory / "manifest.json").read_bytes())["origin"] == origin
     assert all(origin_of(directory) == Origin(**origin) for directory in (packed, compact, again))
 
-    health = "from s1_mini import *; e = ProductionTTSEngine(); e.start(); print(e.health_check()['origin']); e.stop()"
-    for checkpoint in (NAME, str(packed)):
-        process = run("-c", health, S1_MINI_CHECKPOINT_PATH=checkpoint, S1_MINI_DEVICE="cpu", HF_HUB_OFFLINE="1")
-        assert process.stdout.strip() == str(origin), process.stderr
+    process = run("-c", HEALTH, NAME, packed, S1_MINI_DEVICE="cpu", HF_HUB_OFFLINE="1")
+    assert process.stdout.splitlines() == [str(origin)] * 2, process.stderr
 
 
 def commit_in_cache(folder: Path, card: str) -> Path:
