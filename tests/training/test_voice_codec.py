@@ -159,7 +159,7 @@ made.group = group
 group.share([*made.parameters, *made.mean])
 made.pool.wait(stage.MIN_POOL_S * made.codec.sample_rate, 1.0)
 drawn = made.pool.batch(1, 100).abs().sum().item()
-made.run(4.0)
+made.run(1.5)
 weights = [float(p.detach().double().sum()) for p in made.parameters]
 Path(sys.argv[1], f"rank_{group.rank}.json").write_text(json.dumps([drawn, made.steps, made.spent, weights]))
 group.leave()
