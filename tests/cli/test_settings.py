@@ -13,7 +13,7 @@ from s1_mini.cli.settings import groups
 from s1_mini.config import elsewhere_variables
 from s1_mini.exceptions import ConfigurationError
 
-PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("settings.md", "settings_server.md")]
 
 
 def shown(capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -21,8 +21,10 @@ def shown(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    assert PAGE.read_text(encoding="utf-8").endswith("\n\n" + shown(capsys, "--markdown").rstrip() + "\n")
+def test_the_pages_tables_are_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    tables = ["".join(page.read_text(encoding="utf-8").partition("\n## ")[1:]) for page in PAGES]
+
+    assert "".join(tables).strip() == shown(capsys, "--markdown").strip()
 
 
 def test_every_setting_says_what_it_means() -> None:

@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 
 
 def settings(
-    markdown: Annotated[bool, typer.Option("--markdown", help="As docs/settings.md has it: defaults only.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As docs/settings.md has them: defaults only.")] = False,
     changed: Annotated[bool, typer.Option("--changed", help="Only what variables have changed.")] = False,
 ) -> None:
     """Show every setting: its variable, what it is in this environment, its default, what it means.
