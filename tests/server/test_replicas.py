@@ -341,6 +341,7 @@ def test_a_replica_that_hangs_is_passed_by_and_replaced(door: Replicas) -> None:
         pings = {client.get("/ping").status_code}
         spoke = [client.post("/v1/tts", json=SHORT).status_code for _ in range(4)]
     wait_until(lambda: bool(door.told(event="replica_hangs", replica="0")), BACK_S)
+    wait_until(lambda: before[0] not in door.pids() and len(door.pids()) == 2, BACK_S)  # told first, then replaced
     wait_until(lambda: door.num_ready() == 2, BACK_S)
 
     assert pings == {200}
