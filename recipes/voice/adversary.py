@@ -17,6 +17,7 @@ from recipes.voice.passes import distance, leaky, squares
 
 WINDOWS = (2048, 1024, 512)
 PERIODS = (2, 3, 5, 7, 11)
+SPECTRAL_WIDTH, WIDTHS = 32, (16, 64, 128, 256, 256)  # channels of the layers, powers of two
 
 Features = list[Tensor]
 Weights = list[Tensor]
@@ -59,7 +60,7 @@ class _Judge(nn.Module):
 class SpectrumJudge(_Judge):
     """Looks at real and imaginary parts of a spectrum."""
 
-    def __init__(self, window: int, channels: int = 32) -> None:
+    def __init__(self, window: int, channels: int) -> None:
         layers = [nn.Conv2d(2, channels, (3, 9), (1, 2), padding=(1, 4))]
         for dilation in (1, 2, 4):
             layers.append(nn.Conv2d(channels, channels, (3, 9), (1, 2), padding=(dilation, 4), dilation=(dilation, 1)))
@@ -79,7 +80,7 @@ class SpectrumJudge(_Judge):
 class PeriodJudge(_Judge):
     """Looks at samples a period apart."""
 
-    def __init__(self, period: int, widths: tuple[int, ...] = (16, 64, 128, 256, 256)) -> None:
+    def __init__(self, period: int, widths: tuple[int, ...]) -> None:
         layers, inputs = [], 1
         for index, width in enumerate(widths):
             stride = (3, 1) if index < len(widths) - 1 else (1, 1)
@@ -96,12 +97,13 @@ class PeriodJudge(_Judge):
 
 
 class Adversary(nn.Module):
-    """All judges."""
+    """All judges; `breadth` times as many channels as the smallest."""
 
-    def __init__(self) -> None:
+    def __init__(self, breadth: int = 1) -> None:
         super().__init__()
-        self._all: list[_Judge] = [SpectrumJudge(window) for window in WINDOWS]
-        self._all.extend(PeriodJudge(period) for period in PERIODS)
+        self._all: list[_Judge] = [SpectrumJudge(window, SPECTRAL_WIDTH * breadth) for window in WINDOWS]
+        widths = tuple(width * breadth for width in WIDTHS)
+        self._all.extend(PeriodJudge(period, widths) for period in PERIODS)
         self.judges = nn.ModuleList(self._all)
         self._weights: list[Weights] = []  # what the last `loss` was of
 

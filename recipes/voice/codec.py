@@ -68,9 +68,12 @@ class CodecTraining(TimedTraining):
             for parameter_name, parameter in self.codec.named_parameters():
                 parameter.requires_grad_(parameter_name.startswith(DECODING))
         self._optimiser = self.adam([{"params": self.parameters, "weight_decay": 1e-3}], betas=(0.8, 0.99))
-        self.adversary = Adversary().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.adversary = Adversary(stage.breadth).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._judges = [parameter for parameter in self.adversary.parameters() if parameter.requires_grad]
         self._judges_optimiser = self.adam([{"params": self._judges, "weight_decay": 1e-3}], betas=(0.8, 0.99))
+        self._judges_rate = torch.tensor(0.0, device=device)  # the codec's own waits until new judges have learnt
+        self._let_judges_follow()
+        self._patience = stage.patience if stage.is_adversarial else 0
         self.samples_per_row = config.q_window * self.codec.samples_per_frame
         self.mel = MelLoss(config.sample_rate, SCALES, FLOOR).to(device)
         self.pool = SpeechPool(work / "speech", max_samples=POOL_S * config.sample_rate, device=device)
@@ -155,6 +158,16 @@ class CodecTraining(TimedTraining):
     def _quantise(self, exact: Tensor) -> tuple[Tensor, Tensor]:
         return self._books.quantise(exact, self.stage.dropout * self._lenient, self.stage.bypass * self._lenient)
 
+    def _let_judges_follow(self) -> None:
+        for group in self._judges_optimiser.param_groups:
+            group["lr"] = self._judges_rate
+
+    def _set_rate(self) -> None:
+        super()._set_rate()
+        self._judges_rate.copy_(self.rate)
+        if self._patience:
+            self.rate.mul_(min(1.0, max(0.0, self.steps / self._patience - 1)))
+
     def wait(self) -> None:
         """Wait for the first speech; raises `SystemExit` if it does not come in time."""
         self.pool.wait(MIN_POOL_S * self.codec.sample_rate, MAX_WAIT_S)
@@ -194,8 +207,13 @@ class CodecTraining(TimedTraining):
     def save(self) -> None:
         """Write what the next call goes on from, and the codec of the mean weights."""
         super().save()
-        torch.save(self.adversary.state_dict(), self.work / "adversary.pt")
+        torch.save(self.adversary.state_dict(), self._judges_path)
         self.publish()
+
+    @property
+    def _judges_path(self) -> Path:
+        """Discriminators of this breadth, which a later stage or another machine goes on with."""
+        return self.work / f"adversary_{self.stage.breadth}.pt"
 
     def publish(self) -> None:
         """Write the codec of the mean weights."""
@@ -212,15 +230,15 @@ class CodecTraining(TimedTraining):
             self.restore(state)
             self.adversary.load_state_dict(state["adversary"])
             self._judges_optimiser.load_state_dict(state["judges"])
-            for group in self._judges_optimiser.param_groups:
-                group["lr"] = self.rate
+            self._let_judges_follow()
             return
         if (self.work / "codec.safetensors").exists():
             tensors = load_file(self.work / "codec.safetensors")
             values = [tensors[name] for name in self.names]
             self.fill(values, values)
-        if self.stage.is_adversarial and (self.work / "adversary.pt").exists():
-            self.adversary.load_state_dict(torch.load(self.work / "adversary.pt", weights_only=True))
+        if self.stage.is_adversarial and self._judges_path.exists():
+            self.adversary.load_state_dict(torch.load(self._judges_path, weights_only=True))
+            self._patience = 0
 
 
 def main() -> None:

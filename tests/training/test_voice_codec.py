@@ -65,7 +65,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def training(work: Path, name: str) -> CodecTraining:
     torch.manual_seed(0)
-    stage = replace(STAGES[name], rows=2)
+    stage = replace(STAGES[name], rows=2, breadth=1)
     made = CodecTraining(name, "tiny", work, stage, CPU, compiles=False)
     made.resume()
     made.pool.wait(MIN_POOL_S * made.codec.sample_rate, 1.0)
@@ -142,6 +142,27 @@ def test_the_last_stage_moves_the_decoder_and_no_code(work: Path) -> None:
         assert not torch.allclose(codec.decode(codes[None]), sound, atol=1e-4)
 
 
+def test_the_decoder_waits_until_new_discriminators_have_learnt(work: Path) -> None:
+    stage = training(work, "decoder")
+    before = [parameter.detach().clone() for parameter in stage.parameters]
+    judges = [judge.detach().clone() for judge in stage._judges]
+    stage.schedule = replace(stage.schedule, warm_up=1)
+    for steps in (0, stage.stage.patience):
+        stage.steps = steps
+        stage._set_rate()
+        stage.step()
+        stage.move()
+    assert all(torch.equal(now, then) for now, then in zip(stage.parameters, before, strict=True))
+    assert not any(torch.equal(now, then) for now, then in zip(stage._judges, judges, strict=True))
+    stage.steps = 2 * stage.stage.patience
+    stage._set_rate()
+    assert stage.rate > 0.9 * stage.schedule.rate
+    stage.save()
+    assert training(work, "decoder")._patience == stage.stage.patience  # its own state tells how far it was
+    (work / "decoder.pt").unlink()
+    assert training(work, "decoder")._patience == 0  # discriminators that have learnt need no time
+
+
 TOGETHER = """
 import json, os, sys
 from dataclasses import replace
@@ -159,7 +180,7 @@ made.group = group
 group.share([*made.parameters, *made.mean])
 made.pool.wait(stage.MIN_POOL_S * made.codec.sample_rate, 1.0)
 drawn = made.pool.batch(1, 100).abs().sum().item()
-made.run(1.5)
+made.run(2.5)
 weights = [float(p.detach().double().sum()) for p in made.parameters]
 Path(sys.argv[1], f"rank_{group.rank}.json").write_text(json.dumps([drawn, made.steps, made.spent, weights]))
 group.leave()
