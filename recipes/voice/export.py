@@ -3,8 +3,8 @@
 python -m recipes.voice.export --work DIR --teacher DIR --output build/voice
 
 `DIR` holds the finished codec and model, `--teacher` is what `packages.py` wrote. Every voice is an utterance of the
-teacher, encoded. Two things that listeners like are multiplied into weights, so that they hold at every setting: the
-depth transformer draws colder than the slow one, and sound is a little louder. Needs hibari-tts.
+teacher, encoded. Two things that listeners like are multiplied into weights, so that they hold at every setting: both
+transformers draw colder, the depth transformer most, and sound is a little louder. Needs hibari-tts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER, write_voice
 
-COLDER = (
-    1.6  # logits of the depth transformer; 16 sentences by two voices: DistillMOS 3.92 as it is, 4.02 so, 4.00 at 2.4
-)
-LOUDER_DB = 0.9  # than what it was trained on comes out: -16.9 LUFS
+# Logits are multiplied by these, of the slow transformer and of the depth transformer (docs/voice.md).
+SLOW_COLDER, COLDER = 1.25, 1.6
+LOUDER_DB = 0.8  # than what it was trained on comes out: -16.8 LUFS
 
 # What each says to be known by, and how it is described: of five sentences the one whose clone had the best DistillMOS
 # (three sentences, 3.7 to 4.3). `emily` is not among them: 2.9 at best. The first is the default.
@@ -68,6 +67,7 @@ def finished(work: Path, output: Path) -> None:
     model, codec = load_file(work / "model.safetensors"), load_file(work / "codec.safetensors")
     last = max(int(name.split(".")[2]) for name in codec if name.startswith("decoder.model."))
     gain = 10 ** (LOUDER_DB / 20)
+    _multiply(model, "output.weight", SLOW_COLDER)
     _multiply(model, "fast_output.weight", COLDER)
     for name in ("weight", "bias"):  # what follows is the hyperbolic tangent
         _multiply(codec, f"decoder.model.{last}.conv.{name}", gain)

@@ -39,10 +39,11 @@ def test_a_trained_checkpoint_ships_with_its_voices_and_its_card(
         assert [(voice.name, voice.is_default) for voice in engine.voices()] == [("anna", False), ("robert", True)]
 
 
-def test_depth_logits_are_colder_and_sound_is_louder_than_trained(tiny: Path, tmp_path: Path) -> None:
+def test_logits_are_colder_and_sound_is_louder_than_trained(tiny: Path, tmp_path: Path) -> None:
     export.finished(tiny, tmp_path / "finished")
 
     for file, name, factor in (
+        ("model.safetensors", "output.weight", export.SLOW_COLDER),
         ("model.safetensors", "fast_output.weight", export.COLDER),
         ("codec.safetensors", "decoder.model.6.conv.weight", 10 ** (export.LOUDER_DB / 20)),
     ):
