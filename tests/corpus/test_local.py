@@ -7,7 +7,10 @@ import io
 import json
 import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
@@ -91,6 +94,29 @@ def test_the_engine_has_more_texts_than_slots_while_there_are_any(
 
     assert speak(monkeypatch, texts, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT) == 0
     assert most == 8  # four slots on a CPU
+
+
+def test_a_shard_is_begun_when_all_texts_of_the_one_before_have_begun(
+    texts: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, original, submit = [], ProductionTTSEngine.generate, ThreadPoolExecutor.submit
+
+    def noted(self: ProductionTTSEngine, *arguments: object, **more: object) -> object:
+        begun.append(numbers[more["seed"]])
+        return original(self, *arguments, **more)  # type: ignore[arg-type]
+
+    def slowly(self: ThreadPoolExecutor, *arguments: Any, **more: Any) -> object:
+        time.sleep(0.002)  # as where many threads are started, and others have their turn between
+        return submit(self, *arguments, **more)
+
+    numbers: dict[object, int] = {seed_of(f"text-{number}", 0): number for number in range(NUM_TEXTS)}
+    monkeypatch.setattr(ProductionTTSEngine, "generate", noted)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", slowly)
+    words = (texts, tmp_path / "out", "--local", "--checkpoint", tiny, "--parameters", '{"max_new_tokens": 6}')
+
+    assert speak(monkeypatch, *words, "--shard-size", 10, "--in-flight", 1) == 0
+    assert sorted(begun) == [*range(NUM_TEXTS)]
+    assert {number // 10 for number in begun[:10]} in ({0}, {1})
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -15,6 +16,7 @@ from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
 
 TRIES = 2  # of a text that the engine failed at: memory may have run out beside others
+SPARE_SHARDS = 6  # those that are written, and those that wait for a long text while others fill the slots
 
 
 class Worker:
@@ -27,21 +29,23 @@ class Worker:
         self._engine.start()
         in_flight = job.in_flight or 2 * self._engine.num_slots
         self._pool = ThreadPoolExecutor(in_flight, thread_name_prefix="s1_mini corpus")
+        self._in_line = threading.Lock()  # held while a shard's texts line up for the pool
         try:
             if job.voice is not None:
                 self._engine.describe_voice(job.voice)
         except BaseException:
             self.close()
             raise
-        # One that ends, one that is written, and those whose texts fill the pool meanwhile.
-        self.num_shards = 2 + -(-in_flight // job.shard_size)
+        self.num_shards = SPARE_SHARDS + -(-in_flight // job.shard_size)
 
     def work(self, shard: Shard) -> Entry:
         """Speak a shard, write it, write its entry; several threads may. Raises `CorpusError`, `EngineNotReadyError`.
 
         A text that cannot be spoken becomes a bad line.
         """
-        results = list(self._pool.map(self._speak, shard.lines))
+        with self._in_line:  # one shard after the other: were they mixed, all would end at once and leave slots empty
+            begun = self._pool.map(self._speak, shard.lines)
+        results = list(begun)
         return write_shard(self._output, shard, results, self._job.layout, self._job.audio_format)
 
     def close(self) -> None:
