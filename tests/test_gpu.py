@@ -84,6 +84,16 @@ def test_the_gpu_says_what_the_cpu_says(tiny: Path, gpu: ProductionTTSEngine) ->
     cpu.stop()
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_codec_on_another_gpu_gives_the_same_sound(tiny: Path, gpu: ProductionTTSEngine) -> None:
+    apart = start(tiny, "cuda", placement="codec=cuda:1")
+
+    ours, theirs = (engine.generate("Hello.", temperature=0, max_new_tokens=20).audio for engine in (gpu, apart))
+
+    assert np.abs(ours - theirs).max() < 1e-3
+    apart.stop()
+
+
 @pytest.mark.parametrize(("stage", "graphs"), [(0, ("_steps", "_reads")), (1, ("_graphs",))])
 def test_captured_frames_and_sound_are_the_eager_ones(
     stage: int, graphs: tuple[str, ...], gpu: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch

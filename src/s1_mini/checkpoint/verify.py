@@ -7,7 +7,7 @@ is computed anew by the engine's own path in fp32, and compared.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from s1_mini.exceptions import CheckpointFileError, VerificationError
 from s1_mini.families.base import Check
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import family_of
+from s1_mini.kernels.backend import current
 from s1_mini.runtime.loader import choose_device
 from s1_mini.weights.files import read_object, read_tensors
 
@@ -36,13 +37,8 @@ def verify_checkpoint(
     if checks is None:
         raise VerificationError(f"{oracle} is no oracle: it holds nothing that is known of such a checkpoint")
     # A GPU's convolutions round to TF32 unless told not to, which is 1e-3 of the wave.
-    with torch.inference_mode(), _named_faults(oracle), torch.backends.cudnn.flags(allow_tf32=False), _current(chosen):
+    with torch.inference_mode(), _named_faults(oracle), torch.backends.cudnn.flags(allow_tf32=False), current(chosen):
         yield from checks
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one: it is there that Triton launches kernels, wherever their tensors are."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _read_oracle(path: Path) -> Mapping[str, Any]:

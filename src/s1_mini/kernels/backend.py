@@ -14,7 +14,7 @@ through in one way for all, only how many rows and outputs a program takes is fr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
@@ -42,6 +42,11 @@ def leave_triton() -> None:
     """Let torch compute everything from now on, where Triton is there and does not work. Of all threads."""
     global _uses_triton  # noqa: PLW0603 - as below
     _uses_triton = False
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one of this thread: there Triton launches kernels, wherever their tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

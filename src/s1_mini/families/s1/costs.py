@@ -19,6 +19,7 @@ from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
+from s1_mini.kernels.backend import current
 from s1_mini.weights.fit import skeleton
 
 COUNTED_FRAMES = 64  # of one call whose operations are counted
@@ -72,7 +73,7 @@ def measure_demands(
     """Tell what slots of a model of that size take, and this codec's rows, of each stage."""
     item = next(codec.decoder.parameters()).element_size()
     config = codec.config
-    with torch.inference_mode():
+    with torch.inference_mode(), current(codec.device):
         carry = Carry()
         codec.push(torch.zeros(1, codec.num_codebooks, 1, dtype=torch.int64, device=codec.device), carry)
     return {
