@@ -2,8 +2,10 @@
 
 By default two small servers stream chunks that carry the moment at which they were sent, at the pace that is asked for;
 clients read them once from the servers, and once through HAProxy with the configuration of `s1-mini serve --replicas`.
-With `--url` a server that runs is asked instead: seconds of sound a second with so many streams at a time, or with
-`--rate` the time to the first sound. Linux only. Prints a table, or with `--url` one line of JSON.
+With `--url` a server that runs is asked instead: seconds of sound a second with so many streams at a time, from
+`--ramp` seconds after the start on, or with `--rate` the time to the first sound. Answers are half to one and a half
+times `--frames` long, so that they do not all end at once. `cores_client` is what the busiest of the processes that ask
+took: near 1, they are what limits, and more `--clients` are needed. Linux only. Prints a table, or with `--url` JSON.
 
 python -m benchmark.door --streams 200 --seconds 10
 python -m benchmark.door --url http://localhost:8080 --streams 512 --seconds 20
@@ -65,11 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", help="of a server that runs")
     parser.add_argument("--rate", type=float, help="requests a second, instead of so many streams at a time")
     parser.add_argument("--clients", type=int, default=2, help="processes that ask, with --url")
-    parser.add_argument("--frames", type=int, default=100, help="of each answer at most, with --url")
+    parser.add_argument("--frames", type=int, default=100, help="of each answer on average, with --url")
+    parser.add_argument("--ramp", type=float, default=3.0, help="seconds before those that count, with --url")
     options = parser.parse_args(arguments)
     open_more_files()
     if options.url:
-        load = Load(options.url, options.streams, options.seconds, options.rate, options.frames)
+        load = Load(options.url, options.streams, options.seconds, options.rate, options.frames, options.ramp)
         print(json.dumps(ask_server(load, options.clients)))
         return 0
     work = Work(options.streams, 1 / options.chunks, round(options.seconds * options.chunks))
@@ -144,7 +147,11 @@ def _serve(path: str, work: Work) -> None:
         writer.close()
 
     async def serve() -> None:
-        server = await asyncio.start_unix_server(answer, path)  # type: ignore[attr-defined,unused-ignore] # Windows has none
+        server = await asyncio.start_unix_server(  # type: ignore[attr-defined,unused-ignore] # Windows has none
+            answer,
+            path,
+            backlog=2048,  # a connection beyond is not waited for, and fails when it is used
+        )
         await server.serve_forever()
 
     asyncio.run(serve())
@@ -198,7 +205,8 @@ class Load:
     streams: int
     seconds: float
     rate: float | None
-    frames: int  # of each answer, at most
+    frames: int  # of an answer, on average
+    ramp_s: float = 0.0  # before the `seconds` that count
 
 
 def ask_server(load: Load, clients: int) -> dict[str, float]:
@@ -218,6 +226,7 @@ def ask_server(load: Load, clients: int) -> dict[str, float]:
     firsts = [first for answer in answers for first in answer[1]]
     return {
         "sound_s_a_second": round(sound_s / seconds, 1),
+        "cores_client": round(max(answer[3] for answer in answers), 2),
         "requests": len(firsts),
         "failed": sum(answer[2] for answer in answers),
         "first_ms_p50": round(1e3 * _quantile(firsts, 0.5), 2),
@@ -226,18 +235,22 @@ def ask_server(load: Load, clients: int) -> dict[str, float]:
 
 
 def _ask_in_process(pipe: Connection, load: Load) -> None:
-    pipe.send(asyncio.run(_ask(load)))
+    began, spent = time.monotonic(), time.process_time()
+    told = asyncio.run(_ask(load))
+    pipe.send((*told, (time.process_time() - spent) / (time.monotonic() - began)))
 
 
 async def _ask(load: Load) -> tuple[float, list[float], int]:
     """Ask until the time is up; give the seconds of sound that came in it, times to the first, and failures."""
     parts, firsts, num_bytes, failed = urlsplit(load.url), [], 0, 0
-    ends = time.monotonic() + load.seconds
-    asked_for = {"text": TEXT, "stream": True, "format": "pcm", "max_new_tokens": load.frames}
+    counts = time.monotonic() + load.ramp_s
+    ends = counts + load.seconds
+    asked_for = {"text": TEXT, "stream": True, "format": "pcm"}
 
     async def one() -> None:
         nonlocal num_bytes, failed
-        body = json.dumps(asked_for | {"seed": next(SEEDS)}).encode()
+        frames = random.randint(load.frames - load.frames // 2, load.frames + load.frames // 2)  # noqa: S311 - no secret
+        body = json.dumps(asked_for | {"seed": next(SEEDS), "max_new_tokens": frames}).encode()
         head = f"POST /v1/tts HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\nConnection: close"
         asked, heard, last = time.monotonic(), 0, b""
         try:
@@ -245,10 +258,11 @@ async def _ask(load: Load) -> tuple[float, list[float], int]:
             writer.write(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
             told = await reader.readuntil(b"\r\n\r\n")
             while part := await reader.read(65_536):
-                if not heard:
-                    firsts.append(time.monotonic() - asked)
+                now = time.monotonic()
+                if not heard and asked >= counts:
+                    firsts.append(now - asked)
                 heard += len(part)
-                num_bytes += len(part) if time.monotonic() < ends else 0
+                num_bytes += len(part) if counts <= now < ends else 0
                 last = (last + part)[-5:]
             writer.close()
         except (OSError, asyncio.IncompleteReadError):
