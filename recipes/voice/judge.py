@@ -1,12 +1,12 @@
 """Judge voices by ear, old beside new: one table, then one line of JSON.
 
 python -m recipes.voice.judge --packages DIR --checkpoint DIR [--checkpoint DIR …] [--sentences 30]
-    [--who default voices clones] [--speech HELD.npz --phonemes HELD.xz]
+    [--who default voices clones] [--speech HELD.npz --phonemes HELD.xz [--recording-s 7]]
 
 Every checkpoint speaks the same held-out sentences on the CPU, at the engine's defaults: in its default voice, in all
 of its voices in turn, or as the held-out speakers that `gate.py speak` wrote to `--speech`, each cloned from another of
-its utterances; what the teacher says stands beside that. `--packages` is what `packages.py` wrote. Needs
-`requirements.txt` beside this file.
+its utterances, or from several that last as long as is wanted; what the teacher says stands beside that. `--packages`
+is what `packages.py` wrote. Needs `requirements.txt` beside this file.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ class Speaker:
             voice = voices[index % len(voices)]
             yield self._said(text, str(voice), index, voice=voice)
 
-    def clone(self, held: Sequence[Held]) -> Iterator[Said]:
-        """Say what held-out speakers said, each as it sounds in another of its utterances."""
-        for index, one in enumerate(held):
-            other = next((two for two in held if two.speaker == one.speaker and two is not one), None)
+    def clone(self, held: Sequence[Held], count: int, recording_s: float) -> Iterator[Said]:
+        """Say the first `count` that held-out speakers said, each as it sounds in a recording of others."""
+        for index, one in enumerate(held[:count]):
+            other = recording(one, held, recording_s)
             if other is not None:
                 reference = _resampled(other.wave, RATE, self.engine.sample_rate)
                 said = self._said(one.text, "", index, reference_audio=reference, reference_text=other.text)
@@ -111,6 +111,19 @@ class Speaker:
         took_s, ended = time.perf_counter() - began, made.finish_reason == "stop"
         assert made.audio is not None
         return Said(text, who, np.asarray(made.audio, np.float32), made.sample_rate, ended=ended, took_s=took_s)
+
+
+def recording(one: Held, held: Sequence[Held], seconds: float) -> Held | None:
+    """Join other utterances of a speaker, the first and more until they last so long; nothing if it has no other."""
+    taken: list[Held] = []
+    for other in held:
+        if other.speaker == one.speaker and other is not one:
+            taken.append(other)
+            if sum(len(each.wave) for each in taken) >= seconds * RATE:
+                break
+    if not taken:
+        return None
+    return Held(" ".join(each.text for each in taken), one.speaker, np.concatenate([each.wave for each in taken]))
 
 
 def judge(said: Iterable[Said], ears: Ears) -> dict[str, float]:
@@ -174,23 +187,28 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=30)
     parser.add_argument("--speech", type=Path)
     parser.add_argument("--phonemes", type=Path)
+    parser.add_argument(
+        "--recording-s", type=float, default=0.0, help="of what a clone hears at least; 0: one utterance"
+    )
     parser.add_argument("--who", nargs="+", choices=("default", "voices", "clones"), default=["default", "voices"])
     options = parser.parse_args()
     if len({options.speech is None, options.phonemes is None, "clones" not in options.who}) > 1:
         parser.error("clones want --speech and --phonemes, which go together")
     ears, rows = Ears(options.packages), {}
-    held = read_held(options.speech, options.phonemes, options.sentences) if options.speech else []
+    held = read_held(options.speech, options.phonemes, sys.maxsize) if options.speech else []
     if held:
-        rows["teacher"] = judge((Said(one.text, str(one.speaker), one.wave, RATE) for one in held), ears)
+        said = (Said(one.text, str(one.speaker), one.wave, RATE) for one in held[: options.sentences])
+        rows["teacher"] = judge(said, ears)
     texts = sentences(options.sentences)
     for checkpoint in options.checkpoint:
         with Speaker.of(checkpoint) as speaker:
             names = speaker.engine.voice_names()
-            spoken = {"default": speaker.speak(texts, [None]), "clones": speaker.clone(held)}
+            clones = speaker.clone(held, options.sentences, options.recording_s)
+            made = {"default": speaker.speak(texts, [None]), "clones": clones}
             if names:
-                spoken["voices"] = speaker.speak(texts, names)
-            for name in (name for name in options.who if name in spoken):
-                rows[f"{checkpoint.name}, {name}"] = judge(spoken[name], ears)
+                made["voices"] = speaker.speak(texts, names)
+            for name in (name for name in options.who if name in made):
+                rows[f"{checkpoint.name}, {name}"] = judge(made[name], ears)
                 print(json.dumps(rows), file=sys.stderr, flush=True)
     print(table(rows))
     print(json.dumps(rows))

@@ -12,7 +12,8 @@ import pytest
 if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from recipes.voice.judge import HEADS, Said, judge, sentences, table, true_peak
+from recipes.voice.gate import Held
+from recipes.voice.judge import HEADS, Said, judge, recording, sentences, table, true_peak
 from training.texts import held_out_sentences
 
 RATE = 24_000
@@ -62,6 +63,24 @@ def test_what_is_said_is_counted_by_words_and_by_utterances() -> None:
     rows = table({"old": figures, "new": figures}).splitlines()
     assert len(rows) == 4
     assert all(row.count("|") == len(HEADS) + 1 for row in rows)
+
+
+def test_a_recording_is_of_the_same_speaker_and_as_long_as_is_wanted() -> None:
+    held = [Held(text, who, tone(2.0, 0.1)) for text, who in (("A.", 0), ("B.", 1), ("C.", 0), ("D.", 0), ("E.", 1))]
+
+    shortest, longer, alone = (
+        recording(held[0], held, 0.0),
+        recording(held[0], held, 3.0),
+        recording(held[1], held, 9.0),
+    )
+
+    assert shortest is not None
+    assert longer is not None
+    assert alone is not None
+    assert (shortest.text, len(shortest.wave)) == ("C.", 2 * RATE)
+    assert (longer.text, longer.speaker, len(longer.wave)) == ("C. D.", 0, 4 * RATE)
+    assert alone.text == "E."
+    assert recording(held[0], held[:2], 3.0) is None
 
 
 def test_sentences_are_held_out_and_the_same_for_everybody() -> None:
