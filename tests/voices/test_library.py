@@ -65,6 +65,15 @@ def test_a_name_that_cannot_be_a_files_everywhere_is_refused(name: str, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_voice_that_cannot_be_read_is_told_without_the_folder_that_it_lies_in(tmp_path: Path) -> None:
+    checkpoint = tmp_path / r"back\slash"  # which an error of the system writes twice
+    library = VoiceLibrary(checkpoint, {"bert": checkpoint / FOLDER / "bert.safetensors"}, voice_format(), {})
+
+    with pytest.raises(VoiceFileError, match=r"voices.bert\.safetensors is no voice file: ") as caught:
+        library.summary("bert")
+    assert tmp_path.name not in str(caught.value)
+
+
 @pytest.mark.parametrize("damage", [b"no voice", b"\x08" + bytes(7) + b'{"a":{}}'])
 def test_a_damaged_voice_is_named_with_what_to_do_and_harms_no_other(
     damage: bytes, voiced: Path, caplog: pytest.LogCaptureFixture

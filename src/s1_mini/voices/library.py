@@ -186,7 +186,9 @@ def _read(path: Path, read: Callable[[Path], Content]) -> Content:
         _check_size(path)
         return read(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointFileError(f"{path} is no voice file: {error}") from None
+        # An error of the system names the whole path, and on Windows writes each backslash of it twice.
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise CheckpointFileError(f"{path} is no voice file: {reason}") from None
 
 
 def write_voice(
