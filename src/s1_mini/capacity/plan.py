@@ -14,7 +14,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ParameterError
 
 ROWS = (1, 16, 64, 128)
-# Of one engine's sound, for each of several on one machine: two H100 gave 1.82 to 1.91 times one (docs/scale.md).
+# Of one engine's sound, for each of several on one machine: two H100 gave 1.82 to 1.91 times one (docs/fleet.md).
 REPLICA_SHARE = 0.91
 
 WeightFormat = Literal["half", "int8", "fp8"]
