@@ -6,7 +6,10 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +19,7 @@ from s1_mini import EngineConfig
 from s1_mini.corpus.errors import CorpusError
 from s1_mini.corpus.job import Job, fingerprints
 from s1_mini.corpus.manifest import HEADER, Entry, header_bytes
-from s1_mini.corpus.on_ray import Actor, Needs, Ready, _needs
+from s1_mini.corpus.on_ray import Actor, Actors, Needs, Ready, _needs
 from s1_mini.corpus.rows import BadLine, Shard
 
 GPU, CPU = {"num_cpus": 0, "num_gpus": 1}, {"num_cpus": 1, "num_gpus": 0}
@@ -71,6 +74,37 @@ def test_an_actor_starts_its_engine_and_tells_how_many_shards_it_takes(job: Job)
     assert told == Ready(7, told.where)  # type: ignore[union-attr]
     assert isinstance(entry, Entry)
     assert entry.errors[0]["reason"] == "has no text"
+
+
+class StandIn:
+    """An actor that wants eight shards at a time, and notes whose they were."""
+
+    def __init__(self, name: str, spoken: Counter[str]) -> None:
+        self.hello = SimpleNamespace(remote=lambda: partial(Ready, 8, name))
+        self.work = SimpleNamespace(remote=lambda shard: partial(self.speak, shard))
+        self.name, self.spoken = name, spoken
+
+    def speak(self, shard: Shard) -> Entry:
+        self.spoken[self.name] += 1
+        return Entry(shard.number, 1, 1, 0, 1.0, {})
+
+
+def test_shards_are_left_for_actors_that_start_later(job: Job) -> None:
+    """Of Ray there is a stand-in, since in which order its actors start nobody can choose."""
+    spoken: Counter[str] = Counter()
+    actors = iter([StandIn("first", spoken), StandIn("second", spoken)])
+    ray = SimpleNamespace(
+        cluster_resources=lambda: {"CPU": 2},
+        remote=lambda **_: lambda _: SimpleNamespace(remote=lambda _: next(actors)),
+        wait=lambda calls, num_returns: (calls[:num_returns], calls[num_returns:]),
+        get=lambda call: call(),
+        exceptions=SimpleNamespace(RayActorError=OSError, RayError=OSError),
+    )
+
+    entries = list(Actors(ray, job, 2, lambda _: None).work(Shard(number, ()) for number in range(8)))
+
+    assert sorted(entry.shard for entry in entries) == [*range(8)]
+    assert spoken == {"first": 4, "second": 4}
 
 
 def test_an_actor_that_sees_another_output_or_another_checkpoint_says_so(job: Job) -> None:

@@ -127,6 +127,7 @@ class Actors:
         actors = [kind.remote(job) for _ in range(needs.count)]
         self._starting = {actor.hello.remote(): actor for actor in actors}
         self._room: dict[Any, int] = {}  # shards that an actor takes besides those it has
+        self._wanted: dict[Any, int] = {}  # at a time
         self._running: dict[Any, tuple[Any, Shard]] = {}
         self._again: deque[Shard] = deque()
         self._lost: Counter[int] = Counter()
@@ -146,8 +147,8 @@ class Actors:
     def _hand_out(self, shards: Iterator[Shard]) -> bool:
         """Fill all room; tell whether there may be more to hand out."""
         while self._room:
-            actor = max(self._room, key=lambda each: self._room[each])
-            if not self._room[actor]:
+            actor = max(self._room, key=self._free)
+            if self._free(actor) <= 0:
                 return True
             shard = self._again.popleft() if self._again else next(shards, None)
             if shard is None:
@@ -156,11 +157,15 @@ class Actors:
             self._running[actor.work.remote(shard)] = (actor, shard)
         return True
 
+    def _free(self, actor: Any) -> int:
+        """Give the room of an actor; half is kept while others start, which else find no shard of a small corpus."""
+        return self._room[actor] - (self._wanted[actor] // 2 if self._starting else 0)
+
     def _greet(self, ready: Any) -> None:
         actor = self._starting.pop(ready)
         told = self._get(ready)
         if isinstance(told, Ready):
-            self._room[actor] = told.num_shards
+            self._room[actor] = self._wanted[actor] = told.num_shards
             self._tell(f"{told.where} speaks {told.num_shards} shards at a time")
         else:
             self._why = told or self._why
