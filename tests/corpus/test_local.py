@@ -116,7 +116,7 @@ def test_a_shard_is_begun_when_all_texts_of_the_one_before_have_begun(
 
     assert speak(monkeypatch, *words, "--shard-size", 10, "--in-flight", 1) == 0
     assert sorted(begun) == [*range(NUM_TEXTS)]
-    assert {number // 10 for number in begun[:10]} in ({0}, {1})
+    assert len({number // 10 for number in begun[:10]}) == 1  # whichever's thread was first
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
