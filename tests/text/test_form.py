@@ -25,7 +25,13 @@ def test_a_checkpoint_of_words_gets_words_unless_normalize_is_off() -> None:
 
 
 def test_letters_with_accents_and_other_marks_become_the_nearest_of_the_alphabet() -> None:
-    assert WORDS.script("Zoë, “Straße” — naïve 「x」", 100).text == "Zoe, Strasse - naive x"
+    assert WORDS.script("Zoë, “Straße” — naïve 「x」.", 100).text == "Zoe, Strasse - naive x."
+
+
+@pytest.mark.parametrize(("text", "read"), [("Hi", "Hi."), ("42", "forty-two."), ("Why?", "Why?"), ("(so)", "(so)")])
+def test_words_that_end_without_a_mark_end_as_a_sentence(text: str, read: str) -> None:
+    assert WORDS.script(text, 100).text == read
+    assert WORDS.script("Hi", 100, choice="off").text == TextForm("en").script("Hi", 100).text == "Hi"
 
 
 def test_the_first_letter_outside_the_alphabet_is_named_where_it_was_sent() -> None:

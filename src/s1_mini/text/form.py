@@ -10,7 +10,7 @@ import re
 import reprlib
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from s1_mini.exceptions import CheckpointMismatchError, ParameterError, TextError
@@ -81,9 +81,10 @@ class TextForm:
         the alphabet; with `skip`, only if nothing is left without those.
         """
         tidy = tidied(text, max_length)
-        if choice == "auto" and self.language is not None:
-            tidy = self._said(text, max_length)
-        return self._within(tidy, text, unspeakable, choice)
+        if choice == "off" or self.language is None:
+            return self._within(tidy, text, unspeakable, choice)
+        script = self._within(self._said(text, max_length), text, unspeakable, choice)
+        return replace(script, text=self._ended(script.text))
 
     def transcript(self, text: str) -> str:
         """Give what the model is to read for `text`, which is in order and was spoken before: never an error."""
@@ -102,6 +103,11 @@ class TextForm:
         if not is_speakable(said):
             raise TextError("text", f"{text[:20]!r} has nothing to say; send at least one letter, number or symbol")
         return tidied(said, max_length)
+
+    def _ended(self, text: str) -> str:
+        """End a text as sentences end: a voice that learnt from sentences may stop at once before a bare "Hi"."""
+        is_open = text[-1:].isalnum() and self.alphabet is not None and "." in self.alphabet
+        return f"{text}." if is_open else text
 
     def _within(self, tidy: str, sent: str, unspeakable: Unspeakable, choice: Normalize) -> Script:
         fitting, outside = self._fit(tidy)
