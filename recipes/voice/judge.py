@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--speech", type=Path)
     parser.add_argument("--phonemes", type=Path)
     parser.add_argument(
-        "--recording-s", type=float, default=0.0, help="of what a clone hears at least; 0: one utterance"
+        "--recording-s", type=float, default=0.0, help="seconds that a clone hears at least; 0: one utterance"
     )
     parser.add_argument("--who", nargs="+", choices=("default", "voices", "clones"), default=["default", "voices"])
     options = parser.parse_args()
