@@ -75,8 +75,8 @@ class Running:
         self.speaker.description.check_sampling(request.sampling)
         if request.voice is not None:
             voices = [self.voices.roster.find(request.voice).voice]
-        elif not voices and self.speaker.voices.default:
-            voices = [self.speaker.voices.default]
+        elif not voices and (default := self.speaker.voices.default):
+            voices = [default]
         queue = self.synthesizer.speak(
             prepared.pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
         )
