@@ -6,8 +6,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,8 @@ from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import Choice
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
+
+BEGUN: list[AheadCompiler] = []  # in the test that runs
 
 
 @pytest.fixture
@@ -43,7 +46,19 @@ def compiler(*work: Compilable | None, num_bytes: float = 1e7, **settings: Any) 
         device=Choice("cpu", ""), kernels=Choice("torch", ""), family="Toy", loaded=SimpleNamespace(num_bytes=num_bytes)
     )
     stages = [SimpleNamespace(compilable=lambda each=each: each) for each in work]
-    return AheadCompiler(speaker, stages, EngineConfig(**settings)), speaker  # type: ignore[arg-type]
+    BEGUN.append(AheadCompiler(speaker, stages, EngineConfig(**settings)))  # type: ignore[arg-type]
+    return BEGUN[-1], speaker
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits_for_a_compiler_beyond_its_test() -> Iterator[None]:
+    """A thread that is left would look for the module of its test, and log its failure into the next one."""
+    yield
+    while BEGUN:
+        BEGUN.pop().close()
+    for thread in threading.enumerate():
+        if thread.name == "s1_mini compiler":
+            thread.join(60)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
