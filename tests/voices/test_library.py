@@ -84,7 +84,7 @@ def test_a_damaged_voice_is_named_with_what_to_do_and_harms_no_other(
     with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
         assert engine.voice_names() == ["anna", "bert"]
         assert [info.name for info in engine.voices()] == [info.name for info in engine.voices()] == ["anna"]
-        assert engine.generate("Hello.", voice="anna", max_new_tokens=4).frames == 4
+        assert engine.generate("Hello.", max_new_tokens=4).frames == 4
         with pytest.raises(VoiceFileError, match=told):
             engine.generate("Hello.", voice="bert")
         with pytest.raises(VoiceFileError, match=told):
@@ -94,3 +94,20 @@ def test_a_damaged_voice_is_named_with_what_to_do_and_harms_no_other(
     warned = [record.message for record in caplog.records if "left out" in record.message]
     assert len(warned) == 1
     assert "'bert' cannot be used" in warned[0]
+
+
+@pytest.mark.parametrize("tells_default", [False, True])
+def test_whoever_names_no_voice_is_told_that_the_default_is_damaged_and_what_to_do(
+    tells_default: bool, voiced: Path
+) -> None:
+    if tells_default:  # and holds codes that no codebook has
+        codes = torch.full((BOOKS, 9), 30_000)
+        write_voice(voiced / FOLDER, "anna", Voice({"codes": codes}, "Ah."), is_default=True)
+    else:
+        (voiced / FOLDER / "anna.safetensors").write_bytes(b"no voice")
+    told = r"^voice: none is named, and the default .*'anna' cannot be used: voices.anna\.safetensors .*; get this"
+
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=voiced, device="cpu")) as engine:
+        with pytest.raises(VoiceFileError, match=told):
+            engine.generate("Hello.")
+        assert engine.generate("Hello.", voice="bert", max_new_tokens=4).frames == 4

@@ -106,8 +106,18 @@ class VoiceLibrary:
 
     @property
     def default(self) -> Voice | None:
-        """The voice that speaks when none is asked for. Raises `VoiceFileError` if it is damaged."""
-        return next((self.describe(name).voice for name, told in self._summaries.items() if told.is_default), None)
+        """The voice that speaks when none is asked for. Raises `VoiceFileError` if it is, or may be, a damaged one."""
+        unknown = sorted(self._files.keys() - self._summaries.keys())  # they do not even tell whether they are it
+        name = next((name for name, told in self._summaries.items() if told.is_default), next(iter(unknown), None))
+        if name is None:
+            return None
+        try:
+            return self.describe(name).voice
+        except VoiceFileError:
+            fault = f"may be damaged: {self.faults[name]}" if name in unknown else self.faults[name]
+            raise VoiceFileError(
+                "voice", f"none is named, and the default {fault}; until then name another voice"
+            ) from None
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and (name in self._files or name in self._beside)
