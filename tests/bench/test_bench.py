@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from s1_mini.bench.clients import Clients, resident_bytes
 from s1_mini.bench.report import table
@@ -22,8 +24,10 @@ from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.registry import family_of
-from s1_mini.voices.library import VoiceLibrary
+from s1_mini.types import Voice
+from s1_mini.voices.library import FOLDER, VoiceLibrary, write_voice
 from s1_mini.weights.directory import DEFAULT_MODEL
+from voice_formats import BOOKS
 
 ROOT = Path(__file__).parents[2]
 Bench = Callable[..., tuple[list[str], dict[str, Any]]]
@@ -76,6 +80,20 @@ def test_a_cold_voice_is_encoded_with_every_request_and_a_cached_one_once(tiny: 
             misses[state] = engine.health_check()["reference_cache"]["misses"]
 
     assert misses == {"cold": 4, "cached": 1}
+
+
+def test_a_known_voice_is_the_default_or_the_first_that_can_be_read(tiny: Path, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(tiny, tmp_path / "checkpoint"))
+    (checkpoint / FOLDER).mkdir()
+    (checkpoint / FOLDER / "anna.safetensors").write_bytes(b"no voice")
+    known = []
+    for name in ("bert", "clara"):
+        voice = Voice({"codes": torch.zeros(BOOKS, 3, dtype=torch.int64)}, "Hello.")
+        write_voice(checkpoint / FOLDER, name, voice, is_default=name == "clara")
+        with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine:
+            known.append(choose_voice("cached", engine, 0)(0)["voice"])
+
+    assert known == ["bert", "clara"]
 
 
 def test_the_noise_that_makes_a_voice_new_is_not_heard(engine: ProductionTTSEngine) -> None:

@@ -25,10 +25,10 @@ TEXT = "The children were playing in the garden behind the house."
 def choose_voice(state: VoiceState, engine: ProductionTTSEngine, seed: int) -> VoiceChoice:
     """Tell how the requests of one run name their voice.
 
-    `cold` brings another recording with every number, `cached` the checkpoint's first named voice (a tone, where it
-    has none), and `none` says nothing: see `without_voices`.
+    `cold` brings another recording with every number, `cached` the default voice or the first that can be read (a
+    tone, where there is none), and `none` says nothing: see `without_voices`.
     """
-    names = engine.voice_names()
+    names = [info.name for info in sorted(engine.voices(), key=lambda info: not info.is_default)]
     if state == "none":
         return lambda _: {}
     if state == "cached":
