@@ -18,7 +18,7 @@ from voice_formats import BOOKS
 
 
 def s1_mini(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "argv", ["s1-mini", *map(str, arguments)])
     return run()
 
@@ -32,7 +32,7 @@ def test_a_voice_is_added_listed_described_spoken_with_and_deleted(
 ) -> None:
     soundfile.write(tmp_path / "me.wav", tone, 44_100)
     where = ("--checkpoint", tiny, "--voices-path", tmp_path / "voices")
-    said = ("--text", "Ah [b].", "--description", "A tone.")
+    said = ("--text", "Ah [b].", "--description", "A tone [a].")
 
     assert s1_mini(monkeypatch, "voices", "add", "me", tmp_path / "me.wav", *said, *where) == 0
     capsys.readouterr()
@@ -45,9 +45,17 @@ def test_a_voice_is_added_listed_described_spoken_with_and_deleted(
     monkeypatch.setenv("S1_MINI_VOICES_PATH", str(tmp_path / "voices"))
     assert s1_mini(monkeypatch, "voices", "delete", "me", "--checkpoint", tiny) == 0
 
-    assert all(word in listed for word in ("me", "added", "1.0", "A tone.", "Ah [b]."))
-    assert all(word in described for word in ("me", "added", "A tone.", "Ah [b]."))
+    assert all(word in listed for word in ("me", "added", "1.0", "A tone [a]."))
+    assert all(word in described for word in ("me", "added", "A tone [a].", "Ah [b]."))
     assert list((tmp_path / "voices").iterdir()) == []
+
+
+def test_a_line_of_the_list_holds_a_voice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert s1_mini(monkeypatch, "voices", "list") == 0
+
+    voices = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert all(cell.strip() for voice in voices for cell in voice)
+    assert ["julia (default)", "checkpoint"] in [[cell.strip() for cell in voice[:2]] for voice in voices]
 
 
 def test_a_damaged_voice_of_a_checkpoint_is_named_beside_the_list_of_the_others(

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from s1_mini.types import VoiceInfo
     from s1_mini.voices.roster import Roster
 
-MAX_SHOWN = 60  # characters of a transcript in the table
-
 app = typer.Typer(
     name="voices",
     cls=Group,
@@ -45,11 +43,10 @@ def list_voices(checkpoint_path: Checkpoint = None, voices_path: Folder = None) 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("name", "source", "seconds", "description", "what is said")
+    table = Table("name", "source", "seconds", "description")
     for info in roster.infos():
         name = f"{info.name} (default)" if info.is_default else info.name
-        said = info.text if len(info.text) <= MAX_SHOWN else info.text[: MAX_SHOWN - 1] + "…"
-        cells = (name, info.source, _seconds(info), info.description, said)
+        cells = (name, info.source, _seconds(info), info.description)
         table.add_row(*map(Text, cells))  # as text: brackets in it are no markup
     Console().print(table)
 
