@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,32 @@ def test_an_oracle_of_another_form_is_an_error_and_no_traceback(
     path = changed(oracle, tmp_path, change, only=case)
 
     with pytest.raises(VerificationError, match="not of the form of an oracle"):
+        list(verify_checkpoint(oracle, path))
+
+
+def cut(case: str, part: str, sizes: Sequence[slice]) -> Callable[[dict[str, Any]], object]:
+    return lambda content: content[case].update({part: content[case][part][tuple(sizes)].clone()})
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "told"),
+    [
+        ("ref/sampled", cut("ref/sampled", "prompt", [slice(4)]), "num_codebooks is 3 there, 10 here"),
+        ("ref/sampled", cut("ref/sampled", "hidden", [slice(24), slice(16)]), "dim is 16 there, 32 here"),
+        (
+            "ref/sampled",
+            cut("ref/sampled", "slow_logits", [slice(24), slice(300)]),
+            "vocab_size is 300 there, 400 here",
+        ),
+        ("codec", cut("codec", "codes", [slice(1), slice(3)]), "num_codebooks is 3 there, 10 here"),
+    ],
+)
+def test_an_oracle_of_another_checkpoint_is_told_by_the_size_that_differs(
+    case: str, change: Callable[[dict[str, Any]], object], told: str, oracle: Path, tmp_path: Path
+) -> None:
+    path = changed(oracle, tmp_path, change, only=case)
+
+    with pytest.raises(VerificationError, match=f"the oracle was made of another checkpoint: {told}"):
         list(verify_checkpoint(oracle, path))
 
 

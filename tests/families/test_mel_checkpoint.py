@@ -15,12 +15,20 @@ from typer.testing import CliRunner
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.cli.app import app
-from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError, VoiceError, VoiceFileError
+from s1_mini.exceptions import (
+    CheckpointError,
+    CheckpointFileError,
+    CheckpointMismatchError,
+    VerificationError,
+    VoiceError,
+    VoiceFileError,
+)
 from s1_mini.families.mel import weights
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.family import Mel
 from s1_mini.families.mel.random import FULL_MODEL, SIZES, character_model, random_model, random_vocoder
 from s1_mini.families.mel.tokenizer import CharTokenizer
+from s1_mini.families.mel.verify import verify_mel
 from s1_mini.families.registry import family_of
 from s1_mini.types import Voice
 from s1_mini.voices.library import VoiceLibrary
@@ -137,6 +145,8 @@ def test_an_oracle_of_the_original_is_verified_and_a_false_one_is_not(
         app, ["verify", "--checkpoint", str(directory), "--oracle", str(tmp_path / "false.safetensors")]
     )
     assert "2 of 7 checks failed: a mel, a more (not known)" in str(result.exception)
+    with pytest.raises(VerificationError, match="of another checkpoint: num_mel_bins is 7 there, 80 here"):
+        list(verify_mel(directory, {"mel_in": torch.zeros(3, 7)}, torch.device("cpu"), 1e-4) or ())
 
 
 def test_speakers_vectors_are_read_from_npy_files(published: Path, tmp_path: Path) -> None:

@@ -56,4 +56,6 @@ def _named_faults(path: Path) -> Iterator[None]:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        raise VerificationError(f"{path} is not of the form of an oracle: {type(error).__name__}: {reason}") from None
+        raise VerificationError(
+            f"{path} is not of the form of an oracle of this checkpoint: {type(error).__name__}: {reason}"
+        ) from None

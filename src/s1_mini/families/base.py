@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from s1_mini.exceptions import ParameterError
+from s1_mini.exceptions import ParameterError, VerificationError
 from s1_mini.types import DEFAULT_SAMPLING
 
 if TYPE_CHECKING:
@@ -98,6 +98,13 @@ class Check:
     difference: float | None = None
     agreement: float | None = None
     passed: bool = False
+
+
+def check_size(name: str, there: int, *here: int) -> None:
+    """Raise `VerificationError` if an oracle's size is none of those that its checkpoint can have."""
+    if there not in here:
+        sizes = " or ".join(map(str, here))
+        raise VerificationError(f"the oracle was made of another checkpoint: {name} is {there} there, {sizes} here")
 
 
 class Family(Protocol):

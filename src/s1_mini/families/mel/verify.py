@@ -16,7 +16,8 @@ from torch import Tensor
 
 from s1_mini.codecs.hifigan.stage import context_of
 from s1_mini.codecs.hifigan.window import Edges
-from s1_mini.families.base import Check, Placement
+from s1_mini.families.base import Check, Placement, check_size
+from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.loaded import LoadedMel, open_mel
 from s1_mini.families.mel.model import MelModel, MelState
 from s1_mini.families.mel.settings import MelSettings
@@ -47,6 +48,7 @@ def verify_mel(
 
 def _checks(loaded: LoadedMel, cases: Mapping[str, Mapping[str, Tensor]], tolerance: float) -> Iterator[Check]:
     for name, case in cases.items():
+        _check_sizes(loaded.model.config, case)
         computed: dict[str, tuple[Tensor, float]] = {}
         if "tokens" in case:
             for part, tensor in _decode(loaded.model, case).items():
@@ -62,6 +64,13 @@ def _checks(loaded: LoadedMel, cases: Mapping[str, Mapping[str, Tensor]], tolera
                 yield Check(f"{label} (not known)")
             else:
                 yield _compare(label, computed[part][0], case[part], computed[part][1])
+
+
+def _check_sizes(config: MelConfig, case: Mapping[str, Tensor]) -> None:
+    if "speaker" in case:
+        check_size("speaker_embedding_dim", case["speaker"].numel(), config.speaker_size)
+    for part in {"frames_in", "mel_in"} & case.keys():
+        check_size("num_mel_bins", case[part].shape[-1], config.num_bins)
 
 
 def _decode(model: MelModel, case: Mapping[str, Tensor]) -> dict[str, Tensor]:

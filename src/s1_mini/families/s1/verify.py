@@ -17,7 +17,7 @@ from torch import Tensor
 
 from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.model import Dac
-from s1_mini.families.base import Check, Placement
+from s1_mini.families.base import Check, Placement, check_size
 from s1_mini.families.s1.kernels.draw import MIN_TEMPERATURE, penalise, probabilities
 from s1_mini.families.s1.loaded import LoadedS1, open_s1
 from s1_mini.families.s1.model import S1Model, SamplingTensors
@@ -64,7 +64,17 @@ def _unchecked(group: str, names: Iterable[str]) -> Iterator[Check]:
             yield Check(f"{group} {name} (not known)".strip())
 
 
+def _check_sizes(model: S1Model, case: Mapping[str, Any]) -> None:
+    config = model.network.config
+    check_size("num_codebooks", len(case["prompt"]) - 1, config.num_codebooks)
+    if "slow_logits" in case:
+        check_size("vocab_size", case["slow_logits"].shape[-1], config.vocab_size)
+    if "hidden" in case:
+        check_size("dim", case["hidden"].shape[-1], *sorted({config.slow.dim, config.fast.dim}))
+
+
 def _check_case(model: S1Model, name: str, case: Mapping[str, Any], tolerance: float) -> Iterator[Check]:
+    _check_sizes(model, case)
     columns = case["prompt"].long()
     prompt = _rebuild_prompt(model, columns)
     yield _equal(f"{name} prompt", prompt.columns, columns)
@@ -180,6 +190,7 @@ def _check_codec(codec: Dac, stored: Mapping[str, Tensor], tolerance: float) -> 
     computed: dict[str, Tensor] = {}
     if "codes" in stored:
         codes, carry = stored["codes"].to(codec.device), Carry()
+        check_size("num_codebooks", codes.shape[-2], codec.config.num_codebooks)
         computed["zq"] = codec.quantizer.decode(codes)
         computed["post"] = codec.quantizer.post_module(computed["zq"], carry)
         computed["z"] = codec.quantizer.upsample(computed["post"], carry)
