@@ -9,7 +9,7 @@ from s1_mini.text.tables import signs, words
 _NAMES = signs(
     "&=and, @=at, %=percent, ‰=per mille, +=plus, ==equals, <=less than, >=greater than, ≤=less than or equal to, "
     "≥=greater than or equal to, ≠=is not equal to, ≈=about, ±=plus or minus, ×=times, ÷=divided by, √=the square "
-    "root of, ∞=infinity, ²=squared, ³=cubed, °=degrees, →=to, ←=from, ⇒=so, §=section, ¶=paragraph, $=dollars, "
+    "root of, ∞=infinity, ²=squared, ³=cubed, °=degrees, ←=from, ⇒=so, §=section, ¶=paragraph, $=dollars, "
     "£=pounds, €=euros, ¥=yen, ₹=rupees, ¢=cents, #=number, ∑=sum, ∏=product, ∫=integral, ∂=partial, ∆=delta, "
     "∈=in, ∅=the empty set, №=number, Ω=ohm, µ=micro, ℃=degrees Celsius, ℉=degrees Fahrenheit, ‱=per ten thousand"
 )
@@ -24,8 +24,10 @@ _GREEK = dict(
     )
 )
 _GREEK |= {letter.upper(): name.capitalize() for letter, name in _GREEK.items()}
+_ARROW = r"(?:→|(?<![-=–—])[-=–—]++>)"
+_TO = re.compile(rf"(?<=[\w)\"'%°])[ \t]*{_ARROW}[ \t]*(?=[\w(\"'$£€¥#@+-])")
+_PAUSE = re.compile(f"<?{_ARROW}")
 _PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
-_IS_LESS = re.compile(r"(?<=\w) ?([<>≤≥]) ?(?=[\w.-])")
 _NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
 _LETTER = re.compile(f"(?<![^\\W\\d_])[{''.join(_GREEK)}](?![^\\W\\d_])")
 _SLASH = re.compile(r"(?<=\w)/(?=\w)")
@@ -40,6 +42,11 @@ def _name(found: re.Match[str]) -> str:
     before = "" if start == 0 or text[start - 1].isspace() else " "
     after = "" if end == len(text) or not (text[end].isalnum() or text[end] in _NAMES) else " "
     return f"{before}{_NAMES[found.group()]}{after}"
+
+
+def read_arrows(text: str) -> str:
+    """Say arrows between words, drawn or of signs, as "to", and let others be pauses."""
+    return _PAUSE.sub(", ", _TO.sub(" to ", text)).replace(">=", "≥").replace("<=", "≤")
 
 
 def read_symbols(text: str) -> str:
