@@ -14,8 +14,8 @@ from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ParameterError
 
 ROWS = (1, 16, 64, 128)
-# Of one engine's sound, for each of several on one machine: two H100 gave 1.82 to 1.91 times one (docs/fleet.md).
-REPLICA_SHARE = 0.91
+# Of one server's sound, for each of several behind one port: two H200 gave 1.75 times one (docs/scale.md).
+REPLICA_SHARE = 0.875
 
 WeightFormat = Literal["half", "int8", "fp8"]
 KVFormat = Literal["half", "fp8"]
