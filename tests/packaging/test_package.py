@@ -161,7 +161,7 @@ def test_voices_come_along_and_two_of_a_name_do_not(published: Path, tmp_path: P
 def test_a_voice_of_another_codec_is_refused(published: Path, tmp_path: Path) -> None:
     write_voice(tmp_path, "anna", Voice({"codes": torch.full((BOOKS, 4), 4000)}, "Hello."))
 
-    with pytest.raises(CheckpointFileError, match=r"anna.*encoded by another"):
+    with pytest.raises(CheckpointFileError, match=r"anna.*encoded by another; get or make this file again"):
         lay_out(published, voices=tmp_path)
 
 

@@ -12,7 +12,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from s1_mini.exceptions import PackageError, VoiceError
+from s1_mini.exceptions import CheckpointFileError, PackageError, VoiceError
 from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
 from s1_mini.families.registry import family_of
 from s1_mini.packaging.compile_cache import FOLDER as CACHE
@@ -89,7 +89,10 @@ def _check_voice(path: Path, form: VoiceFormat) -> bool:
     """Tell whether a voice file is the default. Raises `CheckpointFileError` if this checkpoint cannot say it."""
     if not VOICE_NAME.fullmatch(path.stem):
         raise VoiceError("voices", f"{path.stem!r} is no name; use up to 64 of a-z, 0-9, - and _")
-    return read_voice(path, form).is_default
+    try:
+        return read_voice(path, form).is_default
+    except CheckpointFileError as error:
+        raise CheckpointFileError(f"{error}; get or make this file again, or leave it out") from None
 
 
 def _compile_cache(folder: Path, key: str) -> list[Member]:
