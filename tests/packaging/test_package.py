@@ -213,6 +213,17 @@ def test_a_compile_cache_is_used_where_it_was_made_for_and_nowhere_else(
         lay_out(published, compile_cache=tmp_path / "cache", compile_key="../../etc")
 
 
+def test_the_copy_of_a_compile_cache_goes_with_the_process(tmp_path: Path) -> None:
+    (tmp_path / compile_cache.FOLDER / compile_cache.cache_key() / "triton").mkdir(parents=True)
+    asked = "import os; from s1_mini.packaging.compile_cache import *; print(use_cache(Path(os.environ['ARTIFACT'])))"
+    environment = os.environ | dict.fromkeys(compile_cache.VARIABLES, "") | {"ARTIFACT": str(tmp_path)}
+
+    run = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, env=environment)
+
+    assert "s1-mini-compiled-" in run.stdout
+    assert not Path(run.stdout.strip()).exists()
+
+
 def test_what_is_compiled_is_kept_where_the_setting_says_unless_a_variable_says_otherwise(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ A cache is code: whoever may write an artifact may run things where it is loaded
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
@@ -51,8 +52,8 @@ def keep_cache(directory: Path) -> None:
 def use_cache(directory: Path) -> Path | None:
     """Use the cache in an unpacked artifact that was made for this GPU and this torch, if there is one.
 
-    It is copied first: a cache is written into, and an artifact stays as it is. Where a cache is named already, that
-    one stays, and this one is not used. Raises `PackageError` if it cannot be copied.
+    It is copied, until the process ends: a cache is written into, and an artifact stays as it is. Where a cache is
+    named already, that one stays, and this one is not used. Raises `PackageError` if it cannot be copied.
     """
     source = directory / FOLDER / cache_key()
     if not is_cache(source):
@@ -62,6 +63,7 @@ def use_cache(directory: Path) -> Path | None:
         return None
     try:
         target = Path(tempfile.mkdtemp(prefix="s1-mini-compiled-"))
+        atexit.register(shutil.rmtree, target, ignore_errors=True)
         shutil.copytree(source, target, dirs_exist_ok=True)
     except OSError as error:
         raise PackageError(f"the compile cache {source.name} cannot be copied: {error}") from None
