@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from s1_mini.execution.graphs import no_collections
+
 Step = Callable[[], None]
 
 
@@ -38,7 +40,8 @@ def capture(first: Step, between: Step, last: Step, device: torch.device, *, war
     graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     for graph, part in zip(graphs, (first, last), strict=True):
         # Only this thread is watched: NCCL's own may ask for its events meanwhile.
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        captures = torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
+        with no_collections(), captures:
             part()
 
     def replay() -> None:
