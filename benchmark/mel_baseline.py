@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import statistics
 import sys
 import time
@@ -32,7 +31,7 @@ from benchmark.command import give, make_parser, numbers, run
 from benchmark.sections import Clock, Section, Span, bottlenecks, trace
 from s1_mini.audio.join import Joiner
 from s1_mini.bench.profile import SCHEDULING, Profiler
-from s1_mini.bench.report import describe_machine, table
+from s1_mini.bench.report import describe_machine, load_average, table
 from s1_mini.capacity.cards import card_in
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
@@ -553,7 +552,7 @@ def main() -> int:
         "slots": health["slots"]["total"],
         "characters": [len(text) for text in texts],
         "steps": [compared.steps(text) for text in texts],
-        "load_average": [round(load, 1) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "load_average": load_average(),
     }
     if compared.device.type == "cuda":
         facts["gpu_memory_gb"] = round(health["vram"]["used_gb"], 2)

@@ -21,7 +21,7 @@ import torch
 
 from benchmark.cascade import random_checkpoint
 from benchmark.command import make_parser, numbers, run
-from s1_mini.bench.report import table
+from s1_mini.bench.report import load_average, table
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.execution.stage import Stage
 from s1_mini.families.base import Chain, Placement
@@ -124,8 +124,7 @@ def main() -> int:
     best = {name: _best(found) for name, found in figures.items()}
     heads = ["stage, sequences", "first tokens s", "of cores", "tokens a second", "of a core"]
     print(table(heads, [[name, *found] for name, found in best.items()]))
-    load = os.getloadavg() if hasattr(os, "getloadavg") else None
-    print(json.dumps({"size": options.size, "load": load, "figures": best, "all": figures}))
+    print(json.dumps({"size": options.size, "load": load_average(), "figures": best, "all": figures}))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from s1_mini.bench.clients import Clients, Load
-from s1_mini.bench.report import describe_engine, first_p95_ratio
+from s1_mini.bench.report import describe_engine, first_p95_ratio, load_average
 from s1_mini.bench.voices import VoiceState, choose_voice, without_voices
 from s1_mini.bench.workload import Ask, make_workload, planned_arrivals
 from s1_mini.config import EngineConfig
@@ -71,7 +70,7 @@ class LoadResult:
 
 def measure(test: LoadTest) -> LoadResult:
     """Measure all of `test`. Raises what the engine raises at its start; requests that fail are counted."""
-    busy_before = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+    busy_before = load_average()
     num_idle = max(MIN_IDLE, test.requests // 4)
     counts = [num_idle, *[test.requests] * (len(test.concurrencies) + len(test.rates))]
     asks = iter(make_workload(sum(counts) + WARM_UP * len(counts), test.seed, test.max_new_tokens))
@@ -91,8 +90,8 @@ def measure(test: LoadTest) -> LoadResult:
             clients.warm_up(warm_up)
             arrivals = planned_arrivals(len(counted), rate, test.seed)
             loads.append(clients.open(f"{rate:g} a second", counted, arrivals, rate=rate))
-        # Others' work is told from before ours began.
-        return LoadResult(idle, loads, sequential, describe_engine(engine) | {"load_average": busy_before})
+        load = busy_before[0] if busy_before else None  # others' work, from before ours began
+        return LoadResult(idle, loads, sequential, describe_engine(engine) | {"load_average": load})
 
 
 def _closed(clients: Clients, name: str, part: tuple[list[Ask], list[Ask]], concurrency: int) -> Load:

@@ -39,6 +39,11 @@ def _cell(value: str | float | None) -> str:
     return f"{value:.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
 
 
+def load_average() -> list[float] | None:
+    """Tell how many wanted a core in the last 1, 5 and 15 minutes; None where the system does not (Windows)."""
+    return [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None
+
+
 def describe_machine(device: str) -> dict[str, Any]:
     """Tell where and with what it was measured."""
     where = torch.cuda.get_device_name() if device.startswith("cuda") else f"{os.cpu_count()} CPU cores"
