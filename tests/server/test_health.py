@@ -50,6 +50,15 @@ def test_metrics_count_what_was_spoken_and_name_no_path_that_a_client_made_up(ht
     assert "/made" not in http.get("/metrics").text
 
 
+def test_metrics_leave_out_what_the_engine_counts_if_it_is_set(tiny: Path) -> None:
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", metrics_enabled=False))
+    with serving(engine) as door, door.client() as client:
+        told = client.get("/metrics").text
+
+    assert "s1_mini_ready 1" in told
+    assert "s1_mini_frames_total" not in told
+
+
 def test_metrics_tell_of_the_process_too(http: httpx2.Client) -> None:
     told = http.get("/metrics").text
 

@@ -53,7 +53,7 @@ class Meter:
 
 
 class EngineFigures(Collector):
-    """The engine's own families, and how the gate stands."""
+    """How the gate stands and, if `metrics_enabled` says so, the engine's own families."""
 
     def __init__(self, engine: ProductionTTSEngine, gate: Gate) -> None:
         self._engine, self._gate = engine, gate
@@ -63,8 +63,8 @@ class EngineFigures(Collector):
         inside, is_ready = self._gate.num_inside, float(self._gate.refusal() is None)
         yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are taken in", is_ready)
         yield GaugeMetricFamily(f"{PREFIX}http_requests_inside", "Requests to speak that are being answered", inside)
-        for family in self._engine.families():
-            yield _shown(family)
+        if self._engine.config.metrics_enabled:
+            yield from map(_shown, self._engine.families())
 
 
 def _shown(family: Family) -> Metric:
