@@ -74,8 +74,7 @@ def test_hits_and_misses_are_counted() -> None:
     cache.get("a")
     cache.get("b")
 
-    stats = cache.stats
-    assert (stats.hits, stats.misses, stats.hit_rate) == (1, 1, 0.5)
+    assert (cache.stats.hits, cache.stats.misses) == (1, 1)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 120), st.booleans()), max_size=40))

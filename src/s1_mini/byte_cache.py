@@ -25,12 +25,6 @@ class CacheStats:
     misses: int
     evictions: int
 
-    @property
-    def hit_rate(self) -> float:
-        """Share of lookups that found something; 0 before the first."""
-        lookups = self.hits + self.misses
-        return self.hits / lookups if lookups else 0.0
-
 
 @dataclass
 class _Entry(Generic[Value]):

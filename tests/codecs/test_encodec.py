@@ -14,7 +14,7 @@ from transformers import EncodecModel
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.codecs.encodec.random import TINY, random_encodec, random_tensors
-from s1_mini.codecs.encodec.weights import BARK_PREFIX, build_encodec, can_encode, check
+from s1_mini.codecs.encodec.weights import build_encodec, can_encode, check
 from s1_mini.exceptions import CheckpointMismatchError
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -100,7 +100,7 @@ def test_random_weights_use_their_codebooks_and_can_be_heard() -> None:
 
 
 @pytest.mark.parametrize("spelling", ["parametrizations", "weight_g", "folded"])
-@pytest.mark.parametrize("prefix", ["", BARK_PREFIX])
+@pytest.mark.parametrize("prefix", ["", "codec_model."])
 def test_both_spellings_of_weight_norm_and_a_prefix_mean_the_same(spelling: Any, prefix: str) -> None:
     tensors = random_tensors(TINY, spelling=spelling, prefix=prefix) | ({"semantic.x": torch.ones(1)} if prefix else {})
     codes = torch.randint(0, 1024, (1, 8, 9), generator=torch.Generator().manual_seed(0))

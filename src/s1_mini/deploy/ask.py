@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from s1_mini.exceptions import DeploymentError
 
 RUNTIME = "sagemaker-runtime"
 JSON = "application/json"
+LOOK_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -62,27 +63,19 @@ def ask_in_parts(clients: Clients, question: Question) -> Iterator[bytes]:
             yield bytes(part["Bytes"])
 
 
-def ask_later(
-    clients: Clients,
-    question: Question,
-    *,
-    limit_s: float = 900.0,
-    poll_s: float = 2.0,
-    sleep: Callable[[float], None] = time.sleep,
-    now: Callable[[], float] = time.monotonic,
-) -> bytes:
+def ask_later(clients: Clients, question: Question, *, limit_s: float) -> bytes:
     """Give the answer of an async endpoint as soon as it lies in S3. Raises `S1MiniError`."""
     answer = _send(clients, question, "invoke_endpoint_async")
-    begin = now()
+    begin = time.monotonic()
     with _explained(clients, question):
-        while now() - begin < limit_s:
+        while time.monotonic() - begin < limit_s:
             sound = _stored(clients, answer.get("OutputLocation"))
             if sound is not None:
                 return sound
             failure = _stored(clients, answer.get("FailureLocation"))
             if failure is not None:
                 raise DeploymentError(f"ask {question.name}: {failure.decode(errors='replace')[:1000]}")
-            sleep(poll_s)
+            time.sleep(LOOK_AGAIN_S)
     raise DeploymentError(
         f"ask {question.name}: no answer after {limit_s:.0f} s; it will lie at {answer.get('OutputLocation')}"
     )

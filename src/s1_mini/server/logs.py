@@ -61,9 +61,7 @@ class TextFormatter(logging.Formatter):
         return "\n".join(_printable(line) for line in lines)
 
 
-def set_up_logging(
-    log_format: LogFormat = "auto", level: str = "INFO", stream: TextIO | None = None, replica: str | None = None
-) -> None:
+def set_up_logging(log_format: LogFormat = "auto", stream: TextIO | None = None, replica: str | None = None) -> None:
     """Send all log lines to `stream`, or stderr, with the name of the replica that writes them.
 
     Called once, by the program and never by the library.
@@ -74,7 +72,7 @@ def set_up_logging(
     handler.addFilter(_is_news)
     if is_text:
         handler.addFilter(_is_for_a_person)
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level="INFO", handlers=[handler], force=True)
 
 
 def _sentence(message: str, fields: dict[str, Any]) -> str:

@@ -13,8 +13,6 @@ from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.weights.fit import check_fit, fit, skeleton
 from s1_mini.weights.weight_norm import fold_weight_norm
 
-BARK_PREFIX = "codec_model."
-
 _TRAINING = (".codebook.inited", ".codebook.cluster_size", ".codebook.embed_avg")  # of no use in inference
 _ENCODER = "encoder."
 

@@ -32,7 +32,6 @@ SETS = (
     {stage: f"{stem}_2.pt" for stage, stem in _SUNO.items()} | {"codec": COMPACT["codec"]},
     {stage: f"{stem}.pt" for stage, stem in _SUNO.items()} | {"codec": COMPACT["codec"]},
 )
-NAMES = (*MODEL_NAMES, *(names["semantic"] for names in SETS))  # one of these a checkpoint has
 
 _MASK = re.compile(r"layers\.\d+\.attn\.bias$")
 _RENAMED = (

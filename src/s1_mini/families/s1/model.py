@@ -246,9 +246,9 @@ class S1Model:
         self.advance(state, made)
         return Frames(made)
 
-    def hidden(self, state: S1State, span: int, rows: int | None = None) -> Tensor:
-        """Run the slow transformer over the next column of the first `rows` rows; its pre-norm output [rows, dim]."""
-        return branch_sum(*self._slow(state, span, len(state.count) if rows is None else rows))
+    def hidden(self, state: S1State, span: int) -> Tensor:
+        """Run the slow transformer over the next column of all rows; its pre-norm output [rows, dim]."""
+        return branch_sum(*self._slow(state, span, len(state.count)))
 
     def _slow(self, state: S1State, span: int, rows: int) -> tuple[Tensor, Tensor | None]:
         x, where = self._enter(state, state.column[:rows], state.position[:rows], span, active=state.active[:rows])

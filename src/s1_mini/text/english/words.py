@@ -9,7 +9,6 @@ from s1_mini.text.tables import words
 
 # A number as written: 1,234.5 or 12 or .5; its signs are matched by whoever uses it.
 NUMBER = r"(?:\d{1,3}(?:,\d{3})++(?!\d)(?:\.\d++)?|\d++(?:\.\d++)?|\.\d++)"
-STARTS = r"(?<![\w.,/:-])"  # before a number that is no part of something longer
 MAX_SAID = 36  # digits of a number that has a name; a longer one is said digit by digit
 
 _SCALES = (
