@@ -99,6 +99,22 @@ class Check:
     agreement: float | None = None
     passed: bool = False
 
+    @classmethod
+    def close(cls, name: str, computed: Tensor, expected: Tensor, tolerance: float) -> Check:
+        """Compare real numbers of any shape; none may differ by more than `tolerance`."""
+        if computed.shape != expected.shape:
+            return cls(name, difference=float("inf"))
+        difference = float((computed.cpu() - expected.cpu()).abs().max())
+        return cls(name, difference=difference, passed=difference <= tolerance)
+
+    @classmethod
+    def equal(cls, name: str, computed: Tensor, expected: Tensor) -> Check:
+        """Compare whole numbers of any shape, which must be the same."""
+        if computed.shape != expected.shape:
+            return cls(name, agreement=0.0)
+        agreement = float((computed.cpu() == expected.cpu()).double().mean()) if expected.numel() else 1.0
+        return cls(name, agreement=agreement, passed=agreement == 1.0)
+
 
 def check_size(name: str, there: int, *here: int) -> None:
     """Raise `VerificationError` if an oracle's size is none of those that its checkpoint can have."""

@@ -64,7 +64,7 @@ def _check_case(loaded: LoadedCascade, label: str, case: Mapping[str, Tensor], t
     voice = Voice(tensors, "") if tensors else None
     if "text" in case:
         ids = loaded.tokenizer.encode(bytes(case["text"].to(torch.uint8).tolist()).decode())
-        yield _equal(f"{label} tokens", np.array(ids), case["tokens"])
+        yield Check.equal(f"{label} tokens", torch.tensor(ids), case["tokens"])
     prompt = build_prompt(loaded.config.numbers, case["tokens"].tolist() if "tokens" in case else [], voice)
     chain = loaded.chain(1, loaded.max_positions)
     steps = loaded.config.numbers.max_semantic
@@ -85,10 +85,10 @@ def _check_case(loaded: LoadedCascade, label: str, case: Mapping[str, Tensor], t
         made = run_stage(chain, number, given, prompt, max_steps=steps)
         expected = case[name]
         if name == "wave":
-            yield _close(f"{label} {name}", torch.from_numpy(made), expected.flatten().float().cpu(), tolerance)
+            yield Check.close(f"{label} {name}", torch.from_numpy(made), expected.flatten().float(), tolerance)
         else:
             made = made % loaded.config.numbers.codebook_size if number else made
-            yield _equal(f"{label} {name}", made.T if number else made, expected)
+            yield Check.equal(f"{label} {name}", torch.from_numpy(made.T if number else made), expected)
 
 
 def run_stage(chain: Chain, number: int, given: np.ndarray, prompt: Prompt, *, max_steps: int) -> np.ndarray:
@@ -136,18 +136,3 @@ def run_units(
                 break
         made = np.concatenate(parts)
         consumed, units = consumed + unit.consumes, units + 1
-
-
-def _equal(name: str, computed: np.ndarray, expected: Tensor) -> Check:
-    wanted = expected.long().cpu().numpy()
-    if computed.shape != wanted.shape:
-        return Check(name, agreement=0.0)
-    agreement = float((computed == wanted).mean()) if wanted.size else 1.0
-    return Check(name, agreement=agreement, passed=agreement == 1.0)
-
-
-def _close(name: str, computed: Tensor, expected: Tensor, tolerance: float) -> Check:
-    if computed.shape != expected.shape:
-        return Check(name, difference=float("inf"))
-    difference = float((computed - expected).abs().max())
-    return Check(name, difference=difference, passed=difference <= tolerance)

@@ -77,7 +77,7 @@ def _check_case(model: S1Model, name: str, case: Mapping[str, Any], tolerance: f
     _check_sizes(model, case)
     columns = case["prompt"].long()
     prompt = _rebuild_prompt(model, columns)
-    yield _equal(f"{name} prompt", prompt.columns, columns)
+    yield Check.equal(f"{name} prompt", prompt.columns, columns)
     done = {"prompt"}
     if "seq" in case:
         done.add("seq")
@@ -87,10 +87,10 @@ def _check_case(model: S1Model, name: str, case: Mapping[str, Any], tolerance: f
         for key, computed in _run_forced(model, Prompt(columns, 0), sequence).items():
             if key in case:
                 done.add(key)
-                yield _close(f"{name} {key}", _like(model, computed, case[key]), case[key], tolerance)
+                yield Check.close(f"{name} {key}", _like(model, computed, case[key]), case[key], tolerance)
         if case.get("sampling", {}).get("temperature", 1.0) <= MIN_TEMPERATURE:
             generated = _run_greedy(model, Prompt(columns, 0), sequence.shape[1] - start)
-            yield _equal(f"{name} greedy tokens", generated, sequence[:, start:])
+            yield Check.equal(f"{name} greedy tokens", generated, sequence[:, start:])
     yield from _unchecked(name, set(case) - done)
 
 
@@ -183,7 +183,7 @@ def _check_sampler(vectors: list[Mapping[str, Any]]) -> Iterator[Check]:
         temperature, top_p, penalty = (torch.tensor([float(vector[key])]) for key in ("t", "p", "r"))
         logits = penalise(vector["logits"].unsqueeze(0), previous, torch.ones_like(previous, dtype=torch.bool), penalty)
         computed = probabilities(logits, temperature, top_p)[0]
-        yield _close(f"sampler {index}", computed, vector["probs"], 1e-5)
+        yield Check.close(f"sampler {index}", computed, vector["probs"], 1e-5)
 
 
 def _check_codec(codec: Dac, stored: Mapping[str, Tensor], tolerance: float) -> Iterator[Check]:
@@ -201,21 +201,7 @@ def _check_codec(codec: Dac, stored: Mapping[str, Tensor], tolerance: float) -> 
         computed["enc_lens"] = torch.tensor([computed["enc_codes"].shape[-1]])
     for key in computed.keys() & stored.keys():
         if stored[key].is_floating_point():
-            yield _close(f"codec {key}", computed[key], stored[key], tolerance)
+            yield Check.close(f"codec {key}", computed[key], stored[key], tolerance)
         else:
-            yield _equal(f"codec {key}", computed[key], stored[key])
+            yield Check.equal(f"codec {key}", computed[key], stored[key])
     yield from _unchecked("codec", stored.keys() - computed.keys() - {"codes", "wav"})
-
-
-def _close(name: str, computed: Tensor, expected: Tensor, tolerance: float) -> Check:
-    if computed.shape != expected.shape:
-        return Check(name, difference=float("inf"))
-    difference = float((computed.cpu() - expected).abs().max())
-    return Check(name, difference=difference, passed=difference <= tolerance)
-
-
-def _equal(name: str, computed: Tensor, expected: Tensor) -> Check:
-    if computed.shape != expected.shape:
-        return Check(name, agreement=0.0)
-    agreement = float((computed.cpu() == expected).float().mean())
-    return Check(name, agreement=agreement, passed=agreement == 1.0)
