@@ -225,7 +225,7 @@ def remembered(stream: Streams) -> list[torch.Tensor]:
     for block in stream._blocks:
         layers += [block._transposed, *(unit._dilated for unit in block._units)]
     assert len(layers) == 2 + 2 + 4 * 4
-    return [layer.past for layer in layers] + stream._post.pasts
+    return [stream._post._seen, *(layer.past for layer in (*layers, *stream._post._layers))]
 
 
 @pytest.mark.usefixtures("no_grad")

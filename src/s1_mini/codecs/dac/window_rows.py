@@ -42,11 +42,6 @@ class WindowRows:
             x, branch = layer(x, branch, rope, mask, rows)
         return add_norm(x, branch, self._norm.spec)[1]
 
-    @property
-    def pasts(self) -> list[Tensor]:
-        """What the rows remember."""
-        return [self._seen, *(layer.past for layer in self._layers)]
-
     def _mask(self, start: Tensor, steps: Tensor, dtype: torch.dtype) -> Tensor:
         """What is added to scores: 0 where step t may look, else minus infinity; [B, 1, T, S]."""
         context = self._window - 1
