@@ -48,6 +48,16 @@ class Files:
         """Delete a file. Raises `FileNotFoundError` or another `OSError`."""
         self._insist(path.unlink)
 
+    def sync_folder(self, folder: Path) -> None:
+        """Have the names in a folder outlast a crash. Raises `OSError`."""
+        if self.is_windows:  # where a folder cannot be opened, and renames are in its journal
+            return
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
     def _insist(self, work: Callable[[], object]) -> None:
         for wait_s in WAITS_S if self.is_windows else ():
             try:

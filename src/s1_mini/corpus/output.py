@@ -90,7 +90,7 @@ class FolderOutput:
             temporary.mkdir()
             for each, content in contents.items():
                 _write_synced(temporary / each, content)
-            _sync_folder(temporary)
+            files.sync_folder(temporary)
 
         def place(temporary: Path, target: Path) -> None:
             if target.exists():
@@ -115,7 +115,7 @@ class FolderOutput:
             target.parent.mkdir(parents=True, exist_ok=True)
             fill(temporary)
             place(temporary, target)
-            _sync_folder(target.parent)
+            files.sync_folder(target.parent)
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
@@ -198,13 +198,3 @@ def _write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    if os.name == "nt":  # where a folder cannot be opened, and renames are in its journal
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -251,16 +251,6 @@ def _publish(path: Path, content: bytes, *, replace: bool) -> None:
             files.replace(unfinished, path)
         else:
             files.rename_to_new(unfinished, path)
-        _sync_folder(path.parent)
+        files.sync_folder(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":
-        return  # which cannot open one
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
