@@ -65,7 +65,7 @@ def test_shrinking_gives_bytes_back_but_not_those_pinned() -> None:
     cache = cache_of("a", "b", "c")
     cache.pin("b")
 
-    assert cache.shrink(0) == 60
+    assert cache.shrink() == 60
     assert [key for key in "abc" if key in cache] == ["b"]
 
 

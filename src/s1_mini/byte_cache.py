@@ -85,11 +85,11 @@ class ByteCache(Generic[Value]):
             self._pinned.discard(key)
             self._remove(key)
 
-    def shrink(self, max_bytes: int) -> int:
-        """Let go until at most `max_bytes` are held, or only what is pinned; give the bytes freed."""
+    def shrink(self) -> int:
+        """Let go of all but what is pinned; give the bytes freed."""
         with self._lock:
             before = self._num_bytes
-            self._shrink(max_bytes, spare=None)
+            self._shrink(0, spare=None)
             return before - self._num_bytes
 
     def __contains__(self, key: str) -> bool:

@@ -22,8 +22,8 @@ def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_encoded_is_decoded(length: int) -> None:
     content = bytes(range(length))
 
-    assert decode_base64("audio", base64.b64encode(content).decode()) == content
-    assert decode_base64("audio", f"data:audio/wav;base64,{base64.b64encode(content).decode()}") == content
+    assert decode_base64(base64.b64encode(content).decode()) == content
+    assert decode_base64(f"data:audio/wav;base64,{base64.b64encode(content).decode()}") == content
 
 
 def test_what_is_wrong_as_a_whole_is_wrong_in_pieces() -> None:
@@ -35,12 +35,12 @@ def test_what_is_wrong_as_a_whole_is_wrong_in_pieces() -> None:
                 expected = base64.b64decode(text, validate=True)
             except (binascii.Error, ValueError):
                 with pytest.raises(InvalidError, match="is not base64"):
-                    decode_base64("audio", text)
+                    decode_base64(text)
             else:
-                assert decode_base64("audio", text) == expected
+                assert decode_base64(text) == expected
 
 
 @pytest.mark.parametrize("text", ["QUJDQ", "QUJDQUI", "QUJD=", "QUJD====", "QQ==QUJD"])
 def test_what_ends_too_soon_or_goes_on_behind_its_end_is_refused(text: str) -> None:
     with pytest.raises(InvalidError, match="is not base64"):
-        decode_base64("audio", text)
+        decode_base64(text)

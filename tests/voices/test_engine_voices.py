@@ -210,14 +210,14 @@ def test_a_pinned_voice_is_read_in_and_survives_eviction_and_the_end_of_memory(
         for name in ("nils", "olga", "paul"):
             speak(engine, name)
         evicted = prefixes.stats.evictions
-        prefixes.shrink(0)  # as the worker does when memory runs out
+        prefixes.shrink()  # as the worker does when memory runs out
 
         before = prefixes.stats
         speak(engine, "mia")
         assert (evicted, before.entries, prefixes.stats.hits) == (2, 1, before.hits + 1)
 
         assert not engine.unpin_voice("mia").pinned
-        prefixes.shrink(0)
+        prefixes.shrink()
         assert prefixes.stats.entries == 0
 
 

@@ -10,8 +10,8 @@ from s1_mini.metrics import EngineMetrics
 class Ledger:
     """The open requests of one engine, by number. Times are seconds of one monotonic clock."""
 
-    def __init__(self, metrics: EngineMetrics | None = None) -> None:
-        self.metrics = metrics or EngineMetrics()
+    def __init__(self) -> None:
+        self.metrics = EngineMetrics()
         self.requests: dict[int, Request] = {}
 
     def __len__(self) -> int:

@@ -201,7 +201,7 @@ class EngineCore:
     def _let_go(self) -> None:
         """Give back what can be made anew: the memory has run out."""
         self.scheduler.ledger.metrics.out_of_memory += 1
-        freed = self.prefixes.shrink(0)
+        freed = self.prefixes.shrink()
         if self._clears_memory:
             torch.cuda.empty_cache()
         logger.warning("out of memory: let go of %.1f MB of prefixes, trying again", freed / 1e6)

@@ -19,6 +19,7 @@ from s1_mini.server.errors import error_response
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+PATH = "/invocations"
 PASSED = "x-amzn-sagemaker-"
 PLAIN = ("content-type", "content-length", "accept")
 
@@ -40,16 +41,16 @@ class Answer:
 
 
 class InnerCall:
-    """A call of the application's own routes, past the layers around them, which the outer request has passed."""
+    """A call of the application's `/invocations`, past the layers around them, which the outer request has passed."""
 
-    def __init__(self, app: FastAPI, scope: Scope, path: str, headers: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, app: FastAPI, scope: Scope, headers: Iterable[tuple[str, str]]) -> None:
         self._app = app
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers if _is_passed(name)]
         self._scope: dict[str, Any] = {
             **scope,
             "method": "POST",
-            "path": path,
-            "raw_path": path.encode(),
+            "path": PATH,
+            "raw_path": PATH.encode(),
             "query_string": b"",
             "headers": raw,
         }

@@ -149,7 +149,7 @@ async def _read(request: Request) -> tuple[InvocationBody, bytes | None]:
     else:
         body, recording = await read_json(request, InvocationBody), None
     if body.reference_audio is not None:
-        recording = await in_turn(request.app.state, decode_base64, "reference_audio", body.reference_audio)
+        recording = await in_turn(request.app.state, decode_base64, body.reference_audio)
     return body, recording
 
 

@@ -108,7 +108,7 @@ class LocalEndpoint:
             if isinstance(body, str):
                 body = await asyncio.to_thread(store.read, body, self.settings.max_async_bytes)
             headers = [(name, value) for name, value in translated(scope) if name != "content-length"]
-            inner = InnerCall(self.app, scope, "/invocations", headers)
+            inner = InnerCall(self.app, scope, headers)
             async with asyncio.timeout(call.allowed_s):
                 await inner.run(of_bytes(body))
         except TimeoutError:
@@ -124,7 +124,7 @@ async def invoke_endpoint(name: str, request: Request) -> Response:
     endpoint = request.app.state.endpoint
     if name != endpoint.name:
         return _unknown(name)
-    call = InnerCall(endpoint.app, request.scope, "/invocations", translated(request.scope))
+    call = InnerCall(endpoint.app, request.scope, translated(request.scope))
     try:
         await call.run(request.receive)
     except S1MiniError as error:
@@ -180,7 +180,7 @@ class FramedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the container and frame what it says."""
-        call = InnerCall(self._request.app, scope, "/invocations", translated(scope))
+        call = InnerCall(self._request.app, scope, translated(scope))
 
         async def start() -> None:
             headers = _returned(call.answer)

@@ -111,7 +111,7 @@ def _request_of(given: Any, body: BatchBody) -> SpeechRequest:
         item = BatchItem.model_validate(given, strict=True)
     except ValidationError as error:
         raise from_validation(error.errors(include_url=False), BatchItem.model_fields) from None
-    recording = None if item.reference_audio is None else decode_base64("reference_audio", item.reference_audio)
+    recording = None if item.reference_audio is None else decode_base64(item.reference_audio)
     return SpeechRequest(
         text=item.text,
         voice=item.voice,

@@ -131,7 +131,7 @@ class SpeechBody(Sampling):
     def to_request(self, recording: bytes | None = None) -> SpeechRequest:
         """Give the request; `recording` is a reference that did not come as base64. Raises `InvalidError`."""
         if recording is None and self.reference_audio is not None:
-            recording = decode_base64("reference_audio", self.reference_audio)
+            recording = decode_base64(self.reference_audio)
         sampling = {name: getattr(self, name) for name in Sampling.model_fields}
         return SpeechRequest(
             text=self.text,
@@ -341,15 +341,15 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
-def decode_base64(field: str, text: str) -> bytes:
-    """Decode base64, with or without a data: prefix. Raises `InvalidError` naming `field`."""
+def decode_base64(text: str) -> bytes:
+    """Decode a recording's base64, with or without a data: prefix. Raises `InvalidError`."""
     if text.startswith("data:"):
         text = text.partition(",")[2]
     if len(text) % 4 or "=" in text[:-2]:
-        raise InvalidError(field, "is not base64: it ends too soon, or has more behind its end")
+        raise InvalidError("reference_audio", "is not base64: it ends too soon, or has more behind its end")
     try:
         # In pieces: one call holds the interpreter, for 16 MB 40 ms and more.
         parts = (text[start : start + BASE64_WINDOW] for start in range(0, len(text), BASE64_WINDOW))
         return b"".join(base64.b64decode(part, validate=True) for part in parts)
     except (binascii.Error, ValueError) as error:
-        raise InvalidError(field, f"is not base64: {error}") from None
+        raise InvalidError("reference_audio", f"is not base64: {error}") from None

@@ -173,7 +173,7 @@ class Session:
         if config.voice is not None:
             await asyncio.to_thread(self._state.engine.describe_voice, config.voice)  # an unknown one is told now
         coded, config.reference_audio = config.reference_audio, None
-        recording = None if coded is None else await in_turn(self._state, decode_base64, "reference_audio", coded)
+        recording = None if coded is None else await in_turn(self._state, decode_base64, coded)
         if recording is not None:
             read_recording(recording, self._state.engine.config.max_reference_bytes)
         self._held.set(len(recording or b""))

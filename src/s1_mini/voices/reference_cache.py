@@ -93,7 +93,7 @@ class ReferenceCache:
 
     def shrink(self) -> int:
         """Let go of all in memory that are not pinned; give the bytes freed."""
-        return self._memory.shrink(0)
+        return self._memory.shrink()
 
     @property
     def stats(self) -> CacheStats:
