@@ -33,8 +33,11 @@ CHUNK = 512  # texts whose durations are predicted at once
 GROUP = 8 * CHUNK  # texts that are sorted by length
 MAX_PHONEMES = 240
 MAX_S = 16.0
-KEPT_LEAD_S = 0.15  # of the third to half a second of silence that the teacher begins with
-FADE_S = 0.01
+KEPT_LEAD_S = 0.05  # of the third to half a second of silence that the teacher begins with
+# After the last phoneme, or the last sound if that is earlier: the teacher may breathe for 0.8 s.
+KEPT_TAIL_S = 0.3
+KEPT_FRAMES = round(KEPT_TAIL_S * RATE / SAMPLES_PER_FRAME)
+LOUD = 300  # of 32,768
 EVEN = 24  # lengths of transforms are multiples of it
 MAX_PLANS = 16  # of cuFFT
 
@@ -117,7 +120,8 @@ class Studio:
             samples = (levelled(higher, RATE) * 32767).round().to(torch.int16)
             for row, wave in zip(rows, samples, strict=True):
                 one = waiting[row]
-                length = round(one.spoken.num_frames * SAMPLES_PER_FRAME / pitch)
+                kept = min(one.spoken.num_frames, one.spoken.num_sounding + KEPT_FRAMES)
+                length = round(kept * SAMPLES_PER_FRAME / pitch)
                 yield Utterance(one.text.number, one.speaker_index, wave[:length])
 
 
@@ -154,10 +158,15 @@ def resampled(waves: Tensor, factor: float) -> Tensor:
 
 
 def trimmed(samples: np.ndarray) -> np.ndarray:
-    """Cut the silence before the first sound down to `KEPT_LEAD_S`."""
-    loud = np.flatnonzero(np.abs(samples) > 300)
-    start = max(0, int(loud[0]) - round(KEPT_LEAD_S * RATE)) if len(loud) else 0
-    return samples[start:]
+    """Cut the silence before the first sound to `KEPT_LEAD_S` and after the last to `KEPT_TAIL_S`, and let it fade."""
+    loud = np.flatnonzero(np.abs(samples) > LOUD)
+    if len(loud):
+        start, end = int(loud[0]) - round(KEPT_LEAD_S * RATE), int(loud[-1]) + round(KEPT_TAIL_S * RATE)
+        samples = samples[max(0, start) : end]
+    slope = min(len(samples), round(KEPT_TAIL_S / 2 * RATE))
+    faded: np.ndarray = samples.copy()
+    faded[len(samples) - slope :] = samples[len(samples) - slope :] * np.cos(np.linspace(0, np.pi / 2, slope)) ** 2
+    return faded
 
 
 def read_phonemes(path: Path) -> list[Text]:

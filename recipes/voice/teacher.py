@@ -19,6 +19,7 @@ from recipes.voice.weights import STYLE, load_teacher
 
 SAMPLES_PER_FRAME = 600  # 25 ms
 SHELF = 8  # frames; every new count costs a tenth of a second once
+MARKS = frozenset(' .,!?;:…—"()“”')  # what is among phonemes and has no sound of its own
 
 
 class Spoken(NamedTuple):
@@ -29,6 +30,13 @@ class Spoken(NamedTuple):
     durations: Tensor  # [P] frames of each phoneme, their sum a multiple of SHELF
     style: Tensor  # [256]
     num_frames: int  # before the last phoneme was lengthened
+    num_sounding: int  # of them until the last phoneme ends that is no mark
+
+
+def until_last_sound(durations: Tensor, is_silent: Tensor) -> Tensor:
+    """Frames [B] until the last phoneme ends that is not silent, of durations [B, P]."""
+    last = is_silent.logical_not().int().cumsum(1).argmax(1, keepdim=True)
+    return durations.cumsum(1).gather(1, last).squeeze(1)
 
 
 class Teacher:
@@ -42,6 +50,7 @@ class Teacher:
         if device.type == "cuda":
             decoder = self._modules["decoder"]
             decoder.generator = Generator(decoder.generator, self._dtype)
+        self._silent = torch.tensor([0, *(self._numbers[mark] for mark in MARKS if mark in self._numbers)])
 
     def numbers(self, phonemes: str) -> list[int]:
         """Number the phonemes, a zero before and after; those it does not know are left out."""
@@ -66,12 +75,17 @@ class Teacher:
         durations = shares.round().clamp(min=1).long().masked_fill(absent, 0)
         sounds = modules["text_encoder"](table, lengths, absent)
         frames = durations.sum(1)
+        sounding = until_last_sound(durations, torch.isin(table, self._silent.to(self.device)))
         rows = torch.arange(len(numbers), device=self.device)
         durations[rows, lengths.to(self.device) - 1] += -frames % SHELF
         return [
             # Copies: a view would keep the whole batch in memory while one of its texts waits.
-            Spoken(features[i, :length].clone(), sounds[i, :, :length].clone(), durations[i, :length], styles[i], count)
-            for i, (length, count) in enumerate(zip(lengths.tolist(), frames.tolist(), strict=True))
+            Spoken(
+                features[i, :length].clone(), sounds[i, :, :length].clone(), durations[i, :length], styles[i], *counts
+            )
+            for i, (length, *counts) in enumerate(
+                zip(lengths.tolist(), frames.tolist(), sounding.tolist(), strict=True)
+            )
         ]
 
     @torch.inference_mode()

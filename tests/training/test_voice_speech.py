@@ -21,8 +21,8 @@ from recipes.voice.kernels import norm_snake
 from recipes.voice.level import PEAK, levelled, loudness
 from recipes.voice.packages import Package
 from recipes.voice.speakers import HELD_OUT, PITCHES, POOR, Half, Speaker, Styles, held_out_speakers, speaker
-from recipes.voice.speech import KEPT_LEAD_S, Studio, Text, _Waiting, resampled, trimmed
-from recipes.voice.teacher import Spoken
+from recipes.voice.speech import KEPT_LEAD_S, KEPT_TAIL_S, Studio, Text, _Waiting, resampled, trimmed
+from recipes.voice.teacher import Spoken, until_last_sound
 from recipes.voice.weights import _module_path, _reordered
 
 RATE = 24_000
@@ -123,7 +123,7 @@ def test_what_has_no_room_at_once_is_spoken_by_halves() -> None:
 
     studio = Studio(cast("Any", Crowded()), cast("Any", None), 60.0)
     half = Half(("a",), (1.0,))
-    nothing = Spoken(torch.zeros(0), torch.zeros(0), torch.zeros(0), torch.zeros(0), 40)
+    nothing = Spoken(torch.zeros(0), torch.zeros(0), torch.zeros(0), torch.zeros(0), 40, 40)
     waiting = [_Waiting(Text(number, "", ""), 0, Speaker(half, half), nothing) for number in range(5)]
 
     said = list(studio._all_or_halves(waiting, 40))
@@ -131,10 +131,21 @@ def test_what_has_no_room_at_once_is_spoken_by_halves() -> None:
     assert [one.text for one in said] == list(range(5))
 
 
-def test_speech_begins_soon_after_the_beginning() -> None:
-    wave = np.zeros(2 * RATE, np.int16)
-    wave[RATE:] = 5000
-    assert len(trimmed(wave)) == RATE + round(KEPT_LEAD_S * RATE)
+def test_speech_begins_soon_after_the_beginning_and_ends_soon_after_its_end() -> None:
+    wave = np.zeros(4 * RATE, np.int16)
+    wave[RATE : 2 * RATE] = 5000
+    wave[2 * RATE :] = 100
+    cut, slope = trimmed(wave), round(KEPT_TAIL_S / 2 * RATE)
+    assert len(cut) == round(KEPT_LEAD_S * RATE) + RATE + round(KEPT_TAIL_S * RATE) - 1
+    assert (cut[-slope - 100 : -slope] == 100).all()
+    assert (np.diff(cut[-slope:]) <= 0).all()
+    assert cut[-1] == 0
+
+
+def test_the_last_phoneme_ends_before_the_mark_and_the_silence_after_it() -> None:
+    durations = torch.tensor([[9, 2, 3, 4, 5], [9, 2, 3, 0, 0]])
+    is_silent = torch.tensor([[True, False, False, True, True], [True, False, True, True, True]])
+    assert until_last_sound(durations, is_silent).tolist() == [14, 11]
 
 
 def test_a_module_of_the_graph_is_found_by_its_node() -> None:
