@@ -34,8 +34,8 @@ GROUP = 8 * CHUNK  # texts that are sorted by length
 MAX_PHONEMES = 240
 MAX_S = 16.0
 KEPT_LEAD_S = 0.05  # of the third to half a second of silence that the teacher begins with
-# After the last phoneme, or the last sound if that is earlier: the teacher may breathe for 0.8 s.
-KEPT_TAIL_S = 0.3
+# After the last phoneme, or the last sound if that is earlier, and fading: the teacher may breathe for 0.8 s.
+KEPT_TAIL_S = 0.25
 KEPT_FRAMES = round(KEPT_TAIL_S * RATE / SAMPLES_PER_FRAME)
 LOUD = 300  # of 32,768
 EVEN = 24  # lengths of transforms are multiples of it
@@ -163,7 +163,7 @@ def trimmed(samples: np.ndarray) -> np.ndarray:
     if len(loud):
         start, end = int(loud[0]) - round(KEPT_LEAD_S * RATE), int(loud[-1]) + round(KEPT_TAIL_S * RATE)
         samples = samples[max(0, start) : end]
-    slope = min(len(samples), round(KEPT_TAIL_S / 2 * RATE))
+    slope = min(len(samples), round(KEPT_TAIL_S * RATE))
     faded: np.ndarray = samples.copy()
     faded[len(samples) - slope :] = samples[len(samples) - slope :] * np.cos(np.linspace(0, np.pi / 2, slope)) ** 2
     return faded

@@ -19,6 +19,7 @@ from recipes.voice.weights import STYLE, load_teacher
 
 SAMPLES_PER_FRAME = 600  # 25 ms
 SHELF = 8  # frames; every new count costs a tenth of a second once
+SHORT, LAST_FRAMES = 20, 8  # phonemes of a text of which the last is drawled or breathed out if it is left longer
 MARKS = frozenset(' .,!?;:…—"()“”')  # what is among phonemes and has no sound of its own
 
 
@@ -33,10 +34,9 @@ class Spoken(NamedTuple):
     num_sounding: int  # of them until the last phoneme ends that is no mark
 
 
-def until_last_sound(durations: Tensor, is_silent: Tensor) -> Tensor:
-    """Frames [B] until the last phoneme ends that is not silent, of durations [B, P]."""
-    last = is_silent.logical_not().int().cumsum(1).argmax(1, keepdim=True)
-    return durations.cumsum(1).gather(1, last).squeeze(1)
+def last_sounds(is_silent: Tensor) -> Tensor:
+    """Places [B, 1] of the last phoneme of each row [B, P] that is not silent."""
+    return is_silent.logical_not().int().cumsum(1).argmax(1, keepdim=True)
 
 
 class Teacher:
@@ -74,8 +74,11 @@ class Teacher:
         shares = torch.sigmoid(predictor.duration_proj(states)).sum(-1) / speeds.unsqueeze(1)
         durations = shares.round().clamp(min=1).long().masked_fill(absent, 0)
         sounds = modules["text_encoder"](table, lengths, absent)
-        frames = durations.sum(1)
-        sounding = until_last_sound(durations, torch.isin(table, self._silent.to(self.device)))
+        last = last_sounds(torch.isin(table, self._silent.to(self.device)))
+        is_short = (lengths <= SHORT + 2).to(self.device).unsqueeze(1)
+        most = (LAST_FRAMES / speeds.unsqueeze(1)).round().long().where(is_short, durations.max())
+        durations.scatter_(1, last, durations.gather(1, last).minimum(most))
+        frames, sounding = durations.sum(1), durations.cumsum(1).gather(1, last).squeeze(1)
         rows = torch.arange(len(numbers), device=self.device)
         durations[rows, lengths.to(self.device) - 1] += -frames % SHELF
         return [
