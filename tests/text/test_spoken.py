@@ -39,6 +39,9 @@ HOSTILE = (
     ")  ",
     "1/2 ",
     "é",
+    "/a",
+    "#1-",
+    "1 N. ",
 )
 NOISE = "0123456789 .,:;/-$€%'\"()[]*_`#@&+=~^abkmsxABDIMVX\n°½²😀é"
 
@@ -110,3 +113,16 @@ def test_numbers_are_said_in_other_languages(language: str, written: str, said: 
 def test_an_unknown_language_is_named() -> None:
     with pytest.raises(ParameterError, match="language: 'tlh' is not known; there are af, "):
         spoken("Qapla' 5", "tlh")
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("We left at 6 p.m. The bus was late.", "We left at six P M. The bus was late."),
+        ("Bring paper, etc. I have glue.", "Bring paper, et cetera. I have glue."),
+        ("Add 1/2 tsp. pepper.", "Add half a teaspoon pepper."),
+        ("See you there :)", "See you there"),
+    ],
+)
+def test_a_full_stop_stays_where_a_sentence_ends_and_nowhere_else(written: str, said: str) -> None:
+    assert spoken(written) == said

@@ -41,6 +41,7 @@ _NAMES = table(
     "♥=heart, ♡=heart, ☹=frowning face"
 )
 _WORDLESS = re.compile(r" (?:sign|symbol)$|^(?:heavy|white heavy|black) (?=\w+ \w)")
+_SMILEY = re.compile(r"[ \t]*(?<!\S)[:;]-?[()DPp](?!\S)")
 _HEART = re.compile(r"(?<!\S)<3+(?!\S)")
 _ZERO_WIDTH = re.compile("[\u200b-\u200f\ufe0e\ufe0f\u2060\ufeff\u00ad\u202a-\u202e]")
 
@@ -49,6 +50,7 @@ def read_markup(text: str) -> str:
     """Give a text without the marks of Markdown and HTML; headings and items of lists become sentences."""
     if "&" in text:
         text = html.unescape(text)
+    text = _SMILEY.sub("", text) if ":" in text or ";" in text else text
     if "<" in text:
         text = _HEART.sub("❤", text)
         text = _TAG.sub("", _ANGLED.sub(r"\1", text))

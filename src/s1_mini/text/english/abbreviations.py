@@ -75,12 +75,21 @@ _NUMBERED = re.compile(
     rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?(?=\d|[IVX]{{2,6}}\b|[VX]\b)|№\s?(?=\d)", re.IGNORECASE
 )
 _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECASE)
-_UNDOTTED = re.compile(r"(?<![\w.'-])(vs|etc|e\.g|i\.e)(?![\w.])")
+_UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e)(?![\w./])")
 _LETTERS = re.compile(r"(?<![\w.'-])((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'-])([A-Z])\.(?=\s?[A-Z](?:\.|[a-z]))")
 _INITIAL_BEFORE = re.compile(r"(?:^|[\n(\"'“,;:]|\b(?:by|and|with|from|of|to|for|[A-Z][\w'-]{0,40}\.?))\s*$")
 _LETTERED = re.compile(r"\b(?:Plan|Vitamin|Type|Group|Class|Grade|Section|Appendix|Figure|Part|Option|Team|Point)\s$")
-_ENDS_HERE = re.compile(r"\s*$|\s*\n|[\"')\]]+(?:\s|$)|\s+[\"'(]?[A-Z](?![A-Z]*\b)")
+_ENDS_HERE = re.compile(r"\s*$|\s*\n|[\"')\]]+(?:\s|$)|\s+[\"'(]?(?:[A-Z](?![A-Z]*\b)|[AI](?: [a-z]|'))")
+_BEGINS = re.compile(
+    r"\s(?:I|It|He|She|We|They|You|The|This|That|These|Those|There|Then|But|And|So|If|In|On|At|My|Our|His|Her|Its|Your|"
+    r"Their|Do|Does|Did|Don't|What|When|Where|Who|Why|How|Please|After|Before|Now|No|Yes|Not)\b"
+)
+_DIRECTIONS = table("N=North, S=South, E=East, W=West")
+_DIRECTION = re.compile(
+    rf"(?<=\d )([NSEW])\.?(?= (?:[A-Z]\w{{1,20}} ){{1,3}}(?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b)"
+    rf"|(?<![\w.'-])([NSEW])\.?(?= \d{{1,3}}(?:st|nd|rd|th) (?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b)"
+)
 
 
 def _cased(said: str, like: str) -> str:
@@ -118,6 +127,7 @@ def _saint_or_doctor(found: re.Match[str]) -> str:
 def _initial(found: re.Match[str]) -> str:
     before = found.string[max(0, found.start() - 45) : found.start()]
     is_name = _INITIAL_BEFORE.search(before) and not _LETTERED.search(before)
+    is_name = is_name and not _BEGINS.match(found.string, found.end())
     return f"{found[1]} " if is_name else found.group()
 
 
@@ -136,6 +146,7 @@ def read_abbreviations(text: str) -> str:
     if "/" in text:
         text = _SLASHED_FORM.sub(lambda found: _cased(_SLASHED[found.group().lower()], found.group()), text)
     text = _STATE.sub(lambda found: _STATES[found[1]], text)
+    text = _DIRECTION.sub(lambda found: _DIRECTIONS[found[1] or found[2]], text)
     text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)
     text = _STREET.sub(_street, text)
     text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}", text)

@@ -12,6 +12,7 @@ _PHONE = re.compile(
     r"|(?<![\w.,/])\+\d[\d ().-]{6,20}\d(?!\w)"
     r"|(?<![\w.,/-])\d{3}-\d{4}(?![\w-])|(?<![\w.,/-])\d{3}-\d{2}-\d{4}(?![\w-])"
     r"|(?<![\w.,/-])\d{4}(?:[ -]\d{4}){3}(?![\w-])"
+    r"|(?<![\w.,/-])0\d{2,4}(?: \d{3,4}){1,2}(?![\w-])|(?<![\w.,/-])0\d{3,4} \d{6}(?![\w-])"
 )
 _DIALLED = re.compile(
     r"\b((?:call|dial|ring|phone|code|pin|zip|extension|password|ends?|ending)"

@@ -20,18 +20,21 @@ _FILE = re.compile(
     r"(?<![\w@./-])[\w-]{1,80}\.(?:pdf|txt|csv|tsv|json|xml|html?|css|js|ts|py|md|docx?|xlsx?|pptx?|png|jpe?g|gif|svg|mp[34]|"
     r"wav|zip|tar|gz|exe|cpp|java|sh|ya?ml|toml|ini|log|conf)(?![\w])"
 )
+_PATH = re.compile(r"(?<![^\s(\"'])(?:(?:~|[A-Z]:)(?:[/\\][\w.+-]{1,80}){1,20}|(?:[/\\][\w.+-]{1,80}){2,20})[/\\]?")
+_OPTION = re.compile(r"(?<!\S)--(?=[a-z]{2})")
+_SERIAL = re.compile(r"#(\d{1,12}(?:-\d{1,12}){1,4})(?![\w-])")
 _TAG = re.compile(r"(?<![\w&#/])#(\w{1,100})")
 _NAME = re.compile(r"(?<![\w@.])@(\w[\w.]{0,50}\w|\w)(?![@\w])")
 _PARTS = re.compile(r"[A-Za-z]++|\d++|[^A-Za-z0-9]")
 _CAMEL = re.compile(r"[A-Z]+(?=[A-Z][a-z]|\b|\d|_)|[A-Z]?[a-z]++|\d++|[^\W\d_A-Za-z]++|[A-Z]+")
 _SIGNS = signs(
     ".=dot, /=slash, ?=question mark, ==equals, &=and, -=dash, _=underscore, #=hash, %=percent, :=colon, ~=tilde, "
-    "+=plus, @=at, ,=comma, ;=semicolon"
+    "+=plus, @=at, ,=comma, ;=semicolon, \\=backslash"
 )
 _SPELT = frozenset(each.lower() for each in SPELT if each not in ("IT", "AM", "US", "SEC", "ISO")) | frozenset(
     words(
         "io uk de fr tv eu ch nl jp ca au es se js ts py md csv tsv txt html htm xml php asp exe cpp sh gz docx doc "
-        "xlsx xls pptx ppt mp yaml yml https http ftp"
+        "etc xlsx xls pptx ppt mp yaml yml https http ftp"
     )
 )
 
@@ -72,6 +75,8 @@ def _tag(found: re.Match[str]) -> str:
 
 def read_links(text: str) -> str:
     """Say addresses, names of files, hashtags and names of accounts."""
+    text = _OPTION.sub("dash dash ", text) if "--" in text else text
+    text = _PATH.sub(_url, text) if "/" in text or "\\" in text else text
     if "." in text or "://" in text or "localhost" in text:
         text = _URL.sub(_url, text)
         text = _MAIL.sub(lambda found: _read(found.group()), text) if "@" in text else text
@@ -81,6 +86,7 @@ def read_links(text: str) -> str:
     if "#" in text:
         text = re.sub(r"(?<!\w)#(?= of\b)", "number", text)
         text = re.sub(r"\b([CFJ])#(?!\w)", r"\1 sharp", text)
+        text = _SERIAL.sub(lambda found: "number " + ", ".join(run(part) for part in found[1].split("-")), text)
         text = _TAG.sub(_tag, text)
     if "@" in text:
         text = _NAME.sub(lambda found: "at " + _read(found[1]).replace(" underscore ", " "), text)

@@ -12,7 +12,8 @@ from s1_mini.text.english.words import NUMBER, cardinal, ordinal, part_of, parts
 _RISKY = frozenset(("in", "pt", "MP", "bar"))  # words and labels, too: only close to the number
 _PLUS_MINUS = r"(?<![\w)\]%°.])(?:([-+±~≈])\s?)?"
 _MEASURE = re.compile(
-    rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER}){SCALE}(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'])"
+    rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER}){SCALE}(?<!\dm(?= in\b))"
+    rf"(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'])"
     rf"(?!/\w)(\.(?=\s?[,;a-z]|\s?$))?",
     re.MULTILINE,
 )
@@ -37,15 +38,18 @@ _TIMES = re.compile(r"(?<![\w.,])(?<!= )(\d+(?:\.\d+)?)[x×](?!\w|\s?[-+=*/])")
 _DAY = re.compile(r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|date|through)\s$", re.IGNORECASE)
 _FRACTION = re.compile(
     rf"(?<![\w.,/:])(?:(\d{{1,5}})(?: and)? )?(\d{{1,4}})/(\d{{1,4}})(?![\d/]|[.,]\d)"
-    rf"(?:\s?({UNIT})(?![\w/²³^'])|(\"))?"
+    rf"(?:\s?({UNIT})(?![\w/²³^'])(?:\.(?=,|\s[a-z]))?|(\"))?"
 )
+_MARK = re.compile(r"(?<![\w.,/:])(\d{1,2}\.\d)/(?=(?:5|10|100)(?![\d/]|[.,]\d))")
+_COMPASS = re.compile(r"(?<=\d°)\s?([NSEW])\b(?!\.\w)")
+_DIRECTIONS = {"N": "north", "S": "south", "E": "east", "W": "west"}
 _PAIRS = {(24, 7), (9, 11), (20, 20), (50, 50), (60, 40), (7, 11), (80, 20)}
 _SIGNS = {"-": "minus ", "+": "plus ", "±": "plus or minus ", "~": "about ", "≈": "about "}
 
 
 def _is_product(found: re.Match[str]) -> bool:
     after = found.string[found.end() : found.end() + 12]
-    return "^" in after or ("×" in found.group() and "=" in found.string[found.start() : found.end() + 40])
+    return "^" in after or "=" in found.string[found.start() : found.end() + 40]
 
 
 def _fraction(found: re.Match[str]) -> str:
@@ -85,7 +89,8 @@ def read_fractions(text: str) -> str:
     if "x" in text or "×" in text:
         text = _BY.sub(lambda found: " times " if _is_product(found) else " by ", text)
         text = _TIMES.sub(lambda found: f"{written(found[1])} times", text)
-    return _FRACTION.sub(_fraction, text) if "/" in text else text
+    text = _COMPASS.sub(lambda found: f" {_DIRECTIONS[found[1]]}", text)
+    return _FRACTION.sub(_fraction, _MARK.sub(r"\1 out of ", text)) if "/" in text else text
 
 
 def _measure(found: re.Match[str]) -> str:
@@ -95,6 +100,8 @@ def _measure(found: re.Match[str]) -> str:
     if unit in _RISKY and gap == " " and not dot and not _is_length(found):
         return found.group()
     name = UNITS[unit]
+    if found.string[: found.start(2)].endswith("^"):
+        return f"{number} {plural(name)}"  # the exponent is said with what it belongs to
     said = f"{scaled(number, scale)} to {written(last)}" if last else scaled(number, scale)
     is_kind = gap == "-" or is_adjective(found) or _KIND.match(found.string, found.end())
     is_one = is_kind or (not last and not scale and number == "1")
@@ -113,7 +120,8 @@ def _is_length(found: re.Match[str]) -> bool:
 def _rate(found: re.Match[str]) -> str:
     name = UNITS[found[2]]
     per = UNITS.get(found[3], found[3])
-    return f"{written(found[1])} {name if found[1] == '1' else plural(name)} per {per}"
+    is_power = found.string[: found.start()].endswith("^")  # the exponent is said with what it belongs to
+    return f"{found[1] if is_power else written(found[1])} {name if found[1] == '1' else plural(name)} per {per}"
 
 
 def _percent(found: re.Match[str]) -> str:

@@ -80,8 +80,10 @@ def _per(unit: str | None) -> str:
 
 def is_adjective(found: re.Match[str]) -> bool:
     """Tell a five dollar bill from five dollars: by the article before and the word after."""
-    before = found.string[max(0, found.start() - 3) : found.start()].lower()
+    before = found.string[max(0, found.start() - 4) : found.start()].lower()
     after = found.string[found.end() : found.end() + 2]
+    if re.match(r" (?:bills?|notes?|coins?|vouchers?|tips?)\b", found.string[found.end() : found.end() + 12]):
+        return True
     return re.search(r"(?:^|\W)an? $", before) is not None and re.match(r" [a-z]", after) is not None
 
 

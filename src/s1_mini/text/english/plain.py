@@ -26,6 +26,8 @@ def _range(found: re.Match[str]) -> str:
     """Say `to` between two numbers, and `minus` in a sum."""
     is_spaced = bool(found[2] and found[3]) and "-" in found.group()
     falls = float(found[4].replace(",", "")) < float(found[1].replace(",", ""))
+    if found[1] == found[4] == "50":
+        return f"{found[1]} "  # fifty-fifty
     is_sum = is_spaced and (falls or "=" in found.string[found.end() : found.end() + 20])
     return f"{found[1]} {'minus' if is_sum else 'to'} "
 

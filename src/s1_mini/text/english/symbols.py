@@ -29,7 +29,7 @@ _TO = re.compile(rf"(?<=[\w)\"'%°])[ \t]*{_ARROW}[ \t]*(?=[\w(\"'$£€¥#@+-])
 _PAUSE = re.compile(f"<?{_ARROW}")
 _PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
 _NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
-_LETTER = re.compile(f"(?<![^\\W\\d_])[{''.join(_GREEK)}](?![^\\W\\d_])")
+_LETTER = re.compile(f"(?<![^\\W\\d_])[{''.join(_GREEK)}](?![^\\W\\d_a-z]|[a-z]{{2}})")
 _SLASH = re.compile(r"(?<=\w)/(?=\w)")
 _BETWEEN = re.compile(r"(?<=\w)\|(?=\w)| \| ")
 _UNDERSCORE = re.compile(r"_+")
@@ -44,6 +44,10 @@ def _name(found: re.Match[str]) -> str:
     return f"{before}{_NAMES[found.group()]}{after}"
 
 
+def _greek(found: re.Match[str]) -> str:
+    return _GREEK[found.group()] + " " * found.string[found.end() : found.end() + 1].isalpha()
+
+
 def read_arrows(text: str) -> str:
     """Say arrows between words, drawn or of signs, as "to", and let others be pauses."""
     return _PAUSE.sub(", ", _TO.sub(" to ", text)).replace(">=", "≥").replace("<=", "≤")
@@ -55,7 +59,7 @@ def read_symbols(text: str) -> str:
         return text
     text = _PLUS_PLUS.sub(" plus plus", text)
     text = _NAMED.sub(_name, text)
-    text = _LETTER.sub(lambda found: _GREEK[found.group()], text)
+    text = _LETTER.sub(_greek, text)
     text = _SLASH.sub(" slash ", text)
     text = _BETWEEN.sub(", ", text)
     return _SILENT.sub(" ", _UNDERSCORE.sub(" ", text))
