@@ -72,6 +72,38 @@ def _with_suffix(number: int) -> str:
     return f"{number}{suffix}"
 
 
+def _letters(rng: Random) -> str:
+    return "".join(rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(rng.randint(2, 4)))
+
+
+def _label(rng: Random) -> str:
+    letters, number = _letters(rng)[: rng.randint(1, 3)], str(rng.randint(1, rng.choice([9, 99, 999, 9999])))
+    return rng.choice([f"{letters}{number}", f"{letters}-{number}", f"{number}{letters[0]}", f"{letters} {number}"])
+
+
+def _score(rng: Random) -> str:
+    return f"{rng.randint(0, rng.choice([6, 6, 120]))}-{rng.randint(0, rng.choice([6, 6, 120]))}"
+
+
+def _span(rng: Random) -> str:
+    first = rng.randint(1, 90)
+    return f"{first}{rng.choice(['-', '–'])}{first + rng.randint(1, 60)}"
+
+
+def _sum(rng: Random) -> str:
+    x, y = rng.choice("abcnptxyz"), rng.choice("abcnptxyz")
+    first, second = rng.randint(2, 99), rng.randint(2, 20)
+    return rng.choice([
+        f"{first} + {second} = {first + second}", f"{first} - {second} = {first - second}",
+        f"{second} × {first} = {first * second}", f"{second}{x} + {first} = {y}", f"{x}² - {y}² = {first}",
+        f"{x} > {second}", f"{x} < {second}", f"10^{second} + {y}", f"√{first} + {x}", f"{x}/{second} = {y}",
+    ])  # fmt: skip
+
+
+def _zoned(rng: Random) -> str:
+    return f"{_clock(rng)} {rng.choice(['GMT', 'UTC', 'EST', 'PST', 'CET', 'Pacific time', 'Eastern time'])}"
+
+
 FIGURES: dict[str, Callable[[Random], str]] = {
     "integer": _integer,
     "small": lambda rng: str(rng.randint(1, rng.choice([20, 100, 999]))),
@@ -89,5 +121,15 @@ FIGURES: dict[str, Callable[[Random], str]] = {
     "money": _money,
     "code": lambda rng: " ".join(str(rng.randrange(10)) for _ in range(rng.randint(3, 6))),
     "phone": lambda rng: f"{rng.randint(200, 999)}-{rng.randint(1000, 9999)}",
+    "letters": _letters,
+    "letter": lambda rng: rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+    "label": _label,
+    "result": _score,
+    "span": _span,
+    "sum": _sum,
+    "zoned": _zoned,
+    "domain": lambda rng: rng.choice(["com", "org", "net", "io", "co.uk", "de", "edu"]),
+    "ending": lambda rng: rng.choice(["pdf", "txt", "csv", "py", "json", "docx", "zip", "png", "md"]),
+    "mobile": lambda rng: f"0{rng.randint(1000, 9999)} {rng.randint(100000, 999999)}",
     "title": lambda rng: rng.choice(["Mr.", "Mrs.", "Ms.", "Dr.", "Mr.", "Mrs.", "Prof.", "Capt."]),
 }
