@@ -42,6 +42,8 @@ HOSTILE = (
     "/a",
     "#1-",
     "1 N. ",
+    "a - ",
+    "—-",
 )
 NOISE = "0123456789 .,:;/-$€%'\"()[]*_`#@&+=~^abkmsxABDIMVX\n°½²😀é"
 
@@ -125,4 +127,19 @@ def test_an_unknown_language_is_named() -> None:
     ],
 )
 def test_a_full_stop_stays_where_a_sentence_ends_and_nowhere_else(written: str, said: str) -> None:
+    assert spoken(written) == said
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("My brother - the tall one - is late.", "My brother, the tall one, is late."),
+        ("It was late – too late.", "It was late, too late."),
+        ("Yes—as I said--no.", "Yes, as I said, no."),
+        ("A well-known twenty-one, 3-5.", "A well-known twenty-one, three to five."),
+        ("- milk\n- eggs", "milk,\neggs"),
+        ('"Wait—" he said', '"Wait—" he said'),
+    ],
+)
+def test_a_dash_between_words_is_a_pause_and_a_hyphen_is_none(written: str, said: str) -> None:
     assert spoken(written) == said

@@ -209,12 +209,12 @@ def test_the_model_reads_what_the_engine_gives_it_and_the_teacher_says_the_lette
     lines = json.loads(lzma.decompress((tmp_path / "phonemes.xz").read_bytes()))
 
     assert [read for read, _, _ in lines] == [
-        "He paid forty-two dollars and ten cents at five A M. A cafe - na?",
+        "He paid forty-two dollars and ten cents at five A M. A cafe, na?",
         "Ask the B B A or plan A, then A one.",
         "A B, a U S A",
     ]
     assert [american for _, american, _ in lines] == [
-        "He paid forty-two dollars and ten cents at five eh M. A cafe - na?",
+        "He paid forty-two dollars and ten cents at five eh M. A cafe, na?",
         "Ask the B B eh or plan eh, then eh one.",
         "eh B, a U S eh",
     ]

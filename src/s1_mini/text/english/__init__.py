@@ -15,7 +15,7 @@ from s1_mini.text.english.measures import read_fractions, read_measures
 from s1_mini.text.english.money import read_money
 from s1_mini.text.english.plain import read_plain, read_ranges
 from s1_mini.text.english.roman import read_roman
-from s1_mini.text.english.symbols import read_arrows, read_symbols
+from s1_mini.text.english.symbols import read_arrows, read_dashes, read_symbols
 from s1_mini.text.english.times import read_times
 
 _WITH_DIGITS = (
@@ -30,4 +30,4 @@ def read(text: str) -> str:
     if any("0" <= character <= "9" for character in text):
         for each in _WITH_DIGITS:
             text = each(text)
-    return read_stretched(read_symbols(read_acronyms(text)))
+    return read_stretched(read_symbols(read_acronyms(read_dashes(text))))

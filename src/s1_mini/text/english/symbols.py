@@ -27,6 +27,8 @@ _GREEK |= {letter.upper(): name.capitalize() for letter, name in _GREEK.items()}
 _ARROW = r"(?:→|(?<![-=–—])[-=–—]++>)"
 _TO = re.compile(rf"(?<=[\w)\"'%°])[ \t]*{_ARROW}[ \t]*(?=[\w(\"'$£€¥#@+-])")
 _PAUSE = re.compile(f"<?{_ARROW}")
+# Between words, as a comma: voices read "-" as part of a word. One without spaces is long, or two short ones.
+_DASH = re.compile(r"(?<=[\w.!?)\"”'’%])(?:[ \t]++[-–—]++[ \t]++|[ \t]*+(?:—++|--++)[ \t]*+)(?=[\w(“‘]|[\"']\w)")
 _PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
 _NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
 _LETTER = re.compile(f"(?<![^\\W\\d_])[{''.join(_GREEK)}](?![^\\W\\d_a-z]|[a-z]{{2}})")
@@ -51,6 +53,11 @@ def _greek(found: re.Match[str]) -> str:
 def read_arrows(text: str) -> str:
     """Say arrows between words, drawn or of signs, as "to", and let others be pauses."""
     return _PAUSE.sub(", ", _TO.sub(" to ", text)).replace(">=", "≥").replace("<=", "≤")
+
+
+def read_dashes(text: str) -> str:
+    """Let dashes between words be pauses."""
+    return _DASH.sub(", ", text)
 
 
 def read_symbols(text: str) -> str:
