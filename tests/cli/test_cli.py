@@ -278,8 +278,8 @@ def test_a_letter_that_a_console_has_not_is_written_as_an_escape(tiny: Path, tmp
     checkpoint = tmp_path / "voiced"
     shutil.copytree(tiny, checkpoint)
     (checkpoint / "voices").mkdir()
-    voice = Voice({"codes": torch.zeros(BOOKS, 3, dtype=torch.int64)}, "你好。")
-    write_voice(checkpoint / "voices", "mei", voice, description="Grüße")
+    voice = Voice({"codes": torch.zeros(BOOKS, 3, dtype=torch.int64)}, "Hello.")
+    write_voice(checkpoint / "voices", "mei", voice, description="Grüße 你好")
 
     listed = s1_mini("voices", "list", "--checkpoint", checkpoint, PYTHONIOENCODING="cp1252", PYTHONUTF8="0")
 
