@@ -180,7 +180,8 @@ made.group = group
 group.share([*made.parameters, *made.mean])
 made.pool.wait(stage.MIN_POOL_S * made.codec.sample_rate, 1.0)
 drawn = made.pool.batch(1, 100).abs().sum().item()
-made.run(2.5)
+while made.steps < 3:  # however slow the machine is
+    made.run(1.0)
 weights = [float(p.detach().double().sum()) for p in made.parameters]
 Path(sys.argv[1], f"rank_{group.rank}.json").write_text(json.dumps([drawn, made.steps, made.spent, weights]))
 group.leave()
@@ -199,7 +200,6 @@ def test_processes_that_train_together_have_one_codec_of_all_their_speech(work: 
     (drawn, *first), (other, *second) = (json.loads((work / f"rank_{rank}.json").read_text()) for rank in range(2))
     assert drawn != other
     assert first == second
-    assert first[0] > 2
     assert (work / "codec.safetensors").exists()
 
 
