@@ -17,7 +17,7 @@ from s1_mini.exceptions import ParameterError
 from s1_mini.text import spoken
 
 SENTENCES = Path(__file__).parents[1] / "assets" / "spoken_en.tsv"
-# Each repeated to 10,000 characters: what would take a careless pattern minutes.
+# Each repeated to 10,000 characters, and white space ten times as long: what would take a careless pattern minutes.
 HOSTILE = (
     "1",
     "1,",
@@ -92,6 +92,8 @@ def test_no_text_takes_long() -> None:
 
     for unit in HOSTILE:
         spoken((unit * 10_000)[:10_000])
+    for space in " \n":
+        spoken(f"Note:{space * 100_000}5")
 
     assert time.process_time() - started < 60  # all of them take 4 s on one core; a careless pattern takes minutes
 

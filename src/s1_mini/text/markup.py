@@ -41,7 +41,7 @@ _NAMES = table(
     "♥=heart, ♡=heart, ☹=frowning face"
 )
 _WORDLESS = re.compile(r" (?:sign|symbol)$|^(?:heavy|white heavy|black) (?=\w+ \w)")
-_SMILEY = re.compile(r"[ \t]*(?<!\S)[:;]-?[()DPp](?!\S)")
+_SMILEY = re.compile(r"(?<![ \t])[ \t]*+(?<!\S)[:;]-?[()DPp](?!\S)")
 _HEART = re.compile(r"(?<!\S)<3+(?!\S)")
 _ZERO_WIDTH = re.compile("[\u200b-\u200f\ufe0e\ufe0f\u2060\ufeff\u00ad\u202a-\u202e]")
 

@@ -32,7 +32,6 @@ _TIDY = (
     (re.compile(r",(?=\s?[,.;:!?])"), ""),
     (re.compile(r"(?m)^ | $"), ""),
     (re.compile(r"(?m)^[,;] ?"), ""),
-    (re.compile(r"\A\s+|\s+\Z"), ""),
 )
 
 
@@ -109,4 +108,4 @@ def _plain(found: re.Match[str]) -> str:
 def _tidy(text: str) -> str:
     for pattern, instead in _TIDY:
         text = pattern.sub(instead, text)
-    return text
+    return text.strip()

@@ -85,10 +85,11 @@ _BEGINS = re.compile(
     r"\s(?:I|It|He|She|We|They|You|The|This|That|These|Those|There|Then|But|And|So|If|In|On|At|My|Our|His|Her|Its|Your|"
     r"Their|Do|Does|Did|Don't|What|When|Where|Who|Why|How|Please|After|Before|Now|No|Yes|Not)\b"
 )
-_DIRECTIONS = table("N=North, S=South, E=East, W=West")
+DIRECTIONS = table("N=North, S=South, E=East, W=West")
+_ANY_STREET = rf"(?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b"
 _DIRECTION = re.compile(
-    rf"(?<=\d )([NSEW])\.?(?= (?:[A-Z]\w{{1,20}} ){{1,3}}(?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b)"
-    rf"|(?<![\w.'-])([NSEW])\.?(?= \d{{1,3}}(?:st|nd|rd|th) (?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b)"
+    rf"(?<=\d )([NSEW])\.?(?= (?:[A-Z]\w{{1,20}} ){{1,3}}{_ANY_STREET})"
+    rf"|(?<![\w.'-])([NSEW])\.?(?= \d{{1,3}}(?:st|nd|rd|th) {_ANY_STREET})"
 )
 
 
@@ -146,7 +147,7 @@ def read_abbreviations(text: str) -> str:
     if "/" in text:
         text = _SLASHED_FORM.sub(lambda found: _cased(_SLASHED[found.group().lower()], found.group()), text)
     text = _STATE.sub(lambda found: _STATES[found[1]], text)
-    text = _DIRECTION.sub(lambda found: _DIRECTIONS[found[1] or found[2]], text)
+    text = _DIRECTION.sub(lambda found: DIRECTIONS[found[1] or found[2]], text)
     text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)
     text = _STREET.sub(_street, text)
     text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}", text)

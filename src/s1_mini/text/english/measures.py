@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from s1_mini.text.english.abbreviations import MONTHS
+from s1_mini.text.english.abbreviations import DIRECTIONS, MONTHS
 from s1_mini.text.english.money import SCALE, TO, is_adjective, scaled
 from s1_mini.text.english.units import UNIT, UNITS, plural
 from s1_mini.text.english.words import NUMBER, cardinal, ordinal, part_of, parts_of, written
@@ -42,7 +42,6 @@ _FRACTION = re.compile(
 )
 _MARK = re.compile(r"(?<![\w.,/:])(\d{1,2}\.\d)/(?=(?:5|10|100)(?![\d/]|[.,]\d))")
 _COMPASS = re.compile(r"(?<=\d°)\s?([NSEW])\b(?!\.\w)")
-_DIRECTIONS = {"N": "north", "S": "south", "E": "east", "W": "west"}
 _PAIRS = {(24, 7), (9, 11), (20, 20), (50, 50), (60, 40), (7, 11), (80, 20)}
 _SIGNS = {"-": "minus ", "+": "plus ", "±": "plus or minus ", "~": "about ", "≈": "about "}
 
@@ -89,8 +88,13 @@ def read_fractions(text: str) -> str:
     if "x" in text or "×" in text:
         text = _BY.sub(lambda found: " times " if _is_product(found) else " by ", text)
         text = _TIMES.sub(lambda found: f"{written(found[1])} times", text)
-    text = _COMPASS.sub(lambda found: f" {_DIRECTIONS[found[1]]}", text)
+    text = _COMPASS.sub(lambda found: f" {DIRECTIONS[found[1]].lower()}", text)
     return _FRACTION.sub(_fraction, _MARK.sub(r"\1 out of ", text)) if "/" in text else text
+
+
+def _is_exponent(found: re.Match[str], group: int) -> bool:
+    """Tell a number that is said with what it belongs to, as in 10^3 km."""
+    return found.string.endswith("^", 0, found.start(group))
 
 
 def _measure(found: re.Match[str]) -> str:
@@ -100,8 +104,8 @@ def _measure(found: re.Match[str]) -> str:
     if unit in _RISKY and gap == " " and not dot and not _is_length(found):
         return found.group()
     name = UNITS[unit]
-    if found.string[: found.start(2)].endswith("^"):
-        return f"{number} {plural(name)}"  # the exponent is said with what it belongs to
+    if _is_exponent(found, 2):
+        return f"{number} {plural(name)}"
     said = f"{scaled(number, scale)} to {written(last)}" if last else scaled(number, scale)
     is_kind = gap == "-" or is_adjective(found) or _KIND.match(found.string, found.end())
     is_one = is_kind or (not last and not scale and number == "1")
@@ -120,8 +124,8 @@ def _is_length(found: re.Match[str]) -> bool:
 def _rate(found: re.Match[str]) -> str:
     name = UNITS[found[2]]
     per = UNITS.get(found[3], found[3])
-    is_power = found.string[: found.start()].endswith("^")  # the exponent is said with what it belongs to
-    return f"{found[1] if is_power else written(found[1])} {name if found[1] == '1' else plural(name)} per {per}"
+    number = found[1] if _is_exponent(found, 1) else written(found[1])
+    return f"{number} {name if found[1] == '1' else plural(name)} per {per}"
 
 
 def _percent(found: re.Match[str]) -> str:

@@ -51,7 +51,7 @@ def _greek(found: re.Match[str]) -> str:
 
 
 def read_arrows(text: str) -> str:
-    """Say arrows between words, drawn or of signs, as "to", and let others be pauses."""
+    """Say arrows between words, drawn or of signs, as "to", let others be pauses, and write >= and <= as one sign."""
     return _PAUSE.sub(", ", _TO.sub(" to ", text)).replace(">=", "≥").replace("<=", "≤")
 
 
