@@ -163,9 +163,9 @@ def trimmed(samples: np.ndarray) -> np.ndarray:
     if len(loud):
         start, end = int(loud[0]) - round(KEPT_LEAD_S * RATE), int(loud[-1]) + round(KEPT_TAIL_S * RATE)
         samples = samples[max(0, start) : end]
-    slope = min(len(samples), round(KEPT_TAIL_S * RATE))
     faded: np.ndarray = samples.copy()
-    faded[len(samples) - slope :] = samples[len(samples) - slope :] * np.cos(np.linspace(0, np.pi / 2, slope)) ** 2
+    ending = faded[max(0, len(faded) - round(KEPT_TAIL_S * RATE)) :]
+    ending[:] = ending * np.cos(np.linspace(0, np.pi / 2, len(ending))) ** 2
     return faded
 
 

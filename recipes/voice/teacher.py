@@ -50,7 +50,8 @@ class Teacher:
         if device.type == "cuda":
             decoder = self._modules["decoder"]
             decoder.generator = Generator(decoder.generator, self._dtype)
-        self._silent = torch.tensor([0, *(self._numbers[mark] for mark in MARKS if mark in self._numbers)])
+        silent = [0, *(self._numbers[mark] for mark in MARKS if mark in self._numbers)]
+        self._silent = torch.tensor(silent, device=device)
 
     def numbers(self, phonemes: str) -> list[int]:
         """Number the phonemes, a zero before and after; those it does not know are left out."""
@@ -74,7 +75,7 @@ class Teacher:
         shares = torch.sigmoid(predictor.duration_proj(states)).sum(-1) / speeds.unsqueeze(1)
         durations = shares.round().clamp(min=1).long().masked_fill(absent, 0)
         sounds = modules["text_encoder"](table, lengths, absent)
-        last = last_sounds(torch.isin(table, self._silent.to(self.device)))
+        last = last_sounds(torch.isin(table, self._silent))
         is_short = (lengths <= SHORT + 2).to(self.device).unsqueeze(1)
         most = (LAST_FRAMES / speeds.unsqueeze(1)).round().long().where(is_short, durations.max())
         durations.scatter_(1, last, durations.gather(1, last).minimum(most))
