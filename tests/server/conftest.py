@@ -20,6 +20,9 @@ from s1_mini.server.app import create_app
 from s1_mini.server.run import make_config
 from s1_mini.server.settings import ServerSettings
 
+# Many pieces; without a seed all of them could end early by chance.
+LONG_SPEECH = {"text": "A sentence that goes on and on. " * 20, "seed": 1}
+
 
 @dataclass
 class Door:

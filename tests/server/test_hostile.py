@@ -19,11 +19,10 @@ import soundfile
 from websockets.sync.client import connect
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from tests.server.conftest import Door, serving, wait_until
+from tests.server.conftest import LONG_SPEECH, Door, serving, wait_until
 
 JSON = {"Content-Type": "application/json"}
-SPEECH = {"text": "A sentence that goes on and on. " * 20, "seed": 1}
-LONG = SPEECH | {"stream": True, "format": "pcm", "max_new_tokens": 300}
+LONG = LONG_SPEECH | {"stream": True, "format": "pcm", "max_new_tokens": 300}
 PING_S = 1.0  # on a busy machine; it is 5 ms on one that is not
 
 

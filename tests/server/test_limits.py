@@ -15,10 +15,9 @@ from websockets.sync.client import connect
 
 from s1_mini import ProductionTTSEngine
 from s1_mini.runtime.running import Running
-from tests.server.conftest import Door, serving, wait_until
+from tests.server.conftest import LONG_SPEECH, Door, serving, wait_until
 
 BODY = {"text": "Good morning.", "max_new_tokens": 8}
-LONG = {"text": "A sentence that goes on and on. " * 20, "seed": 1}
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +193,7 @@ def test_more_than_may_be_answered_at_once_get_503_and_more_of_one_client_429(
 ) -> None:
     for setting, status, told in (("max_requests", 503, "server_busy"), ("max_requests_per_client", 429, "too_many")):
         with serving(small_engine, **{setting: 1}) as door, door.client() as client:
-            with client.stream("POST", "/v1/tts", json=LONG | {"stream": True, "format": "pcm"}):
+            with client.stream("POST", "/v1/tts", json=LONG_SPEECH | {"stream": True, "format": "pcm"}):
                 refused = client.post("/v1/tts", json=BODY)
             wait_until(lambda door=door: door.app.state.gate.num_inside == 0)
             again = client.post("/v1/tts", json=BODY)
@@ -209,7 +208,7 @@ def test_what_takes_longer_than_it_may_ends_with_a_clean_error_and_frees_its_slo
     small_engine: ProductionTTSEngine,
 ) -> None:
     with serving(small_engine, request_timeout_s=0.3) as door, door.client() as client:
-        answer = client.post("/v1/tts", json=LONG)
+        answer = client.post("/v1/tts", json=LONG_SPEECH)
         wait_until(lambda: small_engine.health_check()["requests"] == 0, within_s=2)
 
     assert answer.status_code == 504
@@ -222,7 +221,7 @@ def test_a_stream_past_its_time_is_broken_off_so_that_nobody_takes_it_for_whole(
     with serving(small_engine, stream_timeout_s=0.5) as door, door.client() as client:
         with (
             pytest.raises(httpx2.RemoteProtocolError),
-            client.stream("POST", "/v1/tts", json=LONG | {"stream": True, "format": "pcm"}) as answer,
+            client.stream("POST", "/v1/tts", json=LONG_SPEECH | {"stream": True, "format": "pcm"}) as answer,
         ):
             for _ in answer.iter_raw():
                 pass
@@ -231,7 +230,7 @@ def test_a_stream_past_its_time_is_broken_off_so_that_nobody_takes_it_for_whole(
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_goes_away_leaves_its_slot_to_others(door: Door, streams: bool) -> None:
-    body = json.dumps(LONG | {"stream": streams, "format": "pcm"}).encode()
+    body = json.dumps(LONG_SPEECH | {"stream": streams, "format": "pcm"}).encode()
     request = head(f"Content-Length: {len(body)}") + body
 
     with socket.create_connection(("127.0.0.1", door.port)) as plug:
@@ -259,7 +258,7 @@ def test_a_client_that_goes_away_while_the_engine_is_being_asked_leaves_nothing_
 
     monkeypatch.setattr(Running, "begin", speak_slowly)
     before = door.engine.health_check()["queue"]["accepted"]
-    body = json.dumps(LONG).encode()
+    body = json.dumps(LONG_SPEECH).encode()
     with socket.create_connection(("127.0.0.1", door.port)) as plug:
         plug.sendall(head(f"Content-Length: {len(body)}") + body)
         assert asked.wait(5)

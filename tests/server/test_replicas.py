@@ -21,11 +21,12 @@ import soundfile
 from websockets.sync.client import connect
 
 from replica_room import Replicas, needs_proxy, replicated, wait_until
+from tests.server.conftest import LONG_SPEECH
 
 pytestmark = needs_proxy
 
 SHORT = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8}
-LONG = {"text": "A sentence that goes on and on. " * 20, "seed": 1, "format": "pcm", "stream": True}
+LONG = LONG_SPEECH | {"format": "pcm", "stream": True}
 LOAD = LONG | {"max_new_tokens": 25}
 SESSION = "X-Amzn-SageMaker-Session-Id"
 BACK_S = 90.0  # two processes that load torch, beside 32 clients on one core; it is 8 s on an idle machine

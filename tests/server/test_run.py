@@ -20,10 +20,10 @@ import pytest
 from s1_mini.audio.container import encode
 from s1_mini.cli.app import run
 from s1_mini.sagemaker.contract import ENDING
-from tests.server.conftest import wait_until
+from tests.server.conftest import LONG_SPEECH, wait_until
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
-LONG = {"text": "A sentence that goes on and on. " * 20, "seed": 1, "format": "pcm"}
+LONG = LONG_SPEECH | {"format": "pcm"}
 
 
 class Running:
