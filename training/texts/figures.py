@@ -1,6 +1,7 @@
 """Digits, years, dates, times, money, and what else is written with them."""
 
 from collections.abc import Callable
+from string import ascii_uppercase
 
 from training.texts.lists import Random
 
@@ -73,7 +74,7 @@ def _with_suffix(number: int) -> str:
 
 
 def _letters(rng: Random) -> str:
-    return "".join(rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(rng.randint(2, 4)))
+    return "".join(rng.choice(ascii_uppercase) for _ in range(rng.randint(2, 4)))
 
 
 def _label(rng: Random) -> str:
@@ -122,7 +123,7 @@ FIGURES: dict[str, Callable[[Random], str]] = {
     "code": lambda rng: " ".join(str(rng.randrange(10)) for _ in range(rng.randint(3, 6))),
     "phone": lambda rng: f"{rng.randint(200, 999)}-{rng.randint(1000, 9999)}",
     "letters": _letters,
-    "letter": lambda rng: rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+    "letter": lambda rng: rng.choice(ascii_uppercase),
     "label": _label,
     "result": _score,
     "span": _span,

@@ -84,7 +84,7 @@ def _part_of(said: str, name: str) -> str:
 
 
 def read_fractions(text: str) -> str:
-    """Say fractions, with their units, and sizes such as 20 x 30."""
+    """Say fractions with their units, sizes such as 20 x 30, and points of the compass behind degrees."""
     if "x" in text or "×" in text:
         text = _BY.sub(lambda found: " times " if _is_product(found) else " by ", text)
         text = _TIMES.sub(lambda found: f"{written(found[1])} times", text)
