@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
+from collections.abc import Container
 from pathlib import Path
 
 import torch
@@ -65,14 +66,18 @@ def finished(work: Path, output: Path) -> None:
     """Copy the checkpoint of `work` to `output`, colder and louder."""
     shutil.copytree(work, output, ignore=shutil.ignore_patterns("*.safetensors", "*.pt", "tokens", "speech"))
     model, codec = load_file(work / "model.safetensors"), load_file(work / "codec.safetensors")
-    last = max(int(name.split(".")[2]) for name in codec if name.startswith("decoder.model."))
-    gain = 10 ** (LOUDER_DB / 20)
-    _multiply(model, "output.weight", SLOW_COLDER)
-    _multiply(model, "fast_output.weight", COLDER)
-    for name in ("weight", "bias"):  # what follows is the hyperbolic tangent
-        _multiply(codec, f"decoder.model.{last}.conv.{name}", gain)
+    for name, factor in factors(codec).items():
+        _multiply(codec if name in codec else model, name, factor)
     save_file(model, output / "model.safetensors")
     save_file(codec, output / "codec.safetensors")
+
+
+def factors(codec: Container[str]) -> dict[str, float]:
+    """What weights of the model and of a codec with these names are multiplied by, so that it is colder and louder."""
+    last = max(number for number in range(100) if f"decoder.model.{number}.conv.weight" in codec)
+    gain = 10 ** (LOUDER_DB / 20)  # what follows is the hyperbolic tangent
+    convolution = {f"decoder.model.{last}.conv.{name}": gain for name in ("weight", "bias")}
+    return {"output.weight": SLOW_COLDER, "fast_output.weight": COLDER} | convolution
 
 
 def _multiply(tensors: dict[str, Tensor], name: str, factor: float) -> None:

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from recipes.voice import export
+from recipes.voice import again, export
 from recipes.voice.speakers import NAMED
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.checkpoint.convert import convert_checkpoint
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 
 
@@ -49,3 +50,17 @@ def test_logits_are_colder_and_sound_is_louder_than_trained(tiny: Path, tmp_path
     ):
         before, after = load_file(tiny / file)[name].float(), load_file(tmp_path / "finished" / file)[name].float()
         torch.testing.assert_close(after, before * factor, rtol=1e-2, atol=1e-4)
+
+
+def test_a_training_that_begins_again_has_the_weights_that_were_exported(tiny: Path, tmp_path: Path) -> None:
+    export.finished(tiny, tmp_path / "finished")
+    convert_checkpoint(tmp_path / "finished", tmp_path / "ships", precision="int8", codec_precision="int8")
+
+    again.begin(tmp_path / "ships", tmp_path / "work")
+
+    for file in again.FILES:
+        trained, begun = load_file(tiny / file), load_file(tmp_path / "work" / file)
+        assert set(begun) == set(trained)
+        for name, tensor in begun.items():
+            step = trained[name].float().abs().max() / 127
+            torch.testing.assert_close(tensor, trained[name].float(), rtol=1e-2, atol=float(step))

@@ -1,0 +1,51 @@
+"""Begin a training where the voice that ships ended: its weights as they were before the export.
+
+python -m recipes.voice.again --checkpoint src/s1_mini/default_model --work DIR
+
+Its eight bits become floats, and what the export multiplied is divided again. `codec.py decoder`, `tokens.py` and
+`model.py` go on from what is in `DIR` then, with fresh optimisers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from recipes.voice.export import factors
+from s1_mini.weights.eight import all_widened
+
+FILES = ("model.safetensors", "codec.safetensors")
+
+
+def begin(checkpoint: Path, work: Path) -> None:
+    """Write the weights of `checkpoint` to `work` as the trainings read them, in float32."""
+    work.mkdir(parents=True, exist_ok=True)
+    files = {name: _read(checkpoint / name) for name in FILES}
+    for name, factor in factors(files["codec.safetensors"]).items():
+        for tensors in files.values():
+            if name in tensors:
+                tensors[name] = tensors[name] / factor
+    for name, tensors in files.items():
+        save_file(tensors, work / name)
+    shutil.copyfile(checkpoint / "codec_config.json", work / "codec_config.json")
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    return {name: tensor.float().contiguous() for name, tensor in all_widened(load_file(path), path.name).items()}
+
+
+def main() -> None:
+    """Begin from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    options = parser.parse_args()
+    begin(options.checkpoint, options.work)
+
+
+if __name__ == "__main__":
+    main()
