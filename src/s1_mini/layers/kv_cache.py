@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from s1_mini.kernels.common_attention import CommonPrefixes
 from s1_mini.kernels.weight import narrow
 
 # Stores new keys and values [B, H, T, D] of one layer and gives all that may be attended to.
@@ -83,3 +84,4 @@ class Columns:
     rope: Tensor  # [n, D / 2, 2] its part of the rotary table
     mask: Tensor | None  # [n, 1, 1, span] true up to its position; None if all have `span` columns
     slots: Tensor | None = None  # [n] whose they are; None: the first ones', in order
+    common: CommonPrefixes | None = None  # what the rows have in common, in the first ones' order

@@ -82,6 +82,7 @@ class Attention(nn.Module):
             span=columns.span,
             mask=columns.mask,
             slots=columns.slots,
+            common=columns.common,
         )
 
 

@@ -19,8 +19,9 @@ from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
 from s1_mini.execution.compiled import Compilable, CompiledSlots, Step, can_compile
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
+from s1_mini.execution.shared_prefixes import SharedPrefixes
 from s1_mini.execution.stage import Pending, SimpleStage
-from s1_mini.families.s1.model import S1Model, SamplingTensors
+from s1_mini.families.s1.model import Frames, S1Model, SamplingTensors
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
 
@@ -38,6 +39,8 @@ class LanguageModel(SimpleStage):
             ones = torch.ones(3, slots, device=self.device)
             table = torch.zeros(slots, self._positions + 1, model.num_codebooks, device=self.device)
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
+        self.shares_prefixes = True  # whether rows of one voice read its keys and values once; set before a capture
+        self._shared = None if self.state.common is None else SharedPrefixes(self.state.common)
         self._ladder = ladder(slots)
         self._prompts: dict[int, np.ndarray] = {}  # by slot, [S, K + 1]
         self._lengths = [0] * slots  # positions of prompt and frames
@@ -65,7 +68,7 @@ class LanguageModel(SimpleStage):
             options=replace(options, is_staged=True),
         )
         self._steps = StepGraphs(
-            lambda rows: [self._model.step(self.state, self._sampling, self._positions, rows).made],
+            lambda rows: [self._make(rows, self._positions).made],
             self._ladder[::-1],
             lambda _: [],
             lambda rows: [Buffer((rows, books + 3))],
@@ -97,6 +100,8 @@ class LanguageModel(SimpleStage):
             self._sampling.uniforms[slot, : begin.steps] = stage(table, self.device)
             self._model.begin(self.state, slot, torch.from_numpy(prompt[-1]), len(prompt) - 1)
             self._prompts[slot], self._lengths[slot] = prompt, len(prompt)
+            if self._shared is not None:
+                self._shared.forget(slot)
             self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
@@ -122,13 +127,15 @@ class LanguageModel(SimpleStage):
         rows = 1 + max(slots)
         if self._steps is not None:
             self._stepping.choose(slots)
+            self._look_up(fit(self._ladder, rows))
             wait = self._steps.launch(fit(self._ladder, rows))
             return lambda: _result(slots, wait()[0])
         made = np.zeros((rows, self._model.num_codebooks + 3), np.int64)
         if others := self._compiled.others(slots):
             self._stepping.choose(others)
             span = min(whole_spans(max(self._lengths[slot] for slot in others)), self._positions)
-            made[: 1 + max(others)] = self._model.step(self.state, self._sampling, span, 1 + max(others)).made.cpu()
+            self._look_up(1 + max(others))
+            made[: 1 + max(others)] = self._make(1 + max(others), span).made.cpu()
         self._compiled.fill(slots, made)
         for slot in slots:
             self._lengths[slot] += 1
@@ -136,17 +143,35 @@ class LanguageModel(SimpleStage):
 
     def save(self, slot: int, positions: int) -> Saved:
         """Copy the keys and values of a slot's first positions."""
-        return self._model.save(self.state, slot, positions)
+        saved = self._model.save(self.state, slot, positions)
+        self._hold(slot, saved)
+        return saved
 
     def load(self, slot: int, saved: Saved) -> None:
         """Put saved keys and values into a slot."""
         self._model.load(self.state, slot, saved)
+        self._hold(slot, saved)
 
     def replay(self, rows: int) -> bool:
         """Launch a captured frame of the first slots and do not look at it; tell whether there is one."""
         if self._steps is not None:
+            self._look_up(fit(self._ladder, rows))
             self._steps.replay(fit(self._ladder, rows))
         return self._steps is not None
+
+    def _make(self, rows: int, span: int) -> Frames:
+        state = self.state if self.shares_prefixes else replace(self.state, common=None)
+        return self._model.step(state, self._sampling, span, rows)
+
+    def _look_up(self, rows: int) -> None:
+        """Tell the device which of the first `rows` slots share a prefix."""
+        if self._shared is not None and self.shares_prefixes:
+            self._shared.write(rows)
+
+    def _hold(self, slot: int, saved: Saved) -> None:
+        """Note that a slot holds a prefix: what is loaded from the same one is the same to the last bit."""
+        if self._shared is not None:
+            self._shared.hold(slot, saved.state[0], saved.positions)
 
     def _asked(self, part: Prefill) -> np.ndarray:
         """Give what is to be read [n, K + 3]: a prompt's items, the slot, their positions."""

@@ -7,7 +7,7 @@ Shapes: B slots, S columns, K codebooks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from s1_mini.families.s1.prompt import Prompt, build_prompt
 from s1_mini.families.s1.settings import Heads, RepetitionMode
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.kernels.backend import one_order
+from s1_mini.kernels.common_attention import CommonPrefixes, allocate_common
 from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.kernels.linear import branch_sum
 from s1_mini.layers.kv_cache import Columns, KVCache
@@ -77,6 +78,7 @@ class S1State:
     position: Tensor  # [B]: the column it will stand in; set by begin and step
     count: Tensor  # [B]: frames made; set by begin and step
     active: Tensor  # [B] bool: who steps; the others rest, and nothing they hold is lost
+    common: CommonPrefixes | None  # who has the same prefix: the caller's to tell. None if no kernel would look
 
     @property
     def max_columns(self) -> int:
@@ -169,7 +171,13 @@ class S1Model:
             position=zeros(slots),
             count=zeros(slots),
             active=zeros(slots, dtype=torch.bool),
+            common=self._common(slots),
         )
+
+    def _common(self, slots: int) -> CommonPrefixes | None:
+        slow = self.network.config.slow
+        with one_order(self.batch_invariant):
+            return allocate_common(slots, slow.num_heads, slow.num_kv_heads, slow.head_dim, self.network.norm.weight)
 
     def prefill(self, state: S1State, slot: int, columns: Tensor, start: int = 0) -> None:
         """Read prompt columns [K + 1, n] into `slot` at columns start … start + n."""
@@ -252,7 +260,7 @@ class S1Model:
 
     def _slow(self, state: S1State, span: int, rows: int) -> tuple[Tensor, Tensor | None]:
         x, where = self._enter(state, state.column[:rows], state.position[:rows], span, active=state.active[:rows])
-        return self.network.slow_step(x, state.cache, where)
+        return self.network.slow_step(x, state.cache, replace(where, common=state.common))
 
     def _enter(
         self,

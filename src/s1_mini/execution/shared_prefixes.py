@@ -1,0 +1,100 @@
+"""Which slots of a language model hold the same prefix, and so may be attended to as one.
+
+A prefix is the same where it was saved once: who saved it and who loaded it hold the same bits. Slots of one prefix are
+shared out to groups of even size, and each group reads the copy of its first slot. As soon as a slot begins anew it is
+in no group, and the others are grouped again before their next step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from itertools import count
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.kernels.common_attention import (
+    FEWEST_ROWS,
+    LEADER,
+    LENGTH,
+    MEMBERS,
+    MOST_COLUMNS,
+    WHOLE_BLOCKS,
+    CommonPrefixes,
+)
+from s1_mini.layers.staging import stage
+
+WORTH_POSITIONS = 64  # of a prefix; of less, each row reads its own copy
+
+
+class SharedPrefixes:
+    """Keeps `tables` on the device up to date with what the slots hold."""
+
+    def __init__(self, tables: CommonPrefixes) -> None:
+        self.tables = tables
+        self._numbers = np.zeros(tables.slots, np.int64)  # of the prefix that a slot holds; 0: none
+        self._lengths = np.zeros(tables.slots, np.int64)  # positions of it that may be shared
+        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # numbers of prefixes, by identity
+        self._next = count(1)
+        self._written_for = 0  # rows; 0: the tables are not up to date
+
+    def hold(self, slot: int, prefix: Tensor, positions: int) -> None:
+        """Note that a slot's first positions are those of `prefix`, one that was saved."""
+        length = min(positions // WHOLE_BLOCKS * WHOLE_BLOCKS, MOST_COLUMNS)
+        number = self._number(prefix) if length >= WORTH_POSITIONS else 0
+        self._set(slot, number, length)
+
+    def forget(self, slot: int) -> None:
+        """Note that a slot's positions are going to be overwritten."""
+        self._set(slot, 0, 0)
+
+    def write(self, rows: int) -> None:
+        """Bring the tables up to date for a step of the first `rows` slots; nobody waits for the device."""
+        if rows != self._written_for:
+            table = torch.from_numpy(self._table(rows))
+            self.tables.table.copy_(stage(table, self.tables.table.device), non_blocking=True)
+            self._written_for = rows
+
+    def _set(self, slot: int, number: int, length: int) -> None:
+        if self._numbers[slot] != number:
+            self._numbers[slot], self._lengths[slot] = number, length
+            self._written_for = 0
+
+    def _number(self, prefix: Tensor) -> int:
+        """Give a prefix its number. One that is gone takes its number along: another may get its address."""
+        key = id(prefix)
+        reference, number = self._known.get(key, (None, 0))
+        if reference is None or reference() is not prefix:
+            number = next(self._next)
+            self._known[key] = weakref.ref(prefix, lambda _: self._known.pop(key, None)), number
+        return number
+
+    def _table(self, rows: int) -> np.ndarray:
+        """Group the first `rows` slots; int32, as `CommonPrefixes.table`."""
+        table = np.zeros(len(self.tables.table), np.int32)
+        starts, groups = table[: self.tables.slots], table[self.tables.slots :].reshape(self.tables.groups.shape)
+        groups[:, MEMBERS:] = -1
+        slots, group, place = share_out(self._numbers[:rows], self.tables.group_rows)
+        there = group < rows // FEWEST_ROWS  # more are not looked at
+        slots, group, place = slots[there], group[there], place[there]
+        starts[slots] = groups[group, LENGTH] = self._lengths[slots]
+        groups[group, MEMBERS + place] = slots
+        groups[:, LEADER] = np.maximum(groups[:, MEMBERS], 0)
+        return table
+
+
+def share_out(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Share out slots with the same number [slots] to groups of even size, of at most so many; 0 is in none.
+
+    Gives those that are in a group [n], which it is, and the place of each there; groups are counted from 0 on.
+    """
+    _, kinds, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
+    slots = np.flatnonzero((numbers > 0) & (sizes[kinds] >= FEWEST_ROWS))
+    slots = slots[np.argsort(kinds[slots], kind="stable")]
+    _, firsts, sizes = np.unique(kinds[slots], return_index=True, return_counts=True)
+    pieces = -(-sizes // most)
+    rank = np.arange(len(slots)) - np.repeat(firsts, sizes)
+    total, parts, before = (np.repeat(each, sizes) for each in (sizes, pieces, np.cumsum(pieces) - pieces))
+    piece = rank * parts // total
+    return slots, before + piece, rank + -piece * total // parts

@@ -1,0 +1,226 @@
+"""Attention over what rows have in common: keys and values of a voice's prompt are read once for all rows of a group.
+
+Each slot keeps its own copy; a group's are the same to the last bit, and its program reads those of one slot, its
+leader. The queries of all its rows are the lines of one product. What that gives is kept as sums, to which the program
+of each row adds its own columns (`attention_kernels.part_kernel`). In one order the same blocks of the same columns are
+added up in the same order as by a row alone: a block is a sum of its own in either case, made by products of the same
+shape, so that a row's bits do not tell whether it shares.
+Shapes: B rows, H query heads, G key-value heads, D head size, S columns.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from s1_mini.kernels.attention_kernels import (
+    block_scores,
+    block_values,
+    fetch_block,
+    keep_sums,
+    part_columns,
+    turn_rows,
+)
+from s1_mini.kernels.backend import HAS_TRITON, in_one_order, jit, launch, runs_triton, wait_for_last
+from s1_mini.kernels.rope_store import HeadNorms
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+BLOCK_IN_ONE_ORDER = 32  # columns, of any number of rows; each block is a sum of its own there
+WHOLE_BLOCKS = 32  # a group has a multiple of so many columns in common: what a row has of its own begins at a block's
+FEWEST_ROWS = 4  # of a group; fewer read their own copies
+MOST_COLUMNS = 1024  # in common; what follows is each row's own. Bounds the memory for sums
+LEADER, LENGTH, MEMBERS = 0, 1, 2  # places in a group's line of the table
+
+
+class Shape(NamedTuple):
+    """How a group's work is cut up."""
+
+    lines: int  # of a product: rows of a group times query heads of a key-value head
+    block: int  # columns at once
+    parts: int  # programs that share the columns of a group
+    warps: int
+
+
+FREE = Shape(lines=32, block=64, parts=4, warps=4)
+# Lines, block and warps of a row's own program: sums over a block are then laid out over threads in the same way.
+ORDERED = Shape(lines=16, block=BLOCK_IN_ONE_ORDER, parts=8, warps=2)
+
+
+class CommonPrefixes(NamedTuple):
+    """Which rows have their first columns in common. On the device; may change from frame to frame, not within one."""
+
+    table: Tensor  # int32: `starts`, then `groups`
+    slots: int
+    group_rows: int  # that a group may have
+
+    @property
+    def starts(self) -> Tensor:
+        """Where a row's own columns begin [slots]: what its group has in common; 0: it is in no group."""
+        return self.table[: self.slots]
+
+    @property
+    def groups(self) -> Tensor:
+        """The leader's slot, the columns in common (0: no group) and the rows' slots or -1, [groups, 2 + rows]."""
+        return self.table[self.slots :].view(-1, MEMBERS + self.group_rows)
+
+
+class CommonSums(NamedTuple):
+    """What was added up over common columns, for each row, head, and block or part."""
+
+    starts: Tensor  # as above
+    sums: Tensor  # float32 [B, H, kept, D] weighted values
+    tops: Tensor  # float32 [B, H, kept, 2] highest score, sum of weights
+    shape: Shape
+
+
+def allocate_common(slots: int, heads: int, groups: int, size: int, like: Tensor) -> CommonPrefixes | None:
+    """Make room for groups of `slots` rows, none yet; None if no kernel would read them."""
+    rows = _shape(heads // groups).lines // (heads // groups)
+    if not runs_triton(like) or size < 16 or size & (size - 1) or rows < FEWEST_ROWS or slots < FEWEST_ROWS:
+        return None
+    count = slots // FEWEST_ROWS
+    table = torch.zeros(slots + count * (MEMBERS + rows), dtype=torch.int32, device=like.device)
+    return CommonPrefixes(table, slots, rows)
+
+
+def attend_common(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rope: Tensor,
+    norms: HeadNorms | None,
+    common: CommonPrefixes,
+    span: int,
+) -> CommonSums:
+    """Attend from the tokens qkv [B, (H + 2 G) D] to what groups of them have in common.
+
+    Keys and values are [slots, G, S, D], of qkv's format or fp8; `rope` [B, D / 2, 2] and `norms` turn queries. No
+    group's rows may be beyond the first B, and no more than B / `FEWEST_ROWS` groups may be in use, the first ones.
+    Sums of rows in no group are left as they are.
+    """
+    groups, size = keys.shape[1], keys.shape[3]
+    rows, heads = len(qkv), qkv.shape[1] // size - 2 * groups
+    shape = _shape(heads // groups)
+    assert common.group_rows * (heads // groups) <= shape.lines, "groups were made for products of another shape"
+    kept = triton.cdiv(min(span, MOST_COLUMNS), shape.block) if in_one_order() else shape.parts
+    sums = torch.empty(rows, heads, kept, size, dtype=torch.float32, device=qkv.device)
+    tops = torch.empty(rows, heads, kept, 2, dtype=torch.float32, device=qkv.device)
+    count = max(1, min(len(common.groups), rows // FEWEST_ROWS))
+    _common_kernel[(count, groups, shape.parts)](
+        qkv,
+        keys,
+        values,
+        common.groups,
+        rope,
+        norms.query if norms else qkv,
+        norms.eps if norms else 0.0,
+        sums,
+        tops,
+        1 / math.sqrt(size),
+        keys.stride(0),
+        keys.stride(1),
+        rope.stride(0),
+        heads,
+        groups,
+        kept,
+        common.group_rows,
+        heads // groups,
+        shape.lines,
+        size,
+        shape.block,
+        shape.parts,
+        BLOCKWISE=in_one_order(),
+        NORMS=norms is not None,
+        LINE=128 // keys.element_size(),
+        **launch(qkv),
+        enable_fp_fusion=not in_one_order(),
+        num_warps=shape.warps,
+        num_stages=2,
+    )
+    return CommonSums(common.starts, sums, tops, shape)
+
+
+def _shape(shared: int) -> Shape:
+    """Choose a shape for `shared` query heads of a key-value head."""
+    shape = ORDERED if in_one_order() else FREE
+    return shape._replace(lines=max(shape.lines, 1 << (shared - 1).bit_length()))
+
+
+@jit
+def _common_kernel(
+    asked,
+    keys,
+    values,
+    table,
+    rope,
+    q_norm,
+    eps,
+    sums,
+    tops,
+    scale,
+    slot_stride,
+    group_stride,
+    rope_stride,
+    heads,
+    groups,
+    kept,
+    ROWS: tl.constexpr,
+    SHARED: tl.constexpr,
+    LINES: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCKWISE: tl.constexpr,
+    NORMS: tl.constexpr,
+    LINE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Add up a part of the columns of one group at one key-value head, for all of its rows."""
+    about = table + tl.program_id(0) * (2 + ROWS)
+    group, part = tl.program_id(1), tl.program_id(2)
+    length = tl.load(about + 1)
+    each = part_columns(length, PARTS, BLOCK)
+    first = part * each
+    last = tl.minimum(first + each, length)
+    start = tl.load(about).to(tl.int64) * slot_stride + group * group_stride
+    if EARLY:
+        if first < last:
+            ahead = tl.minimum(first + tl.arange(0, BLOCK), last - 1)
+            fetch_block(keys, values, start, ahead, SIZE, LINE)
+    wait_for_last(EARLY)
+    if first < last:
+        line = tl.arange(0, LINES)
+        row = tl.load(about + 2 + line // SHARED, mask=line < ROWS * SHARED, other=-1).to(tl.int64)
+        mine = row >= 0
+        row = tl.maximum(row, 0)
+        head = group * SHARED + line % SHARED
+        channel = tl.arange(0, SIZE)
+        at_query = (row * (heads + 2 * groups) + head)[:, None] * SIZE + channel[None, :]
+        q = tl.load(asked + at_query, mask=mine[:, None], other=0.0)
+        turn = rope + row[:, None] * rope_stride + 2 * tl.arange(0, SIZE // 2)[None, :]
+        q = turn_rows(q, q_norm, tl.load(turn), tl.load(turn + 1), eps, LINES, SIZE, NORMS)
+        at = (row * heads + head) * kept
+        top = tl.full([LINES], float("-inf"), tl.float32)
+        total = tl.zeros([LINES], tl.float32)
+        mixed = tl.zeros([LINES, SIZE], tl.float32)
+        for begin in range(first, last, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            score = block_scores(q, keys, start, column, last, scale, SIZE, EARLY)
+            higher = tl.max(score, axis=1) if BLOCKWISE else tl.maximum(top, tl.max(score, axis=1))
+            weight = tl.exp(score - higher[:, None])
+            block_mixed = block_values(weight, q, values, start, column, last, SIZE, EARLY)
+            if BLOCKWISE:
+                keep_sums(sums, tops, at + begin // BLOCK, mine, higher, tl.sum(weight, axis=1), block_mixed, SIZE)
+            else:
+                fade = tl.exp(top - higher)
+                mixed = mixed * fade[:, None] + block_mixed
+                total = total * fade + tl.sum(weight, axis=1)
+                top = higher
+        if not BLOCKWISE:
+            keep_sums(sums, tops, at + part, mine, top, total, mixed, SIZE)

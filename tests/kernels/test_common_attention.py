@@ -1,0 +1,176 @@
+"""Rows that share a prefix read it once, from their leader's slot, and give what each gives alone.
+
+On a GPU; without one, where Triton is installed, by its interpreter (TRITON_INTERPRET=1, -m gpu).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernel_checks import assert_close
+from s1_mini.execution.shared_prefixes import SharedPrefixes
+from s1_mini.kernels import common_attention, decode_attention
+from s1_mini.kernels.backend import HAS_TRITON, one_order
+from s1_mini.kernels.common_attention import CommonPrefixes
+from s1_mini.kernels.rope_store import HeadNorms
+
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs an NVIDIA GPU, or Triton's interpreter"),
+]
+
+HEADS, GROUPS, SIZE = (16, 8, 128) if DEVICE == "cuda" else (4, 2, 32)
+ROWS, SPAN = 40, 320
+formats = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32])
+orders = pytest.mark.parametrize("ordered", [False, True])
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rows be in one part however few they are, and kernels run wherever Triton does."""
+    monkeypatch.setattr(decode_attention, "PROGRAMS", 1)
+    for module in (decode_attention, common_attention):
+        monkeypatch.setattr(module, "runs_triton", lambda _: True)
+
+
+@dataclass
+class Room:
+    """Slots that speak, each of a voice (0: one of its own) whose prefix they have; what a step of them is given."""
+
+    voices: list[int]
+    dtype: torch.dtype
+    lengths: dict[int, int]  # positions of a voice's prefix
+
+    def __post_init__(self) -> None:
+        rows, self.made = len(self.voices), torch.Generator().manual_seed(7)
+        self.qkv, self.rope = self.randn(rows, (HEADS + 2 * GROUPS) * SIZE), self.randn(rows, SIZE // 2, 2).float()
+        self.keys, self.values = (self.randn(rows, GROUPS, SPAN + 1, SIZE) for _ in range(2))
+        self.norms = HeadNorms(self.randn(SIZE), self.randn(SIZE), 1e-6)
+        self.position = torch.tensor([self.length(row) + 17 * row % 70 for row in range(rows)], device=DEVICE)
+        tables = common_attention.allocate_common(rows, HEADS, GROUPS, SIZE, self.qkv)
+        assert tables is not None
+        self.shared, self.prefixes = SharedPrefixes(tables), {voice: torch.zeros(1) for voice in self.lengths}
+        for row in range(rows):
+            self.join(row, self.voices[row])
+
+    def randn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.made).to(DEVICE, self.dtype)
+
+    def length(self, row: int) -> int:
+        return self.lengths.get(self.voices[row], 0)
+
+    def join(self, row: int, voice: int) -> None:
+        """Let a slot begin, with its voice's prefix copied from who has it."""
+        self.voices[row] = voice
+        self.shared.forget(row)
+        if not voice:
+            return
+        first, length = self.voices.index(voice), self.lengths[voice]
+        for each in (self.keys, self.values):
+            each[row, :, :length] = each[first, :, :length].clone()
+        self.shared.hold(row, self.prefixes[voice], length)
+
+    def step(self, common: CommonPrefixes | None, rows: Tensor | None = None) -> Tensor:
+        """Attend from all rows or some; keys and values of the members of groups are not to be read if `common`."""
+        keys, values = self.keys.clone(), self.values.clone()
+        if common is not None:
+            for leader, length, *members in common.groups.tolist():
+                for member in members if length else []:
+                    if member not in (leader, -1):
+                        keys[member, :, :length] = values[member, :, :length] = float("nan")
+        chosen = slice(None) if rows is None else rows
+        return decode_attention.step_attention(
+            self.qkv[chosen],
+            keys[chosen],
+            values[chosen],
+            self.position[chosen],
+            self.position[chosen],
+            self.rope[chosen],
+            self.norms,
+            span=SPAN,
+            mask=None,
+            common=common,
+        )
+
+    def together(self) -> Tensor:
+        self.shared.write(len(self.voices))
+        return self.step(self.shared.tables)
+
+
+def by_torch(room: Room, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """What plain torch gives, each row reading its own copy."""
+    with monkeypatch.context() as patch:
+        patch.setattr(decode_attention, "runs_triton", lambda _: False)
+        patch.setattr("s1_mini.kernels.rope_store.runs_triton", lambda _: False)
+        mask = (torch.arange(SPAN, device=DEVICE) <= room.position.unsqueeze(1))[:, None, None]
+        keys, values = room.keys.clone(), room.values.clone()
+        return decode_attention.step_attention(
+            room.qkv, keys, values, room.position, room.position, room.rope, room.norms, span=SPAN, mask=mask
+        )
+
+
+def ragged(dtype: torch.dtype) -> Room:
+    """One voice of more rows than a group has, one of a few, one of too few, one that is too short, and rows alone."""
+    most = common_attention.FREE.lines // (HEADS // GROUPS) + 1
+    voices = [1] * most + [2] * 5 + [3] * 2 + [4] * 5 + [0] * 4
+    mixed = [voices[place * 7 % len(voices)] for place in range(len(voices))]
+    assert sorted(mixed) == sorted(voices)
+    return Room(mixed, dtype, {1: 150, 2: 231, 3: 100, 4: 40})
+
+
+@formats
+@orders
+def test_groups_of_any_kind_give_what_each_row_gives_by_torch(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, ordered: bool
+) -> None:
+    with one_order(ordered):
+        room = ragged(dtype)
+        ours = room.together()
+
+    assert len({start for start in room.shared.tables.starts.tolist() if start}) == 2
+    assert_close(ours, by_torch(room, monkeypatch), dtype)
+
+
+@formats
+def test_in_one_order_a_row_gives_the_same_bits_whether_it_shares_or_not(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    if dtype == torch.float32 and DEVICE == "cuda":
+        pytest.skip("float32 has no such order on a GPU: the engine refuses")
+    with one_order():
+        room = ragged(dtype)
+        shared, apart = room.together(), room.step(None)
+        assert torch.equal(shared, apart)
+        monkeypatch.setattr(decode_attention, "PROGRAMS", 256)  # alone, a row is shared out to several
+        for row in (0, 1, 9):
+            assert torch.equal(room.step(None, torch.tensor([row], device=DEVICE))[0], shared[row])
+
+
+@formats
+@orders
+def test_rows_join_and_their_leader_leaves(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, ordered: bool) -> None:
+    with one_order(ordered):
+        room = Room([1] * 6 + [0] * 3, dtype, {1: 96, 2: 64})
+        room.together()
+        assert room.shared.tables.groups[0, :2].tolist() == [0, 96]
+
+        for row in (6, 7):
+            room.join(row, 1)
+        room.voices[0] = 0
+        room.shared.forget(0)
+        for each in (room.keys, room.values):
+            each[0] = room.randn(GROUPS, SPAN + 1, SIZE)  # somebody else's
+
+        ours = room.together()
+        assert room.shared.tables.groups[0, :2].tolist() == [1, 96]
+        assert room.shared.tables.starts.tolist() == [0] + [96] * 7 + [0]
+        room.position[6:8] += 96
+        assert_close(room.together(), by_torch(room, monkeypatch), dtype)
+        assert ours.isfinite().all()
