@@ -1,6 +1,7 @@
 """How long a frame of S1 takes at some numbers of rows: the device alone, by its own clock where it has one.
 
 python -m benchmark.frames --checkpoint full-size --rows 1,64,128
+python -m benchmark.frames --checkpoint full-size --rows 64,128,256 --voices 8
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from s1_mini.runtime.synthesizer import choose_threads
 from s1_mini.types import SamplingParams
 
 WARM_UP = 5  # frames
+OF_VOICE = 5 / 6  # of the positions at first are the voice's, where rows share voices: 290 of 350
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,13 @@ class FrameTime:
 
 
 class FrameBench:
-    """A language model whose slots have `context` positions each and make `frames` frames at a time."""
+    """A language model whose slots have `context` positions each and make `frames` frames at a time.
 
-    def __init__(self, model: S1Model, *, slots: int, context: int, frames: int) -> None:
-        self._frames, self._device = frames, model.device
+    They share the prefixes of `voices` voices, in turn; with 0 each has one of its own.
+    """
+
+    def __init__(self, model: S1Model, *, slots: int, context: int, frames: int, voices: int = 0) -> None:
+        self._frames, self._device, self._voices = frames, model.device, voices
         self._steps = frames + WARM_UP + 1
         positions = -(-(context + self._steps) // SPAN) * SPAN
         self.stage = LanguageModel(model, slots=slots, positions=positions)
@@ -83,6 +88,9 @@ class FrameBench:
                 slot, 0, self._prompt, None, 0, self._steps, 1, context=0, consumes=len(self._prompt), conditions=asked
             )
             self.stage.begin([begin])
+        saved = [self.stage.save(slot, int(OF_VOICE * len(self._prompt))) for slot in slots[: self._voices]]
+        for slot in slots[len(saved) :] if saved else ():
+            self.stage.load(slot, saved[slot % len(saved)])
 
     def _time(self, work: Callable[[], object]) -> float:
         """Milliseconds of one call of many."""
@@ -110,16 +118,18 @@ def measure_frames(
     *,
     context: int,
     frames: int,
+    voices: int = 0,
     prepare: Callable[[LanguageModel], object] = lambda _: None,
 ) -> list[FrameTime]:
     """Measure each number of rows, with `context` positions at first and `frames` more at the end.
 
-    On a CPU on as many threads as the engine would. `prepare` is called with the stage before.
+    All rows share `voices` voices; with 0 each has its own. On a CPU on as many threads as the engine would. `prepare`
+    is called with the stage before.
     """
     threads = torch.get_num_threads()
     choose_threads(loaded.chain(1, SPAN), loaded.num_bytes).enter(0)
     try:
-        bench = FrameBench(loaded.model, slots=max(rows), context=context, frames=frames)
+        bench = FrameBench(loaded.model, slots=max(rows), context=context, frames=frames, voices=voices)
         prepare(bench.stage)
         return [bench.measure(count) for count in rows]
     finally:
@@ -132,6 +142,7 @@ def main() -> int:
     parser.add_argument("--rows", type=numbers, default=(1, 4, 8), help="how many speak at once, as 1,64,128")
     parser.add_argument("--context", type=int, default=300, help="positions in use in each row at first")
     parser.add_argument("--frames", type=int, default=100, help="that are timed")
+    parser.add_argument("--voices", type=int, default=0, help="that all rows share; 0: each has its own")
     options = parser.parse_args()
     config = EngineConfig(checkpoint_path=options.checkpoint, device=options.device)
     speaker = load(config)
@@ -140,13 +151,18 @@ def main() -> int:
         options.rows,
         context=options.context,
         frames=options.frames,
+        voices=options.voices,
         prepare=lambda stage: AheadCompiler(speaker, [stage], config, in_background=False),
     )
     kinds = {"precision": speaker.precision.value, "kernels": speaker.kernels.value}
     facts = describe_machine(speaker.device.value) | kinds
     head = ["rows", "device ms", "step ms", "host ms"]
     print(table(head, [[str(each.rows), *list(each.data().values())[1:]] for each in times]))
-    print(json.dumps(facts | {"context": options.context, "frames": [each.data() for each in times]}))
+    print(
+        json.dumps(
+            facts | {"context": options.context, "voices": options.voices, "frames": [each.data() for each in times]}
+        )
+    )
     return 0
 
 

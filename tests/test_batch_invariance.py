@@ -12,7 +12,9 @@ import torch
 
 from kernel_checks import needs_gpu
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.execution.shared_prefixes import SharedPrefixes
 from s1_mini.families.s1.random import RECIPES, TINY_MODEL, Recipe, write_random_checkpoint
+from s1_mini.kernels import decode_attention
 
 pytestmark = needs_gpu
 
@@ -76,6 +78,28 @@ def test_it_does_so_after_a_restart_with_other_room_and_no_cached_prefix(
     engine = start(small, tone, max_columns=400, max_batch_size=12, kv_cache_size=0)
     try:
         assert same(together(engine, 8), alone) == [True] * 8
+    finally:
+        engine.stop()
+
+
+def test_it_does_so_among_others_that_share_its_voices_prefix(
+    small: Path, tone: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_attention, "PROGRAMS", 64)  # so that 64 rows of two heads are in one part
+    shared, table = [0], SharedPrefixes._table
+
+    def count(self: SharedPrefixes, rows: int) -> np.ndarray:
+        given = table(self, rows)
+        shared.append(int((given[:rows] > 0).sum()))
+        return given
+
+    monkeypatch.setattr(SharedPrefixes, "_table", count)
+    engine = start(small, np.tile(tone, 6))
+    try:
+        alone = [engine.generate(text, **ASKED).audio for text in TEXTS[:8]]
+        assert max(shared) == 0
+        assert same(together(engine, 64), alone) == [True] * 8
+        assert max(shared) >= 48
     finally:
         engine.stop()
 

@@ -44,6 +44,7 @@ def test_the_command_prints_a_table_and_a_line_of_json(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--checkpoint", tiny, "--device", "cpu", "--rows", "1,2", "--frames", "2", "--context", "20"]
+    options += ["--voices", "1"]
     monkeypatch.setattr(sys, "argv", ["frames", *map(str, options)])
 
     assert run(main) == 0

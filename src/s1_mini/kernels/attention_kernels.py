@@ -98,20 +98,12 @@ def _add_common(
     """Add the sums of the columns before `own`, which a group's program has kept at `at` [P] and behind."""
     count = own // BLOCK if BLOCKWISE else tl.cdiv(own, part_columns(own, PARTS, BLOCK))
     channel = tl.arange(0, SIZE)
-    if BLOCKWISE:  # any number of blocks, one after the other
-        for number in range(0, count):
-            block = at * kept + number
-            block_top = tl.load(tops + 2 * block, mask=mine, other=float("-inf"))
-            block_total = tl.load(tops + 2 * block + 1, mask=mine, other=0.0)
-            block_mixed = tl.load(sums + block[:, None] * SIZE + channel[None, :], mask=mine[:, None], other=0.0)
-            top, total, mixed = merge_sums(top, total, mixed, block_top, block_total, block_mixed)
-    else:  # a few parts, fetched side by side
-        for number in tl.static_range(PARTS):
-            block, there = at * kept + number, mine & (number < count)
-            block_top = tl.load(tops + 2 * block, mask=there, other=float("-inf"))
-            block_total = tl.load(tops + 2 * block + 1, mask=there, other=0.0)
-            block_mixed = tl.load(sums + block[:, None] * SIZE + channel[None, :], mask=there[:, None], other=0.0)
-            top, total, mixed = merge_sums(top, total, mixed, block_top, block_total, block_mixed)
+    for number in range(0, count):  # unrolled, it takes registers of twice as many programs
+        block = at * kept + number
+        block_top = tl.load(tops + 2 * block, mask=mine, other=float("-inf"))
+        block_total = tl.load(tops + 2 * block + 1, mask=mine, other=0.0)
+        block_mixed = tl.load(sums + block[:, None] * SIZE + channel[None, :], mask=mine[:, None], other=0.0)
+        top, total, mixed = merge_sums(top, total, mixed, block_top, block_total, block_mixed)
     return top, total, mixed
 
 
