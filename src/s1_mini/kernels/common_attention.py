@@ -80,8 +80,8 @@ class CommonSums(NamedTuple):
 
 
 def allocate_common(slots: int, heads: int, groups: int, size: int, like: Tensor) -> CommonPrefixes | None:
-    """Make room for groups of `slots` rows, none yet; None if no kernel would read them."""
-    rows = _shape(heads // groups).lines // (heads // groups)
+    """Make room for groups of `slots` rows, none yet; None if no kernel would read them. Queries are as `like`."""
+    rows = _shape(heads // groups, like.dtype).lines // (heads // groups)
     if not runs_triton(like) or size < 16 or size & (size - 1) or rows < FEWEST_ROWS or slots < FEWEST_ROWS:
         return None
     count = slots // FEWEST_ROWS
@@ -106,7 +106,7 @@ def attend_common(
     """
     groups, size = keys.shape[1], keys.shape[3]
     rows, heads = len(qkv), qkv.shape[1] // size - 2 * groups
-    shape = _shape(heads // groups)
+    shape = _shape(heads // groups, qkv.dtype)
     assert common.group_rows * (heads // groups) <= shape.lines, "groups were made for products of another shape"
     kept = triton.cdiv(min(span, MOST_COLUMNS), shape.block) if in_one_order() else shape.parts
     sums = torch.empty(rows, heads, kept, size, dtype=torch.float32, device=qkv.device)
@@ -146,9 +146,9 @@ def attend_common(
     return CommonSums(common.starts, sums, tops, shape)
 
 
-def _shape(shared: int) -> Shape:
-    """Choose a shape for `shared` query heads of a key-value head."""
-    shape = ORDERED if in_one_order() else FREE
+def _shape(shared: int, dtype: torch.dtype) -> Shape:
+    """Choose a shape for `shared` query heads of a key-value head; float32 has no registers for the large one."""
+    shape = ORDERED if in_one_order() or dtype == torch.float32 else FREE
     return shape._replace(lines=max(shape.lines, 1 << (shared - 1).bit_length()))
 
 
