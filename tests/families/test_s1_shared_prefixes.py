@@ -17,6 +17,7 @@ from s1_mini.core.messages import Begin, Conditions, Prefill, Saved
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model
+from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.kernels import common_attention, decode_attention
 from s1_mini.kernels.backend import HAS_TRITON
 from s1_mini.runtime.loader import load
@@ -33,11 +34,13 @@ SLOTS, SHARED, FRAMES = 8, 80, 12
 
 
 @pytest.fixture
-def model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> S1Model:
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S1Model:
+    """A random model of ten codebooks, as the published one: kernels are made for their number."""
+    write_random_checkpoint(tmp_path / "ten", RECIPES["tiny"])
     monkeypatch.setattr(decode_attention, "PROGRAMS", 1)  # rows are in one part however few they are
     for module in (decode_attention, common_attention):
         monkeypatch.setattr(module, "runs_triton", lambda _: True)
-    return as_s1(load(EngineConfig(checkpoint_path=tiny, device=DEVICE, precision="float32")).loaded).model
+    return as_s1(load(EngineConfig(checkpoint_path=tmp_path / "ten", device=DEVICE, precision="float32")).loaded).model
 
 
 class Speakers:

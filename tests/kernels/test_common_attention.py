@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 HEADS, GROUPS, SIZE = (16, 8, 128) if DEVICE == "cuda" else (4, 2, 32)
-ROWS, SPAN = 40, 320
+SPAN = 320
 formats = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32])
 orders = pytest.mark.parametrize("ordered", [False, True])
 
