@@ -124,7 +124,7 @@ def ragged(dtype: torch.dtype) -> Room:
     shape = common_attention._shape(HEADS // GROUPS, dtype)
     most = shape.lines // (HEADS // GROUPS) + 1
     voices = [1] * most + [2] * 5 + [3] * 2 + [4] * 5 + [0] * 4
-    mixed = [voices[place * 7 % len(voices)] for place in range(len(voices))]
+    mixed = [voices[place * 11 % len(voices)] for place in range(len(voices))]
     assert sorted(mixed) == sorted(voices)
     return Room(mixed, dtype, {1: 150, 2: 231, 3: 100, 4: 40})
 

@@ -47,7 +47,7 @@ class Shape(NamedTuple):
     warps: int
 
 
-FREE = Shape(lines=32, block=64, parts=4, warps=4)
+FREE = Shape(lines=64, block=64, parts=4, warps=4)
 # Lines, block and warps of a row's own program: sums over a block are then laid out over threads in the same way.
 ORDERED = Shape(lines=16, block=BLOCK_IN_ONE_ORDER, parts=8, warps=2)
 
