@@ -38,6 +38,7 @@ class SharedPrefixes:
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # numbers of prefixes, by identity
         self._next = count(1)
         self._written_for = 0  # rows; 0: the tables are not up to date
+        self._has_groups = False  # whether there is any in them
 
     def hold(self, slot: int, prefix: Tensor, positions: int) -> None:
         """Note that a slot's first positions are those of `prefix`, one that was saved."""
@@ -49,12 +50,18 @@ class SharedPrefixes:
         """Note that a slot's positions are going to be overwritten."""
         self._set(slot, 0, 0)
 
-    def write(self, rows: int) -> None:
-        """Bring the tables up to date for a step of the first `rows` slots; nobody waits for the device."""
+    def write(self, rows: int) -> bool:
+        """Bring the tables up to date for a step of the first `rows` slots; tell whether any of them share a prefix.
+
+        Nobody waits for the device.
+        """
         if rows != self._written_for:
-            table = torch.from_numpy(self._table(rows))
-            self.tables.table.copy_(stage(table, self.tables.table.device), non_blocking=True)
+            table = self._table(rows)
+            self._has_groups = bool(table[:rows].any())
+            device = self.tables.table.device
+            self.tables.table.copy_(stage(torch.from_numpy(table), device), non_blocking=True)
             self._written_for = rows
+        return self._has_groups
 
     def _set(self, slot: int, number: int, length: int) -> None:
         if self._numbers[slot] != number:

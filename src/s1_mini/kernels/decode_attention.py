@@ -17,7 +17,7 @@ from torch import Tensor
 
 from s1_mini.kernels.attention_kernels import join_blocks_kernel, join_kernel, part_kernel
 from s1_mini.kernels.backend import HAS_TRITON, in_one_order, launch, runs_triton
-from s1_mini.kernels.common_attention import BLOCK_IN_ONE_ORDER, CommonPrefixes, attend_common
+from s1_mini.kernels.common_attention import BLOCK_IN_ONE_ORDER, FEWEST_ROWS, CommonPrefixes, attend_common
 from s1_mini.kernels.rope_store import HeadNorms, rope_store
 
 if HAS_TRITON:
@@ -36,6 +36,11 @@ def used_columns(position: Tensor, span: int, size: int) -> Tensor | None:
     if _can_attend(position, size):
         return None
     return (torch.arange(span, device=position.device) <= position.clamp_min(0).unsqueeze(1))[:, None, None]
+
+
+def looks_at_common(rows: int, groups: int, span: int) -> bool:
+    """Tell whether a step of so many rows may read once what they have in common: rows in several parts do not."""
+    return rows >= FEWEST_ROWS and _split(rows, groups, span)[1] == 1
 
 
 def step_attention(

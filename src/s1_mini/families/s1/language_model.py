@@ -46,7 +46,7 @@ class LanguageModel(SimpleStage):
         self._lengths = [0] * slots  # positions of prompt and frames
         self._stepping = SteppingSlots(self.state.active)
         self._compiled = CompiledSlots()
-        self._steps: StepGraphs[int] | None = None
+        self._steps: StepGraphs[tuple[int, bool]] | None = None  # by rows, and whether some share a prefix
         self._reads: StepGraphs[int] | None = None
 
     @torch.inference_mode()
@@ -68,10 +68,10 @@ class LanguageModel(SimpleStage):
             options=replace(options, is_staged=True),
         )
         self._steps = StepGraphs(
-            lambda rows: [self._make(rows, self._positions).made],
-            self._ladder[::-1],
+            lambda key: [self._make(key, self._positions).made],
+            [key for rows in self._ladder[::-1] for key in self._kinds(rows)],
             lambda _: [],
-            lambda rows: [Buffer((rows, books + 3))],
+            lambda key: [Buffer((key[0], books + 3))],
             device=self.device,
             options=options,
         )
@@ -127,15 +127,13 @@ class LanguageModel(SimpleStage):
         rows = 1 + max(slots)
         if self._steps is not None:
             self._stepping.choose(slots)
-            self._look_up(fit(self._ladder, rows))
-            wait = self._steps.launch(fit(self._ladder, rows))
+            wait = self._steps.launch(self._kind(fit(self._ladder, rows), self._positions))
             return lambda: _result(slots, wait()[0])
         made = np.zeros((rows, self._model.num_codebooks + 3), np.int64)
         if others := self._compiled.others(slots):
             self._stepping.choose(others)
             span = min(whole_spans(max(self._lengths[slot] for slot in others)), self._positions)
-            self._look_up(1 + max(others))
-            made[: 1 + max(others)] = self._make(1 + max(others), span).made.cpu()
+            made[: 1 + max(others)] = self._make(self._kind(1 + max(others), span), span).made.cpu()
         self._compiled.fill(slots, made)
         for slot in slots:
             self._lengths[slot] += 1
@@ -155,18 +153,24 @@ class LanguageModel(SimpleStage):
     def replay(self, rows: int) -> bool:
         """Launch a captured frame of the first slots and do not look at it; tell whether there is one."""
         if self._steps is not None:
-            self._look_up(fit(self._ladder, rows))
-            self._steps.replay(fit(self._ladder, rows))
+            self._steps.replay(self._kind(fit(self._ladder, rows), self._positions))
         return self._steps is not None
 
-    def _make(self, rows: int, span: int) -> Frames:
-        state = self.state if self.shares_prefixes else replace(self.state, common=None)
+    def _make(self, kind: tuple[int, bool], span: int) -> Frames:
+        rows, shares = kind
+        state = self.state if shares else replace(self.state, common=None)
         return self._model.step(state, self._sampling, span, rows)
 
-    def _look_up(self, rows: int) -> None:
-        """Tell the device which of the first `rows` slots share a prefix."""
-        if self._shared is not None and self.shares_prefixes:
-            self._shared.write(rows)
+    def _kinds(self, rows: int) -> list[tuple[int, bool]]:
+        """Give the kinds of steps of so many rows: one that looks at what they share loses time where none do."""
+        return [(rows, shares) for shares in (False, True) if not shares or self._may_share(rows, self._positions)]
+
+    def _kind(self, rows: int, span: int) -> tuple[int, bool]:
+        """Choose the step for what the first `rows` slots hold now, and tell the device which share a prefix."""
+        return rows, self._shared is not None and self._may_share(rows, span) and self._shared.write(rows)
+
+    def _may_share(self, rows: int, span: int) -> bool:
+        return self._shared is not None and self.shares_prefixes and self._model.may_share(rows, span)
 
     def _hold(self, slot: int, saved: Saved) -> None:
         """Note that a slot holds a prefix: what is loaded from the same one is the same to the last bit."""

@@ -24,7 +24,7 @@ from s1_mini.families.s1.settings import Heads, RepetitionMode
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.kernels.backend import one_order
 from s1_mini.kernels.common_attention import CommonPrefixes, allocate_common
-from s1_mini.kernels.decode_attention import used_columns
+from s1_mini.kernels.decode_attention import looks_at_common, used_columns
 from s1_mini.kernels.linear import branch_sum
 from s1_mini.layers.kv_cache import Columns, KVCache
 from s1_mini.layers.staging import stage
@@ -178,6 +178,11 @@ class S1Model:
         slow = self.network.config.slow
         with one_order(self.batch_invariant):
             return allocate_common(slots, slow.num_heads, slow.num_kv_heads, slow.head_dim, self.network.norm.weight)
+
+    def may_share(self, rows: int, span: int) -> bool:
+        """Tell whether a step of so many rows would read once what `S1State.common` says they have in common."""
+        with one_order(self.batch_invariant):
+            return looks_at_common(rows, self.network.config.slow.num_kv_heads, span)
 
     def prefill(self, state: S1State, slot: int, columns: Tensor, start: int = 0) -> None:
         """Read prompt columns [K + 1, n] into `slot` at columns start … start + n."""
