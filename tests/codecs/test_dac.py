@@ -169,11 +169,13 @@ def test_a_row_that_is_reset_remembers_nothing() -> None:
 
 
 Streams = DacStream | ChannelsLastDecoder
-laid_out = pytest.mark.parametrize("laid_out", [False, True])
+laid_out = pytest.mark.parametrize("laid_out", ["as it is", "channels last", "chained"])
 
 
-def open_streams(codec: Dac, rows: int, *, laid_out: bool) -> Streams:
-    return ChannelsLastDecoder(codec, rows) if laid_out else codec.open(rows)
+def open_streams(codec: Dac, rows: int, *, laid_out: str) -> Streams:
+    if laid_out == "as it is":
+        return codec.open(rows)
+    return ChannelsLastDecoder(codec, rows, chained=laid_out == "chained")
 
 
 def decode_where(
@@ -195,7 +197,7 @@ def decode_where(
 
 @pytest.mark.usefixtures("no_grad")
 @laid_out
-def test_rows_chosen_by_a_tensor_sound_as_they_do_alone_in_any_company(laid_out: bool) -> None:
+def test_rows_chosen_by_a_tensor_sound_as_they_do_alone_in_any_company(laid_out: str) -> None:
     codes = random_codes(9, rows=3)
     turns = [{0: (0, 2)}, {2: (0, 3), 0: (2, 5)}, {1: (0, 4), 0: (5, 9)}, {2: (3, 8), 1: (4, 9)}, {2: (8, 9)}]
 
@@ -206,7 +208,7 @@ def test_rows_chosen_by_a_tensor_sound_as_they_do_alone_in_any_company(laid_out:
 
 @pytest.mark.usefixtures("no_grad")
 @laid_out
-def test_a_fresh_row_hears_nothing_of_what_was_before_even_if_it_was_not_finite(laid_out: bool) -> None:
+def test_a_fresh_row_hears_nothing_of_what_was_before_even_if_it_was_not_finite(laid_out: str) -> None:
     codes, stream = random_codes(6), open_streams(shared(), 2, laid_out=laid_out)
     row, fresh = torch.tensor([0]), torch.tensor([True])
     stream.push_where(random_codes(5, seed=1), row, fresh)
@@ -221,6 +223,10 @@ def test_a_fresh_row_hears_nothing_of_what_was_before_even_if_it_was_not_finite(
 def remembered(stream: Streams) -> list[torch.Tensor]:
     if isinstance(stream, DacStream):
         return list(stream._carry._past.values())
+    if stream._chain is not None:
+        assert len(stream._chain.pasts) == 2 + 4 * 4
+        pasts = [stream._post._seen, *stream._chain.pasts, *(layer.past for layer in stream._upsample)]
+        return pasts + [layer.past for layer in stream._post._layers]
     layers = [stream._first, stream._last, *stream._upsample]
     for block in stream._blocks:
         layers += [block._transposed, *(unit._dilated for unit in block._units)]

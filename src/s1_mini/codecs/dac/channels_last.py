@@ -11,9 +11,11 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, Chain, ConvNeXtBlock, ResidualUnit, Snake
+from s1_mini.codecs.dac.chain import ChainedDecoder, can_chain
+from s1_mini.codecs.dac.last import LastConvolution, alpha_of
+from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, Chain, ConvNeXtBlock, ResidualUnit
 from s1_mini.codecs.dac.model import Dac, DecoderBlock, Quantizer
 from s1_mini.codecs.dac.quantizer import VectorQuantizer
 from s1_mini.codecs.dac.window_rows import WindowRows
@@ -25,15 +27,19 @@ from s1_mini.kernels.snake import Rows, snake_extend
 class ChannelsLastDecoder:
     """Streams of `rows` rows of one codec, whose decoding weights it lays out anew."""
 
-    def __init__(self, codec: Dac, rows: int) -> None:
+    def __init__(self, codec: Dac, rows: int, *, chained: bool | None = None) -> None:
+        """Take its decoder as a chain (`chain.py`) or not; None: where the GPU and the sizes allow it."""
         self._books = _Books(codec.quantizer)
         self._upsample = [_Upsampling(cast(Chain, stage), rows) for stage in codec.quantizer.upsample]
         self._post = WindowRows(codec.quantizer.post_module, rows)
+        self._chain = ChainedDecoder(codec.decoder, rows) if _chains(codec, chained) else None
+        if self._chain is not None:
+            return
         first, *blocks, last_snake, last, _ = codec.decoder.model
         self._first = _Convolution(cast(CausalConv1d, first), rows)
         self._blocks = [_Block(cast(DecoderBlock, block), rows) for block in blocks]
-        self._last_alpha = _alpha(last_snake)
-        self._last = _LastConvolution(cast(CausalConv1d, last), rows)
+        self._last_alpha = alpha_of(last_snake)
+        self._last = LastConvolution(cast(CausalConv1d, last), rows)
 
     def push_where(self, codes: Tensor, chosen: Tensor, fresh: Tensor) -> Tensor:
         """Decode the next frames [n, K, F] of the rows `chosen` [n], those that are `fresh` [n] from their beginning.
@@ -45,12 +51,18 @@ class ChannelsLastDecoder:
         branch, bias, skip = self._post(self._books(codes), rows), None, None
         for stage in self._upsample:
             branch, bias, skip = stage(branch, bias, skip, rows)
+        if self._chain is not None:
+            return self._chain(branch, bias, skip, rows)
         _, joined = snake_extend(branch, None, self._first.past, rows, bias=bias, skip=skip)
         branch, bias, skip = self._first(joined), self._first.bias, None
         for block in self._blocks:
             branch, bias, skip = block(branch, bias, skip, rows)
         _, joined = snake_extend(branch, self._last_alpha, self._last.past, rows, bias=bias, skip=skip)
         return self._last(joined).tanh()
+
+
+def _chains(codec: Dac, chained: bool | None) -> bool:
+    return can_chain(codec.decoder) if chained is None else chained
 
 
 class _Books:
@@ -113,31 +125,12 @@ class _Convolution:
         return convolve(joined, self._weight, self._dilation)
 
 
-class _LastConvolution:
-    """A convolution to one channel, with its bias: [B, P + T, C] to [B, T]. Each step is read once, by all taps."""
-
-    def __init__(self, layer: CausalConv1d, rows: int) -> None:
-        weight, bias = layer.conv.weight, layer.conv.bias
-        assert bias is not None
-        self.past = weight.new_zeros(rows, layer.context, weight.shape[1])
-        self._taps = weight.shape[2]
-        self._weight = F.pad(weight[0].t(), (0, 0, 0, -self._taps % 8)).contiguous()  # [taps, C]
-        self._bias = bias.float()
-
-    def __call__(self, joined: Tensor) -> Tensor:
-        parts = linear(joined, self._weight, None)  # [B, P + T, taps]: what each step adds to the steps that see it
-        batch, length, width = parts.shape
-        steps = length - self._taps + 1
-        seen = parts.as_strided((batch, steps, self._taps), (length * width, width, width + 1))
-        return seen.sum(-1, dtype=torch.float32) + self._bias
-
-
 class _Block:
     """A transposed convolution, then residual units; takes and gives what is still to be added."""
 
     def __init__(self, block: DecoderBlock, rows: int) -> None:
         snake, transposed, *units = block.block
-        self._alpha = _alpha(snake)
+        self._alpha = alpha_of(snake)
         self._transposed = _TransposedConvolution(cast(CausalConvTranspose1d, transposed), rows)
         self._units = [_Unit(cast(ResidualUnit, unit), rows) for unit in units]
 
@@ -178,7 +171,7 @@ class _Unit:
 
     def __init__(self, unit: ResidualUnit, rows: int) -> None:
         first_snake, dilated, second_snake, pointwise = unit.block
-        self._alphas = _alpha(first_snake), _alpha(second_snake)
+        self._alphas = alpha_of(first_snake), alpha_of(second_snake)
         self._dilated = _Convolution(cast(CausalConv1d, dilated), rows)
         conv = cast(CausalConv1d, pointwise).conv
         self._weight, self._bias = conv.weight.squeeze(2).contiguous(), conv.bias
@@ -191,7 +184,3 @@ class _Unit:
         total, joined = snake_extend(branch, first, dilated.past, rows, bias=bias, skip=skip, keeps_total=True)
         _, inner = snake_extend(dilated(joined), second, None, rows, bias=dilated.bias)
         return linear(inner, self._weight, None), self._bias, total
-
-
-def _alpha(snake: nn.Module) -> Tensor:
-    return cast(Snake, snake).alpha.flatten()

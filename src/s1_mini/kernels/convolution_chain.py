@@ -1,0 +1,250 @@
+"""A convolution with all that stands between it and the next: bias, skip, Snake, and room for the next one's past.
+
+`kernels/convolution.py` and `kernels/snake.py` in one kernel, for 16 bits and GPUs whose copy engine loads tiles
+(compute capability 9 and more). A transposed convolution is one whose outputs are those of several steps.
+Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps, N channels that O are a multiple of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from s1_mini.kernels.backend import HAS_TRITON, follows_early, in_one_order, jit, runs_triton
+from s1_mini.kernels.convolution import convolve
+from s1_mini.kernels.convolution_tiles import ConvolutionTile, is_many, tile_of
+from s1_mini.kernels.quick_snake import quick_snake_of, snake_of_table
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+COPIED = 32  # inputs and outputs are a multiple of
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is done to a convolution's result, and what the next one wants of it."""
+
+    channels: int  # N
+    bias: Tensor | None  # [O]
+    snake: Tensor | None  # [2, O], as `snake_table` gives it for each channel
+    context: int  # steps of past that the next convolution wants before it
+    keeps_total: bool  # whether what Snake is computed of is wanted, too
+
+
+def runs_chain(x: Tensor) -> bool:
+    """Whether a chain of these kernels is for tensors like this one."""
+    return runs_triton(x) and x.element_size() == 2 and follows_early(x.device)
+
+
+def convolve_on(
+    x: Tensor, weight: Tensor, dilation: int, ending: Ending, skip: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Convolve x [B, P + T, C] with `weight` [K, C, O], P being (K - 1) * `dilation`; add bias and `skip` [B, T, O].
+
+    Gives the total [B, T', N], meant to be used only if the ending keeps it, and its Snake behind as many steps as the
+    ending asks for, which are left to `exchange_past`: [B, context + T', N], T' being T * O / N.
+    """
+    if runs_triton(x):
+        many = is_many(len(x), x.shape[1] - (len(weight) - 1) * dilation, in_one_order())
+        tile = tile_of(weight.shape[1], weight.shape[2], len(weight), many=many)
+        return convolve_on_triton(x, weight, dilation, ending, skip, tile)
+    total = convolve(x, weight, dilation).float()
+    if ending.bias is not None:
+        total = total + ending.bias.float()
+    if skip is not None:
+        total = total + skip.view_as(total).float()
+    out = total if ending.snake is None else snake_of_table(total, ending.snake)
+    total, out = (one.view(len(x), -1, ending.channels).to(x.dtype) for one in (total, out))
+    return total, torch.cat((out.new_zeros(len(x), ending.context, ending.channels), out), dim=1)
+
+
+def descriptor(matrix: Tensor, block: tuple[int, int]) -> TensorDescriptor:
+    """Describe blocks of a matrix to the copy engine; what is outside the matrix reads as 0."""
+    return TensorDescriptor.from_tensor(matrix, list(block))
+
+
+def convolve_on_triton(
+    x: Tensor, weight: Tensor, dilation: int, ending: Ending, skip: Tensor | None, tile: ConvolutionTile
+) -> tuple[Tensor, Tensor]:
+    """Do so with a kernel that works on tiles of this size."""
+    batch, length, inputs = x.shape
+    taps, _, outputs = weight.shape
+    assert x.is_contiguous()
+    assert inputs % COPIED == outputs % COPIED == inputs % tile.block == 0
+    steps = length - (taps - 1) * dilation
+    spread = outputs // ending.channels
+    joined = x.new_empty(batch, ending.context + steps * spread, ending.channels)
+    total = x.new_empty(batch, steps * spread, ending.channels) if ending.keeps_total else joined
+    flat = weight.view(-1, outputs)
+    _chain_kernel[(triton.cdiv(steps, tile.tall) * triton.cdiv(outputs, tile.outputs), batch)](
+        descriptor(x.view(-1, inputs), (tile.tall, tile.block)),
+        descriptor(flat, (tile.block, tile.wide)),
+        descriptor(flat, (tile.block, tile.more or tile.wide)),
+        x if ending.bias is None else ending.bias,
+        x if ending.snake is None else ending.snake,
+        x if skip is None else skip,
+        total,
+        joined,
+        length,
+        steps,
+        dilation,
+        ending.context * ending.channels,
+        inputs,
+        outputs,
+        taps,
+        tile.tall,
+        tile.wide,
+        tile.more,
+        tile.block,
+        ending.bias is not None,
+        ending.snake is not None,
+        skip is not None,
+        ending.keeps_total,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        maxnreg=tile.registers,
+    )
+    return total, joined
+
+
+@jit
+def sum_taps(
+    x,
+    weight,
+    weight_more,
+    first,
+    to,
+    dilation,
+    INPUTS: tl.constexpr,
+    TAPS: tl.constexpr,
+    TALL: tl.constexpr,
+    WIDE: tl.constexpr,
+    MORE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Give the products of all taps for TALL steps from `first` on and WIDE outputs from `to` on, and MORE after."""
+    total = tl.zeros([TALL, WIDE], tl.float32)
+    beside = tl.zeros([TALL, MORE if MORE > 0 else 16], tl.float32)
+    BLOCKS: tl.constexpr = INPUTS // BLOCK
+    for number in range(TAPS * BLOCKS):
+        tap = number // BLOCKS
+        channel = (number % BLOCKS) * BLOCK
+        seen = x.load([first + tap * dilation, channel])
+        total = tl.dot(seen, weight.load([number * BLOCK, to]), total)
+        if MORE > 0:
+            beside = tl.dot(seen, weight_more.load([number * BLOCK, to + WIDE]), beside)
+    return total, beside
+
+
+@jit
+def put(
+    value,
+    bias,
+    snake,
+    skip,
+    total,
+    joined,
+    step,
+    to,
+    steps,
+    OUTPUTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SNAKE: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
+    KEEPS_TOTAL: tl.constexpr,
+):
+    """Store sums [T, WIDTH] of outputs from `to` on with their bias and skip, and Snake of that."""
+    output = to + tl.arange(0, WIDTH)
+    taken = output < OUTPUTS
+    at = step[:, None] * OUTPUTS + output[None, :]
+    inside = (step < steps)[:, None] & taken[None, :]
+    if HAS_BIAS:
+        value += tl.load(bias + output, mask=taken, other=0.0).to(tl.float32)[None, :]
+    if HAS_SKIP:
+        value += tl.load(skip + at, mask=inside, other=0.0).to(tl.float32)
+    if KEEPS_TOTAL:
+        tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
+    if HAS_SNAKE:
+        value = quick_snake_of(value, snake, output, OUTPUTS, taken)
+    tl.store(joined + at, value.to(joined.dtype.element_ty), mask=inside)
+
+
+@jit
+def _chain_kernel(
+    x,
+    weight,
+    weight_more,
+    bias,
+    snake,
+    skip,
+    total,
+    joined,
+    length,
+    steps,
+    dilation,
+    before,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    TAPS: tl.constexpr,
+    TALL: tl.constexpr,
+    WIDE: tl.constexpr,
+    MORE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SNAKE: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
+    KEEPS_TOTAL: tl.constexpr,
+):
+    TILES: tl.constexpr = (OUTPUTS + WIDE + MORE - 1) // (WIDE + MORE)
+    row = tl.program_id(1)
+    start = (tl.program_id(0) // TILES) * TALL
+    to = (tl.program_id(0) % TILES) * (WIDE + MORE)
+    sums, beside = sum_taps(
+        x, weight, weight_more, row * length + start, to, dilation, INPUTS, TAPS, TALL, WIDE, MORE, BLOCK
+    )
+    step = start + tl.arange(0, TALL)
+    far = row.to(tl.int64)
+    skip += far * steps * OUTPUTS
+    total += far * steps * OUTPUTS
+    joined += far * (before + steps * OUTPUTS) + before
+    put(
+        sums,
+        bias,
+        snake,
+        skip,
+        total,
+        joined,
+        step,
+        to,
+        steps,
+        OUTPUTS,
+        WIDE,
+        HAS_BIAS,
+        HAS_SNAKE,
+        HAS_SKIP,
+        KEEPS_TOTAL,
+    )
+    if MORE > 0:
+        put(
+            beside,
+            bias,
+            snake,
+            skip,
+            total,
+            joined,
+            step,
+            to + WIDE,
+            steps,
+            OUTPUTS,
+            MORE,
+            HAS_BIAS,
+            HAS_SNAKE,
+            HAS_SKIP,
+            KEEPS_TOTAL,
+        )

@@ -1,0 +1,72 @@
+"""What a program of the codec's convolutions works on at once, for each width.
+
+Tiles with which two programs have room on a multiprocessor are fastest: one multiplies while the other ends.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MANY_STEPS = 4096  # from here on programs take large tiles; below they must be many
+MANY_IN_ONE_ORDER = 512  # of each row: there the number of rows must not decide
+
+
+class ConvolutionTile(NamedTuple):
+    """Steps, outputs and inputs of a program; outputs that are no power of two are a wide part and a narrower one."""
+
+    tall: int
+    wide: int
+    more: int
+    block: int
+    warps: int
+    stages: int
+    registers: int | None = None  # of a thread at most; None for as many as it likes
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a program."""
+        return self.wide + self.more
+
+    @property
+    def shared_bytes(self) -> int:
+        """What its stages take of shared memory, for numbers of 16 bits."""
+        return self.stages * self.block * (self.tall + self.outputs) * 2
+
+
+FEW = ConvolutionTile(32, 32, 0, 32, warps=4, stages=4)
+TILES = {  # by outputs; others take the last whose outputs they are a multiple of
+    96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=4),
+    192: ConvolutionTile(128, 128, 64, 64, warps=8, stages=2, registers=128),
+    384: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3, registers=128),
+    768: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3, registers=128),
+}
+POINTWISE = {
+    96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=3),
+    192: ConvolutionTile(128, 64, 0, 64, warps=4, stages=3),
+    384: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3),
+    768: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3),
+}
+UNITS = {  # whole residual units
+    96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=4),
+    192: ConvolutionTile(128, 128, 64, 32, warps=8, stages=4),
+}
+
+
+def is_many(rows: int, steps: int, one_order: bool) -> bool:
+    """Whether `rows` of so many steps fill a GPU with large tiles; in `one_order` rows have no say."""
+    return steps >= MANY_IN_ONE_ORDER if one_order else rows * steps >= MANY_STEPS
+
+
+def tile_of(inputs: int, outputs: int, taps: int, *, many: bool) -> ConvolutionTile:
+    """Give the tile of a convolution with `many` steps or few; `inputs` are a multiple of 32."""
+    if not many:
+        return FEW if inputs % 64 else FEW._replace(block=64)
+    table = POINTWISE if taps == 1 else TILES
+    width = next((width for width in sorted(table, reverse=True) if outputs % width == 0), 768)
+    tile = table[width]
+    return tile if inputs % tile.block == 0 else tile._replace(block=32)
+
+
+def unit_tile(channels: int) -> ConvolutionTile | None:
+    """Give the tile of a whole residual unit, None where its two convolutions are to be apart."""
+    return UNITS.get(channels)

@@ -1,0 +1,98 @@
+"""The kernels of the codec's chain, step by step on a CPU: run by `test_chain.py` with Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from s1_mini.kernels.convolution_chain import Ending, convolve_on, convolve_on_triton
+from s1_mini.kernels.convolution_tiles import FEW, POINTWISE, TILES, ConvolutionTile
+from s1_mini.kernels.kept_past import _exchange_past_triton, exchange_past
+from s1_mini.kernels.quick_snake import snake_table
+from s1_mini.kernels.snake import Rows
+
+ROUNDING = 2**-8  # of numbers up to 8 in 16 bits, and of sums of such
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def ending_of(outputs: int, channels: int, context: int, *, snakes: bool = True) -> Ending:
+    table = snake_table(0.5 + randn(channels).abs()).repeat(1, outputs // channels)
+    return Ending(channels, randn(outputs).half(), table if snakes else None, context, keeps_total=True)
+
+
+def small(tile: ConvolutionTile) -> ConvolutionTile:
+    """The same with few steps, which an interpreter is through with sooner."""
+    return tile._replace(tall=16)
+
+
+def assert_near(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours.float(), theirs.float(), atol=ROUNDING, rtol=ROUNDING)
+
+
+@pytest.mark.parametrize(("channels", "steps"), [(96, 40), (192, 20), (384, 17), (768, 5)])
+@pytest.mark.parametrize("dilation", [1, 9])
+@pytest.mark.parametrize("many", [False, True])
+def test_a_dilated_convolution_and_its_ending(channels: int, steps: int, dilation: int, many: bool) -> None:
+    x, weight = randn(2, steps + 6 * dilation, channels).half(), randn(7, channels, channels) / (7 * channels) ** 0.5
+    ending = ending_of(channels, channels, 18)
+    tile = small(TILES[channels]) if many else FEW
+
+    ours = convolve_on_triton(x, weight.half(), dilation, ending, None, tile)
+    theirs = convolve_on(x.float(), weight.half().float(), dilation, ending)
+
+    assert_near(ours[0], theirs[0])
+    assert_near(ours[1][:, 18:], theirs[1][:, 18:])
+
+
+@pytest.mark.parametrize("channels", [96, 192, 384])
+@pytest.mark.parametrize("snakes", [False, True])
+def test_a_pointwise_convolution_and_a_skip(channels: int, snakes: bool) -> None:
+    x, skip, weight = randn(2, 21, channels).half(), randn(2, 21, channels, seed=1).half(), randn(1, channels, channels)
+    weight, ending = (weight / channels**0.5).half(), ending_of(channels, channels, 0, snakes=snakes)
+
+    ours = convolve_on_triton(x, weight, 1, ending, skip, small(POINTWISE[channels]))
+    theirs = convolve_on(x.float(), weight.float(), 1, ending, skip)
+
+    assert_near(ours[0], theirs[0])
+    assert_near(ours[1], theirs[1])
+
+
+def test_a_transposed_convolution_whose_outputs_are_several_steps() -> None:
+    x, weight = randn(2, 10, 192).half(), (randn(2, 192, 4 * 96) / 384**0.5).half()
+    ending = ending_of(4 * 96, 96, 6)
+
+    ours = convolve_on_triton(x, weight, 1, ending, None, small(TILES[384]))
+    theirs = convolve_on(x.float(), weight.float(), 1, ending)
+
+    assert ours[1].shape == (2, 6 + 9 * 4, 96)
+    assert_near(ours[0], theirs[0])
+    assert_near(ours[1][:, 6:], theirs[1][:, 6:])
+
+
+@pytest.mark.parametrize("steps", [1, 7, 90])
+@pytest.mark.parametrize("context", [1, 6, 54])
+def test_the_past_is_put_before_and_the_last_steps_kept(steps: int, context: int) -> None:
+    joined, past = randn(2, context + steps, 96).half(), randn(5, context, 96).half()
+    rows = Rows(torch.tensor([3, 1]), torch.tensor([False, True]))
+    theirs = joined.clone(), past.clone()
+
+    _exchange_past_triton(joined, past, rows)
+    exchange_past(*theirs, rows)
+
+    assert torch.equal(joined, theirs[0])
+    assert torch.equal(past, theirs[1])
+
+
+def test_angles_of_any_size_have_their_sine() -> None:
+    """An identity as weight: what comes is Snake of x, with α x up to 6,000."""
+    x, alpha = (randn(1, 64, 96) * 40).half(), 0.01 + 40 * torch.rand(96, generator=torch.Generator().manual_seed(0))
+    ending = Ending(96, None, snake_table(alpha), 0, keeps_total=False)
+
+    ours = convolve_on_triton(x, torch.eye(96).half().unsqueeze(0), 1, ending, None, small(POINTWISE[96]))[1]
+
+    wide, steep = x.double(), alpha.double()
+    torch.testing.assert_close(ours.double(), wide + (steep * wide).sin().square() / steep, atol=2e-3, rtol=2**-10)
