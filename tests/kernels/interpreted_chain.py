@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from s1_mini.kernels.convolution_chain import Ending, convolve_on, convolve_on_triton
-from s1_mini.kernels.convolution_tiles import FEW, POINTWISE, TILES, ConvolutionTile
+from s1_mini.kernels.convolution_tiles import FEW, POINTWISE, TILES, UNITS, ConvolutionTile
 from s1_mini.kernels.kept_past import _exchange_past_triton, exchange_past
 from s1_mini.kernels.quick_snake import snake_table
+from s1_mini.kernels.residual_unit import UnitWeights, residual_unit, residual_unit_triton
 from s1_mini.kernels.snake import Rows
 
 ROUNDING = 2**-8  # of numbers up to 8 in 16 bits, and of sums of such
@@ -71,6 +74,42 @@ def test_a_transposed_convolution_whose_outputs_are_several_steps() -> None:
     assert ours[1].shape == (2, 6 + 9 * 4, 96)
     assert_near(ours[0], theirs[0])
     assert_near(ours[1][:, 6:], theirs[1][:, 6:])
+
+
+def unit_of(channels: int, dilation: int) -> UnitWeights:
+    first = randn(7, channels, channels) / (7 * channels) ** 0.5
+    second = randn(1, channels, channels) / channels**0.5
+    return UnitWeights(first.half(), dilation, ending_of(channels, channels, 0), second.half())
+
+
+PADDED = ConvolutionTile(16, 128, 0, 32, warps=4, stages=2)
+
+
+@pytest.mark.parametrize(("channels", "tile"), [*UNITS.items(), (96, PADDED)])
+@pytest.mark.parametrize("dilation", [1, 9])
+@pytest.mark.parametrize(("context", "snakes"), [(27, True), (0, False)])
+def test_a_residual_unit(channels: int, tile: ConvolutionTile, dilation: int, context: int, snakes: bool) -> None:
+    x, skip = randn(2, 21 + 6 * dilation, channels).half(), randn(2, 21, channels, seed=1).half()
+    weights, ending = unit_of(channels, dilation), ending_of(channels, channels, context, snakes=snakes)
+    plain = replace(weights, dilated=weights.dilated.float(), pointwise=weights.pointwise.float())
+
+    ours = residual_unit_triton(x, weights, ending, skip, small(tile))
+    theirs = residual_unit(x.float(), plain, ending, skip)
+
+    assert_near(ours[0], theirs[0])
+    assert_near(ours[1][:, context:], theirs[1][:, context:])
+
+
+def test_a_unit_in_one_kernel_is_its_convolutions_apart() -> None:
+    x, skip, weights = randn(1, 23, 192).half(), randn(1, 17, 192, seed=1).half(), unit_of(192, 1)
+    ending = ending_of(192, 192, 0)
+
+    ours = residual_unit_triton(x, weights, ending, skip, small(UNITS[192]))
+    _, inner = convolve_on_triton(x, weights.dilated, 1, weights.between, None, small(TILES[192]))
+    theirs = convolve_on_triton(inner, weights.pointwise, 1, ending, skip, small(POINTWISE[192]))
+
+    assert_near(ours[0], theirs[0])
+    assert_near(ours[1], theirs[1])
 
 
 @pytest.mark.parametrize("steps", [1, 7, 90])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from s1_mini.kernels.convolution_tiles import POINTWISE, TILES, ConvolutionTile, is_many, tile_of
+from s1_mini.kernels.convolution_tiles import POINTWISE, TILES, UNITS, ConvolutionTile, is_many, tile_of
 
 H100 = 232_448  # bytes of shared memory that a program may have
 INTERPRETED = Path(__file__).with_name("interpreted_chain.py")
@@ -28,7 +28,7 @@ def test_every_kernel_gives_what_torch_gives_step_by_step() -> None:
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-@pytest.mark.parametrize("tile", [*TILES.values(), *POINTWISE.values()])
+@pytest.mark.parametrize("tile", [*TILES.values(), *POINTWISE.values(), *UNITS.values()])
 def test_a_tile_fits_the_gpu(tile: ConvolutionTile) -> None:
     assert tile.shared_bytes <= H100
 

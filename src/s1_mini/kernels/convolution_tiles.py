@@ -48,7 +48,7 @@ POINTWISE = {
 }
 UNITS = {  # whole residual units
     96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=4),
-    192: ConvolutionTile(128, 128, 64, 32, warps=8, stages=4),
+    192: ConvolutionTile(128, 128, 64, 64, warps=8, stages=2, registers=128),
 }
 
 
