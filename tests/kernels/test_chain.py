@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from s1_mini.kernels.convolution_tiles import POINTWISE, TILES, UNITS, ConvolutionTile, is_many, tile_of
+from s1_mini.kernels.convolution_tiles import DILATED, POINTWISE, TRANSPOSED, UNITS, ConvolutionTile, is_many, tile_of
 
 H100 = 232_448  # bytes of shared memory that a program may have
 INTERPRETED = Path(__file__).with_name("interpreted_chain.py")
@@ -28,17 +28,16 @@ def test_every_kernel_gives_what_torch_gives_step_by_step() -> None:
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-@pytest.mark.parametrize("tile", [*TILES.values(), *POINTWISE.values(), *UNITS.values()])
+@pytest.mark.parametrize("tile", [tile for table in (DILATED, TRANSPOSED, POINTWISE, UNITS) for tile in table.values()])
 def test_a_tile_fits_the_gpu(tile: ConvolutionTile) -> None:
     assert tile.shared_bytes <= H100
 
 
-@pytest.mark.parametrize("inputs", [96, 160, 192, 384, 1024, 1536])
-@pytest.mark.parametrize("outputs", [32, 96, 192, 768, 1536, 6144])
-@pytest.mark.parametrize("taps", [1, 2, 7])
-def test_every_convolution_has_a_tile_that_its_inputs_are_a_multiple_of(inputs: int, outputs: int, taps: int) -> None:
-    for many in (False, True):
-        assert inputs % tile_of(inputs, outputs, taps, many=many).block == 0
+def test_a_width_that_no_tile_is_made_for_takes_that_of_a_part() -> None:
+    assert tile_of(1024, 1536, 7, many=True) == DILATED[768]
+    assert tile_of(768, 3072, 2, many=True) == TRANSPOSED[768]
+    assert tile_of(160, 160, 7, many=True) == DILATED[768]
+    assert tile_of(160, 160, 7, many=False) == tile_of(96, 96, 1, many=False)
 
 
 def test_in_one_order_the_number_of_rows_has_no_say() -> None:

@@ -75,7 +75,7 @@ def convolve_on_triton(
     batch, length, inputs = x.shape
     taps, _, outputs = weight.shape
     assert x.is_contiguous()
-    assert inputs % COPIED == outputs % COPIED == inputs % tile.block == 0
+    assert inputs % COPIED == outputs % COPIED == 0
     steps = length - (taps - 1) * dilation
     spread = outputs // ending.channels
     joined = x.new_empty(batch, ending.context + steps * spread, ending.channels)
@@ -130,14 +130,15 @@ def sum_taps(
     """Give the products of all taps for TALL steps from `first` on and WIDE outputs from `to` on, and MORE after."""
     total = tl.zeros([TALL, WIDE], tl.float32)
     beside = tl.zeros([TALL, MORE if MORE > 0 else 16], tl.float32)
-    BLOCKS: tl.constexpr = INPUTS // BLOCK
+    BLOCKS: tl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
     for number in range(TAPS * BLOCKS):
         tap = number // BLOCKS
         channel = (number % BLOCKS) * BLOCK
+        # Beyond its channels x is 0, whatever weights are met there.
         seen = x.load([first + tap * dilation, channel])
-        total = tl.dot(seen, weight.load([number * BLOCK, to]), total)
+        total = tl.dot(seen, weight.load([tap * INPUTS + channel, to]), total)
         if MORE > 0:
-            beside = tl.dot(seen, weight_more.load([number * BLOCK, to + WIDE]), beside)
+            beside = tl.dot(seen, weight_more.load([tap * INPUTS + channel, to + WIDE]), beside)
     return total, beside
 
 

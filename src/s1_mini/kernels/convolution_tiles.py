@@ -34,20 +34,24 @@ class ConvolutionTile(NamedTuple):
 
 
 FEW = ConvolutionTile(32, 32, 0, 32, warps=4, stages=4)
-TILES = {  # by outputs; others take the last whose outputs they are a multiple of
-    96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=4),
+# By outputs; other widths take the largest that they are a multiple of.
+DILATED = {
+    96: ConvolutionTile(128, 64, 32, 32, warps=8, stages=4),
     192: ConvolutionTile(128, 128, 64, 64, warps=8, stages=2, registers=128),
     384: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3, registers=128),
+    768: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3, registers=128),
+}
+TRANSPOSED = {
+    192: ConvolutionTile(128, 128, 64, 64, warps=8, stages=2, registers=128),
     768: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3, registers=128),
 }
 POINTWISE = {
     96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=3),
     192: ConvolutionTile(128, 64, 0, 64, warps=4, stages=3),
-    384: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3),
-    768: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3),
+    384: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3, registers=128),
 }
-UNITS = {  # whole residual units
-    96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=4),
+UNITS = {  # whole residual units, by channels
+    96: ConvolutionTile(128, 64, 32, 32, warps=8, stages=4),
     192: ConvolutionTile(128, 128, 64, 64, warps=8, stages=2, registers=128),
 }
 
@@ -58,13 +62,12 @@ def is_many(rows: int, steps: int, one_order: bool) -> bool:
 
 
 def tile_of(inputs: int, outputs: int, taps: int, *, many: bool) -> ConvolutionTile:
-    """Give the tile of a convolution with `many` steps or few; `inputs` are a multiple of 32."""
+    """Give the tile of a convolution with `many` steps or few."""
     if not many:
         return FEW if inputs % 64 else FEW._replace(block=64)
-    table = POINTWISE if taps == 1 else TILES
-    width = next((width for width in sorted(table, reverse=True) if outputs % width == 0), 768)
-    tile = table[width]
-    return tile if inputs % tile.block == 0 else tile._replace(block=32)
+    table = {1: POINTWISE, 2: TRANSPOSED}.get(taps, DILATED)
+    fitting = [width for width in table if outputs % width == 0]
+    return table[max(fitting)] if fitting else table[max(table)]
 
 
 def unit_tile(channels: int) -> ConvolutionTile | None:

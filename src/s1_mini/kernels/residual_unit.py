@@ -52,7 +52,6 @@ def residual_unit_triton(
     assert between.bias is not None
     assert between.snake is not None
     assert tile.outputs >= channels == ending.channels
-    assert channels % tile.block == 0
     out = joined.new_empty(batch, ending.context + steps, channels)
     total = joined.new_empty(batch, steps, channels) if ending.keeps_total else out
     wide, more = tile.wide, tile.more or tile.wide
