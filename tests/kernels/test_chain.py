@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+from kernel_checks import needs_gpu, randn
+from s1_mini.kernels.backend import one_order
+from s1_mini.kernels.convolution_chain import Ending, convolve_on, runs_chain
 from s1_mini.kernels.convolution_tiles import DILATED, POINTWISE, TRANSPOSED, UNITS, ConvolutionTile, is_many, tile_of
+from s1_mini.kernels.kept_past import _exchange_past_triton, exchange_past
+from s1_mini.kernels.quick_snake import snake_table
+from s1_mini.kernels.residual_unit import UnitWeights, residual_unit
+from s1_mini.kernels.snake import Rows
 
 H100 = 232_448  # bytes of shared memory that a program may have
 INTERPRETED = Path(__file__).with_name("interpreted_chain.py")
@@ -44,3 +52,107 @@ def test_in_one_order_the_number_of_rows_has_no_say() -> None:
     assert len({is_many(rows, 600, one_order=True) for rows in (1, 64)}) == 1
     assert len({is_many(rows, 100, one_order=True) for rows in (1, 64)}) == 1
     assert [is_many(rows, 100, one_order=False) for rows in (1, 64)] == [False, True]
+
+
+def needs_chain() -> None:
+    if not runs_chain(randn(1, dtype=torch.float16)):
+        pytest.skip("needs compute capability 9")
+
+
+def ending_of(outputs: int, channels: int, context: int, dtype: torch.dtype) -> Ending:
+    table = snake_table(0.5 + randn(channels).abs()).repeat(1, outputs // channels)
+    return Ending(channels, randn(outputs, dtype=dtype), table, context, keeps_total=True)
+
+
+def unit_of(channels: int, dilation: int, dtype: torch.dtype) -> UnitWeights:
+    first, second = randn(7, channels, channels) / (7 * channels) ** 0.5, randn(1, channels, channels) / channels**0.5
+    return UnitWeights(first.to(dtype), dilation, ending_of(channels, channels, 0, dtype), second.to(dtype))
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> None:
+    assert ours.isfinite().all()
+    assert (ours.float() - theirs.float()).norm() / theirs.float().norm() <= 2 * torch.finfo(dtype).eps
+
+
+halves = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+
+
+@needs_gpu[0]
+@needs_gpu[1]
+@halves
+@pytest.mark.parametrize(
+    "sizes", [(96, 96, 7), (192, 192, 7), (384, 384, 7), (768, 768, 7), (192, 192, 2), (384, 768, 2), (192, 192, 1)]
+)
+@pytest.mark.parametrize("steps", [5, 300, 5000])
+@pytest.mark.parametrize("dilation", [1, 9])
+def test_a_convolution_and_its_ending(
+    dtype: torch.dtype, sizes: tuple[int, int, int], steps: int, dilation: int
+) -> None:
+    needs_chain()
+    inputs, outputs, taps = sizes
+    x = randn(2, steps + (taps - 1) * dilation, inputs, dtype=dtype)
+    weight = (randn(taps, inputs, outputs) / (taps * inputs) ** 0.5).to(dtype)
+    channels = outputs // (2 if taps == 2 else 1)
+    ending, skip = ending_of(outputs, channels, 6, dtype), randn(2, steps, outputs, dtype=dtype)
+
+    ours = convolve_on(x, weight, dilation, ending, skip)
+    theirs = convolve_on(x.cpu().float(), weight.cpu().float(), dilation, on_cpu(ending), skip.cpu())
+
+    assert_near(ours[0].cpu(), theirs[0], dtype)
+    assert_near(ours[1][:, 6:].cpu(), theirs[1][:, 6:], dtype)
+
+
+def on_cpu(ending: Ending) -> Ending:
+    assert ending.bias is not None
+    assert ending.snake is not None
+    return replace(ending, bias=ending.bias.cpu(), snake=ending.snake.cpu())
+
+
+@needs_gpu[0]
+@needs_gpu[1]
+@halves
+@pytest.mark.parametrize("channels", [96, 192, 384])
+@pytest.mark.parametrize("steps", [40, 5000])
+def test_a_residual_unit(dtype: torch.dtype, channels: int, steps: int) -> None:
+    needs_chain()
+    x, skip = randn(2, steps + 54, channels, dtype=dtype), randn(2, steps, channels, dtype=dtype)
+    weights, ending = unit_of(channels, 9, dtype), ending_of(channels, channels, 54, dtype)
+    plain = UnitWeights(weights.dilated.cpu().float(), 9, on_cpu(weights.between), weights.pointwise.cpu().float())
+
+    ours = residual_unit(x, weights, ending, skip)
+    theirs = residual_unit(x.cpu().float(), plain, on_cpu(ending), skip.cpu())
+
+    assert_near(ours[0].cpu(), theirs[0], dtype)
+    assert_near(ours[1][:, 54:].cpu(), theirs[1][:, 54:], dtype)
+
+
+@needs_gpu[0]
+@needs_gpu[1]
+@pytest.mark.parametrize("steps", [3, 400])
+@pytest.mark.parametrize("context", [1, 6, 54])
+def test_the_past_of_rows_on_a_gpu(steps: int, context: int) -> None:
+    joined, past = randn(2, context + steps, 96), randn(5, context, 96)
+    rows = Rows(torch.tensor([3, 1], device="cuda"), torch.tensor([False, True], device="cuda"))
+    theirs = joined.cpu(), past.cpu()
+
+    _exchange_past_triton(joined, past, rows)
+    exchange_past(*theirs, Rows(rows.chosen.cpu(), rows.fresh.cpu()))
+
+    assert torch.equal(joined.cpu(), theirs[0])
+    assert torch.equal(past.cpu(), theirs[1])
+
+
+@needs_gpu[0]
+@needs_gpu[1]
+@pytest.mark.parametrize(("channels", "steps"), [(96, 700), (96, 100), (192, 600), (384, 520), (768, 32)])
+def test_in_one_order_a_row_has_the_same_bits_alone_and_among_others(channels: int, steps: int) -> None:
+    needs_chain()
+    x, skip = (randn(20, count, channels, dtype=torch.float16) for count in (steps + 6, steps))
+    weights, ending = unit_of(channels, 1, torch.float16), ending_of(channels, channels, 0, torch.float16)
+
+    with one_order():
+        whole = residual_unit(x, weights, ending, skip)
+        for part in (slice(0, 1), slice(17, 20)):
+            some = residual_unit(x[part].contiguous(), weights, ending, skip[part].contiguous())
+            assert torch.equal(some[0], whole[0][part])
+            assert torch.equal(some[1], whole[1][part])

@@ -13,7 +13,7 @@ through in one way for all, only how many rows and outputs a program takes is fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
@@ -78,6 +78,11 @@ def one_order(wanted: bool = True) -> Iterator[None]:
 def jit(function: Any) -> Any:
     """Mark a Triton kernel; without Triton it is never called."""
     return triton.jit(function) if HAS_TRITON else function
+
+
+def jit_for_any(*names: str) -> Callable[[Any], Any]:
+    """Do so with a kernel that is not compiled anew for special values of these of its numbers, like 1."""
+    return triton.jit(do_not_specialize=names) if HAS_TRITON else lambda function: function
 
 
 @lru_cache

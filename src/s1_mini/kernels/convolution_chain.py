@@ -1,18 +1,19 @@
 """A convolution with all that stands between it and the next: bias, skip, Snake, and room for the next one's past.
 
 `kernels/convolution.py` and `kernels/snake.py` in one kernel, for 16 bits and GPUs whose copy engine loads tiles
-(compute capability 9 and more). A transposed convolution is one whose outputs are those of several steps.
+(compute capability 9). A transposed convolution is one whose outputs are those of several steps.
 Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps, N channels that O are a multiple of.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, follows_early, in_one_order, jit, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, in_one_order, jit, jit_for_any, runs_triton
 from s1_mini.kernels.convolution import convolve
 from s1_mini.kernels.convolution_tiles import ConvolutionTile, is_many, tile_of
 from s1_mini.kernels.quick_snake import quick_snake_of, snake_of_table
@@ -38,7 +39,13 @@ class Ending:
 
 def runs_chain(x: Tensor) -> bool:
     """Whether a chain of these kernels is for tensors like this one."""
-    return runs_triton(x) and x.element_size() == 2 and follows_early(x.device)
+    return runs_triton(x) and x.element_size() == 2 and _has_copy_engine(x.device)
+
+
+@lru_cache
+def _has_copy_engine(device: torch.device) -> bool:
+    """Whether tiles are for this GPU: those of later ones multiply in another way, which was not tried."""
+    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 def convolve_on(
@@ -101,6 +108,7 @@ def convolve_on_triton(
         tile.wide,
         tile.more,
         tile.block,
+        tile.loads_apart,
         ending.bias is not None,
         ending.snake is not None,
         skip is not None,
@@ -126,12 +134,13 @@ def sum_taps(
     WIDE: tl.constexpr,
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
+    LOADS_APART: tl.constexpr,
 ):
     """Give the products of all taps for TALL steps from `first` on and WIDE outputs from `to` on, and MORE after."""
     total = tl.zeros([TALL, WIDE], tl.float32)
     beside = tl.zeros([TALL, MORE if MORE > 0 else 16], tl.float32)
     BLOCKS: tl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
-    for number in range(TAPS * BLOCKS):
+    for number in tl.range(TAPS * BLOCKS, warp_specialize=LOADS_APART):
         tap = number // BLOCKS
         channel = (number % BLOCKS) * BLOCK
         # Beyond its channels x is 0, whatever weights are met there.
@@ -176,7 +185,7 @@ def put(
     tl.store(joined + at, value.to(joined.dtype.element_ty), mask=inside)
 
 
-@jit
+@jit_for_any("length", "steps", "dilation")
 def _chain_kernel(
     x,
     weight,
@@ -197,6 +206,7 @@ def _chain_kernel(
     WIDE: tl.constexpr,
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
+    LOADS_APART: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SNAKE: tl.constexpr,
     HAS_SKIP: tl.constexpr,
@@ -207,7 +217,7 @@ def _chain_kernel(
     start = (tl.program_id(0) // TILES) * TALL
     to = (tl.program_id(0) % TILES) * (WIDE + MORE)
     sums, beside = sum_taps(
-        x, weight, weight_more, row * length + start, to, dilation, INPUTS, TAPS, TALL, WIDE, MORE, BLOCK
+        x, weight, weight_more, row * length + start, to, dilation, INPUTS, TAPS, TALL, WIDE, MORE, BLOCK, LOADS_APART
     )
     step = start + tl.arange(0, TALL)
     far = row.to(tl.int64)

@@ -21,6 +21,7 @@ class ConvolutionTile(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None  # of a thread at most; None for as many as it likes
+    loads_apart: bool = False  # whether 4 warps load, and two more groups of `warps` multiply
 
     @property
     def outputs(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, jit, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, jit_for_any, runs_triton
 from s1_mini.kernels.snake import Rows
 
 if HAS_TRITON:
@@ -44,7 +44,7 @@ def _exchange_past_triton(joined: Tensor, past: Tensor, rows: Rows) -> None:
     )
 
 
-@jit
+@jit_for_any("length")
 def _exchange_kernel(
     joined, past, chosen, fresh, length, channels, CONTEXT: tl.constexpr, PAST: tl.constexpr, EACH: tl.constexpr
 ):

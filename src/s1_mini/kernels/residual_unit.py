@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, in_one_order, jit, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, in_one_order, jit, jit_for_any, runs_triton
 from s1_mini.kernels.convolution_chain import Ending, convolve_on, descriptor, put, sum_taps
 from s1_mini.kernels.convolution_tiles import ConvolutionTile, is_many, unit_tile
 from s1_mini.kernels.quick_snake import quick_snake_of
@@ -100,7 +100,7 @@ def _between(value, bias, snake, to, kind, CHANNELS: tl.constexpr, WIDTH: tl.con
     return quick_snake_of(value, snake, channel, CHANNELS, taken).to(kind)
 
 
-@jit
+@jit_for_any("length", "steps", "dilation")
 def _unit_kernel(
     x,
     weight,
@@ -133,7 +133,7 @@ def _unit_kernel(
     row = tl.program_id(1)
     start = tl.program_id(0) * TALL
     sums, beside = sum_taps(
-        x, weight, weight_more, row * length + start, 0, dilation, CHANNELS, TAPS, TALL, WIDE, MORE, BLOCK
+        x, weight, weight_more, row * length + start, 0, dilation, CHANNELS, TAPS, TALL, WIDE, MORE, BLOCK, False
     )
     kind = joined.dtype.element_ty
     inner = _between(sums, between_bias, between_snake, 0, kind, CHANNELS, WIDE)
