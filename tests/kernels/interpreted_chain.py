@@ -101,12 +101,12 @@ def test_a_residual_unit(channels: int, tile: ConvolutionTile, dilation: int, co
 
 
 def test_a_unit_in_one_kernel_is_its_convolutions_apart() -> None:
-    x, skip, weights = randn(1, 23, 192).half(), randn(1, 17, 192, seed=1).half(), unit_of(192, 1)
-    ending = ending_of(192, 192, 0)
+    x, skip, weights = randn(1, 23, 96).half(), randn(1, 17, 96, seed=1).half(), unit_of(96, 1)
+    ending = ending_of(96, 96, 0)
 
-    ours = residual_unit_triton(x, weights, ending, skip, small(UNITS[192]))
-    _, inner = convolve_on_triton(x, weights.dilated, 1, weights.between, None, small(tile_of(192, 192, 7, many=True)))
-    theirs = convolve_on_triton(inner, weights.pointwise, 1, ending, skip, small(tile_of(192, 192, 1, many=True)))
+    ours = residual_unit_triton(x, weights, ending, skip, small(UNITS[96]))
+    _, inner = convolve_on_triton(x, weights.dilated, 1, weights.between, None, small(tile_of(96, 96, 7, many=True)))
+    theirs = convolve_on_triton(inner, weights.pointwise, 1, ending, skip, small(tile_of(96, 96, 1, many=True)))
 
     assert_near(ours[0], theirs[0])
     assert_near(ours[1], theirs[1])

@@ -42,9 +42,9 @@ def test_a_tile_fits_the_gpu(tile: ConvolutionTile) -> None:
 
 
 def test_a_width_that_no_tile_is_made_for_takes_that_of_a_part() -> None:
-    assert tile_of(1024, 1536, 7, many=True) == DILATED[768]
-    assert tile_of(768, 3072, 2, many=True) == TRANSPOSED[768]
-    assert tile_of(160, 160, 7, many=True) == DILATED[768]
+    assert tile_of(1024, 2304, 7, many=True) == DILATED[768]
+    assert tile_of(1536, 6144, 2, many=True) == TRANSPOSED[3072]
+    assert tile_of(160, 160, 7, many=True) == DILATED[max(DILATED)]
     assert tile_of(160, 160, 7, many=False) == tile_of(96, 96, 1, many=False)
 
 

@@ -108,7 +108,6 @@ def convolve_on_triton(
         tile.wide,
         tile.more,
         tile.block,
-        tile.loads_apart,
         ending.bias is not None,
         ending.snake is not None,
         skip is not None,
@@ -134,13 +133,12 @@ def sum_taps(
     WIDE: tl.constexpr,
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
-    LOADS_APART: tl.constexpr,
 ):
     """Give the products of all taps for TALL steps from `first` on and WIDE outputs from `to` on, and MORE after."""
     total = tl.zeros([TALL, WIDE], tl.float32)
     beside = tl.zeros([TALL, MORE if MORE > 0 else 16], tl.float32)
     BLOCKS: tl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
-    for number in tl.range(TAPS * BLOCKS, warp_specialize=LOADS_APART):
+    for number in tl.range(TAPS * BLOCKS):
         tap = number // BLOCKS
         channel = (number % BLOCKS) * BLOCK
         # Beyond its channels x is 0, whatever weights are met there.
@@ -206,7 +204,6 @@ def _chain_kernel(
     WIDE: tl.constexpr,
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
-    LOADS_APART: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SNAKE: tl.constexpr,
     HAS_SKIP: tl.constexpr,
@@ -217,7 +214,7 @@ def _chain_kernel(
     start = (tl.program_id(0) // TILES) * TALL
     to = (tl.program_id(0) % TILES) * (WIDE + MORE)
     sums, beside = sum_taps(
-        x, weight, weight_more, row * length + start, to, dilation, INPUTS, TAPS, TALL, WIDE, MORE, BLOCK, LOADS_APART
+        x, weight, weight_more, row * length + start, to, dilation, INPUTS, TAPS, TALL, WIDE, MORE, BLOCK
     )
     step = start + tl.arange(0, TALL)
     far = row.to(tl.int64)

@@ -51,19 +51,15 @@ def residual_unit_triton(
     assert skip.is_contiguous()
     assert between.bias is not None
     assert between.snake is not None
-    assert tile.outputs >= channels == ending.channels
+    assert tile.wide >= channels == ending.channels
+    assert not tile.more
     out = joined.new_empty(batch, ending.context + steps, channels)
     total = joined.new_empty(batch, steps, channels) if ending.keeps_total else out
-    wide, more = tile.wide, tile.more or tile.wide
     first, second = weights.dilated.view(-1, channels), weights.pointwise.view(channels, channels)
     _unit_kernel[(triton.cdiv(steps, tile.tall), batch)](
         descriptor(joined.view(-1, channels), (tile.tall, tile.block)),
-        descriptor(first, (tile.block, wide)),
-        descriptor(first, (tile.block, more)),
-        descriptor(second, (wide, wide)),
-        descriptor(second, (wide, more)),
-        descriptor(second, (more, wide)),
-        descriptor(second, (more, more)),
+        descriptor(first, (tile.block, tile.wide)),
+        descriptor(second, (tile.wide, tile.wide)),
         between.bias,
         between.snake,
         joined if ending.bias is None else ending.bias,
@@ -78,8 +74,7 @@ def residual_unit_triton(
         channels,
         len(weights.dilated),
         tile.tall,
-        wide,
-        tile.more,
+        tile.wide,
         tile.block,
         ending.bias is not None,
         ending.snake is not None,
@@ -92,9 +87,9 @@ def residual_unit_triton(
 
 
 @jit
-def _between(value, bias, snake, to, kind, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
-    """Give Snake of sums [T, WIDTH] of the channels from `to` on and their bias, rounded to `kind`."""
-    channel = to + tl.arange(0, WIDTH)
+def _between(value, bias, snake, kind, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+    """Give Snake of sums [T, WIDTH] of the channels and their bias, rounded to `kind`."""
+    channel = tl.arange(0, WIDTH)
     taken = channel < CHANNELS
     value += tl.load(bias + channel, mask=taken, other=0.0).to(tl.float32)[None, :]
     return quick_snake_of(value, snake, channel, CHANNELS, taken).to(kind)
@@ -104,11 +99,7 @@ def _between(value, bias, snake, to, kind, CHANNELS: tl.constexpr, WIDTH: tl.con
 def _unit_kernel(
     x,
     weight,
-    weight_more,
     second,
-    second_right,
-    second_below,
-    second_corner,
     between_bias,
     between_snake,
     bias,
@@ -124,7 +115,6 @@ def _unit_kernel(
     TAPS: tl.constexpr,
     TALL: tl.constexpr,
     WIDE: tl.constexpr,
-    MORE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SNAKE: tl.constexpr,
@@ -132,21 +122,15 @@ def _unit_kernel(
 ):
     row = tl.program_id(1)
     start = tl.program_id(0) * TALL
-    sums, beside = sum_taps(
-        x, weight, weight_more, row * length + start, 0, dilation, CHANNELS, TAPS, TALL, WIDE, MORE, BLOCK, False
-    )
-    kind = joined.dtype.element_ty
-    inner = _between(sums, between_bias, between_snake, 0, kind, CHANNELS, WIDE)
+    sums, _ = sum_taps(x, weight, weight, row * length + start, 0, dilation, CHANNELS, TAPS, TALL, WIDE, 0, BLOCK)
+    inner = _between(sums, between_bias, between_snake, joined.dtype.element_ty, CHANNELS, WIDE)
     step = start + tl.arange(0, TALL)
     far = row.to(tl.int64)
     skip += far * steps * CHANNELS
     total += far * steps * CHANNELS
     joined += far * (before + steps * CHANNELS) + before
-    # Columns that fill up a width are 0, and so are the weights they would meet.
+    # Columns that fill up the width are 0, and so are the weights they would meet.
     out = tl.dot(inner, second.load([0, 0]))
-    if MORE > 0:
-        inner_more = _between(beside, between_bias, between_snake, WIDE, kind, CHANNELS, MORE)
-        out = tl.dot(inner_more, second_below.load([WIDE, 0]), out)
     put(
         out,
         bias,
@@ -164,23 +148,3 @@ def _unit_kernel(
         True,
         KEEPS_TOTAL,
     )
-    if MORE > 0:
-        right = tl.dot(inner, second_right.load([0, WIDE]))
-        right = tl.dot(inner_more, second_corner.load([WIDE, WIDE]), right)
-        put(
-            right,
-            bias,
-            snake,
-            skip,
-            total,
-            joined,
-            step,
-            WIDE,
-            steps,
-            CHANNELS,
-            MORE,
-            HAS_BIAS,
-            HAS_SNAKE,
-            True,
-            KEEPS_TOTAL,
-        )
