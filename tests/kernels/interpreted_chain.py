@@ -42,7 +42,7 @@ def assert_near(ours: Tensor, theirs: Tensor) -> None:
 def test_a_dilated_convolution_and_its_ending(channels: int, steps: int, dilation: int, many: bool) -> None:
     x, weight = randn(2, steps + 6 * dilation, channels).half(), randn(7, channels, channels) / (7 * channels) ** 0.5
     ending = ending_of(channels, channels, 18)
-    tile = tile_of(channels, channels, 7, many=many)
+    tile = tile_of(channels, 7, many=many)
 
     ours = convolve_on_triton(x, weight.half(), dilation, ending, None, small(tile))
     theirs = convolve_on(x.float(), weight.half().float(), dilation, ending)
@@ -57,7 +57,7 @@ def test_a_pointwise_convolution_and_a_skip(channels: int, snakes: bool) -> None
     x, skip, weight = randn(2, 21, channels).half(), randn(2, 21, channels, seed=1).half(), randn(1, channels, channels)
     weight, ending = (weight / channels**0.5).half(), ending_of(channels, channels, 0, snakes=snakes)
 
-    ours = convolve_on_triton(x, weight, 1, ending, skip, small(tile_of(channels, channels, 1, many=True)))
+    ours = convolve_on_triton(x, weight, 1, ending, skip, small(tile_of(channels, 1, many=True)))
     theirs = convolve_on(x.float(), weight.float(), 1, ending, skip)
 
     assert_near(ours[0], theirs[0])
@@ -68,7 +68,7 @@ def test_a_transposed_convolution_whose_outputs_are_several_steps() -> None:
     x, weight = randn(2, 10, 192).half(), (randn(2, 192, 4 * 96) / 384**0.5).half()
     ending = ending_of(4 * 96, 96, 6)
 
-    ours = convolve_on_triton(x, weight, 1, ending, None, small(tile_of(192, 384, 2, many=True)))
+    ours = convolve_on_triton(x, weight, 1, ending, None, small(tile_of(384, 2, many=True)))
     theirs = convolve_on(x.float(), weight.float(), 1, ending)
 
     assert ours[1].shape == (2, 6 + 9 * 4, 96)
@@ -105,8 +105,8 @@ def test_a_unit_in_one_kernel_is_its_convolutions_apart() -> None:
     ending = ending_of(96, 96, 0)
 
     ours = residual_unit_triton(x, weights, ending, skip, small(UNITS[96]))
-    _, inner = convolve_on_triton(x, weights.dilated, 1, weights.between, None, small(tile_of(96, 96, 7, many=True)))
-    theirs = convolve_on_triton(inner, weights.pointwise, 1, ending, skip, small(tile_of(96, 96, 1, many=True)))
+    _, inner = convolve_on_triton(x, weights.dilated, 1, weights.between, None, small(tile_of(96, 7, many=True)))
+    theirs = convolve_on_triton(inner, weights.pointwise, 1, ending, skip, small(tile_of(96, 1, many=True)))
 
     assert_near(ours[0], theirs[0])
     assert_near(ours[1], theirs[1])
@@ -131,9 +131,9 @@ def test_angles_of_any_size_have_their_sine() -> None:
     x, alpha = (randn(1, 64, 96) * 40).half(), 0.01 + 40 * torch.rand(96, generator=torch.Generator().manual_seed(0))
     ending = Ending(96, None, snake_table(alpha), 0, keeps_total=False)
 
-    ours = convolve_on_triton(
-        x, torch.eye(96).half().unsqueeze(0), 1, ending, None, small(tile_of(96, 96, 1, many=True))
-    )[1]
+    ours = convolve_on_triton(x, torch.eye(96).half().unsqueeze(0), 1, ending, None, small(tile_of(96, 1, many=True)))[
+        1
+    ]
 
     wide, steep = x.double(), alpha.double()
     torch.testing.assert_close(ours.double(), wide + (steep * wide).sin().square() / steep, atol=2e-3, rtol=2**-10)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from kernel_checks import needs_gpu, randn
-from s1_mini.kernels.backend import one_order
 from s1_mini.kernels.convolution_chain import Ending, convolve_on, runs_chain
 from s1_mini.kernels.convolution_tiles import DILATED, POINTWISE, TRANSPOSED, UNITS, ConvolutionTile, is_many, tile_of
 from s1_mini.kernels.kept_past import _exchange_past_triton, exchange_past
@@ -42,16 +41,14 @@ def test_a_tile_fits_the_gpu(tile: ConvolutionTile) -> None:
 
 
 def test_a_width_that_no_tile_is_made_for_takes_that_of_a_part() -> None:
-    assert tile_of(1024, 2304, 7, many=True) == DILATED[768]
-    assert tile_of(1536, 6144, 2, many=True) == TRANSPOSED[3072]
-    assert tile_of(160, 160, 7, many=True) == DILATED[max(DILATED)]
-    assert tile_of(160, 160, 7, many=False) == tile_of(96, 96, 1, many=False)
+    assert tile_of(2304, 7, many=True) == DILATED[768]
+    assert tile_of(6144, 2, many=True) == TRANSPOSED[3072]
+    assert tile_of(160, 7, many=True) == DILATED[max(DILATED)]
+    assert tile_of(160, 7, many=False) == tile_of(96, 1, many=False)
 
 
-def test_in_one_order_the_number_of_rows_has_no_say() -> None:
-    assert len({is_many(rows, 600, one_order=True) for rows in (1, 64)}) == 1
-    assert len({is_many(rows, 100, one_order=True) for rows in (1, 64)}) == 1
-    assert [is_many(rows, 100, one_order=False) for rows in (1, 64)] == [False, True]
+def test_many_rows_of_few_steps_are_many() -> None:
+    assert [is_many(rows, 100) for rows in (1, 64)] == [False, True]
 
 
 def needs_chain() -> None:
@@ -140,19 +137,3 @@ def test_the_past_of_rows_on_a_gpu(steps: int, context: int) -> None:
 
     assert torch.equal(joined.cpu(), theirs[0])
     assert torch.equal(past.cpu(), theirs[1])
-
-
-@needs_gpu[0]
-@needs_gpu[1]
-@pytest.mark.parametrize(("channels", "steps"), [(96, 700), (96, 100), (192, 600), (384, 520), (768, 32)])
-def test_in_one_order_a_row_has_the_same_bits_alone_and_among_others(channels: int, steps: int) -> None:
-    needs_chain()
-    x, skip = (randn(20, count, channels, dtype=torch.float16) for count in (steps + 6, steps))
-    weights, ending = unit_of(channels, 1, torch.float16), ending_of(channels, channels, 0, torch.float16)
-
-    with one_order():
-        whole = residual_unit(x, weights, ending, skip)
-        for part in (slice(0, 1), slice(17, 20)):
-            some = residual_unit(x[part].contiguous(), weights, ending, skip[part].contiguous())
-            assert torch.equal(some[0], whole[0][part])
-            assert torch.equal(some[1], whole[1][part])

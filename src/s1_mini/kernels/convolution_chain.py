@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, in_one_order, jit, jit_for_any, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, jit, jit_for_any, runs_triton
 from s1_mini.kernels.convolution import convolve
 from s1_mini.kernels.convolution_tiles import ConvolutionTile, is_many, tile_of
 from s1_mini.kernels.quick_snake import quick_snake_of, snake_of_table
@@ -57,8 +57,8 @@ def convolve_on(
     ending asks for, which are left to `exchange_past`: [B, context + T', N], T' being T * O / N.
     """
     if runs_triton(x):
-        many = is_many(len(x), x.shape[1] - (len(weight) - 1) * dilation, in_one_order())
-        tile = tile_of(weight.shape[1], weight.shape[2], len(weight), many=many)
+        many = is_many(len(x), x.shape[1] - (len(weight) - 1) * dilation)
+        tile = tile_of(weight.shape[2], len(weight), many=many)
         return convolve_on_triton(x, weight, dilation, ending, skip, tile)
     total = convolve(x, weight, dilation).float()
     if ending.bias is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MANY_STEPS = 4096  # from here on programs take large tiles; below they must be many
-MANY_IN_ONE_ORDER = 512  # of each row: there the number of rows must not decide
 
 
 class ConvolutionTile(NamedTuple):
@@ -33,7 +32,7 @@ class ConvolutionTile(NamedTuple):
         return self.stages * self.block * (self.tall + self.outputs) * 2
 
 
-FEW = ConvolutionTile(32, 32, 0, 32, warps=4, stages=4)
+FEW = ConvolutionTile(64, 32, 0, 64, warps=4, stages=4)
 # By outputs; other widths take the largest that they are a multiple of. As measured at 16 streams of 25 frames.
 DILATED = {
     96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=4),
@@ -58,15 +57,15 @@ UNITS = {  # whole residual units, by channels: without a narrower part, which T
 }
 
 
-def is_many(rows: int, steps: int, one_order: bool) -> bool:
-    """Whether `rows` of so many steps fill a GPU with large tiles; in `one_order` rows have no say."""
-    return steps >= MANY_IN_ONE_ORDER if one_order else rows * steps >= MANY_STEPS
+def is_many(rows: int, steps: int) -> bool:
+    """Whether `rows` of so many steps fill a GPU with large tiles."""
+    return rows * steps >= MANY_STEPS
 
 
-def tile_of(inputs: int, outputs: int, taps: int, *, many: bool) -> ConvolutionTile:
+def tile_of(outputs: int, taps: int, *, many: bool) -> ConvolutionTile:
     """Give the tile of a convolution with `many` steps or few."""
     if not many:
-        return FEW if inputs % 64 else FEW._replace(block=64)
+        return FEW
     table = {1: POINTWISE, 2: TRANSPOSED}.get(taps, DILATED)
     fitting = [width for width in table if outputs % width == 0]
     return table[max(fitting)] if fitting else table[max(table)]

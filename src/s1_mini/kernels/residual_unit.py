@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, in_one_order, jit, jit_for_any, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, jit, jit_for_any, runs_triton
 from s1_mini.kernels.convolution_chain import Ending, convolve_on, descriptor, put, sum_taps
 from s1_mini.kernels.convolution_tiles import ConvolutionTile, is_many, unit_tile
 from s1_mini.kernels.quick_snake import quick_snake_of
@@ -34,7 +34,7 @@ def residual_unit(joined: Tensor, weights: UnitWeights, ending: Ending, skip: Te
     """Give what `convolve_on` gives, of both convolutions on `joined` [B, P + T, C] and `skip` [B, T, C]."""
     if runs_triton(joined):
         batch, steps, channels = skip.shape
-        tile = unit_tile(channels) if is_many(batch, steps, in_one_order()) else None
+        tile = unit_tile(channels) if is_many(batch, steps) else None
         if tile is not None:
             return residual_unit_triton(joined, weights, ending, skip, tile)
     _, inner = convolve_on(joined, weights.dilated, weights.dilation, weights.between)
