@@ -129,3 +129,15 @@ def test_any_slots_are_shared_out_once_and_evenly(seed: int) -> None:
         assert FEWEST_ROWS <= len(members) <= MOST
         assert sorted(place[group == number].tolist()) == list(range(len(members)))
     assert sorted(set(group.tolist())) == list(range(len(set(group.tolist()))))
+
+
+@pytest.mark.parametrize("most", [4, 5, 6])
+@pytest.mark.parametrize("size", range(4, 30))
+def test_small_groups_are_full_before_any_has_too_few(most: int, size: int) -> None:
+    slots, group, place = share_out(np.ones(size, np.int64), most)
+
+    members = np.bincount(group)
+    assert members.min() >= FEWEST_ROWS
+    assert members.max() <= most
+    assert len(set(zip(group.tolist(), place.tolist(), strict=True))) == len(slots) == len(set(slots.tolist()))
+    assert size - len(slots) < FEWEST_ROWS

@@ -50,6 +50,7 @@ class Room:
     voices: list[int]
     dtype: torch.dtype
     lengths: dict[int, int]  # positions of a voice's prefix
+    span: int = SPAN  # below which those that step stand
 
     def __post_init__(self) -> None:
         rows, self.made = len(self.voices), torch.Generator().manual_seed(7)
@@ -97,7 +98,7 @@ class Room:
             self.position[chosen],
             self.rope[chosen],
             self.norms,
-            span=SPAN,
+            span=self.span,
             mask=None,
             common=common,
         )
@@ -155,6 +156,26 @@ def test_in_one_order_a_row_gives_the_same_bits_whether_it_shares_or_not(
         monkeypatch.setattr(decode_attention, "PROGRAMS", 256)  # alone, a row is shared out to several
         for row in (0, 1, 9):
             assert torch.equal(room.step(None, torch.tensor([row], device=DEVICE))[0], shared[row])
+
+
+@formats
+@orders
+def test_a_group_that_rests_may_have_more_in_common_than_all_that_step_attend_to(
+    dtype: torch.dtype, ordered: bool
+) -> None:
+    voices = [2, 1, 1, 1, 1, 2, 2, 2]  # those of voice 1 rest
+    with one_order(ordered):
+        room = Room(voices, dtype, {1: 224, 2: 64})
+        apart = room.step(None)
+        room.span = 128
+        ours = room.together()
+
+    stepping = torch.tensor(voices) == 2
+    assert room.shared.tables.starts.tolist() == [64, 224, 224, 224, 224, 64, 64, 64]
+    if ordered:
+        assert torch.equal(ours[stepping], apart[stepping])
+    else:
+        assert_close(ours[stepping], apart[stepping], dtype)
 
 
 @formats

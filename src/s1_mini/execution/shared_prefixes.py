@@ -94,14 +94,17 @@ class SharedPrefixes:
 def share_out(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Share out slots with the same number [slots] to groups of even size, of at most so many; 0 is in none.
 
-    Gives those that are in a group [n], which it is, and the place of each there; groups are counted from 0 on.
+    No group has fewer than `FEWEST_ROWS`; slots that are left over where `most` is small are in none. Gives those that
+    are in a group [n], which it is, and the place of each there; groups are counted from 0 on.
     """
     _, kinds, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
     slots = np.flatnonzero((numbers > 0) & (sizes[kinds] >= FEWEST_ROWS))
     slots = slots[np.argsort(kinds[slots], kind="stable")]
     _, firsts, sizes = np.unique(kinds[slots], return_index=True, return_counts=True)
-    pieces = -(-sizes // most)
+    pieces = np.minimum(-(-sizes // most), sizes // FEWEST_ROWS)
     rank = np.arange(len(slots)) - np.repeat(firsts, sizes)
+    fits = rank < np.repeat(pieces * most, sizes)
+    slots, rank, sizes = slots[fits], rank[fits], np.minimum(sizes, pieces * most)
     total, parts, before = (np.repeat(each, sizes) for each in (sizes, pieces, np.cumsum(pieces) - pieces))
     piece = rank * parts // total
     return slots, before + piece, rank + -piece * total // parts

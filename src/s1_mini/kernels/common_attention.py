@@ -96,7 +96,6 @@ def attend_common(
     rope: Tensor,
     norms: HeadNorms | None,
     common: CommonPrefixes,
-    span: int,
 ) -> CommonSums:
     """Attend from the tokens qkv [B, (H + 2 G) D] to what groups of them have in common.
 
@@ -108,7 +107,8 @@ def attend_common(
     rows, heads = len(qkv), qkv.shape[1] // size - 2 * groups
     shape = _shape(heads // groups, qkv.dtype)
     assert common.group_rows * (heads // groups) <= shape.lines, "groups were made for products of another shape"
-    kept = triton.cdiv(min(span, MOST_COLUMNS), shape.block) if in_one_order() else shape.parts
+    # A group may have more in common than `span`: slots that rest may have more columns than those that step.
+    kept = triton.cdiv(min(keys.shape[2], MOST_COLUMNS), shape.block) if in_one_order() else shape.parts
     sums = torch.empty(rows, heads, kept, size, dtype=torch.float32, device=qkv.device)
     tops = torch.empty(rows, heads, kept, 2, dtype=torch.float32, device=qkv.device)
     count = max(1, min(len(common.groups), rows // FEWEST_ROWS))

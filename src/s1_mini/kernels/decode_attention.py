@@ -130,7 +130,7 @@ def _attend_triton(
     columns, rope, norms = new or (position, asked, None)
     known = None
     if common is not None and new is not None and parts == 1:
-        known = attend_common(asked, keys, values, rope, norms, common, span)
+        known = attend_common(asked, keys, values, rope, norms, common)
     part_kernel[(rows, groups, parts)](
         asked,
         keys,

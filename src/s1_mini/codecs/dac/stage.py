@@ -55,10 +55,10 @@ class DacDecoder(SimpleStage):
 
     def make_graphs(self) -> None:
         """Do so; on a CPU they run step by step, to be looked at."""
-        # The last slot is for what fills up a call.
         # The chain sums up in another order for few steps than for many.
         chained = False if self._batch_invariant else None
-        decoder = self._decoder = ChannelsLastDecoder(self._codec, self._policy.slots + 1, chained=chained)
+        slots = self._policy.slots + 1  # the last is for what fills up a call
+        decoder = self._decoder = ChannelsLastDecoder(self._codec, slots, chained=chained)
         books, samples = self._codec.num_codebooks, self._codec.samples_per_frame
         policy = self._policy
 

@@ -93,6 +93,8 @@ class LanguageModel(SimpleStage):
         """Let sequences begin, by their requests' parameters and their own random numbers."""
         for begin in begins:
             slot, asked, prompt = begin.slot, begin.conditions.sampling, begin.inputs
+            if self._shared is not None:
+                self._shared.forget(slot)  # first: whatever fails from here on, nobody reads this slot as a prefix
             self._sampling.temperature[slot].fill_(asked.temperature)  # assigned, a number is waited for
             self._sampling.top_p[slot].fill_(asked.top_p)
             self._sampling.repetition_penalty[slot].fill_(asked.repetition_penalty)
@@ -100,8 +102,6 @@ class LanguageModel(SimpleStage):
             self._sampling.uniforms[slot, : begin.steps] = stage(table, self.device)
             self._model.begin(self.state, slot, torch.from_numpy(prompt[-1]), len(prompt) - 1)
             self._prompts[slot], self._lengths[slot] = prompt, len(prompt)
-            if self._shared is not None:
-                self._shared.forget(slot)
             self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
