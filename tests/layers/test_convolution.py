@@ -1,4 +1,4 @@
-"""Short convolutions are products on a CPU, and give what torch's own give."""
+"""Short convolutions are products where torch's own ways are slow, and give what those give."""
 
 from __future__ import annotations
 
@@ -27,6 +27,27 @@ def test_a_transposed_convolution_is_torchs(steps: int, stride: int, taps: int) 
         ours = convolution.conv_transpose1d(x, weight, bias, stride=stride)
 
     torch.testing.assert_close(ours, F.conv_transpose1d(x, weight, bias, stride=stride), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dilation", [1, 3])
+@pytest.mark.parametrize("taps", [1, 7])
+def test_a_product_a_tap_is_torchs_convolution(taps: int, dilation: int) -> None:
+    x, weight, bias = torch.randn(5, 64, 60), torch.randn(48, 64, taps) / 20, torch.randn(48)
+
+    ours = convolution.conv_by_taps(x, weight, bias, dilation)
+
+    torch.testing.assert_close(ours, F.conv1d(x, weight, bias, dilation=dilation), atol=1e-5, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_short_rows_of_float32_are_products_and_give_what_float64_gives() -> None:
+    x, weight, bias = torch.randn(64, 128, 81), torch.randn(512, 128, 7) / 30, torch.randn(512)
+    with torch.inference_mode():
+        ours = convolution.conv1d(x.cuda(), weight.cuda(), bias.cuda(), stride=1, dilation=1, groups=1)
+
+    expected = F.conv1d(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(ours.cpu().double(), expected, atol=1e-5, rtol=0)
 
 
 def test_with_gradients_or_several_rows_it_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:

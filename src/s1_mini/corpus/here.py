@@ -14,6 +14,14 @@ from s1_mini.corpus.worker import Worker
 def work_here(job: Job, shards: Iterator[Shard]) -> Iterator[Entry]:
     """Speak shards, and give the entry of each when it is whole. Raises what `Worker` raises."""
     worker = Worker(job)
+    try:
+        yield from work_by(worker, shards)
+    finally:
+        worker.close()
+
+
+def work_by(worker: Worker, shards: Iterator[Shard]) -> Iterator[Entry]:
+    """Let a worker speak shards, as many at a time as it wants."""
     pool = ThreadPoolExecutor(worker.num_shards, thread_name_prefix="s1_mini shard")
     running = set[Future[Entry]]()
     try:
@@ -27,4 +35,3 @@ def work_here(job: Job, shards: Iterator[Shard]) -> Iterator[Entry]:
             yield from (each.result() for each in done)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        worker.close()

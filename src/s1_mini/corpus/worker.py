@@ -25,18 +25,18 @@ class Worker:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._output = open_output(job.output)
-        self._engine = ProductionTTSEngine(job.config)
-        self._engine.start()
-        in_flight = job.in_flight or 2 * self._engine.num_slots
-        self._pool = ThreadPoolExecutor(in_flight, thread_name_prefix="s1_mini corpus")
+        self.engine = ProductionTTSEngine(job.config)
+        self.engine.start()
+        self.in_flight = job.in_flight or 2 * self.engine.num_slots
+        self._pool = ThreadPoolExecutor(self.in_flight, thread_name_prefix="s1_mini corpus")
         self._in_line = threading.Lock()  # held while a shard's texts line up for the pool
         try:
             if job.voice is not None:
-                self._engine.describe_voice(job.voice)
+                self.engine.describe_voice(job.voice)
         except BaseException:
             self.close()
             raise
-        self.num_shards = SPARE_SHARDS + -(-in_flight // job.shard_size)
+        self.num_shards = SPARE_SHARDS + -(-self.in_flight // job.shard_size)
 
     def work(self, shard: Shard) -> Entry:
         """Speak a shard, write it, write its entry; several threads may. Raises `CorpusError`, `EngineNotReadyError`.
@@ -50,7 +50,7 @@ class Worker:
 
     def close(self) -> None:
         """End what is being spoken, and let go of the checkpoint."""
-        self._engine.stop(drain=False)
+        self.engine.stop(drain=False)
         self._pool.shutdown(cancel_futures=True)
 
     def _speak(self, line: Row | BadLine) -> Spoken | BadLine:
@@ -68,7 +68,7 @@ class Worker:
 
     def _try(self, row: Row) -> Spoken:
         audio_format = self._job.audio_format
-        response = self._engine.generate(
+        response = self.engine.generate(
             row.text,
             voice=row.voice,
             **asdict(row.sampling),

@@ -1,0 +1,223 @@
+"""What a corpus costs an engine that is full: the same texts spoken and thrown away, and written as a corpus.
+
+One process for each device, all at the same time, and the same texts for each way. Texts are half to one and a half
+times `--frames` long, so that they do not end together. Seconds of sound a second are counted by the engines, between
+a quarter and three quarters of the sound; `cores` is what a process took of the machine meanwhile.
+`apart` is one engine whose codec is on the second device.
+
+python -m benchmark.corpora --checkpoint full-size --devices cuda:0,cuda:1 --texts 5000
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmark.command import give, make_parser, run
+from s1_mini.bench.report import describe_engine, table
+from s1_mini.bench.workload import sentence
+from s1_mini.config import EngineConfig
+from s1_mini.corpus.here import work_by
+from s1_mini.corpus.job import Job, for_many, make_header
+from s1_mini.corpus.manifest import open_manifest
+from s1_mini.corpus.output import open_output
+from s1_mini.corpus.rows import Defaults, Row
+from s1_mini.corpus.source import Source, open_source
+from s1_mini.corpus.worker import Worker
+from s1_mini.corpus.write import Layout
+from s1_mini.exceptions import EngineError
+from s1_mini.types import AudioFormat
+
+WAYS = ("engine", "corpus", "apart")
+START_LIMIT_S = 300.0  # of an engine, until which the others wait for it
+LOOK_S = 0.1  # between two looks at what an engine has made
+FIRST, LAST = 0.25, 0.75  # shares of all sound between which the speed is taken
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one process does."""
+
+    way: str
+    config: EngineConfig
+    texts: Path
+    shard_size: int
+    layout: Layout
+    audio_format: AudioFormat
+
+
+class Look(NamedTuple):
+    """What an engine had made at a moment."""
+
+    at_s: float
+    audio_s: float
+    cpu_s: float  # of its process
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one process gave."""
+
+    way: str
+    device: str
+    texts: int
+    audio_s: float
+    seconds: float  # from the first text to the last file
+    audio_per_s: float  # while the engine is full
+    cores: float
+
+
+def write_texts(path: Path, count: int, frames: int, seed: int) -> None:
+    """Write sentences, each with the number of frames that it is spoken for."""
+    drawn = np.random.default_rng(seed)
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(count):
+            length = int(drawn.integers(frames // 2, frames * 3 // 2, endpoint=True))
+            file.write(json.dumps({"text": sentence(number), "parameters": {"max_new_tokens": length}}) + "\n")
+
+
+def speak(worker: Worker, source: Source) -> None:
+    """Speak all texts by as many threads as a corpus has, and throw the sound away."""
+
+    def one(row: Row) -> None:
+        worker.engine.generate(row.text, voice=row.voice, **asdict(row.sampling), chunk_profile="throughput")
+
+    rows = [line for shard in source.shards() for line in shard.lines if isinstance(line, Row)]
+    with ThreadPoolExecutor(worker.in_flight) as pool:
+        list(pool.map(one, rows))
+
+
+def looks(worker: Worker, over: threading.Event) -> Iterator[Look]:
+    """Look at an engine until all is over."""
+    while not over.wait(LOOK_S):
+        yield Look(time.monotonic(), worker.engine.metrics.audio_s, time.process_time())
+
+
+def speed(seen: list[Look]) -> tuple[float, float]:
+    """Give seconds of sound a second and cores while the engine was full; of a very short run, all the time."""
+    total = seen[-1].audio_s
+    first = next(look for look in seen if look.audio_s >= FIRST * total)
+    last = next(look for look in seen if look.audio_s >= LAST * total)
+    if first is last:
+        first, last = seen[0], seen[-1]
+    spent = last.at_s - first.at_s
+    return (last.audio_s - first.audio_s) / spent, (last.cpu_s - first.cpu_s) / spent
+
+
+def work(task: Work, together: Barrier, told: Connection) -> None:
+    """Speak the texts in one process, and tell what it took."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_source(str(task.texts), {}, Defaults(), task.shard_size) as texts,
+    ):
+        header = make_header(texts, task.config, task.layout, task.audio_format)
+        open_manifest(open_output(folder), header)
+        worker = Worker(Job(task.config, folder, task.layout, task.audio_format, header, shard_size=task.shard_size))
+        seen: list[Look] = []
+        over = threading.Event()
+        watch = threading.Thread(target=lambda: seen.extend(looks(worker, over)))
+        facts = describe_engine(worker.engine)
+        together.wait(START_LIMIT_S)
+        begun = time.monotonic()
+        seen.append(Look(begun, worker.engine.metrics.audio_s, time.process_time()))
+        watch.start()
+        if task.way == "corpus":
+            list(work_by(worker, texts.shards()))
+        else:
+            speak(worker, texts)
+        seconds = time.monotonic() - begun
+        over.set()
+        watch.join()
+        seen.append(Look(time.monotonic(), worker.engine.metrics.audio_s, time.process_time()))
+        worker.close()
+        told.send(
+            (facts, Outcome(task.way, task.config.device, texts.num_lines, seen[-1].audio_s, seconds, *speed(seen)))
+        )
+
+
+def measure(tasks: list[Work]) -> list[tuple[dict[str, Any], Outcome]]:
+    """Let processes work at the same time, one for each task."""
+    context = multiprocessing.get_context("spawn")
+    together, started, found = context.Barrier(len(tasks)), [], []
+    for task in tasks:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=work, args=(task, together, theirs))
+        process.start()
+        theirs.close()
+        started.append((process, ours))
+    for process, ours in started:
+        try:
+            found.append(ours.recv())
+        except EOFError:
+            raise EngineError("a process has ended before its texts; what it said stands above") from None
+        process.join()
+    return found
+
+
+def ways(text: str) -> tuple[str, ...]:
+    """Read names of ways with commas between them. Raises `ValueError`."""
+    names = tuple(text.split(","))
+    if not set(names) <= set(WAYS):
+        raise ValueError(text)
+    return names
+
+
+def main() -> int:
+    """Measure, and print a table and a line of JSON."""
+    parser = make_parser(__doc__, opens=False)
+    parser.add_argument("--checkpoint", type=Path, help="[the voice that ships]")
+    parser.add_argument("--devices", type=lambda text: text.split(","), default=["auto"], help="one for each process")
+    parser.add_argument("--ways", type=ways, default=WAYS[:2], help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--texts", type=int, default=200, help="for each process")
+    parser.add_argument("--frames", type=int, default=100, help="of a text on average")
+    parser.add_argument("--slots", type=int, help="[as the engine chooses]")
+    parser.add_argument("--shard-size", type=int, default=256)
+    parser.add_argument("--layout", choices=("files", "parquet"), default="files")
+    parser.add_argument("--format", default="wav")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+
+    outcomes: list[Outcome] = []
+    machine: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        texts = Path(folder) / "texts.jsonl"
+        write_texts(texts, given.texts, given.frames, given.seed)
+        for way in given.ways:
+            make = partial(EngineConfig, checkpoint_path=given.checkpoint, max_batch_size=given.slots)
+            if way == "apart":
+                configs = [make(device=given.devices[0], placement={"codec": given.devices[-1]})]
+            else:
+                configs = [make(device=device) for device in given.devices]
+            tasks = [Work(way, for_many(each), texts, given.shard_size, given.layout, given.format) for each in configs]
+            for facts, outcome in measure(tasks):
+                machine = facts
+                outcomes.append(outcome)
+                print(outcome, file=sys.stderr, flush=True)
+    sums = {way: sum(each.audio_per_s for each in outcomes if each.way == way) for way in given.ways}
+    print(table(list(Outcome.__annotations__), [list(asdict(each).values()) for each in outcomes]))
+    for way, total in sums.items():
+        print(f"{way}: {total:,.0f} seconds of sound a second, {total / sums[given.ways[0]]:.3f} of {given.ways[0]}")
+    work_told = {name: str(value) for name, value in vars(given).items()}
+    give(
+        {**machine, "workload": work_told, "outcomes": [asdict(each) for each in outcomes], "sums": sums}, given.output
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
