@@ -172,7 +172,7 @@ def test_a_group_that_rests_may_have_more_in_common_than_all_that_step_attend_to
 
     stepping = torch.tensor(voices) == 2
     assert room.shared.tables.starts.tolist() == [64, 224, 224, 224, 224, 64, 64, 64]
-    if ordered:
+    if ordered and (dtype == torch.bfloat16 or DEVICE == "cpu"):  # float32 has no such order on a GPU
         assert torch.equal(ours[stepping], apart[stepping])
     else:
         assert_close(ours[stepping], apart[stepping], dtype)
