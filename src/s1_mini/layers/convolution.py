@@ -16,10 +16,8 @@ from torch import Tensor
 # Fewer numbers than this go torch's slow way for dilated convolutions (its threshold for oneDNN).
 SHORT_INPUT = 20_480
 SHORT_STEPS = 48  # below, the product of a transposed convolution is faster
-TRANSFORMED_STEPS = (
-    256  # cuDNN may transform rows of so many steps, and does not for fewer channels and taps than these
-)
-TRANSFORMED_CHANNELS, TRANSFORMED_TAPS = 64, 5
+# cuDNN may transform rows of up to so many steps, if there are so many channels and taps.
+TRANSFORMED_STEPS, TRANSFORMED_CHANNELS, TRANSFORMED_TAPS = 256, 64, 5
 
 
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, dilation: int, groups: int) -> Tensor:
