@@ -6,6 +6,8 @@ The engine owns one `Joiner` per request.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 NOTHING = np.zeros(0, np.float32)
@@ -21,7 +23,7 @@ class Joiner:
 
     def __init__(self, *, sample_rate: int, fade_ms: float = 5.0, pause_ms: float = 120.0) -> None:
         self._ramp = _raised_cosine(round(sample_rate * fade_ms / 1000))
-        self._pause = np.zeros(round(sample_rate * pause_ms / 1000), np.float32)
+        self._num_paused = round(sample_rate * pause_ms / 1000)
         self._held = NOTHING  # the last samples of the piece, faded in, not yet faded out
         self._num_pushed = 0  # samples of the piece
         self._pause_is_due = False
@@ -30,13 +32,20 @@ class Joiner:
         """Take the next samples of the piece; return what may be played now, perhaps nothing."""
         if len(wave) == 0:
             return NOTHING
-        pause = self._pause if self._pause_is_due else NOTHING
+        pause = self._num_paused if self._pause_is_due else 0
         self._pause_is_due = False
 
-        known = np.concatenate([self._held, self._fade_in(wave)])
-        num_ready = max(0, len(known) - len(self._ramp))
+        begins = pause + len(self._held)
+        known = np.empty(begins + len(wave), np.float32)
+        known[:pause] = 0.0
+        known[pause:begins] = self._held
+        known[begins:] = wave
+        ramp = self._ramp[self._num_pushed :][: len(wave)]
+        known[begins : begins + len(ramp)] *= ramp
+        self._num_pushed += len(wave)
+        num_ready = max(pause, len(known) - len(self._ramp))
         self._held = known[num_ready:].copy()
-        return np.concatenate([pause, known[:num_ready]])
+        return known[:num_ready]
 
     def end_piece(self) -> np.ndarray:
         """End the piece; return its held-back samples, faded out. A pause will precede the next piece."""
@@ -51,14 +60,8 @@ class Joiner:
         self._pause_is_due = False
         return tail
 
-    def _fade_in(self, wave: np.ndarray) -> np.ndarray:
-        faded = wave.astype(np.float32)
-        ramp = self._ramp[self._num_pushed :][: len(wave)]
-        faded[: len(ramp)] *= ramp
-        self._num_pushed += len(wave)
-        return faded
 
-
+@lru_cache
 def _raised_cosine(num_samples: int) -> np.ndarray:
     """Weights from 0 to just below 1, [num_samples]."""
     return (0.5 - 0.5 * np.cos(np.pi * np.arange(num_samples) / max(1, num_samples))).astype(np.float32)
