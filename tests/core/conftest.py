@@ -28,7 +28,7 @@ numbers = itertools.count()
 def start(
     threads: dict[str, Sequence[int]] = THREE_THREADS, slots: int = 4, *, ahead: bool = False, **options: Any
 ) -> EngineCore:
-    stages = Text(launches_ahead=ahead), Frames(launches_ahead=ahead), Vocoder()
+    stages = Text(launches_ahead=ahead), Frames(launches_ahead=ahead), Vocoder(launches_ahead=ahead)
     core = EngineCore(policies(slots), stages, WaitingLine(1000), ByteCache(10**6), Threads(threads), **options)
     core.start()
     return core

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from s1_mini.core.messages import StepResult
+from s1_mini.byte_cache import ByteCache
+from s1_mini.core.messages import Plan, Report, StepResult
+from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
 from s1_mini.execution.stage import Pending
-from s1_mini.runtime.engine_core import EngineCore
+from s1_mini.runtime.engine_core import EngineCore, Threads
 from tests.core.conftest import ONE_THREAD, THREE_THREADS, ask, settle, sound, start
-from tests.toy.stages import SAMPLES, Text, policies
+from tests.toy.stages import SAMPLES, Frames, Text, Vocoder, policies
 
 PLACEMENTS = pytest.mark.parametrize("threads", [ONE_THREAD, {"model": (0, 1), "vocoder": (2,)}, THREE_THREADS])
 
@@ -47,6 +49,42 @@ def test_sound_is_the_same_in_chunks_of_any_size(core: EngineCore, profile: str)
     assert np.array_equal(np.concatenate(chunks), whole)
     assert len(whole) % SAMPLES == 0
     assert len(chunks) > 2 or profile == "throughput"
+
+
+def test_sound_is_given_out_while_the_next_call_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that call is chosen when the one before is over: by then, another may be more in need of sound."""
+    *others, last = policies(4)
+    vocoder, events = Vocoder(launches_ahead=True), list[str]()
+    threads = Threads({"model": (0, 1), "vocoder": (2,)})
+    stages = Text(), Frames(), vocoder
+    core = EngineCore([*others, replace(last, rows=(1,))], stages, WaitingLine(9), ByteCache(0), threads)
+    heard = [ask(core, max_steps=9, profile="throughput", streams=False) for _ in range(2)]
+    while len(core.scheduler.stages[2].ready) < len(heard):
+        core.workers[0].turn()
+    step, plan, deliver = vocoder.step, core.scheduler.plan, core.scheduler.deliver
+
+    def launched(slots: Sequence[int], size: int) -> Pending:
+        events.append("launched")
+        pending = step(slots, size)
+        return lambda: events.append("over") or pending()
+
+    def planned(stage: int) -> Plan | None:
+        events.append("chosen")
+        return plan(stage)
+
+    def delivered(made: Plan, report: Report) -> None:
+        events.append("given out")
+        deliver(made, report)
+
+    monkeypatch.setattr(vocoder, "step", launched)
+    monkeypatch.setattr(core.scheduler, "plan", planned)
+    monkeypatch.setattr(core.scheduler, "deliver", delivered)
+    for _ in range(3):
+        core.workers[1].turn()
+
+    first, second, end = ["chosen", "launched"], ["over", "chosen", "launched", "given out"], ["over", "chosen"]
+    assert events == [*first, *second, *end, "given out"]
+    assert all(queue.has_ended for queue in heard)
 
 
 def test_a_stage_begins_before_the_one_before_it_ends(core: EngineCore) -> None:

@@ -33,6 +33,7 @@ def equip(core: EngineCore) -> None:
     assert isinstance(policy, Chunks)
     core.scheduler.stages[1].policy = stage._policy = batched(policy)
     stage.make_graphs()
+    stage.launches_ahead = True
     core.workers[0]._helps = None  # a stage with graphs is one thread's
 
 

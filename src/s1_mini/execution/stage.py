@@ -7,8 +7,9 @@ nothing, so that each slot can be tried alone. What a slot gives does not depend
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
@@ -77,3 +78,22 @@ class SimpleStage(Stage):
 
     def close(self) -> None:
         """There is nothing but memory."""
+
+
+def whole_units(wait: Callable[[], Sequence[Any]], counts: list[int]) -> Pending:
+    """Give what waits for a call that makes whole units: their values [n, …], and whether all of each are finite [n].
+
+    Of each the first `counts` items mean anything; n may be larger than there are counts.
+    """
+
+    def result() -> StepResult:
+        values, finite = wait()
+        rows = len(counts)
+        return StepResult(list(values[:rows]), counts, [True] * rows, finite[:rows].tolist())
+
+    return result
+
+
+def made(waves: list[np.ndarray]) -> Callable[[], Sequence[Any]]:
+    """Give the outputs of a call that is over."""
+    return lambda: (waves, np.array([np.isfinite(wave).all() for wave in waves]))

@@ -1,7 +1,8 @@
 """A thread that carries out the plans of some stages, in turn.
 
-Where a stage only launches its steps, the next plan is made while the last is at work, launched as soon as that is
-over, and only then is the last looked at: the device waits for no bookkeeping.
+Where a stage only launches its steps, the next plan is launched as soon as the last is over, and only then is the last
+one's report taken in and its sound given out: the device waits for no bookkeeping. If the stage is autoregressive, its
+next plan is made even before that; another stage's is not, since it chooses who is most in need of sound.
 """
 
 from __future__ import annotations
@@ -82,9 +83,13 @@ class StageWorker:
                 return
 
     def _turn_ahead(self, stage: int, runner: StageRunner) -> None:
-        plan, flight = self._scheduler.plan(stage), self._flights.pop(stage, None)
+        flight, report = self._flights.pop(stage, None), None
+        if flight is not None and not flight.plan.is_autoregressive:
+            report = flight.look()
+        plan = self._scheduler.plan(stage)
         prepared = None if plan is None else runner.prepare(plan)
-        report = None if flight is None else flight.look()
+        if flight is not None and report is None:
+            report = flight.look()
         if plan is not None and prepared is not None:
             self._flights[stage] = _Flight(plan, runner.step(plan, prepared))
         if flight is not None and report is not None:

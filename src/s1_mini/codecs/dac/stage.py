@@ -15,12 +15,12 @@ from torch import Tensor
 
 from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.model import Dac
-from s1_mini.core.messages import Begin, StepResult
+from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
 from s1_mini.execution.compiled import Compilable
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs, Wait
 from s1_mini.execution.rows import fit
-from s1_mini.execution.stage import Pending, SimpleStage
+from s1_mini.execution.stage import Pending, SimpleStage, made, whole_units
 from s1_mini.kernels.backend import one_order
 
 Snake = Callable[[Tensor, Tensor], Tensor]
@@ -32,8 +32,6 @@ MAX_FRAMES = 400  # of all slots of one captured call: beyond, a GPU is full, an
 class DacDecoder(SimpleStage):
     """One stream in each slot."""
 
-    launches_ahead = False
-
     def __init__(self, codec: Dac, policy: Chunks, *, number: int, batch_invariant: bool = False) -> None:
         """Decode with the weights of `codec`; `number` is the stage's in its chain, for its stream on a GPU.
 
@@ -42,6 +40,7 @@ class DacDecoder(SimpleStage):
         self._batch_invariant = batch_invariant
         self.device, self._codec, self._policy, self._number = codec.device, codec, policy, number
         self._stream = codec.open(policy.slots)
+        self.launches_ahead = self.device.type == "cuda"
         self._begun: dict[int, Begin] = {}
         self._compiled: Snake | None = None
         self._snakes: dict[int, Snake | None] = {}  # by slot, from an utterance's first chunk to its last
@@ -99,19 +98,12 @@ class DacDecoder(SimpleStage):
         begun = [self._begun[slot] for slot in slots]
         for begin in begun:
             self._codec.check_length(begin.produced // self._codec.samples_per_frame + len(begin.inputs))
+        counts = [len(begin.inputs) * self._codec.samples_per_frame for begin in begun]
         if self._graphs is not None:
-            samples, finite = self._launch(self._graphs, begun, size)
-        else:
-            samples = [self._push(begin) for begin in begun]
-            finite = [bool(np.isfinite(wave).all()) for wave in samples]
-        rate = self._codec.samples_per_frame
-        counts = [len(begin.inputs) * rate for begin in begun]
-        result = StepResult(samples, counts, [True] * len(begun), finite)
-        return lambda: result
+            return whole_units(self._launch(self._graphs, begun, size), counts)
+        return whole_units(made([self._push(begin) for begin in begun]), counts)
 
-    def _launch(
-        self, graphs: StepGraphs[tuple[int, int]], begun: list[Begin], size: int
-    ) -> tuple[Sequence[np.ndarray], list[bool]]:
+    def _launch(self, graphs: StepGraphs[tuple[int, int]], begun: list[Begin], size: int) -> Wait:
         n = fit(self._policy.rows, len(begun))
         codes = np.zeros((n, size, self._codec.num_codebooks), np.int64)
         rows = np.full((2, n), self._policy.slots)
@@ -119,8 +111,7 @@ class DacDecoder(SimpleStage):
         for at, begin in enumerate(begun):
             codes[at, : len(begin.inputs)] = begin.inputs
             rows[:, at] = begin.slot, begin.number == 0
-        samples, finite = graphs.launch((n, size), codes, rows)()
-        return list(samples[: len(begun)]), finite[: len(begun)].tolist()
+        return graphs.launch((n, size), codes, rows)
 
     def _push(self, begin: Begin) -> np.ndarray:
         """Decode one chunk, alone: of several, a CPU gives other last bits."""

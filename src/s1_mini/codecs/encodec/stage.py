@@ -16,12 +16,12 @@ from torch import Tensor
 
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.model import Encodec
-from s1_mini.core.messages import Begin, StepResult
+from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs, Wait
 from s1_mini.execution.rows import fit
-from s1_mini.execution.stage import Pending, SimpleStage
+from s1_mini.execution.stage import Pending, SimpleStage, made, whole_units
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
 MAX_FRAMES = 1600  # of all slots of one captured call: beyond, a GPU is full, and first sounds would wait
@@ -38,8 +38,6 @@ def chunk_sizes(config: EncodecConfig, sizes: Sequence[int]) -> tuple[int, ...]:
 class EncodecDecoder(SimpleStage):
     """One stream in each slot; the codes of a frame are those of the first K codebooks."""
 
-    launches_ahead = False
-
     def __init__(self, codec: Encodec, policy: Chunks, *, number: int) -> None:
         """Decode with the weights of `codec`; `number` is the stage's in its chain, for its stream on a GPU.
 
@@ -54,6 +52,7 @@ class EncodecDecoder(SimpleStage):
         self.device, self._codec, self._policy, self._number = codec.device, codec, policy, number
         self._num_codebooks = policy.input.shape[0]
         self._stream = codec.open(policy.slots + 1)  # the last slot is for what fills up a call
+        self.launches_ahead = self.device.type == "cuda"
         self._begun: dict[int, Begin] = {}
         self._graphs: StepGraphs[tuple[int, int]] | None = None
 
@@ -89,18 +88,12 @@ class EncodecDecoder(SimpleStage):
     def step(self, slots: Sequence[int], size: int) -> Pending:
         """Decode the chunks of some slots."""
         begun = [self._begun[slot] for slot in slots]
-        if self._graphs is not None:
-            samples, finite = self._launch(self._graphs, begun, size)
-        else:
-            samples = [self._push(begin) for begin in begun]
-            finite = [bool(np.isfinite(wave).all()) for wave in samples]
         counts = [len(begin.inputs) * self._codec.samples_per_frame for begin in begun]
-        result = StepResult(samples, counts, [True] * len(begun), finite)
-        return lambda: result
+        if self._graphs is not None:
+            return whole_units(self._launch(self._graphs, begun, size), counts)
+        return whole_units(made([self._push(begin) for begin in begun]), counts)
 
-    def _launch(
-        self, graphs: StepGraphs[tuple[int, int]], begun: list[Begin], size: int
-    ) -> tuple[Sequence[np.ndarray], list[bool]]:
+    def _launch(self, graphs: StepGraphs[tuple[int, int]], begun: list[Begin], size: int) -> Wait:
         n = fit(self._policy.rows, len(begun))
         codes = np.zeros((n, size, self._num_codebooks), np.int64)
         rows = np.empty((3, n), np.int64)
@@ -108,8 +101,7 @@ class EncodecDecoder(SimpleStage):
         for at, begin in enumerate(begun):
             codes[at, : len(begin.inputs)] = begin.inputs
             rows[:, at] = begin.slot, begin.number == 0, len(begin.inputs)
-        samples, finite = graphs.launch((n, size), codes, rows)()
-        return list(samples[: len(begun)]), finite[: len(begun)].tolist()
+        return graphs.launch((n, size), codes, rows)
 
     def _push(self, begin: Begin) -> np.ndarray:
         """Decode one chunk, alone: of several, a CPU gives other last bits."""

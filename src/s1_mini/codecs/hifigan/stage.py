@@ -16,11 +16,11 @@ from torch import Tensor
 
 from s1_mini.codecs.hifigan.model import HifiGan
 from s1_mini.codecs.hifigan.window import Edges
-from s1_mini.core.messages import Begin, StepResult
+from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
 from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.execution.rows import fit
-from s1_mini.execution.stage import Pending, SimpleStage
+from s1_mini.execution.stage import Pending, SimpleStage, made, whole_units
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # units of the captured calls: a call runs in the smallest that holds it
 
@@ -42,13 +42,12 @@ def context_of(vocoder: HifiGan, front: Front | None = None) -> int:
 class Vocoder(SimpleStage):
     """Makes sound of windows."""
 
-    launches_ahead = False
-
     def __init__(self, vocoder: HifiGan, policy: Chunks, *, number: int, front: Front | None = None) -> None:
         """Take both as they lie in memory; `number` is the stage's in its chain, for its stream on a GPU."""
         self.device, self._vocoder, self._front = vocoder.device, vocoder, front
         self._policy, self._number = policy, number
         self._context = context_of(vocoder, front)
+        self.launches_ahead = self.device.type == "cuda"
         self._begun: dict[int, Begin] = {}
         self._graphs: StepGraphs[tuple[int, int]] | None = None
 
@@ -87,21 +86,15 @@ class Vocoder(SimpleStage):
     def step(self, slots: Sequence[int], size: int) -> Pending:
         """Make the sound of the windows of some slots."""
         begun = [self._begun[slot] for slot in slots]
-        samples: Sequence[np.ndarray] | np.ndarray
+        counts = [begin.consumes * self._vocoder.config.samples_per_frame for begin in begun]
         if self._graphs is not None:
             n = fit(self._policy.rows, len(begun))
             windows = np.zeros((n, size + 2 * self._context, self._vocoder.config.num_bins), np.float32)
             edges = np.zeros((2, n), np.int64)
             for at, begin in enumerate(begun):
                 edges[:, at] = self._fill(windows[at], begin)
-            samples, finite = self._graphs.launch((n, size), windows, edges)()
-        else:
-            samples = [self._alone(begin) for begin in begun]
-            finite = np.array([bool(np.isfinite(wave).all()) for wave in samples])
-        counts = [begin.consumes * self._vocoder.config.samples_per_frame for begin in begun]
-        count = len(begun)
-        result = StepResult(list(samples)[:count], counts, [True] * count, finite.tolist()[:count])
-        return lambda: result
+            return whole_units(self._graphs.launch((n, size), windows, edges), counts)
+        return whole_units(made([self._alone(begin) for begin in begun]), counts)
 
     def _fill(self, window: np.ndarray, begin: Begin) -> tuple[int, int]:
         """Put a unit's frames into a window of zeros; tell where they begin and end, from the first new one on."""
