@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from s1_mini.exceptions import S1MiniError
@@ -26,6 +26,18 @@ def numbers(text: str) -> tuple[int, ...]:
     if min(found) < 1:
         raise ValueError(text)
     return found
+
+
+def names(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Give what reads some of these names with commas between them, in this order whatever the order of the words."""
+
+    def read(text: str) -> tuple[str, ...]:
+        found = text.split(",")
+        if unknown := sorted({*found} - {*allowed}):
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(allowed)}")
+        return tuple(name for name in allowed if name in found)
+
+    return read
 
 
 def give(result: Mapping[str, object], output: Path | None) -> None:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmark.command import give, make_parser, run
+from benchmark.command import give, make_parser, names, run
 from s1_mini.bench.report import describe_engine, table
 from s1_mini.bench.workload import sentence
 from s1_mini.config import EngineConfig
@@ -168,20 +168,12 @@ def measure(tasks: list[Work]) -> list[tuple[dict[str, Any], Outcome]]:
     return found
 
 
-def ways(text: str) -> tuple[str, ...]:
-    """Read names of ways with commas between them. Raises `ValueError`."""
-    names = tuple(text.split(","))
-    if not set(names) <= set(WAYS):
-        raise ValueError(text)
-    return names
-
-
 def main() -> int:
     """Measure, and print a table and a line of JSON."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--checkpoint", type=Path, help="[the voice that ships]")
     parser.add_argument("--devices", type=lambda text: text.split(","), default=["auto"], help="one for each process")
-    parser.add_argument("--ways", type=ways, default=WAYS[:2], help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--ways", type=names(WAYS), default=WAYS[:2], help=f"of {', '.join(WAYS)}")
     parser.add_argument("--texts", type=int, default=200, help="for each process")
     parser.add_argument("--frames", type=int, default=100, help="of a text on average")
     parser.add_argument("--slots", type=int, help="[as the engine chooses]")

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.command import make_parser, run
+from benchmark.command import make_parser, names, run
 from s1_mini.bench.clients import resident_bytes
 from s1_mini.bench.report import describe_machine, table
 from s1_mini.codecs.encodec.config import EncodecConfig
@@ -268,14 +268,6 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def ways(text: str) -> tuple[str, ...]:
-    """Read names of ways with commas between them. Raises `ValueError`."""
-    names = tuple(text.split(","))
-    if not set(names) <= set(WAYS):
-        raise ValueError(text)
-    return tuple(name for name in WAYS if name in names)
-
-
 def share(text: str) -> float:
     """Read a number above 0 and up to 1. Raises `ValueError`."""
     number = float(text)
@@ -293,7 +285,7 @@ def main() -> int:
     parser.add_argument("--bandwidth", type=float, default=6.0, help="kbit/s")
     parser.add_argument("--share", type=share, default=1.0, help="of the files")
     parser.add_argument("--single-share", type=share, default=1.0, help="of these, that are done one by one")
-    parser.add_argument("--ways", type=ways, default=WAYS, help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--ways", type=names(WAYS), default=WAYS, help=f"of {', '.join(WAYS)}")
     parser.add_argument("--lanes", type=int, default=128)
     parser.add_argument("--chunk", type=int, default=75, help="frames of a lane's chunk; 75 are a second")
     parser.add_argument("--batch", type=int, default=16, help="files of a padded batch")
