@@ -39,6 +39,7 @@ from s1_mini.corpus.rows import Defaults, Row
 from s1_mini.corpus.source import Source, open_source
 from s1_mini.corpus.worker import Worker
 from s1_mini.corpus.write import Layout
+from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import EngineError
 from s1_mini.types import AudioFormat
 
@@ -66,6 +67,11 @@ class Look(NamedTuple):
     at_s: float
     audio_s: float
     cpu_s: float  # of its process
+
+    @classmethod
+    def at(cls, engine: ProductionTTSEngine) -> Look:
+        """Look now."""
+        return cls(time.monotonic(), engine.metrics.audio_s, time.process_time())
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def speak(worker: Worker, source: Source) -> None:
 def looks(worker: Worker, over: threading.Event) -> Iterator[Look]:
     """Look at an engine until all is over."""
     while not over.wait(LOOK_S):
-        yield Look(time.monotonic(), worker.engine.metrics.audio_s, time.process_time())
+        yield Look.at(worker.engine)
 
 
 def speed(seen: list[Look]) -> tuple[float, float]:
@@ -132,17 +138,16 @@ def work(task: Work, together: Barrier, told: Connection) -> None:
         watch = threading.Thread(target=lambda: seen.extend(looks(worker, over)))
         facts = describe_engine(worker.engine)
         together.wait(START_LIMIT_S)
-        begun = time.monotonic()
-        seen.append(Look(begun, worker.engine.metrics.audio_s, time.process_time()))
+        seen.append(Look.at(worker.engine))
         watch.start()
         if task.way == "corpus":
             list(work_by(worker, texts.shards()))
         else:
             speak(worker, texts)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - seen[0].at_s
         over.set()
         watch.join()
-        seen.append(Look(time.monotonic(), worker.engine.metrics.audio_s, time.process_time()))
+        seen.append(Look.at(worker.engine))
         worker.close()
         told.send(
             (facts, Outcome(task.way, task.config.device, texts.num_lines, seen[-1].audio_s, seconds, *speed(seen)))
