@@ -7,6 +7,7 @@ captured parts of a step, and the time is the leader's.
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,9 @@ class Group:
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
+        # Its functions keep the group that there is when they are imported, as dynamo does; then the group's threads
+        # outlive it, and at times one of them aborts the process at its end.
+        importlib.import_module("torch.distributed.nn")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
         group = cls(distributed.get_world_size(), distributed.get_rank())
         torch.manual_seed(group.rank)
