@@ -87,6 +87,27 @@ def test_sound_is_given_out_while_the_next_call_is_at_work(monkeypatch: pytest.M
     assert all(queue.has_ended for queue in heard)
 
 
+def test_a_step_of_an_autoregressive_stage_is_launched_while_the_last_is_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text, events = Text(launches_ahead=True), list[str]()
+    stages = text, Frames(), Vocoder()
+    core = EngineCore(policies(4), stages, WaitingLine(9), ByteCache(0), Threads({"all": (0, 1, 2)}))
+    step = text.step
+
+    def launched(slots: Sequence[int], size: int) -> Pending:
+        events.append("launched")
+        pending = step(slots, size)
+        return lambda: events.append("over") or pending()
+
+    monkeypatch.setattr(text, "step", launched)
+    heard = ask(core, max_steps=3, temperature=0.0)
+    while not heard.has_ended:
+        core.workers[0].turn()
+
+    assert events == ["launched", "launched", "over", "launched", "over", "over"]
+
+
 def test_a_stage_begins_before_the_one_before_it_ends(core: EngineCore) -> None:
     queue = ask(core, max_steps=10**6, temperature=0.0)
 

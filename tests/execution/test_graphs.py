@@ -1,14 +1,26 @@
-"""Captured graphs: what is no longer used harms no capture."""
+"""Captured graphs: no output is lost, and what is no longer used harms no capture."""
 
 from __future__ import annotations
 
 import gc
 import threading
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from s1_mini.execution.graphs import capture, graph_stream, no_collections
+from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs, capture, graph_stream, no_collections
+
+CPU = torch.device("cpu")
+DEVICES = [
+    CPU,
+    pytest.param(
+        torch.device("cuda", 0),
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")],
+    ),
+]
 
 
 class Cycle:
@@ -34,6 +46,31 @@ def test_the_collector_rests_within_the_block_and_is_as_before_after_it() -> Non
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_calls_launched_ahead_of_a_look_lose_no_output(device: torch.device, is_ahead: bool) -> None:
+    count = torch.zeros((), dtype=torch.int64, device=device)
+
+    def call(rows: int) -> list[Tensor]:
+        return [count.add_(1).repeat(rows)]
+
+    with torch.inference_mode():
+        graphs = StepGraphs(
+            call,
+            [3, 2],
+            lambda _: [],
+            lambda rows: [Buffer((rows,))],
+            device=device,
+            options=replace(GraphOptions.of_stage(device, 0), is_ahead=is_ahead),
+        )
+        count.zero_()  # what a capture did before
+        waits = [graphs.launch(rows) for rows in (2, 3, 2, 2, 3)]
+
+    for number, wait in reversed(list(enumerate(waits, 1))):
+        for _ in range(2):
+            assert np.array_equal(wait()[0], np.full(3 if number in (2, 5) else 2, number))
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -50,9 +50,9 @@ def _streams(index: int) -> list[torch.cuda.Stream]:
 
 
 def capture(
-    work: Callable[[], None], stream: torch.cuda.Stream, pool: Any, done: torch.cuda.Event | None = None
+    work: Callable[[], None], stream: torch.cuda.Stream, pool: Any, after: Callable[[], None] | None = None
 ) -> Callable[[], None]:
-    """Do `work` some times, then give what does it again in one launch, and records `done` behind it.
+    """Do `work` some times, then give what does it again in one launch, and calls `after` behind it.
 
     What other threads do meanwhile is not captured.
     """
@@ -67,10 +67,10 @@ def capture(
             work()
 
     def replay() -> None:
-        with _replays:  # the event, too: the stream may be captured on as soon as it is free
+        with _replays:  # what comes after, too: the stream may be captured on as soon as it is free
             graph.replay()
-            if done is not None:
-                done.record()
+            if after is not None:
+                after()
 
     return replay
 
@@ -105,7 +105,8 @@ class GraphOptions:
     stream: torch.cuda.Stream | None = None  # on which they are captured; None where nothing is
     pool: Any = None  # memory of graphs of one stage: they may share it, since one runs at a time
     is_beside: bool = False  # whether they are replayed on that stream, too, or on the thread's own
-    is_staged: bool = False  # whether a call may follow the last at once: inputs are copied, and outputs are none
+    is_staged: bool = False  # whether inputs are copied, so that a call may follow the last at once
+    is_ahead: bool = False  # whether outputs are, to one of two places in turn: likewise
     sleeps: bool = False  # whether who waits for one gives its core away
     own_kernels: bool = False  # whether cuDNN is left out, which makes plans for every size
 
@@ -120,8 +121,8 @@ class GraphOptions:
 class StepGraphs(Generic[Key]):
     """One call for several keys, such as sizes of a batch: inputs and outputs lie in pinned memory that all share.
 
-    One runs at a time; its outputs must be waited for before the next is launched, or are lost. On a CPU nothing is
-    captured: the same is done step by step, to be looked at.
+    One is launched at a time. If the last that had its outputs in the same place was not waited for, that is done
+    first. On a CPU nothing is captured: the same is done step by step, to be looked at.
     """
 
     def __init__(
@@ -136,16 +137,21 @@ class StepGraphs(Generic[Key]):
     ) -> None:
         """Capture `call(key, *inputs)` for all `keys`, the largest first: the others find room in its memory."""
         self._call, self._device, self._options = call, device, options
+        self._places = ["out", "other out"] if options.is_ahead else ["out"]
         has_outputs = options.stream is not None and any(outputs(key) for key in keys)
-        self._done = torch.cuda.Event(blocking=options.sleeps) if has_outputs else None
+        self._done = [torch.cuda.Event(blocking=options.sleeps) if has_outputs else None for _ in self._places]
+        self._launched: list[_Launched | None] = [None for _ in self._places]
+        self._place = 0  # where the outputs of the last call are
         self._memory: dict[tuple[str, int], Tensor] = {}
-        for kind, buffers in (("in", inputs), ("out", outputs)):
-            for key in keys:
-                for at, buffer in enumerate(buffers(key)):
-                    self._reserve((kind, at), buffer)
-        self._graphs = {
-            key: self._prepare(key, self._views("in", inputs(key)), self._views("out", outputs(key))) for key in keys
-        }
+        for key in keys:
+            for at, buffer in enumerate(inputs(key)):
+                self._reserve(("in", at), buffer, on_device=options.is_staged)
+            for at, buffer in enumerate(outputs(key)):
+                for place in self._places:
+                    self._reserve((place, at), buffer)
+                if options.is_ahead:
+                    self._reserve(("made", at), buffer, on_device=True)
+        self._graphs = {key: self._prepare(key, inputs(key), outputs(key)) for key in keys}
 
     def launch(self, key: Key, *arrays: np.ndarray) -> Wait:
         """Begin the call of a key; give what waits for its outputs."""
@@ -153,25 +159,25 @@ class StepGraphs(Generic[Key]):
         for place, array in zip(graph.inputs, arrays, strict=True):
             values = torch.from_numpy(array)
             place.copy_(stage(values, self._device) if self._options.is_staged else values)
+        self._place = (self._place + 1) % len(self._places)
+        last = self._launched[self._place]
+        if last is not None:
+            last.wait()
         self.replay(key)
-        return partial(self._wait, graph)
+        launched = _Launched(graph.outputs[self._place], self._done[self._place])
+        self._launched[self._place] = launched
+        return launched.wait
 
     def replay(self, key: Key) -> None:
         """Begin the call of a key with the inputs of the last, and wait for nothing: for measurements."""
         with torch.cuda.stream(self._options.stream) if self._options.is_beside else nullcontext():
             self._graphs[key].replay()
 
-    def _wait(self, graph: _Graph) -> list[np.ndarray]:
-        if self._done is not None:
-            self._done.synchronize()
-        return [output.numpy().copy() for output in graph.outputs]  # the next call overwrites them
-
-    def _reserve(self, name: tuple[str, int], buffer: Buffer) -> None:
+    def _reserve(self, name: tuple[str, int], buffer: Buffer, *, on_device: bool = False) -> None:
         """Make room for the largest of some buffers; views of it are made when all are known."""
         size = prod(buffer.shape)
         known = self._memory.get(name)
         if known is None or known.numel() < size:
-            on_device = self._options.is_staged and name[0] == "in"
             is_pinned = self._options.stream is not None and not on_device
             device = self._device if on_device else torch.device("cpu")
             self._memory[name] = torch.zeros(size, dtype=buffer.dtype, device=device, pin_memory=is_pinned)
@@ -179,27 +185,58 @@ class StepGraphs(Generic[Key]):
     def _views(self, kind: str, buffers: Sequence[Buffer]) -> list[Tensor]:
         return [self._memory[kind, at][: prod(buffer.shape)].view(buffer.shape) for at, buffer in enumerate(buffers)]
 
-    def _prepare(self, key: Key, inputs: list[Tensor], outputs: list[Tensor]) -> _Graph:
+    def _prepare(self, key: Key, given: Sequence[Buffer], wanted: Sequence[Buffer]) -> _Graph:
+        inputs, places = self._views("in", given), [self._views(place, wanted) for place in self._places]
+        made = self._views("made", wanted) if self._options.is_ahead else []
+
         def work() -> None:
-            given = [each.to(self._device, non_blocking=True) for each in inputs]
-            for place, value in zip(outputs, self._call(key, *given), strict=True):
+            on_device = [each.to(self._device, non_blocking=True) for each in inputs]
+            for place, value in zip(made or places[0], self._call(key, *on_device), strict=True):
                 place.copy_(value, non_blocking=True)
+
+        def hand_out() -> None:
+            for place, value in zip(places[self._place], made):  # noqa: B905 - what is not made there is in its place
+                place.copy_(value, non_blocking=True)
+            done = self._done[self._place]
+            if done is not None:
+                done.record()
 
         stream = self._options.stream
         if stream is None:
-            return _Graph(work, inputs, outputs)
+
+            def replay() -> None:
+                work()
+                hand_out()
+
+            return _Graph(replay, inputs, places)
         with ExitStack() as settings:
             if self._options.own_kernels:
                 for setting in _without_plans():
                     settings.enter_context(setting)
-            return _Graph(capture(work, stream, self._options.pool, self._done), inputs, outputs)
+            return _Graph(capture(work, stream, self._options.pool, hand_out), inputs, places)
+
+
+class _Launched:
+    """A call that was launched, and its outputs, which a later one overwrites: they are copied when they are there."""
+
+    def __init__(self, outputs: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
+        self._outputs, self._done = outputs, done
+        self._copies: list[np.ndarray] | None = None
+
+    def wait(self) -> list[np.ndarray]:
+        """Give the outputs; at once, if they were waited for before."""
+        if self._copies is None:
+            if self._done is not None:
+                self._done.synchronize()
+            self._copies = [output.numpy().copy() for output in self._outputs]
+        return self._copies
 
 
 @dataclass(frozen=True)
 class _Graph:
     replay: Callable[[], None]
     inputs: list[Tensor]
-    outputs: list[Tensor]
+    outputs: list[list[Tensor]]  # of each place
 
 
 def _without_plans() -> tuple[AbstractContextManager[Any], ...]:

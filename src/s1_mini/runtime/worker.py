@@ -1,8 +1,8 @@
 """A thread that carries out the plans of some stages, in turn.
 
-Where a stage only launches its steps, the next plan is launched as soon as the last is over, and only then is the last
-one's report taken in and its sound given out: the device waits for no bookkeeping. If the stage is autoregressive, its
-next plan is made even before that; another stage's is not, since it chooses who is most in need of sound.
+Where a stage only launches its steps, the next plan is launched before the last one's report is taken in and its sound
+given out: the device waits for no bookkeeping. If the stage is autoregressive, that is so while the last is still at
+work; another stage's next plan is made when the last is over, since it chooses who is most in need of sound.
 """
 
 from __future__ import annotations
@@ -87,13 +87,10 @@ class StageWorker:
         if flight is not None and not flight.plan.is_autoregressive:
             report = flight.look()
         plan = self._scheduler.plan(stage)
-        prepared = None if plan is None else runner.prepare(plan)
-        if flight is not None and report is None:
-            report = flight.look()
-        if plan is not None and prepared is not None:
-            self._flights[stage] = _Flight(plan, runner.step(plan, prepared))
-        if flight is not None and report is not None:
-            self._finish(flight.plan, report)
+        if plan is not None:
+            self._flights[stage] = _Flight(plan, runner.step(plan, runner.prepare(plan)))
+        if flight is not None:
+            self._finish(flight.plan, flight.look() if report is None else report)
 
     def _help(self) -> None:
         """Make first sounds for a thread that is at others'."""

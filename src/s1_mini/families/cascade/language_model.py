@@ -114,7 +114,7 @@ class TokenStage(SimpleStage):
             lambda _: [],
             lambda rows: [Buffer((rows, self._made))],
             device=self.device,
-            options=options,
+            options=replace(options, is_ahead=True),
         )
 
     # ---- what the two models do each in their way -----------------------------------------------------------------

@@ -73,7 +73,7 @@ class MelDecoder(SimpleStage):
             lambda _: [],
             lambda rows: [Buffer((rows, made), torch.float32)],
             device=self.device,
-            options=options,
+            options=replace(options, is_ahead=True),
         )
 
     def compilable(self) -> Compilable | None:

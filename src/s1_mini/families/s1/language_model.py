@@ -73,7 +73,7 @@ class LanguageModel(SimpleStage):
             lambda _: [],
             lambda key: [Buffer((key[0], books + 3))],
             device=self.device,
-            options=options,
+            options=replace(options, is_ahead=True),
         )
 
     def compilable(self) -> Compilable | None:
