@@ -43,6 +43,7 @@ from s1_mini.families.find import find_checkpoint
 from s1_mini.families.s1.costs import measure_sizes
 from s1_mini.families.s1.loaded import LoadedS1, as_s1, read_configs
 from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.process import frozen, prepare_process
 
 VOICE, VOICE_TEXT, TONE_HZ = "suite", "The children were playing in the garden behind the house.", 150.0
 SAME = {  # figures of agreement, and what they are called there
@@ -143,7 +144,8 @@ def run_suite(plan: SuitePlan, tell: Callable[[str], None]) -> SuiteResult:
     result.details["agreement"] = same
     del speaker, loaded
     _free_memory()
-    with ProductionTTSEngine(config) as engine:
+    prepare_process()
+    with ProductionTTSEngine(config) as engine, frozen():
         parts = Parts(engine, plan.seed, scale)
         result.facts = _facts(engine, scale)
         tell("first sound, idle")

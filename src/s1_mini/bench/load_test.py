@@ -15,6 +15,7 @@ from s1_mini.bench.workload import Ask, make_workload, planned_arrivals
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.families.find import find_checkpoint
+from s1_mini.runtime.process import frozen, prepare_process
 from s1_mini.types import ChunkProfile
 
 WARM_UP = 2  # requests before each load that count nowhere
@@ -104,5 +105,6 @@ def _clients(test: LoadTest, slots: int) -> Iterator[tuple[Clients, ProductionTT
     found = find_checkpoint(test.checkpoint)
     with without_voices(found) if test.voice == "none" else nullcontext(found) as checkpoint:
         config = EngineConfig(checkpoint_path=checkpoint, device=test.device, max_batch_size=slots)
-        with ProductionTTSEngine(config) as engine:
+        prepare_process()
+        with ProductionTTSEngine(config) as engine, frozen():
             yield Clients(engine, choose_voice(test.voice, engine, test.seed), test.profile), engine

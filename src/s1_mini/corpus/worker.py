@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from s1_mini.corpus.rows import BadLine, Row, Shard
 from s1_mini.corpus.write import Spoken, write_shard
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
+from s1_mini.runtime.process import freeze_what_is_loaded, prepare_process
 
 TRIES = 2  # of a text that the engine failed at: memory may have run out beside others
 SPARE_SHARDS = 6  # those that are written, and those that wait for a long text while others fill the slots
@@ -23,6 +25,7 @@ class Worker:
     """A started engine and a pool of threads, each of which waits for one text."""
 
     def __init__(self, job: Job) -> None:
+        prepare_process()
         self._job = job
         self._output = open_output(job.output)
         self.engine = ProductionTTSEngine(job.config)
@@ -33,6 +36,7 @@ class Worker:
         try:
             if job.voice is not None:
                 self.engine.describe_voice(job.voice)
+            freeze_what_is_loaded()
         except BaseException:
             self.close()
             raise
@@ -52,6 +56,7 @@ class Worker:
         """End what is being spoken, and let go of the checkpoint."""
         self.engine.stop(drain=False)
         self._pool.shutdown(cancel_futures=True)
+        gc.unfreeze()
 
     def _speak(self, line: Row | BadLine) -> Spoken | BadLine:
         if isinstance(line, BadLine):

@@ -22,6 +22,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import CapacityError, ConfigurationError, S1MiniError
 from s1_mini.responses import GenerationResponse
+from s1_mini.runtime.process import freeze_what_is_loaded, prepare_process
 from s1_mini.sagemaker.accept import JSON, JSON_LINES, Answer, choose_answer
 from s1_mini.sagemaker.attributes import HEADER, write_attributes
 from s1_mini.sagemaker.payload import Asked, Payload, read_payload
@@ -70,8 +71,10 @@ class _Engine:
         with self._lock:
             if self._engine is None:
                 named = {} if checkpoint is None else {"checkpoint_path": checkpoint}
+                prepare_process()
                 engine = ProductionTTSEngine(EngineConfig(**named))
                 engine.start()
+                freeze_what_is_loaded()
                 self._engine, self._checkpoint = engine, checkpoint
             elif checkpoint != self._checkpoint:
                 raise ConfigurationError(

@@ -12,7 +12,6 @@ import errno
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -24,12 +23,12 @@ import uvicorn
 
 from s1_mini.audio.native_noise import keep_out
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.runtime.process import freeze_what_is_loaded, prepare_process
 from s1_mini.server.app import end_all
 from s1_mini.server.connections import open_more_files
 from s1_mini.server.gate import EngineDied
 from s1_mini.server.logs import set_up_logging
 from s1_mini.server.member import trusted_peers
-from s1_mini.server.memory import freeze_what_is_loaded, give_back_large_blocks
 from s1_mini.server.socket_wire import SocketWire
 from s1_mini.server.wire import Wire
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OPEN_TO_ALL = "whoever reaches this port may use the server: S1_MINI_SERVER_API_KEY, its key, is not set"
-SWITCH_S = 0.001  # after which a thread that computes lets another have the interpreter; the loop has many beside it
 
 # Shares of the drain's time that are left when:
 TELL = 0.2  # what is not finished is ended, so that its client is told
@@ -93,8 +91,7 @@ def run(app: FastAPI) -> int:
     if member is None and settings.api_key is None and not is_loopback(settings.host):
         logger.warning(OPEN_TO_ALL)
     open_more_files()
-    give_back_large_blocks()
-    sys.setswitchinterval(SWITCH_S)
+    prepare_process()
     server = DrainingServer(app)
     with suppress(SystemExit):  # it could not listen after all, and has told why
         server.run()

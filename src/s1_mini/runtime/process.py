@@ -1,17 +1,28 @@
-"""What the process does about memory: large bodies leave none behind, and nobody waits for the garbage collector."""
+"""What a process does whose engine has much to do: a server, a worker of a corpus, a measurement.
+
+Whoever owns the process calls these; an engine that others use in theirs does not.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 M_MMAP_THRESHOLD = -3  # as glibc's malloc.h names it
 LARGE_BYTES = 4 * 2**20  # above what a step of a small model allocates, below bodies and recordings
+SWITCH_S = 0.001  # after which a thread that computes lets another have the interpreter; five times as long by default
 
 
-def give_back_large_blocks() -> None:
+def prepare_process() -> None:
+    """Let threads take turns more often, and have memory of large bodies given back."""
+    sys.setswitchinterval(SWITCH_S)
+    _give_back_large_blocks()
+
+
+def _give_back_large_blocks() -> None:
     """Have glibc map large blocks by themselves, so that freeing one frees its memory; elsewhere do nothing.
 
     By default glibc raises this threshold, up to 32 MiB, with each large block that is freed; from then on such blocks
@@ -30,3 +41,13 @@ def freeze_what_is_loaded() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Do so within a block; behind it the engine may go."""
+    freeze_what_is_loaded()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
