@@ -2,20 +2,20 @@
 
 python -m recipes.voice.again --checkpoint src/s1_mini/default_model --work DIR
 
-Its eight bits become floats, and what the export multiplied is divided again. `codec.py decoder`, `tokens.py` and
-`model.py` go on from what is in `DIR` then, with fresh optimisers.
+Its eight bits become floats, what the export multiplied is divided again, and sound is bounded as in the training.
+`codec.py decoder`, `tokens.py` and `model.py` go on from what is in `DIR` then, with fresh optimisers.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import json
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from recipes.voice.export import factors
+from recipes.voice.export import BOUND, factors
 from s1_mini.weights.eight import all_widened
 
 FILES = ("model.safetensors", "codec.safetensors")
@@ -31,7 +31,9 @@ def begin(checkpoint: Path, work: Path) -> None:
                 tensors[name] = tensors[name] / factor
     for name, tensors in files.items():
         save_file(tensors, work / name)
-    shutil.copyfile(checkpoint / "codec_config.json", work / "codec_config.json")
+    config = json.loads((checkpoint / "codec_config.json").read_text())
+    trained = {name: value for name, value in config.items() if name not in BOUND}
+    (work / "codec_config.json").write_text(json.dumps(trained, indent=2), encoding="utf-8")
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +22,31 @@ from s1_mini.families.s1.random import RECIPES, random_codec
 SCHEDULES = {"ttfa": [1, 2, 4, 8, 12], "balanced": [4, 4, 8, 16, 25], "frame by frame": [1], "one call": [40]}
 
 
-def build(**sizes: int) -> Dac:
+def build(**sizes: float) -> Dac:
     config = DacConfig.from_json(RECIPES["tiny"].codec | sizes)
     tensors = random_codec(RECIPES["tiny"])
     return build_codec(config, tensors, encodes=True, dtype=torch.float32, device=torch.device("cpu"), source="test")
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("laid_out", ["as it is", "channels last", "chained"])
+def test_a_codec_may_be_louder_and_bound_its_samples(laid_out: str) -> None:
+    codes, row = random_codes(6), torch.tensor([0])
+    plain = shared().decode(codes)
+    drive, ceiling = 12.0, 0.5
+
+    bound = open_streams(build(drive=drive, ceiling=ceiling), 2, laid_out=laid_out)
+
+    expected = ceiling * (drive * plain.atanh()).tanh()
+    heard = bound.push_where(codes, row, torch.tensor([True]))
+    torch.testing.assert_close(heard, expected, rtol=0, atol=1e-5)
+    assert 0.2 < heard.abs().max() < ceiling
+
+
+@pytest.mark.parametrize("given", [{"drive": 0}, {"ceiling": 1.5}, {"drive": "1"}, {"ceiling": True}, {"drive": 1e300}])
+def test_a_bound_that_cannot_be_is_refused_with_what_is_allowed(given: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointMismatchError, match=r"is not a number above 0 and up to (16|1)$"):
+        DacConfig.from_json(given)
 
 
 @cache

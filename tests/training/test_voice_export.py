@@ -16,6 +16,7 @@ from recipes.voice import again, export
 from recipes.voice.speakers import NAMED
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.checkpoint.convert import convert_checkpoint
+from s1_mini.codecs.dac.config import read_dac_config
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 
 
@@ -36,6 +37,8 @@ def test_a_trained_checkpoint_ships_with_its_voices_and_its_card(
     export.export(work, output, {name: 0.1 * torch.randn(9000, generator=generator) for name in references})
 
     assert (output / "CARD.md").exists()
+    config = read_dac_config(output)
+    assert {"drive": config.drive, "ceiling": config.ceiling} == export.BOUND
     with ProductionTTSEngine(EngineConfig(checkpoint_path=output, device="cpu")) as engine:
         assert [(voice.name, voice.is_default) for voice in engine.voices()] == [("anna", False), ("robert", True)]
 
@@ -58,6 +61,8 @@ def test_a_training_that_begins_again_has_the_weights_that_were_exported(tiny: P
 
     again.begin(tmp_path / "ships", tmp_path / "work")
 
+    assert read_dac_config(tmp_path / "ships").drive == export.BOUND["drive"]
+    assert read_dac_config(tmp_path / "work") == read_dac_config(tiny)
     for file in again.FILES:
         trained, begun = load_file(tiny / file), load_file(tmp_path / "work" / file)
         assert set(begun) == set(trained)

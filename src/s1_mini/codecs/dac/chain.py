@@ -13,7 +13,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from s1_mini.codecs.dac.last import LastConvolution, alpha_of
-from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, ResidualUnit
+from s1_mini.codecs.dac.layers import Bound, CausalConv1d, CausalConvTranspose1d, ResidualUnit
 from s1_mini.codecs.dac.model import Decoder, DecoderBlock
 from s1_mini.kernels.convolution_chain import COPIED, Ending, convolve_on, runs_chain
 from s1_mini.kernels.kept_past import exchange_past
@@ -33,13 +33,13 @@ class ChainedDecoder:
     """Streams of `rows` rows of one decoder."""
 
     def __init__(self, decoder: Decoder, rows: int) -> None:
-        first, *blocks, last_snake, last, _ = decoder.model
+        first, *blocks, last_snake, last, bound = decoder.model
         links: list[_Convolution | _Unit] = [_Convolution.of(cast(CausalConv1d, first), None, rows)]
         for block in blocks:
             snake, transposed, *units = cast(DecoderBlock, block).block
             links.append(_Convolution.of_transposed(cast(CausalConvTranspose1d, transposed), alpha_of(snake), rows))
             links.extend(_Unit.of(cast(ResidualUnit, unit), rows) for unit in units)
-        self._last = LastConvolution(cast(CausalConv1d, last), rows)
+        self._last = LastConvolution(cast(CausalConv1d, last), cast(Bound, bound), rows)
         self._last_alpha = alpha_of(last_snake)
         self._links = links
         for link, following in pairwise(links):
@@ -61,7 +61,7 @@ class ChainedDecoder:
                 exchange_past(joined, link.past, rows)
             total, joined = link(total, joined)
         exchange_past(joined, self._last.past, rows)
-        return self._last(joined).tanh()
+        return self._last(joined)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from s1_mini.codecs.dac.chain import ChainedDecoder, can_chain
 from s1_mini.codecs.dac.last import LastConvolution, alpha_of
-from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, Chain, ConvNeXtBlock, ResidualUnit
+from s1_mini.codecs.dac.layers import Bound, CausalConv1d, CausalConvTranspose1d, Chain, ConvNeXtBlock, ResidualUnit
 from s1_mini.codecs.dac.model import Dac, DecoderBlock, Quantizer
 from s1_mini.codecs.dac.quantizer import VectorQuantizer
 from s1_mini.codecs.dac.window_rows import WindowRows
@@ -35,11 +35,11 @@ class ChannelsLastDecoder:
         self._chain = ChainedDecoder(codec.decoder, rows) if _chains(codec, chained) else None
         if self._chain is not None:
             return
-        first, *blocks, last_snake, last, _ = codec.decoder.model
+        first, *blocks, last_snake, last, bound = codec.decoder.model
         self._first = _Convolution(cast(CausalConv1d, first), rows)
         self._blocks = [_Block(cast(DecoderBlock, block), rows) for block in blocks]
         self._last_alpha = alpha_of(last_snake)
-        self._last = LastConvolution(cast(CausalConv1d, last), rows)
+        self._last = LastConvolution(cast(CausalConv1d, last), cast(Bound, bound), rows)
 
     def push_where(self, codes: Tensor, chosen: Tensor, fresh: Tensor) -> Tensor:
         """Decode the next frames [n, K, F] of the rows `chosen` [n], those that are `fresh` [n] from their beginning.
@@ -58,7 +58,7 @@ class ChannelsLastDecoder:
         for block in self._blocks:
             branch, bias, skip = block(branch, bias, skip, rows)
         _, joined = snake_extend(branch, self._last_alpha, self._last.past, rows, bias=bias, skip=skip)
-        return self._last(joined).tanh()
+        return self._last(joined)
 
 
 def _chains(codec: Dac, chained: bool | None) -> bool:

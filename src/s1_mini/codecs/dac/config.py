@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ ROPE_BASE = 10_000
 # Far beyond any codec, near enough that a damaged config cannot ask for the machine's whole memory.
 MAX_SIZE = 2**18
 MAX_LAYERS = 256
+MAX_FACTORS = {"drive": 16, "ceiling": 1}
 _MAX_STAGES = 16
 
 
@@ -50,6 +51,9 @@ class DacConfig:
     q_dim: int = 1024
     q_inter: int = 3072
     q_window: int = 128
+    # Samples are ceiling · tanh(drive · x); other than 1, louder and with lower peaks than it was trained.
+    drive: float = 1.0
+    ceiling: float = 1.0
 
     @property
     def num_codebooks(self) -> int:
@@ -93,9 +97,7 @@ class DacConfig:
         for field in fields(cls):
             value = values.get(field.name)
             if value is not None:
-                given[field.name] = (
-                    _sizes(field.name, value) if "tuple" in str(field.type) else _size(field.name, value)
-                )
+                given[field.name] = _READERS[str(field.type).partition("[")[0]](field.name, value)
         config = cls(**given)
         config._check()
         return config
@@ -127,6 +129,14 @@ def read_dac_config(directory: Path) -> DacConfig:
     return DacConfig.from_json(read_json(path)) if path.exists() else DacConfig()
 
 
+def _factor(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_FACTORS[name]:
+        raise CheckpointMismatchError(
+            f"codec_config.json: {name}={reprlib.repr(value)} is not a number above 0 and up to {MAX_FACTORS[name]}"
+        )
+    return float(value)
+
+
 def _size(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
         raise CheckpointMismatchError(
@@ -144,3 +154,6 @@ def _sizes(name: str, value: Any) -> tuple[int, ...]:
             f"{MAX_LAYERS}, at most {_MAX_STAGES} of them"
         )
     return tuple(value)
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {"int": _size, "int | None": _size, "tuple": _sizes, "float": _factor}

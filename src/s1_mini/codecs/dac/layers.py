@@ -70,11 +70,21 @@ class Snake(nn.Module):
         return torch.addcmul(x, wave, wave * (1 / (self.alpha + 1e-9)).to(x.dtype))
 
 
-class Tanh(nn.Module):
-    """Bounds samples to (-1, 1)."""
+class Bound(nn.Module):
+    """Bounds samples: ceiling · tanh(drive · x)."""
+
+    def __init__(self, drive: float, ceiling: float) -> None:
+        super().__init__()
+        self._drive, self._ceiling = drive, ceiling
 
     def forward(self, x: Tensor, _carry: Carry) -> Tensor:
-        return x.tanh()
+        return self.bound(x)
+
+    def bound(self, x: Tensor) -> Tensor:
+        """Give samples of what the last convolution gives, of any shape."""
+        if self._drive == self._ceiling == 1:
+            return x.tanh()
+        return (self._drive * x).tanh() * self._ceiling
 
 
 class ResidualUnit(nn.Module):

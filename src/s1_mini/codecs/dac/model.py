@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from s1_mini.codecs.carry import Carry, CarryRows
 from s1_mini.codecs.dac.config import ROPE_BASE, DacConfig
 from s1_mini.codecs.dac.layers import (
+    Bound,
     CausalConv1d,
     CausalConvTranspose1d,
     Chain,
     ConvNeXtBlock,
     ResidualUnit,
     Snake,
-    Tanh,
 )
 from s1_mini.codecs.dac.quantizer import QuantizerStack
 from s1_mini.codecs.dac.transformer import WindowTransformer
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
         for stride in config.decoder_rates:
             layers.append(DecoderBlock(dim, dim // 2, stride))
             dim //= 2
-        layers += [Snake(dim), CausalConv1d(dim, 1, 7), Tanh()]
+        layers += [Snake(dim), CausalConv1d(dim, 1, 7), Bound(config.drive, config.ceiling)]
         self.model = Chain(*layers)
 
     def forward(self, x: Tensor, carry: Carry) -> Tensor:
