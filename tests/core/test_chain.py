@@ -108,6 +108,28 @@ def test_a_step_of_an_autoregressive_stage_is_launched_while_the_last_is_at_work
     assert events == ["launched", "launched", "over", "launched", "over", "over"]
 
 
+def test_seconds_of_a_stage_are_not_counted_twice_where_it_launches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, device = Text(launches_ahead=True), {"free": 0.0}
+    core = EngineCore(
+        policies(4), (text, Frames(), Vocoder()), WaitingLine(9), ByteCache(0), Threads({"all": (0, 1, 2)})
+    )
+    step = text.step
+
+    def launched(slots: Sequence[int], size: int) -> Pending:
+        pending = step(slots, size)
+        over = device["free"] = max(time.perf_counter(), device["free"]) + 0.02
+        return lambda: time.sleep(max(0.0, over - time.perf_counter())) or pending()
+
+    monkeypatch.setattr(text, "step", launched)
+    began = time.perf_counter()
+    heard = ask(core, max_steps=8, temperature=0.0)
+    while not heard.has_ended:
+        core.workers[0].turn()
+
+    seconds = core.scheduler.ledger.metrics.stage_seconds[policies(4)[0].name]
+    assert 8 * 0.02 <= seconds <= time.perf_counter() - began
+
+
 def test_a_stage_begins_before_the_one_before_it_ends(core: EngineCore) -> None:
     queue = ask(core, max_steps=10**6, temperature=0.0)
 

@@ -98,4 +98,5 @@ class Report:
     errors: dict[int, S1MiniError] = field(default_factory=dict)  # by slot
     skipped: set[int] = field(default_factory=set)  # slots whose step was not made, and is to be made again
     saved: dict[str, Saved] = field(default_factory=dict)
-    seconds: float = 0.0  # from the start of each part of it to its result
+    began: float = 0.0  # when its work did, by `time.perf_counter`
+    seconds: float = 0.0  # of work on it alone: not those in which the stage was still at the steps of the last

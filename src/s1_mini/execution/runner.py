@@ -29,6 +29,7 @@ class StageRunner:
 
     def __init__(self, stage: Stage, let_go: Callable[[], None]) -> None:
         self.stage, self._let_go = stage, let_go
+        self._looked = 0.0  # when the last steps were over
 
     def run(self, plan: Plan) -> Report:
         """Carry out a plan. Raises `torch.AcceleratorError` if the device is lost, as all that follows."""
@@ -37,20 +38,19 @@ class StageRunner:
     @torch.inference_mode()
     def prepare(self, plan: Plan) -> Report:
         """Do all of a plan but its steps; the device may still be at those of the last."""
-        report, started = Report(), time.perf_counter()
+        report = Report(began=time.perf_counter())
         if plan.drops:
             self.stage.drop(plan.drops)
         self._each(plan.begins, self.stage.begin, report)
         self._each(plan.loads, self._load, report)
         self._prefill(plan, report)
-        report.seconds = time.perf_counter() - started
+        report.seconds = time.perf_counter() - report.began
         return report
 
     @torch.inference_mode()
     def step(self, plan: Plan, report: Report) -> Callable[[], Report]:
         """Launch the steps of a plan that is prepared; give what waits for them."""
-        started = time.perf_counter()
-        return partial(self._look, plan, self._step(plan, report), report, started)
+        return partial(self._look, plan, self._step(plan, report), report)
 
     def _load(self, loads: Sequence[Load]) -> None:
         for load in loads:
@@ -70,11 +70,12 @@ class StageRunner:
                     report.saved[part.key] = self.stage.save(part.slot, part.stop)
         self._each(parts, self.stage.prefill, report)
 
-    def _look(self, plan: Plan, parts: list[Part], report: Report, started: float) -> Report:
+    def _look(self, plan: Plan, parts: list[Part], report: Report) -> Report:
         """Wait for the steps of a plan."""
         if plan.steps:
             self._wait_all(plan, parts, report)
-            report.seconds += time.perf_counter() - started
+            began, self._looked = max(report.began, self._looked), time.perf_counter()
+            report.seconds = self._looked - began
         return report
 
     def _wait_all(self, plan: Plan, parts: list[Part], report: Report) -> None:
