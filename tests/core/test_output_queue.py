@@ -56,6 +56,29 @@ def test_an_event_loop_hears_the_same(queue: OutputQueue) -> None:
     thread.join()
 
 
+def test_a_listener_who_wants_the_whole_is_woken_once() -> None:
+    queue, wakes = OutputQueue(lambda: None, whole=True), list[bool]()
+
+    async def listen() -> list[float]:
+        return [float(each.audio[0]) async for each in queue]
+
+    async def speak() -> list[float]:
+        listening = asyncio.create_task(listen())
+        await asyncio.sleep(0)
+        wake = queue._wake
+        assert wake is not None
+        queue._wake = lambda: wakes.append(queue.has_ended) or wake()
+        for value in (0.1, 0.2, 0.3):
+            queue.put(chunk(value))
+            await asyncio.sleep(0)
+            assert not wakes
+        queue.end()
+        return await listening
+
+    assert asyncio.run(speak()) == pytest.approx([0.1, 0.2, 0.3])
+    assert wakes == [True]
+
+
 def test_an_error_comes_after_what_was_said_before_it(queue: OutputQueue) -> None:
     deliver(queue, GenerationError("broken")).join()
     heard: list[float] = []

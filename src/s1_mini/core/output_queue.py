@@ -20,8 +20,9 @@ from s1_mini.types import AudioChunk
 class OutputQueue:
     """Chunks of one request in order, then nothing more or an error; read by one listener, from any thread."""
 
-    def __init__(self, on_close: Callable[[], None]) -> None:
-        self._on_close = on_close
+    def __init__(self, on_close: Callable[[], None], *, whole: bool = False) -> None:
+        """A listener who wants all of it at once, `whole`, is woken at the end alone."""
+        self._on_close, self._whole = on_close, whole
         self._chunks: deque[AudioChunk] = deque()
         self._error: BaseException | None = None
         self._ended = False
@@ -36,7 +37,8 @@ class OutputQueue:
         with self._changed:
             if not self._ended:
                 self._chunks.append(chunk)
-                self._notify()
+                if not self._whole:
+                    self._notify()
 
     def tell(self, **told: Any) -> None:
         """Set fields of the first chunk, before anybody listens."""

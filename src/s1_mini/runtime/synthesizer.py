@@ -165,7 +165,7 @@ class Synthesizer:
         `deadline` is a `time.monotonic()`. Raises `CapacityError`, `QueueFullError` or `EngineNotReadyError` at once;
         from the queue come `CapacityError`, `GenerationError`, `RequestTimeoutError` and `EngineNotReadyError`.
         """
-        queue = OutputQueue(lambda: self.core.cancel(request))
+        queue = OutputQueue(lambda: self.core.cancel(request), whole=not streams)
         arrived = time.monotonic()
         request = Request(
             number=next(self._numbers),
