@@ -137,6 +137,8 @@ class StepGraphs(Generic[Key]):
     ) -> None:
         """Capture `call(key, *inputs)` for all `keys`, the largest first: the others find room in its memory."""
         self._call, self._device, self._options = call, device, options
+        # Else a call's inputs would be written while the last still reads its own.
+        assert not options.is_ahead or options.is_staged or not any(inputs(key) for key in keys)
         self._places = ["out", "other out"] if options.is_ahead else ["out"]
         has_outputs = options.stream is not None and any(outputs(key) for key in keys)
         self._done = [torch.cuda.Event(blocking=options.sleeps) if has_outputs else None for _ in self._places]
