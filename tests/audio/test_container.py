@@ -14,7 +14,7 @@ from s1_mini.audio.container import (
     encode,
     format_of,
     media_type,
-    wav_stream_header,
+    wav_header,
     write,
 )
 from s1_mini.audio.pcm import to_int16
@@ -102,10 +102,17 @@ def test_what_is_too_loud_is_clipped(name):
     assert np.array_equal(wave, decode(encode(np.clip(loud, -1, 1), 24_000, name))[0])
 
 
+def test_a_wav_file_is_byte_for_byte_the_one_that_libsndfile_writes():
+    wave, buffer = tone(24_000), io.BytesIO()
+    soundfile.write(buffer, to_int16(wave), 24_000, format="WAV", subtype="PCM_16")
+
+    assert encode(wave, 24_000, "wav") == buffer.getvalue()
+
+
 def test_a_stream_header_and_samples_are_a_wav_of_unknown_length():
     samples = to_int16(tone(44_100))
 
-    wave, rate = soundfile.read(io.BytesIO(wav_stream_header(44_100) + samples.tobytes()), dtype="int16")
+    wave, rate = soundfile.read(io.BytesIO(wav_header(44_100) + samples.tobytes()), dtype="int16")
 
     assert rate == 44_100
     assert np.array_equal(wave, samples)

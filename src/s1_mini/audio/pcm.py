@@ -14,9 +14,17 @@ def to_int16(wave: np.ndarray) -> np.ndarray:
 
     Raises `GenerationError` if a sample is NaN or infinite: a model that says so has failed.
     """
+    if wave.size == 0:
+        return np.zeros(wave.shape, "<i2")
+    least, most = wave.min(), wave.max()  # a NaN is both
+    if not (np.isfinite(least) and np.isfinite(most)):
+        raise GenerationError(_what_is_broken(wave))
+    within = wave if max(-least, most) <= 1.0 else np.clip(wave, -1.0, 1.0)
+    scaled: np.ndarray = within * np.float32(FULL_SCALE)
+    return np.rint(scaled, out=scaled).astype("<i2")
+
+
+def _what_is_broken(wave: np.ndarray) -> str:
     is_broken = ~np.isfinite(wave)
-    if is_broken.any():
-        first = int(np.argmax(is_broken))
-        raise GenerationError(f"{is_broken.sum()} of {wave.size} samples are NaN or infinite, the first at {first}")
-    scaled: np.ndarray = np.rint(np.clip(wave, -1.0, 1.0) * np.float32(FULL_SCALE))
-    return scaled.astype("<i2")
+    first = int(np.argmax(is_broken))
+    return f"{is_broken.sum()} of {wave.size} samples are NaN or infinite, the first at {first}"

@@ -11,7 +11,7 @@ import numpy as np
 import soundfile
 import soxr
 
-from s1_mini.audio.container import ENCODINGS, rate_in, wav_stream_header
+from s1_mini.audio.container import ENCODINGS, rate_in, wav_header
 from s1_mini.audio.pcm import to_int16
 from s1_mini.types import AudioFormat
 
@@ -31,7 +31,7 @@ class StreamEncoder:
         self._is_whole = audio_format == "flac"
         self._resampler: soxr.ResampleStream | None = None
         if audio_format == "wav":
-            self._file.write(wav_stream_header(sample_rate))
+            self._file.write(wav_header(sample_rate))
         elif audio_format != "pcm":
             rate = rate_in(audio_format, sample_rate)
             if rate != sample_rate:

@@ -207,10 +207,10 @@ def _send(chunks: Iterator[AudioChunk], rate: int, format_: AudioFormat) -> tupl
     """Send every chunk down stdout as soon as it is there."""
     import numpy as np
 
-    from s1_mini.audio.container import wav_stream_header
+    from s1_mini.audio.container import wav_header
     from s1_mini.audio.pcm import to_int16
 
-    sent, reason, header = [], None, wav_stream_header(rate) if format_ == "wav" else b""
+    sent, reason, header = [], None, wav_header(rate) if format_ == "wav" else b""
     for chunk in chunks:
         _write_stdout(header + to_int16(chunk.audio).tobytes())
         header = b""
