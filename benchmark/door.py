@@ -1,11 +1,9 @@
 """What stands before several replicas costs: seconds added to a chunk of sound, and of the proxy's own work.
 
-By default two small servers stream chunks that carry the moment at which they were sent, at the pace that is asked for;
+Two small servers stream chunks that carry the moment at which they were sent, at the pace that is asked for;
 clients read them once from the servers, and once through HAProxy with the configuration of `s1-mini serve --replicas`.
-With `--url` a server that runs is asked instead: seconds of sound a second with so many streams at a time, from
-`--ramp` seconds after the start on, or with `--rate` the time to the first sound. Answers are half to one and a half
-times `--frames` long, so that they do not all end at once. `cores_client` is what the busiest of the processes that ask
-took: near 1, they are what limits, and more `--clients` are needed. Linux only. Prints a table, or with `--url` JSON.
+With `--url` a server that runs is asked instead, as `benchmark.listeners` tells. Linux only. Prints a table, or with
+`--url` JSON.
 
 python -m benchmark.door --streams 200 --seconds 10
 python -m benchmark.door --url http://localhost:8080 --streams 512 --seconds 20
@@ -26,14 +24,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import count
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from benchmark.command import make_parser
 from benchmark.command import run as run_command
+from benchmark.listeners import Load, ask_server, quantile
 from s1_mini.bench.report import table
 from s1_mini.replicas.proxy import Commands, describe_proxy, find_proxy
 from s1_mini.server.connections import open_more_files, openable
@@ -43,10 +39,7 @@ from s1_mini.server.settings import ServerSettings
 CHUNK_BYTES = 17_640  # a fifth of a second
 STAMP = struct.Struct(">8sd")
 MARK = b"S1CHUNK!"
-BYTES_A_SECOND = 88_200.0  # of pcm at 44.1 kHz
-TEXT = "The morning train was late again, and nobody knew why."
 START_S = 10.0
-SEEDS = count()
 
 
 @dataclass(frozen=True)
@@ -69,10 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=2, help="processes that ask, with --url")
     parser.add_argument("--frames", type=int, default=100, help="of each answer on average, with --url")
     parser.add_argument("--ramp", type=float, default=3.0, help="seconds before those that count, with --url")
+    parser.add_argument(
+        "--listen", action="store_true", help="each hears its answer out before it asks again, with --url"
+    )
     options = parser.parse_args(arguments)
     open_more_files()
     if options.url:
-        load = Load(options.url, options.streams, options.seconds, options.rate, options.frames, options.ramp)
+        load = Load(
+            options.url, options.streams, options.seconds, options.rate, options.frames, options.ramp, options.listen
+        )
         print(json.dumps(ask_server(load, options.clients)))
         return 0
     work = Work(options.streams, 1 / options.chunks, round(options.seconds * options.chunks))
@@ -117,9 +115,9 @@ def measure_door(work: Work) -> list[tuple[str, ...]]:
                 before = _cpu_s(proxy.pid)
                 late, took_s, pings = asyncio.run(_read_all(places, work))
                 spent = _cpu_s(proxy.pid) - before
-                figures = (len(late) / took_s, 1e3 * _quantile(late, 0.5), 1e3 * _quantile(late, 0.95))
+                figures = (len(late) / took_s, 1e3 * quantile(late, 0.5), 1e3 * quantile(late, 0.95))
                 each_us = f"{1e6 * spent / len(late):.0f}" if told == "proxy" else "-"
-                row = [f"{figure:.2f}" for figure in figures] + [each_us, f"{1e3 * _quantile(pings, 0.5):.2f}"]
+                row = [f"{figure:.2f}" for figure in figures] + [each_us, f"{1e3 * quantile(pings, 0.5):.2f}"]
                 rows.append((told, *row))
             return rows
         finally:
@@ -192,100 +190,6 @@ async def _connect(place: object) -> tuple[asyncio.StreamReader, asyncio.StreamW
         return await asyncio.open_unix_connection(place)  # type: ignore[attr-defined,unused-ignore] # Windows has none
     assert isinstance(place, tuple)
     return await asyncio.open_connection(place[0], place[1])
-
-
-# ---- a server that runs ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Load:
-    """What one process asks of a server: so many streams at a time or, with `rate`, requests a second."""
-
-    url: str
-    streams: int
-    seconds: float
-    rate: float | None
-    frames: int  # of an answer, on average
-    ramp_s: float = 0.0  # before the `seconds` that count
-
-
-def ask_server(load: Load, clients: int) -> dict[str, float]:
-    """Ask a server from several processes; give what came of it together."""
-    seconds, share = load.seconds, None if load.rate is None else load.rate / clients
-    part = replace(load, streams=load.streams // clients, rate=share)
-    pipes = []
-    for _ in range(clients):
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.Process(target=_ask_in_process, args=(theirs, part))
-        process.start()
-        pipes.append((process, ours))
-    answers = [ours.recv() for _, ours in pipes]
-    for process, _ in pipes:
-        process.join()
-    sound_s = sum(answer[0] for answer in answers)
-    firsts = [first for answer in answers for first in answer[1]]
-    return {
-        "sound_s_a_second": round(sound_s / seconds, 1),
-        "cores_client": round(max(answer[3] for answer in answers), 2),
-        "requests": len(firsts),
-        "failed": sum(answer[2] for answer in answers),
-        "first_ms_p50": round(1e3 * _quantile(firsts, 0.5), 2),
-        "first_ms_p95": round(1e3 * _quantile(firsts, 0.95), 2),
-    }
-
-
-def _ask_in_process(pipe: Connection, load: Load) -> None:
-    began, spent = time.monotonic(), time.process_time()
-    told = asyncio.run(_ask(load))
-    pipe.send((*told, (time.process_time() - spent) / (time.monotonic() - began)))
-
-
-async def _ask(load: Load) -> tuple[float, list[float], int]:
-    """Ask until the time is up; give the seconds of sound that came in it, times to the first, and failures."""
-    parts, firsts, num_bytes, failed = urlsplit(load.url), [], 0, 0
-    counts = time.monotonic() + load.ramp_s
-    ends = counts + load.seconds
-    asked_for = {"text": TEXT, "stream": True, "format": "pcm"}
-
-    async def one() -> None:
-        nonlocal num_bytes, failed
-        frames = random.randint(load.frames - load.frames // 2, load.frames + load.frames // 2)  # noqa: S311 - no secret
-        body = json.dumps(asked_for | {"seed": next(SEEDS), "max_new_tokens": frames}).encode()
-        head = f"POST /v1/tts HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\nConnection: close"
-        asked, heard, last = time.monotonic(), 0, b""
-        try:
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            writer.write(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-            told = await reader.readuntil(b"\r\n\r\n")
-            while part := await reader.read(65_536):
-                now = time.monotonic()
-                if not heard and asked >= counts:
-                    firsts.append(now - asked)
-                heard += len(part)
-                num_bytes += len(part) if counts <= now < ends else 0
-                last = (last + part)[-5:]
-            writer.close()
-        except (OSError, asyncio.IncompleteReadError):
-            told = b""
-        failed += not (told.startswith(b"HTTP/1.1 200") and last == b"0\r\n\r\n")
-
-    async def again() -> None:
-        while time.monotonic() < ends:
-            await one()
-
-    if load.rate is None:
-        await asyncio.gather(*(again() for _ in range(load.streams)))
-    else:
-        tasks = []
-        while time.monotonic() < ends:
-            tasks.append(asyncio.create_task(one()))
-            await asyncio.sleep(random.expovariate(load.rate))
-        await asyncio.gather(*tasks)
-    return num_bytes / BYTES_A_SECOND, firsts, failed
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
 def _cpu_s(pid: int) -> float:

@@ -1,0 +1,47 @@
+"""The benchmark of replicas loads each number of them, loses one, and tells and draws what each gave."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmark.scaling import draw, main
+from replica_room import needs_proxy
+
+
+@needs_proxy
+def test_two_replicas_are_loaded_and_one_is_lost(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "scaling.json"
+    arguments = {"checkpoint": tiny, "device": "cpu", "replicas": 2, "output": output}
+    load = {"streams": 2, "rate": 4, "listeners": 1, "frames": 30, "seconds": 2, "ramp": 0.5, "listen": 1}
+    words = [f"--{name}={value}" for name, value in (arguments | load).items()]
+    monkeypatch.setattr(sys, "argv", ["scaling", *words])
+
+    assert main() == 0
+
+    told = json.loads(output.read_text(encoding="utf-8"))
+    assert told == json.loads(capsys.readouterr().out.splitlines()[-1])
+    (two,) = told["outcomes"]
+    assert (two["replicas"], two["listeners"], two["failed"], two["missed_pings"]) == (2, 2, 0, 0)
+    assert 0 < two["lost"] <= 4
+    assert min(two[name] for name in ("ready_s", "sound_s_a_second", "first_ms_p95", "cores", "gb", "back_s")) > 0
+
+
+def test_a_picture_is_drawn_of_figures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="draws the plots: pip install -r requirements-test.txt")
+    outcomes = [
+        {"replicas": count, "sound_s_a_second": 570.0 * count, "first_ms_p50": 12.0, "first_ms_p95": 18.0}
+        for count in (1, 2)
+    ]
+
+    for name in ("first.svg", "second.svg"):
+        draw(outcomes, tmp_path / name)
+
+    drawn = (tmp_path / "first.svg").read_bytes()
+    assert drawn == (tmp_path / "second.svg").read_bytes()
+    assert b"times as many" in drawn
