@@ -109,6 +109,10 @@ def test_a_wav_file_is_byte_for_byte_the_one_that_libsndfile_writes():
     assert encode(wave, 24_000, "wav") == buffer.getvalue()
 
 
+def test_a_wav_header_of_more_than_it_can_tell_tells_no_length():
+    assert wav_header(44_100, 2**31) == wav_header(44_100)
+
+
 def test_a_stream_header_and_samples_are_a_wav_of_unknown_length():
     samples = to_int16(tone(44_100))
 

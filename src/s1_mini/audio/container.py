@@ -99,11 +99,14 @@ def rate_in(audio_format: AudioFormat, sample_rate: int) -> int:
 
 
 def wav_header(sample_rate: int, num_samples: int | None = None) -> bytes:
-    """Return what stands before 16-bit mono samples in a wav file; of any number, as through a pipe, if not told."""
+    """Return what stands before 16-bit mono samples in a wav file.
+
+    Without a number of them, or with more than its fields hold, any number may follow, as through a pipe.
+    """
     layout = struct.pack("<HHIIHH", 1, 1, sample_rate, 2 * sample_rate, 2, 16)  # PCM, mono, rates, frame, bits
     chunk = b"fmt " + struct.pack("<I", len(layout)) + layout
-    of_data = _UNKNOWN_LENGTH if num_samples is None else 2 * num_samples
-    of_all = _UNKNOWN_LENGTH if num_samples is None else 4 + len(chunk) + 8 + of_data
+    num_bytes = _UNKNOWN_LENGTH if num_samples is None else 2 * num_samples
+    of_data, of_all = (min(size, _UNKNOWN_LENGTH) for size in (num_bytes, 4 + len(chunk) + 8 + num_bytes))
     return b"RIFF" + struct.pack("<I", of_all) + b"WAVE" + chunk + b"data" + struct.pack("<I", of_data)
 
 
