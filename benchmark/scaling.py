@@ -34,7 +34,6 @@ from s1_mini.server.connections import open_more_files
 START_LIMIT_S = 600.0
 LOOK_S = 0.05
 KILL_AFTER = 0.3  # of the seconds of a load
-PAGE, TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 HEAD = (
     "replicas",
     "ready s",
@@ -198,7 +197,7 @@ def _lose_one(server: Server, outcome: Outcome, load: Load, clients: int) -> Out
     asking.start()
     time.sleep(load.ramp_s + KILL_AFTER * load.seconds)
     pid = server.pids()[0][-1]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore] # Windows has none
     killed, missed, is_over = time.monotonic(), 0, threading.Event()
 
     def ping() -> None:
@@ -246,11 +245,13 @@ def _stat(pid: int) -> list[str]:
 
 
 def _cpu_s(pids: Sequence[int]) -> float:
-    return sum(int(fields[11]) + int(fields[12]) for fields in map(_stat, pids)) / TICKS
+    ticks = os.sysconf("SC_CLK_TCK")  # type: ignore[attr-defined,unused-ignore] # Windows has none
+    return sum(int(fields[11]) + int(fields[12]) for fields in map(_stat, pids)) / ticks
 
 
 def _resident(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * PAGE
+    page = os.sysconf("SC_PAGE_SIZE")  # type: ignore[attr-defined,unused-ignore] # Windows has none
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * page
 
 
 def main() -> int:

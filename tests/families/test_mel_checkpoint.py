@@ -30,6 +30,7 @@ from s1_mini.families.mel.random import FULL_MODEL, SIZES, character_model, rand
 from s1_mini.families.mel.tokenizer import CharTokenizer
 from s1_mini.families.mel.verify import verify_mel
 from s1_mini.families.registry import family_of
+from s1_mini.packaging.verify import unpack_archive
 from s1_mini.types import Voice
 from s1_mini.voices.library import VoiceLibrary
 from tests.families.mel_room import TEXT, dropout, inputs_of, opened, original, original_vocoder, speaker, written
@@ -78,7 +79,7 @@ def test_every_form_of_a_checkpoint_says_the_same(published: Path, tmp_path: Pat
 def test_a_checkpoint_is_converted_to_half_precision_packaged_and_planned(published: Path, tmp_path: Path) -> None:
     run("convert", "--checkpoint", published, "-o", tmp_path / "half", "--precision", "bfloat16")
     run("package", "--checkpoint", published, "-o", tmp_path / "model.tar.gz", "--codec-precision", "float32")
-    shutil.unpack_archive(tmp_path / "model.tar.gz", tmp_path / "unpacked", filter="data")
+    unpack_archive(tmp_path / "model.tar.gz", tmp_path / "unpacked")
     plans = json.loads(run("plan", "--checkpoint", published, "--gpu", "t4", "--json"))["plans"]
 
     wanted, half = spoken(published), spoken(tmp_path / "half")
@@ -171,7 +172,7 @@ def test_speakers_vectors_are_read_from_npy_files(published: Path, tmp_path: Pat
     run("convert", "--checkpoint", beside, "-o", tmp_path / "compact")
     assert (tmp_path / "compact" / "voices" / "slt.safetensors").is_file()
     run("package", "--checkpoint", beside, "-o", tmp_path / "model.tar.gz")
-    shutil.unpack_archive(tmp_path / "model.tar.gz", tmp_path / "unpacked", filter="data")
+    unpack_archive(tmp_path / "model.tar.gz", tmp_path / "unpacked")
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "unpacked", device="cpu")) as engine:
         assert engine.voice_names() == ["first", "second", "slt"]
     (beside / "voices" / "broken.npy").write_bytes(file(np.ones(3)))

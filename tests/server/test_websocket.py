@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -160,10 +160,9 @@ def test_garbage_gets_its_code_and_ends_the_session(door: Door, message: str | b
     assert closed == 1008
 
 
-def test_a_wrong_voice_is_told_when_it_is_to_speak(door: Door) -> None:
+def test_a_wrong_voice_is_told_before_there_is_any_text(door: Door) -> None:
     with session(door) as socket:
         say(socket, type="session.config", voice="nobody")
-        say(socket, type="input.text", text="Good morning. And more.")
         messages, sound, _ = hear(socket)
 
     assert messages[-1]["error"]["code"] == "voice_not_found"
@@ -204,8 +203,9 @@ def test_who_goes_away_leaves_the_slot_to_others(door: Door) -> None:
 
 def test_a_flood_of_text_ends_the_session(door: Door) -> None:
     with session(door) as socket:
-        for _ in range(3):
-            say(socket, type="input.text", text="One more. " * 1500)
+        with suppress(ConnectionClosed):  # perhaps before all is sent
+            for _ in range(3):
+                say(socket, type="input.text", text="One more. " * 1500)
         messages, _, closed = hear(socket)
     wait_until(lambda: door.app.state.gate.num_inside == 0, within_s=2)
 
