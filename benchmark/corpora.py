@@ -1,9 +1,9 @@
 """What a corpus costs an engine that is full: the same texts spoken and thrown away, and written as a corpus.
 
-One process for each device, all at the same time, and the same texts for each way. Texts are half to one and a half
-times `--frames` long, so that they do not end together. Seconds of sound a second are counted by the engines, between
-a quarter and three quarters of the sound; `cores` is what a process took of the machine meanwhile.
-`apart` is one engine whose codec is on the second device.
+One process for each device, all at the same time, and the same texts for each way; ways have their turns one after the
+other, and their figures are means. Texts are half to one and a half times `--frames` long, so that they do not end
+together. Seconds of sound a second are counted by the engines, between a quarter and three quarters of the sound;
+`cores` is what a process took of the machine meanwhile. `apart` is one engine whose codec is on the second device.
 
 python -m benchmark.corpora --checkpoint full-size --devices cuda:0,cuda:1 --texts 5000
 """
@@ -80,6 +80,7 @@ class Outcome:
 
     way: str
     device: str
+    machine: str
     texts: int
     audio_s: float
     seconds: float  # from the first text to the last file
@@ -149,9 +150,8 @@ def work(task: Work, together: Barrier, told: Connection) -> None:
         watch.join()
         seen.append(Look.at(worker.engine))
         worker.close()
-        told.send(
-            (facts, Outcome(task.way, task.config.device, texts.num_lines, seen[-1].audio_s, seconds, *speed(seen)))
-        )
+        made = (facts.pop("machine"), texts.num_lines, seen[-1].audio_s)
+        told.send((facts, Outcome(task.way, task.config.device, *made, seconds, *speed(seen))))
 
 
 def measure(tasks: list[Work]) -> list[tuple[dict[str, Any], Outcome]]:
@@ -179,6 +179,7 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=Path, help="[the voice that ships]")
     parser.add_argument("--devices", type=lambda text: text.split(","), default=["auto"], help="one for each process")
     parser.add_argument("--ways", type=names(WAYS), default=WAYS[:2], help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each way has its turn")
     parser.add_argument("--texts", type=int, default=200, help="for each process")
     parser.add_argument("--frames", type=int, default=100, help="of a text on average")
     parser.add_argument("--slots", type=int, help="[as the engine chooses]")
@@ -190,29 +191,26 @@ def main() -> int:
     given = parser.parse_args()
 
     outcomes: list[Outcome] = []
-    machine: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         texts = Path(folder) / "texts.jsonl"
         write_texts(texts, given.texts, given.frames, given.seed)
-        for way in given.ways:
+        for way in given.ways * given.rounds:
             make = partial(EngineConfig, checkpoint_path=given.checkpoint, max_batch_size=given.slots)
             if way == "apart":
                 configs = [make(device=given.devices[0], placement={"codec": given.devices[-1]})]
             else:
                 configs = [make(device=device) for device in given.devices]
             tasks = [Work(way, for_many(each), texts, given.shard_size, given.layout, given.format) for each in configs]
-            for facts, outcome in measure(tasks):
-                machine = facts
+            for facts, outcome in measure(tasks):  # noqa: B007 - the same of all
                 outcomes.append(outcome)
                 print(outcome, file=sys.stderr, flush=True)
-    sums = {way: sum(each.audio_per_s for each in outcomes if each.way == way) for way in given.ways}
+    sums = {way: sum(each.audio_per_s for each in outcomes if each.way == way) / given.rounds for way in given.ways}
     print(table(list(Outcome.__annotations__), [list(asdict(each).values()) for each in outcomes]))
     for way, total in sums.items():
         print(f"{way}: {total:,.0f} seconds of sound a second, {total / sums[given.ways[0]]:.3f} of {given.ways[0]}")
     work_told = {name: str(value) for name, value in vars(given).items()}
-    give(
-        {**machine, "workload": work_told, "outcomes": [asdict(each) for each in outcomes], "sums": sums}, given.output
-    )
+    give({**facts, "workload": work_told, "outcomes": [asdict(each) for each in outcomes], "sums": sums}, given.output)
     return 0
 
 

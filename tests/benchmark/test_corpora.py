@@ -16,17 +16,25 @@ def test_all_ways_speak_all_texts(
 ) -> None:
     output = tmp_path / "corpora.json"
     arguments = ["--checkpoint", str(tiny), "--devices", "cpu", "--texts", "6", "--frames", "4", "--slots", "2"]
-    monkeypatch.setattr(sys, "argv", ["corpora", *arguments, "--shard-size", "2", "--output", str(output)])
+    monkeypatch.setattr(
+        sys, "argv", ["corpora", *arguments, "--shard-size", "2", "--rounds", "2", "--output", str(output)]
+    )
 
     assert main() == 0
 
     told = json.loads(output.read_text(encoding="utf-8"))
     assert told == json.loads(capsys.readouterr().out.splitlines()[-1])
-    engine, corpus = told["outcomes"]
+    engine, corpus, *again = told["outcomes"]
+    assert [each["way"] for each in again] == ["engine", "corpus"]
     assert (engine["way"], corpus["way"], engine["texts"]) == ("engine", "corpus", 6)
     assert engine["audio_s"] == pytest.approx(corpus["audio_s"])
     assert engine["audio_s"] > 0
-    assert set(told["sums"]) == {"engine", "corpus"}
+    means = {
+        way: (one["audio_per_s"] + two["audio_per_s"]) / 2
+        for way, one, two in (("engine", engine, again[0]), ("corpus", corpus, again[1]))
+    }
+    assert told["sums"] == pytest.approx(means)
+    assert "CPU cores" in corpus["machine"]
 
 
 def test_the_speed_is_that_between_a_quarter_and_three_quarters() -> None:
