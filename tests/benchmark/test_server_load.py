@@ -36,8 +36,8 @@ def test_nothing_is_lost_or_doubled_while_half_of_the_clients_vanish(
     assert told["different"] == 0
     assert told["whole"] >= 4
     assert told["vanished"] >= 4
-    assert told["ping_ms_p99"] < 1000
-    assert told["free_ms"] < 1000
+    assert told["ping_ms_p99"] < 10_000
+    assert told["free_ms"] < 10_000
     assert told["minutes"][0]["mib"] > 50
 
 

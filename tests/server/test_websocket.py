@@ -191,14 +191,14 @@ def test_who_says_nothing_and_who_stays_too_long_is_shown_out(small_engine: Prod
 
 
 def test_who_goes_away_leaves_the_slot_to_others(door: Door) -> None:
+    before = door.engine.metrics.ends["cancelled"]
     with session(door) as socket:
         say(socket, type="input.text", text="A sentence that goes on and on. " * 30)
         wait_until(lambda: door.engine.health_check()["requests"] == 1)
-    went = time.monotonic()
-    wait_until(lambda: door.engine.health_check()["requests"] == 0, within_s=2)
-    wait_until(lambda: door.app.state.gate.num_inside == 0, within_s=2)
+    wait_until(lambda: door.engine.health_check()["requests"] == 0)
+    wait_until(lambda: door.app.state.gate.num_inside == 0)
 
-    assert time.monotonic() - went < 2
+    assert door.engine.metrics.ends["cancelled"] > before
 
 
 def test_a_flood_of_text_ends_the_session(door: Door) -> None:
@@ -207,7 +207,7 @@ def test_a_flood_of_text_ends_the_session(door: Door) -> None:
             for _ in range(3):
                 say(socket, type="input.text", text="One more. " * 1500)
         messages, _, closed = hear(socket)
-    wait_until(lambda: door.app.state.gate.num_inside == 0, within_s=2)
+    wait_until(lambda: door.app.state.gate.num_inside == 0)
 
     assert messages[-1]["error"]["code"] == "text_invalid"
     assert "ahead" in messages[-1]["error"]["message"]
