@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import inspect
 import io
 import json
@@ -229,6 +230,16 @@ def test_a_model_folder_with_code_only_leaves_the_checkpoint_to_the_settings(tmp
     (tmp_path / "code").mkdir()
 
     assert handler.find_checkpoint(tmp_path) is None
+
+
+def test_an_engine_that_is_closed_leaves_nothing_out_of_the_collectors_sight(tiny: Path) -> None:
+    one = handler._Engine()
+    one.get(tiny)
+    assert gc.get_freeze_count()
+
+    one.close()
+
+    assert not gc.get_freeze_count()
 
 
 def test_without_a_context_errors_are_raised() -> None:

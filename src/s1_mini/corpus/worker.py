@@ -54,9 +54,11 @@ class Worker:
 
     def close(self) -> None:
         """End what is being spoken, and let go of the checkpoint."""
-        self.engine.stop(drain=False)
-        self._pool.shutdown(cancel_futures=True)
-        gc.unfreeze()
+        try:
+            self.engine.stop(drain=False)
+            self._pool.shutdown(cancel_futures=True)
+        finally:
+            gc.unfreeze()
 
     def _speak(self, line: Row | BadLine) -> Spoken | BadLine:
         if isinstance(line, BadLine):

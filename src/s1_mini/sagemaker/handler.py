@@ -9,6 +9,7 @@ and becomes a status and one JSON object. Nothing is ever unpickled. `sagemaker/
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import logging
 import os
@@ -87,7 +88,10 @@ class _Engine:
         with self._lock:
             engine, self._engine = self._engine, None
             if engine is not None:
-                engine.stop()
+                try:
+                    engine.stop()
+                finally:
+                    gc.unfreeze()
 
 
 process_engine = _Engine()
