@@ -73,6 +73,29 @@ def test_calls_launched_ahead_of_a_look_lose_no_output(device: torch.device, is_
             assert np.array_equal(wait()[0], np.full(3 if number in (2, 5) else 2, number))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_call_launched_before_the_last_is_looked_at_leaves_it_its_inputs(device: torch.device) -> None:
+    slow = torch.randn(1024, 1024, device=device)
+
+    def call(rows: int, numbers: Tensor) -> list[Tensor]:
+        for _ in range(3):
+            slow.mm(slow)
+        return [numbers + 1]
+
+    with torch.inference_mode():
+        graphs = StepGraphs(
+            call,
+            [4, 2],
+            lambda rows: [Buffer((rows,))],
+            lambda rows: [Buffer((rows,))],
+            device=device,
+            options=GraphOptions.of_stage(device, 0),
+        )
+        waits = [graphs.launch(rows, np.full(rows, number)) for number, rows in enumerate((2, 4, 4, 2))]
+
+    assert [wait()[0].tolist() for wait in waits] == [[1] * 2, [2] * 4, [3] * 4, [4] * 2]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_graphs_that_nobody_has_any_more_are_not_destroyed_while_another_is_captured() -> None:

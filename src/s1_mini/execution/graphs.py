@@ -158,13 +158,13 @@ class StepGraphs(Generic[Key]):
     def launch(self, key: Key, *arrays: np.ndarray) -> Wait:
         """Begin the call of a key; give what waits for its outputs."""
         graph = self._graphs[key]
+        self._place = (self._place + 1) % len(self._places)
+        last = self._launched[self._place]
+        if last is not None:  # it may still read its inputs, too
+            last.wait()
         for place, array in zip(graph.inputs, arrays, strict=True):
             values = torch.from_numpy(array)
             place.copy_(stage(values, self._device) if self._options.is_staged else values)
-        self._place = (self._place + 1) % len(self._places)
-        last = self._launched[self._place]
-        if last is not None:
-            last.wait()
         self.replay(key)
         launched = _Launched(graph.outputs[self._place], self._done[self._place])
         self._launched[self._place] = launched
