@@ -83,7 +83,7 @@ class EngineMetrics:
     audio_s: float = 0.0
     underruns: int = 0  # times that a listener had heard all before more came
     ends: Counter[str] = field(default_factory=Counter)  # requests by finish reason or error code
-    stage_seconds: dict[str, float] = field(default_factory=dict)  # by stage: from the start of its work to its result
+    stage_seconds: dict[str, float] = field(default_factory=dict)  # by stage: in which it was at work on something
     stage_steps: Counter[str] = field(default_factory=Counter)  # by stage: steps, each of some rows
     stage_rows: Counter[str] = field(default_factory=Counter)  # by stage: rows of all its steps
     out_of_memory: int = 0  # times that memory ran out and caches were let go

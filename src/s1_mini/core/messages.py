@@ -99,4 +99,4 @@ class Report:
     skipped: set[int] = field(default_factory=set)  # slots whose step was not made, and is to be made again
     saved: dict[str, Saved] = field(default_factory=dict)
     began: float = 0.0  # when its work did, by `time.perf_counter`
-    seconds: float = 0.0  # of work on it alone: not those in which the stage was still at the steps of the last
+    seconds: float = 0.0  # from there to the end of its steps, or of its reads if it has none; not those of the last

@@ -29,7 +29,7 @@ class StageRunner:
 
     def __init__(self, stage: Stage, let_go: Callable[[], None]) -> None:
         self.stage, self._let_go = stage, let_go
-        self._looked = 0.0  # when the last steps were over
+        self._worked = 0.0  # until when seconds are counted
 
     def run(self, plan: Plan) -> Report:
         """Carry out a plan. Raises `torch.AcceleratorError` if the device is lost, as all that follows."""
@@ -71,11 +71,13 @@ class StageRunner:
         self._each(parts, self.stage.prefill, report)
 
     def _look(self, plan: Plan, parts: list[Part], report: Report) -> Report:
-        """Wait for the steps of a plan."""
+        """Wait for the steps of a plan; count seconds that it shares with the last once."""
+        over = report.began + report.seconds
         if plan.steps:
             self._wait_all(plan, parts, report)
-            began, self._looked = max(report.began, self._looked), time.perf_counter()
-            report.seconds = self._looked - began
+            over = time.perf_counter()
+        report.seconds = max(0.0, over - max(report.began, self._worked))
+        self._worked = max(self._worked, over)
         return report
 
     def _wait_all(self, plan: Plan, parts: list[Part], report: Report) -> None:
