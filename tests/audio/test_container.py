@@ -88,6 +88,12 @@ def test_an_empty_wave_is_refused(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_more_than_one_channel_is_refused(name):
+    with pytest.raises(GenerationError, match=r"\(100, 2\).*one channel"):
+        encode(np.zeros((100, 2), np.float32), 48_000, name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_broken_wave_is_refused(name):
     with pytest.raises(GenerationError, match="NaN"):
         encode(np.full(1000, np.nan, np.float32), 44_100, name)

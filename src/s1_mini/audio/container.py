@@ -78,8 +78,10 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> byt
     """Encode a float wave [samples] in [-1, 1]; clipped beyond.
 
     Rates that mp3 or Opus cannot hold are resampled to 48 kHz. Raises `GenerationError` if a sample is NaN or
-    infinite, or if there are none and the format is not pcm.
+    infinite, if there are none and the format is not pcm, or if the wave has other than one dimension.
     """
+    if wave.ndim != 1:
+        raise GenerationError(f"sound to encode has the shape {wave.shape}; allowed is [samples], one channel")
     if audio_format == "pcm":
         return to_int16(wave).tobytes()
     if len(wave) == 0:

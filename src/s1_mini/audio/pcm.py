@@ -19,7 +19,7 @@ def to_int16(wave: np.ndarray) -> np.ndarray:
     least, most = wave.min(), wave.max()  # a NaN is both
     if not (np.isfinite(least) and np.isfinite(most)):
         raise GenerationError(_what_is_broken(wave))
-    within = wave if max(-least, most) <= 1.0 else np.clip(wave, -1.0, 1.0)
+    within = wave if least >= -1.0 and most <= 1.0 else np.clip(wave, -1.0, 1.0)
     scaled: np.ndarray = within * np.float32(FULL_SCALE)
     return np.rint(scaled, out=scaled).astype("<i2")
 
