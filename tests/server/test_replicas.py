@@ -34,7 +34,7 @@ BACK_S = 90.0  # two processes that load torch, beside 32 clients on one core; i
 
 @pytest.fixture(scope="module")
 def door(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
-    limits = {"MAX_REQUESTS_PER_CLIENT": "40", "SEND_TIMEOUT_S": "2", "HEAD_TIMEOUT_S": "1"}
+    limits = {"MAX_REQUESTS_PER_CLIENT": "40", "SEND_TIMEOUT_S": "4", "HEAD_TIMEOUT_S": "1"}
     settings = {f"S1_MINI_SERVER_{name}": value for name, value in limits.items()}
     with replicated(tiny, tmp_path_factory.mktemp("store"), "--max-batch-size", "16", **settings) as door:
         yield door

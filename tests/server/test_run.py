@@ -151,7 +151,7 @@ def test_the_garbage_collector_does_not_look_at_what_was_loaded(tiny: Path) -> N
 
 def test_what_is_not_finished_in_time_is_told_so(tiny: Path) -> None:
     text = {"text": "A sentence that goes on and on. " * 500}
-    with served(tiny, S1_MINI_SERVER_DRAIN_TIMEOUT_S="1") as running:
+    with served(tiny, S1_MINI_SERVER_DRAIN_TIMEOUT_S="5") as running:
         wait_until(running.is_ready)
         threads, results = speak_many(running, 2, **text)
         streams, broken = speak_many(running, 1, **text, stream=True)
