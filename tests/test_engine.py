@@ -13,7 +13,7 @@ import pytest
 import soundfile
 import torch
 
-from s1_mini import EngineConfig, GenerationResponse, ProductionTTSEngine
+from s1_mini import EngineConfig, EngineState, GenerationResponse, ProductionTTSEngine
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import (
     CheckpointNotFoundError,
@@ -271,8 +271,17 @@ def test_an_engine_that_is_not_started_says_so_and_is_healthy_to_ask() -> None:
         "ready": False,
         "vram": {"used_gb": 0.0, "total_gb": 0.0},
     }
+    assert engine.state() == EngineState("stopped")
     with pytest.raises(EngineNotReadyError, match="call start"):
         engine.generate("Hello.")
+
+
+def test_a_started_engine_tells_its_state_by_itself_as_within_its_health(engine: ProductionTTSEngine) -> None:
+    state, health = engine.state(), engine.health_check()
+
+    assert state.is_ready is health["ready"]
+    assert state.status == health["status"]
+    assert (state.num_waiting, state.max_waiting) == (health["queue"]["waiting"], health["queue"]["max_size"])
 
 
 def test_a_started_engine_tells_what_it_chose_and_why(engine: ProductionTTSEngine) -> None:

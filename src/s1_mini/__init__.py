@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from s1_mini.types import AudioChunk as AudioChunk
     from s1_mini.types import AudioFormat as AudioFormat
     from s1_mini.types import ChunkProfile as ChunkProfile
+    from s1_mini.types import EngineState as EngineState
     from s1_mini.types import FinishReason as FinishReason
     from s1_mini.types import Reference as Reference
     from s1_mini.types import SamplingParams as SamplingParams
@@ -68,6 +69,7 @@ _HOMES = {
     "EngineConfig": "s1_mini.config",
     "EngineError": "s1_mini.exceptions",
     "EngineNotReadyError": "s1_mini.exceptions",
+    "EngineState": "s1_mini.types",
     "FinishReason": "s1_mini.types",
     "GenerationError": "s1_mini.exceptions",
     "GenerationFailure": "s1_mini.responses",

@@ -45,6 +45,7 @@ from s1_mini.types import (
     AudioChunk,
     AudioFormat,
     ChunkProfile,
+    EngineState,
     Normalize,
     Reference,
     SamplingParams,
@@ -421,6 +422,11 @@ class ProductionTTSEngine:
         """Let a voice go from the caches as any other. Raises as `describe_voice`."""
         return self._ready().voices.unpin(name)
 
+    def state(self) -> EngineState:
+        """Whether it speaks, and how full its queue is; a small part of `health_check`, for every request to ask."""
+        running = self._running
+        return EngineState("stopped") if running is None else running.state()
+
     def health_check(self) -> dict[str, Any]:
         """Tell state, placement and memory; never waits for what is being spoken and never raises."""
         running = self._running
@@ -428,8 +434,9 @@ class ProductionTTSEngine:
 
     def families(self) -> list[Family]:
         """Give all metrics of this moment, ready to be shown (`metrics.py`)."""
-        running, vram = self._running, self.health_check()["vram"]
-        memory = {name.removesuffix("_gb"): gigabytes * 2**30 for name, gigabytes in vram.items()}
+        running = self._running
+        gigabytes = vram(None if running is None else running.speaker.device.value)
+        memory = {name.removesuffix("_gb"): 2**30 * value for name, value in gigabytes.items()}
         families = [*self.metrics.families(), Family("gpu_memory_bytes", "gauge", "Memory of the GPU", memory, "part")]
         return families if running is None else [*families, *running.synthesizer.families()]
 

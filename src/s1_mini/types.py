@@ -104,6 +104,20 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class EngineState:
+    """Whether an engine speaks, and how full its queue is."""
+
+    status: Literal["stopped", "ready", "failed"]
+    num_waiting: int = 0  # pieces of text in the queue
+    max_waiting: int = 0  # that it has room for
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it speaks."""
+        return self.status == "ready"
+
+
+@dataclass(frozen=True)
 class TTSRequest:
     """One text to be spoken, by one voice, with one set of parameters."""
 

@@ -14,6 +14,7 @@ import pytest
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.logs import JsonFormatter
+from s1_mini.types import EngineState
 from tests.server.conftest import Door, serving, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,8 +152,7 @@ def test_the_dashboard_shows_only_figures_that_there_are(http: httpx2.Client) ->
 def test_an_engine_that_has_died_is_told_and_stays_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu"))
     with serving(engine) as door, door.client() as client:
-        health = engine.health_check()
-        monkeypatch.setattr(engine, "health_check", lambda: health | {"ready": False, "status": "failed"})
+        monkeypatch.setattr(engine, "state", lambda: EngineState("failed"))
         wait_until(lambda: door.app.state.gate.failure is not None)
         answers = [client.get("/ping"), client.get("/ready"), client.post("/v1/tts", json=BODY)]
         told = client.get("/health").json()

@@ -15,6 +15,7 @@ from websockets.sync.client import connect
 
 from s1_mini import ProductionTTSEngine
 from s1_mini.runtime.running import Running
+from s1_mini.types import EngineState
 from tests.server.conftest import LONG_SPEECH, Door, serving, wait_until
 
 BODY = {"text": "Good morning.", "max_new_tokens": 8}
@@ -173,10 +174,7 @@ def test_a_full_queue_refuses_before_the_body_is_read(
     small_engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(small_engine) as door:
-        health = small_engine.health_check()
-        full = health | {"queue": health["queue"] | {"waiting": 256, "max_size": 256}}
-        monkeypatch.setattr(small_engine, "health_check", lambda: full)
-        time.sleep(0.05)
+        monkeypatch.setattr(small_engine, "state", lambda: EngineState("ready", 256, 256))
 
         received, _ = exchange(door.port, head("Content-Length: 1000", "Expect: 100-continue"))
 

@@ -311,7 +311,7 @@ class Ingress:
 
     def check_health(self) -> None:
         """Raise what Ray Serve takes for the end of this replica, which it replaces."""
-        if not self._engine.health_check()["ready"]:
+        if not self._engine.state().is_ready:
             raise RuntimeError("the engine of the ingress has died")
 
     async def _watch(self) -> None:

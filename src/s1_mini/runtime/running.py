@@ -20,7 +20,7 @@ from s1_mini.runtime.voice_service import VoiceService, open_roster
 from s1_mini.text.form import Script
 from s1_mini.text.split import split
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import Normalize, Reference, TTSRequest, Voice
+from s1_mini.types import EngineState, Normalize, Reference, TTSRequest, Voice
 from s1_mini.voices.reference import ReferenceEncoder
 
 
@@ -88,9 +88,14 @@ class Running:
         prompts = [self.speaker.loaded.prompt(piece, ()) for piece in self._pieces(self._script(text, choice))]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
+    def state(self) -> EngineState:
+        """Whether it speaks, and how full the waiting line is."""
+        core = self.synthesizer.core
+        return EngineState("ready" if core.is_alive else "failed", len(core.line), core.line.max_size)
+
     def health(self) -> dict[str, Any]:
         """Tell state, placement and memory; never waits for what is being spoken and never raises."""
-        speaker, synthesizer = self.speaker, self.synthesizer
+        speaker, synthesizer, state = self.speaker, self.synthesizer, self.state()
         choices = {
             "device": speaker.device,
             "precision": speaker.precision,
@@ -102,8 +107,8 @@ class Running:
             "compile": speaker.compiler.choice,
         }
         return {
-            "status": "ready" if synthesizer.core.is_alive else "failed",
-            "ready": synthesizer.core.is_alive,
+            "status": state.status,
+            "ready": state.is_ready,
             "checkpoint": str(speaker.directory),
             "origin": None if speaker.origin is None else speaker.origin.data(),
             "model": {

@@ -90,7 +90,7 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
     threads = ThreadPoolExecutor(state.settings.threads, thread_name_prefix="s1-mini-server")
     asyncio.get_running_loop().set_default_executor(threads)
     state.connections.open()
-    is_ours = state.engine.health_check()["status"] == "stopped"
+    is_ours = state.engine.state().status == "stopped"
     watching = asyncio.ensure_future(_start_and_watch(state, is_ours=is_ours))
     try:
         yield
@@ -127,7 +127,7 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
         logger.exception("engine could not be started")
         gate.failure = error
         return
-    while gate.is_draining or engine.health_check()["ready"]:
+    while gate.is_draining or engine.state().is_ready:
         await asyncio.sleep(WATCH_S)
     gate.failure = EngineDied()
     logger.error("engine died", extra={"fields": {"event": "engine_died"}})

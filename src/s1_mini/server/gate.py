@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.server.settings import ServerSettings
 
-FRESH_S = 0.02  # so long a look at the engine is good for all who ask
+FRESH_S = 0.02  # so long what is told of the engine is good for all who ask
 RETRY_AFTER_S = 1.0
 
 
@@ -53,16 +53,16 @@ class Gate:
         self.is_draining = False
 
     def health(self) -> dict[str, Any]:
-        """Give the engine's `health_check()`, at most `FRESH_S` old."""
+        """Give the engine's `health_check()`, at most `FRESH_S` old: it asks the driver of the GPU, too."""
         now = time.monotonic()
         if now - self._looked > FRESH_S:
             self._health, self._looked = self._engine.health_check(), now
         return self._health
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Pieces in the engine's queue."""
-        return int(self.health().get("queue", {}).get("waiting", 0))
+        return self._engine.state().num_waiting
 
     def refusal(self) -> S1MiniError | None:
         """Why nothing is spoken now: starting, failed or going down; None if all is well."""
@@ -70,18 +70,19 @@ class Gate:
             return DrainingError("the server is going down; ask another one")
         if self.failure is not None:
             return EngineNotReadyError("the engine could not be started, or has died; the server's log tells why")
-        if not self.health()["ready"]:
-            state = self.health()["status"]
-            return EngineNotReadyError(f"the engine is {'starting' if state == 'stopped' else state}; try again later")
+        state = self._engine.state()
+        if not state.is_ready:
+            doing = "starting" if state.status == "stopped" else state.status
+            return EngineNotReadyError(f"the engine is {doing}; try again later")
         return None
 
     def admission(self, client: str) -> S1MiniError | None:
         """Why a request to speak is refused before its body is read; None if it may come in."""
         if (refused := self.refusal()) is not None:
             return refused
-        queue = self.health().get("queue", {})
-        if queue.get("waiting", 0) >= queue.get("max_size", float("inf")):
-            return QueueFullError(queue["waiting"], queue["max_size"], RETRY_AFTER_S)
+        state = self._engine.state()
+        if state.num_waiting >= state.max_waiting:
+            return QueueFullError(state.num_waiting, state.max_waiting, RETRY_AFTER_S)
         if self.num_inside >= self._settings.max_requests:
             return BusyError(f"{self.num_inside} requests are being answered and no more may; try again in a second")
         allowed = self._settings.max_requests_per_client

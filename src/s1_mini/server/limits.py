@@ -80,7 +80,7 @@ class Limits:
             return refused
         if not _speaks(scope):
             return None
-        record_of(HTTPConnection(scope)).waiting = self.gate.waiting
+        record_of(HTTPConnection(scope)).waiting = self.gate.num_waiting
         return self.gate.admission(client)
 
     async def _refuse(self, error: S1MiniError, scope: Scope, receive: Receive, send: Send) -> None:
