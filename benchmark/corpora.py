@@ -18,12 +18,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -108,10 +109,23 @@ def speak(worker: Worker, source: Source) -> None:
         list(pool.map(one, rows))
 
 
-def looks(worker: Worker, over: threading.Event) -> Iterator[Look]:
-    """Look at an engine until all is over."""
-    while not over.wait(LOOK_S):
-        yield Look.at(worker.engine)
+@contextmanager
+def looks(worker: Worker) -> Iterator[list[Look]]:
+    """Look at an engine until the block ends, however it ends."""
+    seen, over = [Look.at(worker.engine)], threading.Event()
+
+    def look_on() -> None:
+        while not over.wait(LOOK_S):
+            seen.append(Look.at(worker.engine))
+
+    watch = threading.Thread(target=look_on)
+    watch.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        watch.join()
+        seen.append(Look.at(worker.engine))
 
 
 def speed(seen: list[Look]) -> tuple[float, float]:
@@ -134,22 +148,15 @@ def work(task: Work, together: Barrier, told: Connection) -> None:
         header = make_header(texts, task.config, task.layout, task.audio_format)
         open_manifest(open_output(folder), header)
         worker = Worker(Job(task.config, folder, task.layout, task.audio_format, header, shard_size=task.shard_size))
-        seen: list[Look] = []
-        over = threading.Event()
-        watch = threading.Thread(target=lambda: seen.extend(looks(worker, over)))
-        facts = describe_engine(worker.engine)
-        together.wait(START_LIMIT_S)
-        seen.append(Look.at(worker.engine))
-        watch.start()
-        if task.way == "corpus":
-            list(work_by(worker, texts.shards()))
-        else:
-            speak(worker, texts)
-        seconds = time.monotonic() - seen[0].at_s
-        over.set()
-        watch.join()
-        seen.append(Look.at(worker.engine))
-        worker.close()
+        with closing(worker):
+            facts = describe_engine(worker.engine)
+            together.wait(START_LIMIT_S)
+            with looks(worker) as seen:
+                if task.way == "corpus":
+                    list(work_by(worker, texts.shards()))
+                else:
+                    speak(worker, texts)
+                seconds = time.monotonic() - seen[0].at_s
         made = (facts.pop("machine"), texts.num_lines, seen[-1].audio_s)
         told.send((facts, Outcome(task.way, task.config.device, *made, seconds, *speed(seen))))
 
@@ -185,7 +192,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, help="[as the engine chooses]")
     parser.add_argument("--shard-size", type=int, default=256)
     parser.add_argument("--layout", choices=("files", "parquet"), default="files")
-    parser.add_argument("--format", default="wav")
+    parser.add_argument("--format", choices=get_args(AudioFormat), default="wav")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()

@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 BYTES_A_SECOND = 88_200.0  # of pcm at 44.1 kHz
 ASKED = {"text": "The morning train was late again, and nobody knew why.", "stream": True, "format": "pcm"}
 BUFFER_S = 0.1  # of sound that a listener has before it begins
+PAUSE_S = 1.0  # of a client that was refused, as Retry-After tells it
+SPEAKS = b"HTTP/1.1 200"
 SEEDS = count()
 
 
@@ -51,9 +53,10 @@ class Heard:
 def ask_server(load: Load, clients: int) -> dict[str, float]:
     """Ask a server from several processes; give what came of it together."""
     seconds, share = load.seconds, None if load.rate is None else load.rate / clients
-    part = replace(load, streams=load.streams // clients, rate=share)
+    each, rest = divmod(load.streams, clients)
     pipes = []
-    for _ in range(clients):
+    for number in range(clients):
+        part = replace(load, streams=each + (number < rest), rate=share)
         ours, theirs = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.Process(target=_ask_in_process, args=(theirs, part))
         process.start()
@@ -119,16 +122,19 @@ class _Client:
             reader, writer = await asyncio.open_connection(self._place.hostname, self._place.port)
             writer.write(self._request())
             told = await reader.readuntil(b"\r\n\r\n")
-            while part := await reader.read(65_536):
+            while told.startswith(SPEAKS) and (part := await reader.read(65_536)):
                 self._take(ear, len(part) / BYTES_A_SECOND, asked)
                 last = (last + part)[-5:]
             writer.close()
         except (OSError, asyncio.IncompleteReadError):
             told = b""
-        self.heard.failed += not (told.startswith(b"HTTP/1.1 200") and last == b"0\r\n\r\n")
+        whole = told.startswith(SPEAKS) and last == b"0\r\n\r\n"
+        self.heard.failed += not whole
         self.heard.ran_dry += ear.ran_dry and asked >= self._counts
+        pause_s = 0.0 if whole else PAUSE_S
         if self._load.listens:
-            await asyncio.sleep(max(0.0, ear.begun + ear.sound_s - time.monotonic()))
+            pause_s = max(pause_s, ear.begun + ear.sound_s - time.monotonic())
+        await asyncio.sleep(pause_s)
 
     def _take(self, ear: _Ear, part_s: float, asked: float) -> None:
         now = time.monotonic()

@@ -43,6 +43,7 @@ HEAD = (
     "p95 ms",
     "listeners",
     "dry",
+    "failed",
     "cores",
     "proxy",
     "GB each",
@@ -258,7 +259,7 @@ def main() -> int:
     """Measure all numbers of replicas."""
     parser = make_parser(__doc__)
     parser.add_argument("--replicas", type=numbers, default=(1, 2), help="as 1,2,4,8")
-    parser.add_argument("--streams", type=int, default=512, help="at a time, for each replica")
+    parser.add_argument("--streams", type=int, default=480, help="at a time, for each replica")
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second, for each")
     parser.add_argument("--listeners", type=int, default=384, help="for each")
     parser.add_argument("--frames", type=int, default=100, help="of an answer, on average")
@@ -289,7 +290,16 @@ def main() -> int:
 def _row(each: Outcome, one: float) -> list[str | float | None]:
     of_one = each.sound_s_a_second / one if one else None
     first, cores = (each.first_ms_p50, each.first_ms_p95), (each.cores, each.cores_proxy)
-    told = (str(each.replicas), each.ready_s, each.sound_s_a_second, of_one, *first, each.listeners, each.ran_dry)
+    told = (
+        str(each.replicas),
+        each.ready_s,
+        each.sound_s_a_second,
+        of_one,
+        *first,
+        each.listeners,
+        each.ran_dry,
+        each.failed,
+    )
     return [*told, *cores, each.gb, each.lost, each.back_s]
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmark.corpora import Look, main, speed
+from benchmark.corpora import Look, looks, main, speed
 
 
 def test_all_ways_speak_all_texts(
@@ -35,6 +38,16 @@ def test_all_ways_speak_all_texts(
     }
     assert told["sums"] == pytest.approx(means)
     assert "CPU cores" in corpus["machine"]
+
+
+def test_nobody_looks_on_after_an_error() -> None:
+    worker: Any = SimpleNamespace(engine=SimpleNamespace(metrics=SimpleNamespace(audio_s=0.0)))
+    running = threading.active_count()
+
+    with pytest.raises(ZeroDivisionError), looks(worker) as seen:
+        raise ZeroDivisionError
+
+    assert (len(seen), threading.active_count()) == (2, running)
 
 
 def test_the_speed_is_that_between_a_quarter_and_three_quarters() -> None:

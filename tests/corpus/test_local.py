@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import signal
 import threading
 import time
@@ -28,7 +29,9 @@ from corpus_room import (
     tree,
     wait_for,
 )
-from s1_mini import ProductionTTSEngine
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.corpus.errors import CorpusError
+from s1_mini.corpus.job import fingerprints
 from s1_mini.corpus.rows import seed_of
 from s1_mini.exceptions import EngineNotReadyError, GenerationError
 
@@ -258,6 +261,46 @@ def test_a_voice_that_is_not_there_is_told_before_anything_is_spoken(
 
     assert "nobody" in capsys.readouterr().err
     assert num_entries(tmp_path / "out") == 0
+    assert speak(monkeypatch, *words[:-2]) == 0  # what was never spoken keeps no output
+
+
+def test_a_corpus_of_bad_lines_alone_is_no_success(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "texts.csv"
+    source.write_bytes("text\ncaf\xe9\n".encode("latin-1"))
+
+    assert speak(monkeypatch, source, tmp_path / "out", "--local", "--checkpoint", tiny, *SHORT) == 1
+
+    told = capsys.readouterr().err
+    assert "none of 1 lines could be spoken" in told
+    assert "errors.jsonl says why" in told
+    assert [reason for *_, reason in errors(tmp_path / "out")] == ["is not UTF-8: it has the byte 0xe9"]
+
+
+def test_a_corpus_depends_on_the_voices_that_it_names_alone(tiny: Path, tmp_path: Path) -> None:
+    config = EngineConfig(checkpoint_path=shutil.copytree(tiny, tmp_path / "tiny"), voices_path=tmp_path / "voices")
+    (tmp_path / "voices").mkdir()
+    for name in ("anna", "clara"):
+        (tmp_path / f"voices/{name}.safetensors").write_bytes(name.encode())
+    before = fingerprints(config, ("anna", "not there"))
+
+    (tmp_path / "voices/clara.safetensors").write_bytes(b"another")
+    (tmp_path / "tiny/.cache").mkdir()
+    (tmp_path / "tiny/.cache/downloaded").write_text("now")
+    after = fingerprints(config, ("anna", "not there"))
+    (tmp_path / "voices/anna.safetensors").write_bytes(b"another")
+    changed = fingerprints(config, ("anna",))
+
+    assert before == after != changed
+    assert set(before["added_voices"]) == {"anna"}
+
+
+def test_a_voice_that_is_a_recording_still_is_refused_with_the_way_out(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "anna.wav").write_bytes(b"")
+
+    with pytest.raises(CorpusError, match=r"'anna' is a recording .* s1-mini voices add anna"):
+        fingerprints(EngineConfig(checkpoint_path=tiny, voices_path=tmp_path), ("anna",))
 
 
 def test_the_bar_tells_sound_an_hour_cost_and_time_left_and_changes_no_byte(  # noqa: PLR0917 - fixtures

@@ -228,11 +228,19 @@ def test_s3_gets_the_same_objects_also_after_a_kill_at_one_of_them(
     assert objects("out/") == tree(tmp_path)
 
 
-def test_a_corpus_comes_from_s3_and_goes_there(
-    bucket: None, whole: Path, texts: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("key", "source"),
+    [
+        ("in/texts.jsonl", "in"),
+        ("_in/texts.jsonl", "_in/texts.jsonl"),
+        ("texts.jsonl/texts.jsonl", "texts.jsonl"),  # as Spark writes them
+    ],
+)
+def test_a_corpus_comes_from_s3_and_goes_there(  # noqa: PLR0917 - fixtures
+    bucket: None, whole: Path, texts: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, key: str, source: str
 ) -> None:
-    boto3.client("s3").upload_file(str(texts), BUCKET, "in/texts.jsonl")
-    words = (f"s3://{BUCKET}/in", f"s3://{BUCKET}/out", "--local", "--checkpoint", tiny, *SHORT)
+    boto3.client("s3").upload_file(str(texts), BUCKET, key)
+    words = (f"s3://{BUCKET}/{source}", f"s3://{BUCKET}/out", "--local", "--checkpoint", tiny, *SHORT)
 
     assert speak(monkeypatch, *words) == 0
 

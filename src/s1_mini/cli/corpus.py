@@ -88,6 +88,7 @@ def corpus(
     Example: s1-mini corpus texts.jsonl spoken --local --voice clara
     """
     from s1_mini.audio.container import check_format
+    from s1_mini.corpus.errors import CorpusError
     from s1_mini.corpus.job import Job, for_many, make_header
     from s1_mini.corpus.manifest import close_manifest, open_manifest
     from s1_mini.corpus.on_ray import check_ray
@@ -128,12 +129,14 @@ def corpus(
         tally.begin()
         if entries:
             typer.echo(f"{tally.done:,} of {tally.total:,} texts stand in {output} already", err=True)
-        job = Job(config, output, layout, format_, header, voice, in_flight, shard_size)
+        job = Job(config, output, layout, format_, header, voice, texts.voices, in_flight, shard_size)
         if len(entries) < texts.num_shards:
             for entry in _speak(job, texts, entries, tally, actors=None if local else (actors or 0)):
                 entries[entry.shard] = entry
         close_manifest(place, entries, texts.num_shards)
     _report(tally, output)
+    if tally.bad == tally.done:
+        raise CorpusError(f"none of {tally.done:,} lines could be spoken")
 
 
 def _speak(job: Job, texts: Source, entries: dict[int, Entry], tally: Tally, *, actors: int | None) -> Iterator[Entry]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from s1_mini.config import EngineConfig, set_variable
-from s1_mini.corpus.source import Source, describe_source
+from s1_mini.corpus.errors import CorpusError
+from s1_mini.corpus.source import Source, describe_source, sha256_of
 from s1_mini.corpus.write import Layout
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import family_settings
 from s1_mini.types import AudioFormat
 from s1_mini.version import __version__
+from s1_mini.voices.added import unread_recordings
+from s1_mini.voices.library import SUFFIX, is_name
 
 # Settings that change what is heard, or what is refused; families' own are added.
 AUDIBLE = (
@@ -34,6 +37,7 @@ class Job:
     audio_format: AudioFormat
     header: Mapping[str, Any]
     voice: str | None = None  # of all texts that name none
+    voices: frozenset[str] = frozenset()  # that any text may name
     in_flight: int | None = None  # texts that the engine has at a time; None: twice its slots
     shard_size: int = 256
 
@@ -47,7 +51,7 @@ def for_many(config: EngineConfig) -> EngineConfig:
 
 
 def make_header(source: Source, config: EngineConfig, layout: Layout, audio_format: AudioFormat) -> dict[str, Any]:
-    """Tell all that the bytes of a corpus depend on. Raises `CheckpointNotFoundError`."""
+    """Tell all that the bytes of a corpus depend on. Raises `CheckpointNotFoundError` or `CorpusError`."""
     audible = {*AUDIBLE, *(name for kind in family_settings() for name in kind.model_fields)}
     return {
         "version": __version__,
@@ -57,24 +61,40 @@ def make_header(source: Source, config: EngineConfig, layout: Layout, audio_form
         "shard_size": source.shard_size,
         "layout": layout,
         "audio_format": audio_format,
-        **fingerprints(config),
+        **fingerprints(config, source.voices),
         "settings": config.model_dump(mode="json", include=audible),
     }
 
 
-def fingerprints(config: EngineConfig) -> dict[str, str | None]:
-    """Give the hashes of all files of the checkpoint and of the added voices."""
-    voices = config.voices_path
+def fingerprints(config: EngineConfig, voices: Iterable[str]) -> dict[str, Any]:
+    """Give the hash of the checkpoint, and of each of these voices that was added. Raises `CorpusError`."""
+    folder = config.voices_path
     return {
         "checkpoint": _fingerprint(find_checkpoint(config.checkpoint_path)),
-        "added_voices": None if voices is None or not voices.is_dir() else _fingerprint(voices),
+        "added_voices": {} if folder is None or not folder.is_dir() else _voices(folder, voices),
     }
 
 
+def _voices(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Hash voices that were added. A recording that is still to be read has no hash to rely on."""
+    unread = {recording.name: recording.audio for recording in unread_recordings(folder)}
+    found = {}
+    for name in sorted(names):
+        if name in unread:
+            raise CorpusError(
+                f"voice {name!r} is a recording in {folder} that is not read yet; make it a voice before: "
+                f"s1-mini voices add {name} {unread[name]} --text ... --replace"
+            )
+        if is_name(name) and (made := folder / f"{name}{SUFFIX}").is_file():
+            found[name] = sha256_of(made)
+    return found
+
+
 def _fingerprint(folder: Path) -> str:
+    """Hash all files of a checkpoint but hidden ones, which say how it was downloaded."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{content} {path.relative_to(folder).as_posix()}\n".encode())
+        name = path.relative_to(folder)
+        if not any(part.startswith(".") for part in name.parts):
+            digest.update(f"{sha256_of(path)} {name.as_posix()}\n".encode())
     return digest.hexdigest()

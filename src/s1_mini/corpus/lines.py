@@ -125,10 +125,21 @@ def _csv(file: IO[str], delimiter: str, path: Path) -> Iterator[Line]:
         except csv.Error as error:
             yield Line(first, reason=f"is not CSV up to line {rows.line_num}: {error}")
             continue
-        if len(row) == len(header):
+        if (wrong := _undecoded(row)) is not None:
+            yield Line(first, reason=f"is not UTF-8: it has the byte 0x{wrong:02x}")
+        elif len(row) == len(header):
             yield Line(first, dict(zip(header, row, strict=True)))
         elif row:
             yield Line(first, reason=f"has {len(row)} fields, and the header {len(header)}")
+
+
+def _undecoded(row: list[str]) -> int | None:
+    """Give the first byte that is no UTF-8, which `surrogateescape` made a half character; None if all are."""
+    try:
+        "".join(row).encode()
+    except UnicodeEncodeError as error:
+        return ord(error.object[error.start]) & 0xFF
+    return None
 
 
 def _csv_header(rows: Iterator[list[str]], path: Path) -> list[str]:

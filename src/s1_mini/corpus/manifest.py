@@ -61,7 +61,8 @@ def header_bytes(header: Mapping[str, Any]) -> bytes:
 def open_manifest(output: Output, header: Mapping[str, Any]) -> dict[int, Entry]:
     """Begin a corpus, or go on with it: give the entries of what is whole, and sweep what is half written.
 
-    Raises `CorpusError` if the output holds something else, or a corpus of another input or other settings.
+    Raises `CorpusError` if the output holds something else, or a corpus of another input or other settings of which
+    something is spoken.
     """
     found = output.read(HEADER)
     if found is None:
@@ -73,7 +74,9 @@ def open_manifest(output: Output, header: Mapping[str, Any]) -> dict[int, Entry]
             )
         output.write(HEADER, header_bytes(header))
     elif found != header_bytes(header):
-        raise CorpusError(_difference(found, header))
+        if not _is_ours(found) or output.names(ENTRIES):
+            raise CorpusError(_difference(found, header))
+        output.write(HEADER, header_bytes(header))
     shards = {match[1]: name for name in output.names(SHARDS) if (match := _SHARD.fullmatch(name))}
     entries = {entry.shard: entry for entry in _read_entries(output) if f"{entry.shard:06}" in shards}
     _sweep(output, entries)
@@ -115,14 +118,18 @@ def _sweep(output: Output, entries: Mapping[int, Entry]) -> None:
                 output.remove(f"{folder}/{name}" if folder else name)
 
 
-def _difference(found: bytes, header: Mapping[str, Any]) -> str:
+def _is_ours(found: bytes) -> bool:
     try:
-        before = json.loads(found)
-        is_ours = before.pop("format") == FORMAT
-    except (ValueError, AttributeError, KeyError, TypeError):
-        is_ours = False
-    if not is_ours:
+        return bool(json.loads(found)["format"] == FORMAT)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _difference(found: bytes, header: Mapping[str, Any]) -> str:
+    if not _is_ours(found):
         return f"the output holds a {HEADER} that is not of this program; name a new or empty place"
+    before = json.loads(found)
+    del before["format"]
     old, new = dict(_flat(before)), dict(_flat(json.loads(json.dumps(header))))
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     told = [f"{name} was {_told(old.get(name))} and is {_told(new.get(name))}" for name in names[:_MAX_NAMED]]

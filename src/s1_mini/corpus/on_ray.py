@@ -82,7 +82,7 @@ class Actor:
         """Find the same output and the same checkpoint as the process that reads the texts."""
         if open_output(self._job.output).read(HEADER) != header_bytes(self._job.header):
             raise CorpusError(f"{self._job.output} is not the same here; name s3://bucket/prefix, or a shared folder")
-        for name, value in fingerprints(self._job.config).items():
+        for name, value in fingerprints(self._job.config, self._job.voices).items():
             if value != self._job.header[name]:
                 raise CorpusError(f"{name.replace('_', ' ')}: other files are here; put the same on all machines")
 

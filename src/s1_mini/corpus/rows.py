@@ -88,7 +88,7 @@ def check(line: Line, number: int, file: str, columns: Columns, defaults: Defaul
         sampling = _sampling(line, columns, defaults)
         if sampling.seed is None:
             sampling = replace(sampling, seed=seed_of(identity, defaults.seed))
-        voice = _voice(line, columns) or defaults.voice
+        voice = voice_of(line, columns) or defaults.voice
     except RequestError as error:
         return BadLine(number, file, line.number, identity, str(error))
     return Row(number, file, line.number, identity, text, voice, sampling)
@@ -138,7 +138,8 @@ def _sampling(line: Line, columns: Columns, defaults: Defaults) -> SamplingParam
     return sampling if seed is None else replace(sampling, seed=_as_number(seed))
 
 
-def _voice(line: Line, columns: Columns) -> str | None:
+def voice_of(line: Line, columns: Columns) -> str | None:
+    """Give the voice that a line names, if it names one. Raises `ParameterError`."""
     voice = _value(line, columns.voice)
     if voice is None or isinstance(voice, str):
         return voice

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from s1_mini.aws.place import S3Place
 from s1_mini.corpus.errors import CorpusError
 from s1_mini.corpus.lines import SUFFIXES, Line, header_of, read_lines
-from s1_mini.corpus.rows import BadLine, Columns, Defaults, Row, Shard, check, id_of
+from s1_mini.corpus.rows import BadLine, Columns, Defaults, Row, Shard, check, id_of, voice_of
 from s1_mini.exceptions import ParameterError
 
 USUAL = ("text", "id", "voice", "seed", "parameters")
@@ -42,6 +42,7 @@ class Source:
     defaults: Defaults
     shard_size: int
     num_lines: int
+    voices: frozenset[str] = frozenset()  # that lines or the defaults name
 
     @property
     def num_shards(self) -> int:
@@ -77,12 +78,13 @@ def open_source(place: str, asked: Mapping[str, str | None], defaults: Defaults,
     """
     with tempfile.TemporaryDirectory(prefix="s1-mini-corpus-") as folder:
         paths = _download(S3Place.parse(place), Path(folder)) if place.startswith("s3://") else _find(Path(place))
-        files = tuple(InputFile(path.name, path, _sha256(path), _stamp(path)) for path in paths)
+        files = tuple(InputFile(path.name, path, sha256_of(path), _stamp(path)) for path in paths)
         columns = _choose(asked, files)
-        num_lines = _look_through(files, columns)
+        num_lines, voices = _look_through(files, columns)
         if not num_lines:
             raise CorpusError(f"{place} holds no text: all of it is blank")
-        yield Source(files, columns, defaults, shard_size, num_lines)
+        voices |= {defaults.voice} if defaults.voice else set()
+        yield Source(files, columns, defaults, shard_size, num_lines, frozenset(voices))
 
 
 def _all_lines(files: tuple[InputFile, ...], columns: list[str]) -> Iterator[tuple[InputFile, Line]]:
@@ -107,29 +109,38 @@ def _is_read(name: str) -> bool:
 def _download(place: S3Place, folder: Path) -> list[Path]:
     """Bring an object, or those directly below a prefix, to this machine."""
     from s1_mini.aws.clients import Clients
-    from s1_mini.aws.failures import About, explained, is_missing
+    from s1_mini.aws.failures import About, explained
 
     about = About(doing=f"{place} cannot be read", bucket=place.bucket, needs="s3:GetObject, s3:ListBucket")
     with explained(about, CorpusError):
         client = Clients()["s3"]
-        keys = [place.key]
-        if not _is_read(place.key):
-            pages = client.get_paginator("list_objects_v2").paginate(
-                Bucket=place.bucket, Prefix=place.join(""), Delimiter="/"
-            )
-            keys = [one["Key"] for page in pages for one in page.get("Contents", [])]
+        is_file = _is_read(place.key.rpartition("/")[2])
+        keys = [place.key] if is_file and _is_there(client, place) else _below(client, place)
         wanted = sorted(key for key in keys if _is_read(key.rpartition("/")[2]))
         if not wanted:
-            raise CorpusError(f"{place} holds no object that ends in {', '.join(SUFFIXES)}")
+            told = "is not there" if is_file else f"holds no object that ends in {', '.join(SUFFIXES)}"
+            raise CorpusError(f"{place} {told}")
         paths = [folder / key.rpartition("/")[2] for key in wanted]
         for key, path in zip(wanted, paths, strict=True):
-            try:
-                client.download_file(place.bucket, key, str(path))
-            except client.exceptions.ClientError as error:
-                if is_missing(error):
-                    raise CorpusError(f"s3://{place.bucket}/{key} is not there") from None
-                raise
+            client.download_file(place.bucket, key, str(path))
         return paths
+
+
+def _is_there(client: Any, place: S3Place) -> bool:
+    from s1_mini.aws.failures import is_missing
+
+    try:
+        client.head_object(Bucket=place.bucket, Key=place.key)
+    except client.exceptions.ClientError as error:
+        if is_missing(error):
+            return False
+        raise
+    return True
+
+
+def _below(client: Any, place: S3Place) -> list[str]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=place.join(""), Delimiter="/")
+    return [one["Key"] for page in pages for one in page.get("Contents", [])]
 
 
 def _choose(asked: Mapping[str, str | None], files: tuple[InputFile, ...]) -> Columns:
@@ -159,13 +170,15 @@ def _keys(file: InputFile) -> list[str]:
     return list(keys)
 
 
-def _look_through(files: tuple[InputFile, ...], columns: Columns) -> int:
-    """Count the lines. Raises `CorpusError` if an id is there twice."""
-    number, seen = 0, set[bytes]()
-    wanted = [] if columns.id is None else [columns.id]
+def _look_through(files: tuple[InputFile, ...], columns: Columns) -> tuple[int, set[str]]:
+    """Count the lines, and find the voices that they name. Raises `CorpusError` if an id is there twice."""
+    number, seen, voices = 0, set[bytes](), set[str]()
+    wanted = [name for name in (columns.id, columns.voice) if name is not None]
     for file, line in _all_lines(files, wanted or [columns.text]):
+        if (voice := _try(voice_of, line, columns)) is not None:
+            voices.add(voice)
         if columns.id is not None and not line.reason:
-            identity = _try_id(line, number, columns)
+            identity = _try(id_of, line, number, columns)
             key = hashlib.blake2b((identity or "").encode(), digest_size=16).digest()
             if identity is not None and key in seen:
                 first, before = _first_with(identity, files, columns)
@@ -175,12 +188,12 @@ def _look_through(files: tuple[InputFile, ...], columns: Columns) -> int:
                 )
             seen.add(key)
         number += 1
-    return number
+    return number, voices
 
 
-def _try_id(line: Line, number: int, columns: Columns) -> str | None:
+def _try(read: Callable[..., str | None], *arguments: Any) -> str | None:
     try:
-        return id_of(line, number, columns)
+        return read(*arguments)
     except ParameterError:
         return None  # a bad line, which is told later
 
@@ -189,11 +202,12 @@ def _first_with(identity: str, files: tuple[InputFile, ...], columns: Columns) -
     return next(
         (file, line)
         for number, (file, line) in enumerate(_all_lines(files, columns.names))
-        if not line.reason and _try_id(line, number, columns) == identity
+        if not line.reason and _try(id_of, line, number, columns) == identity
     )
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Hash a file. Raises `CorpusError` if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -51,6 +51,22 @@ class Recording:
     transcript: Path
 
 
+def unread_recordings(folder: Path) -> list[Recording]:
+    """Give the recordings in a directory that are newer than the voices made from them, sorted by name."""
+    entries = {entry.name: entry for entry in os.scandir(folder)}
+    found = []
+    for file in sorted(entries):
+        path = folder / file
+        if path.suffix.lower() not in RECORDINGS or file.startswith("."):
+            continue
+        recording = Recording(path.stem, path, path.with_suffix(TRANSCRIPT))
+        made = entries.get(path.stem + SUFFIX)
+        sources = [entries[source.name] for source in (path, recording.transcript) if source.name in entries]
+        if made is None or made.stat().st_mtime_ns < max(source.stat().st_mtime_ns for source in sources):
+            found.append(recording)
+    return found
+
+
 class AddedVoices(Protocol):
     """What a roster needs of the place where added voices are."""
 
@@ -206,18 +222,7 @@ class VoiceDirectory:
 
     def recordings(self) -> list[Recording]:
         """Recordings that are newer than the voices made from them, sorted by name."""
-        entries = {entry.name: entry for entry in os.scandir(self._folder)}
-        found = []
-        for file in sorted(entries):
-            path = self._folder / file
-            if path.suffix.lower() not in RECORDINGS or file.startswith("."):
-                continue
-            recording = Recording(path.stem, path, path.with_suffix(TRANSCRIPT))
-            made = entries.get(path.stem + SUFFIX)
-            sources = [entries[source.name] for source in (path, recording.transcript) if source.name in entries]
-            if made is None or made.stat().st_mtime_ns < max(source.stat().st_mtime_ns for source in sources):
-                found.append(recording)
-        return found
+        return unread_recordings(self._folder)
 
     def _look(self) -> set[str]:
         found = [entry.name for entry in os.scandir(self._folder) if entry.name.endswith(SUFFIX)]
