@@ -34,7 +34,7 @@ BACK_S = 90.0  # two processes that load torch, beside 32 clients on one core; i
 
 @pytest.fixture(scope="module")
 def door(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
-    limits = {"MAX_REQUESTS_PER_CLIENT": "40", "SEND_TIMEOUT_S": "4", "HEAD_TIMEOUT_S": "1"}
+    limits = {"MAX_REQUESTS": "32", "MAX_REQUESTS_PER_CLIENT": "40", "SEND_TIMEOUT_S": "4", "HEAD_TIMEOUT_S": "1"}
     settings = {f"S1_MINI_SERVER_{name}": value for name, value in limits.items()}
     with replicated(tiny, tmp_path_factory.mktemp("store"), "--max-batch-size", "16", **settings) as door:
         yield door
@@ -212,6 +212,30 @@ def test_a_head_of_as_many_headers_as_are_allowed_is_taken(door: Replicas) -> No
     assert received.split()[1] == b"200"
 
 
+@pytest.mark.parametrize(
+    ("lines", "status", "code"),
+    [
+        (b"DELETE /models/a HTTP/1.1\r\nAuthorization: Bearer \xe9", 404, "model_not_found"),
+        (b"DELETE /%6dodels/a HTTP/1.1", 404, "model_not_found"),
+        (b"POST /health HTTP/1.1\r\nContent-Length: 0", 405, "method_not_allowed"),
+        (b"GET /pin%67 HTTP/1.1", 200, None),
+    ],
+    ids=["a header that is not ASCII", "an encoded path", "another method", "an encoded ping"],
+)
+def test_what_is_about_all_replicas_is_answered_in_the_shape_of_all_answers(
+    door: Replicas, lines: bytes, status: int, code: str | None
+) -> None:
+    received, _ = exchange(door, lines + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    head, _, body = received.decode().partition("\r\n\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in head.splitlines()[1:])
+
+    assert int(head.split()[1]) == status
+    assert len(headers["x-request-id"]) == 16
+    if code is not None:
+        error = json.loads(body)["error"]
+        assert (error["code"], error["request_id"]) == (code, headers["x-request-id"])
+
+
 def test_many_idle_connections_keep_nobody_out(door: Replicas, http: httpx2.Client) -> None:
     plugs = [socket.create_connection(("127.0.0.1", door.port), timeout=20) for _ in range(400)]
     for plug in plugs[200:]:
@@ -256,6 +280,7 @@ def test_one_client_has_no_more_than_its_share_of_all_replicas_together(door: Re
         for stream in streams:
             stream.__enter__()
         refused = client.post("/v1/tts", json=SHORT)
+        encoded = client.post("/v1/%74ts", json=SHORT)
         forged = client.post("/v1/tts", json=SHORT, headers={"X-Forwarded-For": "192.0.2.1, 127.0.0.1"})
         other = client.post(
             "/v1/tts", json=SHORT, headers={"X-Forwarded-For": "192.0.2.1"}
@@ -264,10 +289,31 @@ def test_one_client_has_no_more_than_its_share_of_all_replicas_together(door: Re
             stream.__exit__(None, None, None)
     wait_until(lambda: sum(requests_inside(door)) == 0)
 
-    assert [answer.status_code for answer in (refused, forged, other)] == [429, 429, 200]
+    assert [answer.status_code for answer in (refused, encoded, forged, other)] == [429, 429, 429, 200]
     error = refused.json()["error"]
     assert (error["code"], error["request_id"]) == ("too_many_requests", refused.headers["X-Request-Id"])
     assert refused.headers["Retry-After"] == "1"
+
+
+def test_what_is_too_much_for_all_replicas_reaches_none_of_them(door: Replicas, http: httpx2.Client) -> None:
+    body = json.dumps(LOAD).encode()
+    with ExitStack() as stack:
+        for number in range(64):
+            plug = stack.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=20))
+            plug.sendall(
+                f"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 192.0.2.{number % 2}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                + body
+            )
+        wait_until(lambda: sum(requests_inside(door)) == 64)
+        refused = http.post("/v1/tts", json=SHORT, headers={"X-Request-Id": "one-too-many"})
+        others = [http.get(path).status_code for path in ("/ping", "/v1/voices")]
+    wait_until(lambda: sum(requests_inside(door)) == 0)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_busy")
+    assert refused.headers["Retry-After"] == "1"
+    assert others == [200, 200]
+    assert not door.told(logger="s1_mini.server.access", request_id="one-too-many")
 
 
 def test_a_replica_killed_under_load_loses_its_own_requests_and_no_other_and_comes_back(

@@ -16,13 +16,20 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from s1_mini.exceptions import EngineNotReadyError
 from s1_mini.replicas.asking import Answer, ask
-from s1_mini.server.errors import BodyTooLargeError, BodyTooSlowError, ServerError, error_response
+from s1_mini.server.errors import (
+    BodyTooLargeError,
+    BodyTooSlowError,
+    ServerError,
+    error_response,
+    misaddressed,
+)
 
 if TYPE_CHECKING:
     from s1_mini.replicas.replica import Replica
@@ -57,7 +64,8 @@ class AboutAll:
                 Route("/metrics", self._metrics),
                 Route("/models", self._load, methods=["POST"]),
                 Route("/models/{name}", self._unload, methods=["DELETE"]),
-            ]
+            ],
+            exception_handlers={HTTPException: _refuse},
         )
 
     async def prepare(self, replica: Replica) -> None:
@@ -191,6 +199,17 @@ class Figures(Collector):
             ready.add_metric([replica.member.name], float(replica.is_ready))
             starts.add_metric([replica.member.name], replica.num_starts)
         yield from (ready, starts)
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    """Put what the framework refuses into the shape of all errors."""
+    assert isinstance(error, HTTPException)
+    allowed = (error.headers or {}).get("Allow", "")
+    refused = misaddressed(request.method, request.url.path, allowed)
+    response = error_response(refused, request.headers.get("x-request-id"))
+    if allowed:
+        response.headers["Allow"] = allowed
+    return response
 
 
 def _sum(values: Iterable[Any]) -> int:

@@ -31,15 +31,16 @@ async def ask(
     body: bytes = b"",
     within_s: float,
 ) -> Answer:
-    """Ask the server that listens at `path`. Raises `OSError`, which a `TimeoutError` is, too."""
+    """Ask the server that listens at `path`; headers are Latin-1. Raises `OSError`, which a `TimeoutError` is, too."""
     connection = h11.Connection(h11.CLIENT)
     sent = {"host": "localhost"} | {name.lower(): value for name, value in (headers or {}).items()}
     sent |= {"content-length": str(len(body)), "connection": "close"}
+    fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent.items()]
     async with asyncio.timeout(within_s):
         reader, writer = await asyncio.open_unix_connection(path)  # type: ignore[attr-defined,unused-ignore] # Windows has none
         try:
             for event in (
-                h11.Request(method=method, target=target, headers=list(sent.items())),
+                h11.Request(method=method, target=target, headers=fields),
                 h11.Data(data=body),
                 h11.EndOfMessage(),
             ):

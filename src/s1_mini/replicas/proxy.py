@@ -20,6 +20,7 @@ from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, RequestT
 from s1_mini.server.connections import SEND_BUFFER_BYTES
 from s1_mini.server.errors import (
     BodyTooSlowError,
+    BusyError,
     DrainingError,
     ReplicaLostError,
     TooManyRequestsError,
@@ -39,6 +40,7 @@ SMALL_BODY_BYTES = 12_000  # in which the proxy looks for the name of a voice; i
 KEEP_ALIVE_S = 75  # as the server: longer than a load balancer's
 MARGIN_S = 10  # after which the proxy ends what a replica should have ended
 MAX_CONNECTIONS = 30_000  # idle ones cost some hundred bytes each; those under way the replicas bound themselves
+SPARE = 32  # connections of a replica for what does not speak, beside those of requests that do
 MAX_ADMIN_BYTES = 2**20
 ADMIN_S = 5.0
 
@@ -68,6 +70,7 @@ def describe_proxy(
     pause_s = max(settings.send_timeout_s, settings.body_timeout_s) + MARGIN_S
     socket_s = settings.max_websocket_s + MARGIN_S
     proxied = _addresses(os.environ.get(TRUSTED) or LOOPBACK)
+    full = BusyError("as many requests are being answered as may be; try again in a second")
     nobody = EngineNotReadyError("no replica speaks at this moment; try again later")
     lines = f"""
 global
@@ -86,6 +89,7 @@ defaults
     option dontlog-normal
     option disable-h2-upgrade
     option http-ignore-probes
+    option abortonclose
     option http-no-delay
     option redispatch 1
     retries 3
@@ -120,9 +124,10 @@ frontend door
     http-request set-var(txn.id) unique-id unless is_sane_id
     http-request set-header X-Request-Id %[var(txn.id)]
 
+    http-request set-var(txn.path) path,url_dec
     acl is_get method GET HEAD
-    acl asks_health path /ping /ready
-    acl asks_of_all path /health /metrics
+    acl asks_health var(txn.path) -m str /ping /ready
+    acl asks_of_all var(txn.path) -m str /health /metrics
     acl drains str(now),map({folder / STATES}) -m str draining
     acl one_speaks nbsrv(replicas) gt 0
     http-request return status 200 hdr X-Request-Id %[var(txn.id)] if asks_health is_get !drains one_speaks
@@ -131,13 +136,15 @@ frontend door
 
     acl speaks method POST
     acl speaks hdr(upgrade) -i websocket
-    acl speaks_there path_beg {speaks}
+    acl speaks_there var(txn.path) -m beg {speaks}
     acl is_proxied src {proxied}
     acl is_forwarded req.hdr(x-forwarded-for) -m found
     http-request set-var(txn.client) src
     http-request set-var(txn.client) req.hdr_ip(x-forwarded-for,-1) if is_proxied is_forwarded
     http-request track-sc0 var(txn.client) table clients if speaks speaks_there
     {_per_client(settings.max_requests_per_client)}
+    http-request set-var(txn.spare) nbsrv(replicas),mul({SPARE})
+    http-request {_return(full)} if speaks speaks_there {{ be_conn_free(replicas),sub(txn.spare) le 0 }} one_speaks
 
     acl is_post method POST
     acl is_small req.hdr_val(content-length) le {SMALL_BODY_BYTES}
@@ -148,8 +155,8 @@ frontend door
     http-request set-var(txn.home) var(txn.voice),crc32(1),mod({count})
     http-request set-var(txn.under_way) be_conn(replicas)
     use_backend all if asks_of_all
-    use_backend all if {{ path /models }} {{ method POST }}
-    use_backend all if {{ path_beg /models/ }} {{ method DELETE }}
+    use_backend all if {{ var(txn.path) -m str /models }} {{ method POST }}
+    use_backend all if {{ var(txn.path) -m beg /models/ }} {{ method DELETE }}
     default_backend replicas
 
 backend connections
@@ -159,6 +166,7 @@ backend clients
     stick-table type ipv6 size 100k expire 1m store conn_cur
 
 backend all
+    http-response set-header X-Request-Id %[var(txn.id)]
     server supervisor unix@{folder / ABOUT_ALL}
 
 backend replicas
@@ -166,7 +174,7 @@ backend replicas
     option httpchk
     http-check send meth GET uri /ready ver HTTP/1.1 hdr Host localhost
     http-check expect status 200
-    default-server check inter 1s fastinter 500ms downinter 500ms fall 3 rise 1
+    default-server check inter 1s fastinter 500ms downinter 500ms fall 3 rise 1 maxconn {settings.max_requests + SPARE}
 {_servers(members)}
 """
     return "\n".join(line for line in lines.splitlines() if line.strip()) + "\n"

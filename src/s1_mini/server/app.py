@@ -25,7 +25,7 @@ from s1_mini.exceptions import S1MiniError
 from s1_mini.server import page, routes_health, routes_openai, routes_tts, routes_voices, websocket
 from s1_mini.server.connections import Connections
 from s1_mini.server.edge import Edge
-from s1_mini.server.errors import BodyError, MethodError, NotFoundError, ServerError, error_response, from_validation
+from s1_mini.server.errors import BodyError, error_response, from_validation, misaddressed
 from s1_mini.server.gate import EngineDied, Gate
 from s1_mini.server.limits import Limits
 from s1_mini.server.member import Member
@@ -136,16 +136,13 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
 def _translate_http(request: Request, error: Exception) -> Response:
     """Put what the framework refuses into our shape."""
     assert isinstance(error, HTTPException)
-    kinds: dict[int, type[ServerError]] = {400: BodyError, 404: NotFoundError, 405: MethodError}
-    if error.status_code not in kinds:
+    if error.status_code == 400:
+        return _answer(request, BodyError(str(error.detail)))
+    if error.status_code not in (404, 405):
         raise error
-    path, allowed = request.url.path[:100], _allowed(request)
-    sentences = {
-        404: f"there is no {path!r} here; /docs lists what there is",
-        405: f"{request.method[:20]} is not for {path!r}; allowed: {allowed}",
-    }
-    response = _answer(request, kinds[error.status_code](sentences.get(error.status_code, str(error.detail))))
-    if error.status_code == 405:
+    allowed = _allowed(request) if error.status_code == 405 else ""
+    response = _answer(request, misaddressed(request.method, request.url.path, allowed))
+    if allowed:
         response.headers["Allow"] = allowed
     return response
 

@@ -250,6 +250,14 @@ def error_response(error: BaseException, request_id: str | None) -> JSONResponse
     return JSONResponse(describe(error, request_id), row.status, headers)
 
 
+def misaddressed(method: str, path: str, allowed: str) -> ServerError:
+    """Say that there is no such path or, if it takes other methods, which these are."""
+    path = path[:100]
+    if allowed:
+        return MethodError(f"{method[:20]} is not for {path!r}; allowed: {allowed}")
+    return NotFoundError(f"there is no {path!r} here; /docs lists what there is")
+
+
 def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1MiniError:
     """Make one error of pydantic's list: the first, and how many more there are. `known` are the fields there are."""
     first = problems[0]
