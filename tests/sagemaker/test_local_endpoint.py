@@ -193,7 +193,9 @@ def test_a_store_without_room_for_a_failure_accepts_nothing(
         runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=json.dumps(SHORT))
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "../x", "s3://bucket/key", "file:///x/%00", "in-none.json"])
+@pytest.mark.parametrize(
+    "location", ["file:///etc/passwd", "../x", "s3://bucket/key", "file:///x/%00", "file://[::1", "in-none.json"]
+)
 def test_an_input_outside_the_store_is_a_failure_that_is_told(runtime: Any, location: str) -> None:
     accepted = runtime.invoke_endpoint_async(EndpointName=ENDPOINT, InputLocation=location)
     told = json.loads(wait_for(accepted["FailureLocation"], accepted["OutputLocation"]).read_text())

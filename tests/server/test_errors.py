@@ -225,10 +225,17 @@ def test_every_error_of_the_package_has_a_line_in_the_table_and_every_code_one_s
     assert {code for code, found in statuses.items() if len(found) > 1} == set()
 
 
-@pytest.mark.parametrize("charset", ["undefined", "no-such"])
-def test_a_form_of_a_charset_that_reads_nothing_is_no_fault_of_ours(http: httpx2.Client, charset: str) -> None:
+@pytest.mark.parametrize(
+    ("charset", "status"),
+    [("utf-8", 200), ("US-ASCII", 200), ("latin1", 200), ("punycode", 400), ("undefined", 400), ("no-such", 400)],
+)
+def test_forms_are_read_in_charsets_that_take_no_time(http: httpx2.Client, charset: str, status: int) -> None:
     part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
     content = part % (b"text", b"Hi.") + part % (b"max_new_tokens", b"4") + b"--x--\r\n"
     kind = f"multipart/form-data; boundary=x; charset={charset}"
 
-    assert http.post("/v1/tts", content=content, headers={"Content-Type": kind}).status_code in (200, 400)
+    answer = http.post("/v1/tts", content=content, headers={"Content-Type": kind})
+
+    assert answer.status_code == status, answer.text
+    if status == 400:
+        assert answer.json()["error"]["message"] == f"the form's charset is '{charset}'; send utf-8"

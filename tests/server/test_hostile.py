@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ import httpx2
 import numpy as np
 import pytest
 import soundfile
-from websockets.sync.client import connect
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from tests.server.conftest import LONG_SPEECH, Door, serving, wait_until
@@ -267,6 +269,25 @@ def test_a_head_of_hundreds_of_headers_is_refused(door: Door) -> None:
     assert b"at most 100 are allowed" in told
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell before all is read")
+@pytest.mark.parametrize("more", [b"POST", b"a" * 30_000, b"a" * 3_000_000], ids=["word", "more", "much"])
+def test_who_leaves_after_the_first_bytes_of_another_request_leaves_the_slot_to_others(
+    open_door: Door, more: bytes
+) -> None:
+    before = open_door.engine.metrics.ends["cancelled"]
+    body = json.dumps(LONG_SPEECH | {"max_new_tokens": 400}).encode()
+    head = f"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", open_door.port), timeout=20) as plug:
+        plug.sendall(head.encode() + b"\r\n\r\n" + body)
+        wait_until(lambda: open_door.engine.health_check()["requests"] == 1)
+        with suppress(ConnectionError):
+            plug.sendall(more[:10])
+            plug.sendall(more[10:])
+    wait_until(lambda: open_door.engine.health_check()["requests"] == 0)
+
+    assert open_door.engine.metrics.ends["cancelled"] > before
+
+
 def test_an_upload_in_many_small_pieces_is_read(door: Door) -> None:
     lines = [json.dumps({"text": "Hi.", "number": number}).encode() + b"\n" for number in range(900)]
     with door.client() as client:
@@ -357,3 +378,23 @@ def test_recordings_of_sessions_and_messages_without_an_end_count_among_the_bodi
                 last.sendall(b"\x01\xff" + (2_000_000).to_bytes(8) + b"\0\0\0\0" + b"a" * 700_000)  # fits alone
             assert is_closed(last)
         wait_until(lambda: door.app.state.gate.body_bytes == 0)
+
+
+def test_recordings_of_all_stretches_that_wait_count(small_engine: ProductionTTSEngine) -> None:
+    def fill(session: ClientConnection) -> None:
+        session.send(json.dumps({"type": "input.text", "text": "It goes on and on. " * 200}))
+        for _ in range(20):
+            recording = base64.b64encode(flac(3)).decode()
+            session.send(json.dumps({"type": "session.config", "reference_audio": recording}))
+            session.send(json.dumps({"type": "input.text", "text": "Hi there. And"}))
+        while True:
+            session.recv(timeout=20)
+
+    with serving(small_engine, max_bodies_bytes=1_000_000) as door:
+        url = f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream"
+        with connect(url, proxy=None) as session, pytest.raises(ConnectionClosed) as closed:
+            fill(session)
+        wait_until(lambda: door.app.state.gate.body_bytes == 0)
+
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1013  # try again later

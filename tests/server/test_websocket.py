@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -188,6 +188,22 @@ def test_who_says_nothing_and_who_stays_too_long_is_shown_out(small_engine: Prod
 
         assert messages[0]["error"]["code"] == "session_timeout"
         assert closed == 1008
+
+
+def test_who_waits_for_a_slot_is_not_idle(small_engine: ProductionTTSEngine) -> None:
+    with serving(small_engine, websocket_idle_s=0.5) as door, ExitStack() as others:
+        for _ in range(3 * small_engine.config.max_batch_size):
+            other = others.enter_context(session(door))
+            say(other, **CONFIG | {"max_new_tokens": 400})
+            say(other, type="input.text", text="A sentence that goes on and on, longer than anybody waits. And")
+        wait_until(lambda: door.engine.state().num_waiting > 0)
+        with session(door) as socket:
+            say(socket, **CONFIG)
+            say(socket, type="input.text", text="A sentence that waits. And")
+            messages, _, _ = hear(socket)
+
+    assert [message["type"] for message in messages] == ["audio.start", "audio.done", "error"]
+    assert messages[-1]["error"]["code"] == "session_timeout"
 
 
 def test_who_goes_away_leaves_the_slot_to_others(door: Door) -> None:

@@ -118,7 +118,10 @@ class FolderStore:
         return self._directory / f".{name}.reserved"
 
     def _path_of(self, location: str) -> Path:
-        parts = urlsplit(location)
+        try:
+            parts = urlsplit(location)
+        except ValueError:  # half an address
+            parts = urlsplit("")
         if parts.scheme not in ("", "file") or parts.netloc:
             raise BodyError(f"the input {location[:200]!r} is not in this store; it is the folder {self._directory}")
         try:

@@ -6,11 +6,13 @@ Sizes and pace are limited before (`limits`); here it is about what the bytes sa
 from __future__ import annotations
 
 import asyncio
+import codecs
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import State, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -25,6 +27,7 @@ Result = TypeVar("Result")
 JSON, FORM = "application/json", "multipart/form-data"
 JSON_TYPES = frozenset({JSON, "text/json"})
 SMALL_BYTES = 64 * 1024  # parsed at once; more takes a thread
+CHARSETS = ("utf-8", "ascii", "iso8859-1")  # of a form; some of Python's take minutes for a megabyte
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 1024 * 1024  # of a form's field that is no file
 
@@ -75,12 +78,13 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
     """Read a form whose field `file_field` is a file. Raises `BodyError` or `InvalidError`."""
     fields: dict[str, str] = {}
     recording: bytes | None = None
+    _check_charset(request)
     parser = _InMemory(
         request.headers, request.stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES
     )
     try:
         form = await parser.parse()
-    except (MultiPartException, KeyError, UnicodeError) as error:  # of a charset that decodes nothing
+    except (MultiPartException, KeyError, UnicodeError) as error:
         reason = error.message if isinstance(error, MultiPartException) else "its type or a name cannot be read"
         raise BodyError(f"the form cannot be read: {reason}") from None
     try:
@@ -115,6 +119,18 @@ async def read_speech(request: Request) -> SpeechRequest:
     if body.reference_audio is not None and len(body.reference_audio) > SMALL_BYTES:
         return await in_turn(request.app.state, body.to_request, recording)
     return body.to_request(recording)
+
+
+def _check_charset(request: Request) -> None:
+    """Raise `BodyError` for a form of another charset than `CHARSETS`."""
+    _, parameters = parse_options_header(request.headers.get("content-type"))
+    given = parameters.get(b"charset", b"utf-8").decode("latin-1")
+    try:
+        is_read = codecs.lookup(given).name in CHARSETS
+    except (LookupError, ValueError):
+        is_read = False
+    if not is_read:
+        raise BodyError(f"the form's charset is {given[:40]!r}; send {CHARSETS[0]}")
 
 
 def _said(request: Request) -> str:

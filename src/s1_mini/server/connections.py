@@ -20,6 +20,7 @@ from s1_mini.server.settings import ServerSettings
 if sys.platform != "win32":  # which has no such limit
     import fcntl
     import resource
+    import select
     import termios
 
 logger = logging.getLogger(__name__)
@@ -157,12 +158,38 @@ class Told:
 
 def _unsent(transport: asyncio.Transport) -> int:
     """Give the bytes that the system holds for the other side; 0 where it does not tell."""
+    num = 0
     if sys.platform == "linux":
+        num = _queued(transport, termios.TIOCOUTQ)
+    return num
+
+
+def unread(transport: asyncio.Transport) -> int:
+    """Give the bytes that have come and were not read; 0 where the system does not tell."""
+    num = 0
+    if sys.platform != "win32":
+        num = _queued(transport, termios.FIONREAD)
+    return num
+
+
+def _queued(transport: asyncio.Transport, request: int) -> int:
+    """Ask the system how many bytes lie in a queue of a connection; 0 if that is being closed."""
+    if sys.platform != "win32":
         told = bytearray(4)
-        with suppress(OSError, ValueError):  # it is being closed
-            fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, told)
+        with suppress(OSError, ValueError):
+            fcntl.ioctl(transport.get_extra_info("socket").fileno(), request, told)
             return int.from_bytes(told, sys.byteorder)
     return 0
+
+
+def has_left(transport: asyncio.Transport) -> bool:
+    """Tell whether the other side has closed, also where what it sent before is not read yet; only Linux tells."""
+    if sys.platform == "linux":
+        with suppress(OSError, ValueError):  # it is being closed
+            look = select.poll()
+            look.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+            return bool(look.poll(0))
+    return False
 
 
 def open_more_files() -> None:

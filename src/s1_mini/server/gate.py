@@ -32,10 +32,11 @@ class HeldBytes:
         self.num_bytes = 0
 
     def set(self, num_bytes: int) -> None:
-        """Say how many there are now. Raises `BusyError` if there are any, and with those of all too many."""
+        """Say how many there are now. Raises `BusyError` if they have become more, and with those of all too many."""
+        grows = num_bytes > self.num_bytes
         self._gate.body_bytes += num_bytes - self.num_bytes
         self.num_bytes = num_bytes
-        if num_bytes and self._gate.body_bytes > self._max_bytes:
+        if grows and self._gate.body_bytes > self._max_bytes:
             raise BusyError("the bodies of all requests are too many bytes at this moment; try again in a second")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import deque
 from contextlib import aclosing, suppress
 from typing import Annotated, Any, cast
 
@@ -67,9 +68,10 @@ class Session:
         self._record = record_of(socket)
         self._config = SessionConfig(type="session.config")
         self._recording: bytes | None = None
-        self._held = self._state.gate.hold()  # the recording's bytes
+        self._held = self._state.gate.hold()  # the bytes of all recordings that are still needed
         self._rest = ""
         self._stretches: asyncio.Queue[SpeechRequest | None] = asyncio.Queue()
+        self._unspoken: deque[SpeechRequest] = deque()  # those in there, and the one that is being spoken
         self._says: bool | None = None  # whether what came says anything; None before any text came
         self._num_waiting = 0  # characters in there
         self._num_spoken = 0
@@ -90,7 +92,13 @@ class Session:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._held.set(0)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let go of recordings now: what still refers to this session ends only when the collector comes by."""
+        self._unspoken.clear()
+        self._stretches, self._recording = asyncio.Queue(), None
+        self._held.set(0)
 
     async def _fail(self, error: S1MiniError) -> None:
         self._record.code = code_of(error)
@@ -120,7 +128,7 @@ class Session:
                     self._last_moved = now
                     if await self._take(message):
                         break
-                elif now - self._last_moved > settings.websocket_idle_s:
+                elif not self._unspoken and now - self._last_moved > settings.websocket_idle_s:
                     raise IdleError(f"nothing came for {settings.websocket_idle_s:g} s")
             await self._watch(ends)
         finally:
@@ -176,8 +184,14 @@ class Session:
         recording = None if coded is None else await in_turn(self._state, decode_base64, coded)
         if recording is not None:
             read_recording(recording, self._state.engine.config.max_reference_bytes)
-        self._held.set(len(recording or b""))
         self._recording, self._config = recording, config
+        self._count_recordings()
+
+    def _count_recordings(self) -> None:
+        """Tell how many bytes of recordings are held, each once. Raises `BusyError` if they are too many."""
+        recordings = [self._recording, *(request.reference_audio for request in self._unspoken)]
+        distinct = {id(recording): len(recording) for recording in recordings if recording is not None}
+        self._held.set(sum(distinct.values()))
 
     def _add(self, text: str) -> None:
         # Not read further instead, the client would not be heard when it goes away or answers a ping.
@@ -209,6 +223,7 @@ class Session:
             **{name: getattr(config, name) for name in Sampling.model_fields},
         )
         self._num_waiting += len(text)
+        self._unspoken.append(request)
         self._stretches.put_nowait(request)
 
     # ---- what goes out --------------------------------------------------------------------------------------------
@@ -217,6 +232,8 @@ class Session:
         while (request := await self._stretches.get()) is not None:
             await self._say(request)
             self._num_waiting -= len(request.text)
+            self._unspoken.popleft()
+            self._count_recordings()
             self._stretches.task_done()
             self._last_moved = time.monotonic()
         self._stretches.task_done()

@@ -1,7 +1,8 @@
 """The HTTP protocol on a connection: uvicorn's, with an end to everything that a client may leave half done.
 
 Uvicorn waits for ever for the head of a request, for the rest of a body that was answered before it was read, and for a
-client to take what it was sent. Between two requests of a connection its keep-alive limit counts.
+client to take what it was sent; and while it reads nothing, since the next request has begun already, it does not
+notice that a client leaves. Between two requests of a connection its keep-alive limit counts.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
+import struct
+import sys
 from http import HTTPStatus
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from s1_mini.server.connections import Connections
+from s1_mini.server.connections import Connections, has_left, unread
 from s1_mini.server.errors import HeadTooSlowError, HttpError, ServerError, describe, row_of
 from s1_mini.server.member import PROXY
 
@@ -23,8 +27,11 @@ logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024
 LINGER_S = 2.0  # for the rest of a body that nobody reads
+MAX_AHEAD_BYTES = 2 * MAX_HEAD_BYTES  # of requests after the one that is being answered
+LOOK_S = 0.25  # between looks at whether a client has left of whom nothing is read for now
 MAX_HEADERS = 100
 ADDED_BYTES, ADDED_HEADERS = 1024, 2  # by the proxy before several replicas: whose request it is, and its id
+RESETS = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)  # of SO_LINGER: on, for no time
 FREE_PIECES = 1024  # of a body, of whatever size; all may come in one turn of the event loop
 PIECE_BYTES = 512  # that further pieces have in the mean: each costs as much as a kilobyte
 
@@ -41,6 +48,7 @@ class Wire(H11Protocol):
         self._allowed_s: float = state.settings.head_timeout_s
         self._waiting: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
+        self._watching: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first head, if there is room for one more connection."""
@@ -55,14 +63,23 @@ class Wire(H11Protocol):
             return
         super().data_received(data)
         self._look()
+        if self._watching is None:
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
         super().connection_lost(exc)
-        if self._lingering is not None:
-            self._lingering.cancel()
+        for timer in (self._lingering, self._watching):
+            if timer is not None:
+                timer.cancel()
         self._connections.leave(self.transport)
         self._rest()
+
+    def handle_events(self) -> None:
+        """Act on what was read; a request that begins may break off only so that its client sees it."""
+        super().handle_events()
+        if self.cycle is not None and self.conn.their_http_version == b"1.0":
+            self.cycle.transport = Resetting(self.transport, self.conn)  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
         """Wait for the next head; if the body of this request is still to come, not for long."""
@@ -101,6 +118,20 @@ class Wire(H11Protocol):
             if self._waiting is None:
                 self._waiting = self.loop.call_later(self._allowed_s, self._give_up)
 
+    def _watch(self) -> None:
+        """Notice that a client has left, also while its next request, which is there already, is not read.
+
+        That it has left stands behind what it has sent, so that may not be much.
+        """
+        self._watching = None
+        if self.flow.read_paused and not self.transport.is_closing():
+            is_ahead = self.conn.their_state is h11.DONE
+            num_ahead = len(self.conn.trailing_data[0]) + unread(self.transport) if is_ahead else 0
+            if num_ahead > MAX_AHEAD_BYTES or has_left(self.transport):
+                self.transport.abort()
+            else:
+                self._watching = self.loop.call_later(LOOK_S, self._watch)
+
     def _rest(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
@@ -123,6 +154,28 @@ class Wire(H11Protocol):
         answer = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
         for event in (answer, h11.Data(data=content), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
+
+
+class Resetting:
+    """A connection on which the end of an answer is the end of all; so one that breaks off is reset.
+
+    An answer of HTTP/1.0 whose length is not known ends by closing, and would look whole.
+    """
+
+    def __init__(self, transport: asyncio.Transport, conn: h11.Connection) -> None:
+        self._transport, self._conn = transport, conn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        """Close after an answer that is whole, else reset."""
+        if self._conn.our_state is not h11.SEND_BODY:
+            self._transport.close()
+            return
+        if (sock := self._transport.get_extra_info("socket")) is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESETS)
+        self._transport.abort()
 
 
 class Parser(h11.Connection):
