@@ -344,6 +344,23 @@ def test_an_event_loop_streams_what_a_thread_streams(engine: ProductionTTSEngine
     assert np.array_equal(np.concatenate(asyncio.run(listen())), whole)
 
 
+def test_the_flow_of_an_async_stream_reaches_the_queue(
+    engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, flows = engine._ready().synthesizer.core, list[tuple[str, str]]()
+    plain = core.submit
+    monkeypatch.setattr(core, "submit", lambda request: (flows.append(request.flow), plain(request)))
+
+    async def listen(**options: tuple[str, str]) -> None:
+        async for _ in engine.stream_async("Hello.", max_new_tokens=2, **options):
+            pass
+
+    asyncio.run(listen(flow=("client", "batch")))
+    asyncio.run(listen())
+
+    assert flows == [("client", "batch"), ("", "")]
+
+
 def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing_behind(
     engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,11 +202,23 @@ class ProductionTTSEngine:
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
         normalize: Normalize | None = None,
+        flow: tuple[str, str] = ("", ""),
     ) -> AsyncIterator[AudioChunk]:
-        """Do as `stream` for an event loop, which is not blocked while sound is made."""
+        """Stream as `stream` does, for an event loop, which is not blocked.
+
+        `flow` names a client and a group of its requests, such as a batch: clients take turns in the queue, and so do
+        the groups of a client. A request without a group is one of its own.
+        """
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
         request = make_request(
-            text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile, normalize=normalize
+            text,
+            sampling,
+            voice,
+            reference_audio,
+            reference_text,
+            chunk_profile=chunk_profile,
+            normalize=normalize,
+            flow=flow,
         )
         return self._speak_async(request)
 

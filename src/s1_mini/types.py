@@ -108,8 +108,8 @@ class EngineState:
     """Whether an engine speaks, and how full its queue is."""
 
     status: Literal["stopped", "ready", "failed"]
-    num_waiting: int = 0  # pieces of text in the queue
-    max_waiting: int = 0  # that it has room for
+    num_waiting: int = 0  # utterances in the queue, at most a few of each request
+    max_waiting: int = 0  # from which new requests are refused
 
     @property
     def is_ready(self) -> bool:
@@ -127,6 +127,9 @@ class TTSRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     chunk_profile: ChunkProfile = "balanced"
     normalize: Normalize | None = None  # None: as the setting says
+    # Client and group. Clients take turns in the queue, and so do the groups of a client; a request without a group is
+    # one of its own.
+    flow: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ def make_request(
     *,
     chunk_profile: ChunkProfile = "balanced",
     normalize: Normalize | None = None,
+    flow: tuple[str, str] = ("", ""),
 ) -> TTSRequest:
     """Put a request together. Raises `ParameterError` where its parts contradict each other."""
     if chunk_profile not in get_args(ChunkProfile):
@@ -175,7 +179,7 @@ def make_request(
     if voice is not None and reference_audio is not None:
         raise ParameterError("voice", "was given beside reference_audio; give one of them")
     references = () if reference_audio is None else (Reference(reference_audio, reference_text or ""),)
-    return TTSRequest(text, references, voice, sampling, chunk_profile, check_normalize(normalize))
+    return TTSRequest(text, references, voice, sampling, chunk_profile, check_normalize(normalize), flow)
 
 
 def check_range(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:

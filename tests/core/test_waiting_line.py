@@ -1,4 +1,4 @@
-"""The door: bounded, in order, grouping by voice, never holding back longer than allowed, losing nothing."""
+"""The queue is bounded, fair, groups by voice, holds nothing back longer than allowed and loses nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s1_mini.core.request import SPACING_S
+from s1_mini.byte_cache import ByteCache
+from s1_mini.core.request import SPACING_S, Request
+from s1_mini.core.scheduler import Scheduler
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import QueueFullError
-from tests.core.room import request
+from tests.core.room import CODEC, MODEL, request
 
 
 def test_pieces_leave_in_the_order_in_which_they_are_due() -> None:
@@ -92,9 +94,9 @@ def test_a_piece_is_held_back_for_others_only_so_long() -> None:
     queue.submit(request(0.0), 1.0)
 
     assert queue.take(4, now=0.1) == []
-    assert queue.wakes(0.1) == pytest.approx(0.1)
+    assert queue.wakes(0.1, free=4) == pytest.approx(0.1)
     assert len(queue.take(4, now=0.2)) == 1
-    assert queue.wakes(0.2) is None
+    assert queue.wakes(0.2, free=4) is None
 
 
 def test_nobody_is_held_back_once_the_free_slots_are_asked_for() -> None:
@@ -153,3 +155,95 @@ def test_grouping_takes_first_pieces_and_not_one_long_text_whole() -> None:
         queue.submit(each, 1.0)
 
     assert [utterance.request for utterance in queue.take(3, now=0.2)] == [long, *others]
+
+
+def take_one(queue: WaitingLine, now: float = 100.0) -> Request:
+    (utterance,) = queue.take(1, now)
+    return utterance.request
+
+
+def test_clients_take_turns_however_many_requests_one_of_them_has() -> None:
+    queue = WaitingLine(1000)
+    many = [request(0.0, pieces=4, flow=("a", f"{number}")) for number in range(32)]
+    for each in many:
+        queue.submit(each, 1.0)
+    few = [request(50.0 + number, flow=("b", f"{number}")) for number in range(3)]
+    for each in few:
+        queue.submit(each, 1.0)
+
+    taken = [take_one(queue) for _ in range(6)]
+
+    assert [each.flow[0] for each in taken] == ["a", "b", "a", "b", "a", "b"]
+    assert [each for each in taken if each.flow[0] == "b"] == few
+
+
+def test_the_groups_of_a_client_take_turns() -> None:
+    queue = WaitingLine(1000)
+    batch = [request(0.0, flow=("a", "batch")) for _ in range(32)]
+    single = [request(1.0, flow=("a", f"{number}")) for number in range(2)]
+    for each in (*batch, *single):
+        queue.submit(each, 1.0)
+
+    assert [take_one(queue) for _ in range(5)] == [batch[0], *single, batch[1], batch[2]]
+
+
+def test_utterances_of_one_group_leave_in_the_order_in_which_they_are_due() -> None:
+    queue = WaitingLine(10)
+    long, short = request(0.0, pieces=3, flow=("a", "one")), request(3.0, flow=("a", "one"))
+    for each in (long, short):
+        queue.submit(each, 1.0)
+
+    assert [take_one(queue) for _ in range(4)] == [long, long, short, long]
+
+
+def test_requests_that_keep_coming_do_not_starve_a_client() -> None:
+    queue = WaitingLine(1000)
+    long = request(0.0, pieces=2, flow=("a", ""))
+    queue.submit(long, 1.0)
+    take_one(queue)
+    for number in range(20):
+        queue.submit(request(1.0, flow=(f"b{number}", "")), 1.0)
+    taken = []
+    for number in range(20, 50):
+        queue.submit(request(1.0, flow=(f"b{number}", "")), 1.0)
+        taken.append(take_one(queue))
+
+    assert long in taken
+
+
+def test_requests_that_ride_along_with_a_shared_voice_are_charged() -> None:
+    queue = WaitingLine(1000)
+    other = request(0.0, pieces=9, prefix_key="ben", flow=("other", ""))
+    queue.submit(other, 1.0)
+    counts = {"greedy": 0, "other": 0, "plain": 0}
+    for number in range(30):
+        queue.submit(request(1.0, prefix_key="anna", flow=("greedy", f"{number}")), 1.0)
+        queue.submit(request(1.0, prefix_key="anna", flow=("plain", f"{number}")), 1.0)
+    for _ in range(8):
+        for utterance in queue.take(3, now=2.0):
+            counts[utterance.request.flow[0]] += 1
+
+    assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_a_batch_that_fills_the_free_slots_is_not_waited_for() -> None:
+    queue = WaitingLine(10, batch_timeout_ms=200)
+    for _ in range(3):
+        queue.submit(request(0.0), 1.0)
+
+    assert queue.wakes(0.0, free=4) == pytest.approx(0.2)
+    assert queue.wakes(0.0, free=3) == 0.0
+
+
+def test_a_full_batch_is_begun_without_waiting_for_the_clock() -> None:
+    line, looks = WaitingLine(10, batch_timeout_ms=200), list[int]()
+    scheduler = Scheduler([MODEL, CODEC], line, ByteCache(0), clock=lambda: 0.0)
+    for _ in range(MODEL.slots):
+        scheduler.submit(request(0.0))
+
+    def has_waited() -> bool:
+        looks.append(1)
+        return len(looks) > 1
+
+    assert scheduler.wait([0], has_waited)
+    assert len(looks) == 1

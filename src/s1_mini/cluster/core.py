@@ -27,7 +27,7 @@ from s1_mini.cluster.work import Call, Piece, Work
 from s1_mini.config import EngineConfig
 from s1_mini.core.ledger import Ledger
 from s1_mini.core.messages import Saved
-from s1_mini.core.request import Request, Utterance
+from s1_mini.core.request import MAX_QUEUED, Request, Utterance
 from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
 from s1_mini.execution.runner import as_error
 from s1_mini.execution.tasks import Steps, Tasks
@@ -37,7 +37,7 @@ from s1_mini.runtime.synthesizer import make_line
 
 logger = logging.getLogger(__name__)
 
-AHEAD = 8  # utterances of one request that are made at a time, the one that is heard among them
+AHEAD = 8  # utterances of one request in the queue and in work, the one that is heard among them
 LOOK_S = 0.05  # how often deadlines are looked at
 IDLE_S = 0.2  # how often the thread of references looks whether to go on
 
@@ -77,7 +77,6 @@ class RemoteCore:
         self.ledger, self.slots = Ledger(), Stretch(slots)
         self._chain, self._last, self._call, self._max_open = chain, stage_names[-1], call, max_open
         self._open: dict[Utterance, asyncio.Task[None]] = {}
-        self._parked: dict[Request, list[Utterance]] = {}
         self._spoken: dict[Utterance, Spoken] = {}
         self._cancelled: deque[Request] = deque()
         self._takes_in, self._is_over = True, threading.Event()
@@ -196,22 +195,28 @@ class RemoteCore:
                 self._tasks.step(beside_speech=False)
 
     def _admit(self) -> None:
-        """Begin utterances in the order in which they are due."""
+        """Begin utterances in the order of the queue."""
         now = time.monotonic()
         for utterance in self.line.take(max(0, self._max_open - len(self._open)), now):
             self.ledger.count_admitted(utterance.request, now)
-            self._spoken[utterance] = Spoken()
-            self._parked.setdefault(utterance.request, []).append(utterance)
-            self._begin_parked(utterance.request)
-
-    def _begin_parked(self, request: Request) -> None:
-        """Begin those of a request whose turn comes soon."""
-        parked = self._parked.get(request, [])
-        for utterance in [each for each in parked if each.index < request.front + AHEAD]:
-            parked.remove(utterance)
-            self._open[utterance] = self._loop.create_task(self._speak(utterance, self._spoken[utterance]))
+            spoken = self._spoken[utterance] = Spoken()
+            self._open[utterance] = self._loop.create_task(self._speak(utterance, spoken))
             self._open[utterance].add_done_callback(partial(self._close_one, utterance))
+            self._build_later(utterance.request)
         self.slots.num_used = len(self._open)
+
+    def _build_later(self, request: Request, prepare: Callable[[], None] = lambda: None) -> None:
+        """Have a request's next utterances built after `prepare`, in a thread."""
+        count = min(MAX_QUEUED - self.line.num_waiting(request), AHEAD - len(request.utterances))
+        builds = request.take_later(count)
+
+        def work() -> list[Utterance]:
+            prepare()
+            return [build() for build in builds]
+
+        if builds:
+            building = self._loop.run_in_executor(None, work)
+            building.add_done_callback(partial(self._extend, request))
 
     def _close_one(self, utterance: Utterance, _: asyncio.Task[None]) -> None:
         self._open.pop(utterance, None)
@@ -229,7 +234,7 @@ class RemoteCore:
             max_steps=utterance.max_steps,
             profile=request.profile,
             is_streamed=request.speech.is_streamed,
-            keeps=request.continue_with is not None,
+            keeps=request.set_voice is not None,
             pins=self.prefixes.is_pinned(utterance.prompt.prefix_key),
             timeout_s=request.deadline - time.monotonic(),
         )
@@ -248,8 +253,8 @@ class RemoteCore:
 
     def _give_out(self, request: Request) -> None:
         """Give out the sound of the utterance whose turn it is, and of the next if that one is over."""
-        while not request.has_ended and request.front < len(request.utterances):
-            utterance = request.utterances[request.front]
+        while not request.has_ended and request.utterances:
+            utterance = request.utterances[0]
             spoken = self._spoken.get(utterance)
             if spoken is None:
                 return
@@ -262,25 +267,24 @@ class RemoteCore:
                 return
             del self._spoken[utterance]
             request.front += 1
-            if request.continue_with is not None:
+            request.utterances.remove(utterance)
+            if request.set_voice is not None:
                 self._end(request, GenerationError("the stages did not tell what they have made"))
-            elif request.front < len(request.utterances) or request.is_continuing:
+            elif request.has_more:
                 request.speech.end_utterance(now)
-                self._begin_parked(request)
+                self._build_later(request)
             else:
                 request.speech.finish(request.finish_reason, now, queue_s=request.queue_s, prefill_s=None)
                 self._end(request)
 
-    def _continue(self, request: Request, made: Sequence[np.ndarray]) -> None:
-        """Have the other utterances made, in the voice that the first has found."""
-        make, request.continue_with = request.continue_with, None
-        if make is not None:
-            request.is_continuing = True
-            following = self._loop.run_in_executor(None, partial(make, made))
-            following.add_done_callback(partial(self._extend, request))
+    def _continue(self, request: Request, items: Sequence[np.ndarray]) -> None:
+        """Set the voice of the later utterances from the first, if none was asked for, and build the next."""
+        set_voice, request.set_voice = request.set_voice, None
+        if set_voice is not None:
+            self._build_later(request, partial(set_voice, items))
 
     def _extend(self, request: Request, following: Future[list[Utterance]] | asyncio.Future[list[Utterance]]) -> None:
-        request.is_continuing = False
+        request.is_building = False
         if request.has_ended or following.cancelled():
             return
         error = following.exception()
@@ -289,7 +293,7 @@ class RemoteCore:
             return
         utterances = following.result()
         request.utterances += utterances
-        self.line.extend(utterances)
+        self.line.extend(request, utterances)
         self._admit()
 
     def _end_cancelled(self) -> None:
@@ -306,7 +310,6 @@ class RemoteCore:
             return
         request.has_ended = True
         self.line.remove(request)
-        self._parked.pop(request, None)
         for utterance in request.utterances:
             self._spoken.pop(utterance, None)
             task = self._open.get(utterance)

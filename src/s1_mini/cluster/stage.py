@@ -78,15 +78,11 @@ class Begun:
     """An utterance that a stage has in hand."""
 
     request: Request
+    utterance: Utterance  # the only one
     queue: OutputQueue
     made: list[np.ndarray] | None = None  # by the stages before, once complete
     was_cut: bool = False  # by one of them
     failure: S1MiniError | None = None  # of one of them
-
-    @property
-    def utterance(self) -> Utterance:
-        """The only one."""
-        return self.request.utterances[0]
 
 
 class StageEngine:
@@ -171,6 +167,7 @@ class StageEngine:
             arrived=now,
             deadline=now + work.timeout_s,
             profile=work.profile,
+            first=work.utterance,
             front=work.utterance,
         )
         if self.index:
@@ -179,11 +176,12 @@ class StageEngine:
         else:
             self._check_room(work)
             arriving, has_arrived = None, True
-        request.utterances = [
-            Utterance(request, work.utterance, prompt, work.max_steps, arriving=arriving, has_arrived=has_arrived)
-        ]
+        utterance = Utterance(
+            request, work.utterance, prompt, work.max_steps, arriving=arriving, has_arrived=has_arrived
+        )
+        request.utterances = [utterance]
         self.core.submit(request)
-        return Begun(request, queue)
+        return Begun(request, utterance, queue)
 
     def _check_room(self, work: Work) -> None:
         room, key = self._room(work.prompt), work.prompt.prefix_key

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from s1_mini.core.ledger import Ledger
 from s1_mini.core.messages import Plan, Report, StepResult
-from s1_mini.core.request import Request, StageSequence, Utterance
+from s1_mini.core.request import MAX_QUEUED, Request, StageSequence, Utterance
 from s1_mini.core.stage import NEVER
 from s1_mini.core.stage_queue import Owners, StageQueue
 from s1_mini.core.waiting_line import WaitingLine
@@ -54,11 +55,16 @@ class Pipeline:
             return False
         return self.stages[stage + 1].num_waiting >= self.stages[stage].slots.count
 
+    @property
+    def num_free(self) -> int:
+        """Slots of the first stage that waiting utterances may take."""
+        queue = self.stages[0]
+        return 0 if self._line.is_empty or self.is_behind(0) else max(0, queue.slots.num_free - len(queue.ready))
+
     def admit(self, now: float) -> None:
         """Let waiting utterances into the first stage, as many as it has slots for."""
-        queue = self.stages[0]
-        free = 0 if not len(self._line) or self.is_behind(0) else queue.slots.num_free - len(queue.ready)
-        for utterance in self._line.take(max(0, free), now):
+        for utterance in self._line.take(self.num_free, now):
+            self._build_later(utterance.request)
             utterance.sequences = [StageSequence(utterance, stage.index, stage.policy.output) for stage in self.stages]
             self.ledger.count_admitted(utterance.request, now)
             self._feed(utterance.sequences[0], utterance.num_given, is_final=utterance.has_arrived)
@@ -156,6 +162,8 @@ class Pipeline:
         if sequence.is_final and queue.policy.is_done(progress):
             sequence.is_done = True
             queue.release(sequence)
+            if not queue.index:
+                utterance.release_prompt()
             if queue.is_last:
                 self._end_utterance(utterance)
             else:
@@ -172,20 +180,32 @@ class Pipeline:
                 self._wake(queue.index)
 
     def _continue(self, utterance: Utterance) -> None:
-        """Have the other utterances made, in the voice that the first has found."""
+        """Set the voice of the later utterances from the first, if none was asked for, and build the next."""
         request = utterance.request
-        make, request.continue_with = request.continue_with, None
-        if make is None:
-            return
-        request.is_continuing = True
-        made = [sequence.items.cut(0, len(sequence.items)) for sequence in utterance.sequences[:-1]]
-        self._follows.append(Follow(request, lambda: self._extend(request, make(made))))
+        set_voice, request.set_voice = request.set_voice, None
+        if set_voice is not None:
+            items = [sequence.items.cut(0, len(sequence.items)) for sequence in utterance.sequences[:-1]]
+            self._build_later(request, partial(set_voice, items))
+
+    def _build_later(self, request: Request, prepare: Callable[[], None] = lambda: None) -> None:
+        """Have a request's next utterances built after `prepare`, once the lock is released."""
+        builds = request.take_later(MAX_QUEUED - self._line.num_waiting(request))
+
+        def work() -> None:
+            if not request.has_ended:
+                prepare()
+                self._extend(request, [build() for build in builds])
+
+        if builds:
+            self._follows.append(Follow(request, work))
 
     def _end_utterance(self, utterance: Utterance) -> None:
         """Go on to a request's next utterance; after the last it ends."""
         request, now = utterance.request, self._clock()
         request.front += 1
-        if request.front < len(request.utterances) or request.is_continuing:
+        request.utterances.remove(utterance)
+        request.num_finished += utterance.sequences[self.counted].produced
+        if request.has_more:
             request.speech.end_utterance(now)
             self._wake(len(self.stages) - 1)
         else:

@@ -5,8 +5,9 @@ Times are seconds of one monotonic clock. All of it belongs to the scheduler.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
 # A later utterance is due that much later than the one before it: sooner than its turn comes in any sound, so that long
 # texts do not wait for themselves, and late enough that they do not take all slots from those who come after them.
 SPACING_S = 2.0
+MAX_QUEUED = 4  # utterances of one request that wait in the queue; the others are built when these have left it
 
 
 @dataclass(eq=False)
@@ -38,7 +40,7 @@ class Utterance:
     @property
     def due(self) -> float:
         """When it should be begun."""
-        return self.request.arrived + (self.index - self.request.utterances[0].index) * SPACING_S
+        return self.request.arrived + (self.index - self.request.first) * SPACING_S
 
     @property
     def num_given(self) -> int:
@@ -54,6 +56,10 @@ class Utterance:
         """What its stages are told."""
         request = self.request
         return Conditions(request.sampling, request.seed, self.index, self.max_steps, self.prompt.voice)
+
+    def release_prompt(self) -> None:
+        """Free the prompt's items: the first stage is done with them."""
+        self.prompt = replace(self.prompt, items=self.prompt.items[:0].copy())
 
 
 class StageSequence:
@@ -104,16 +110,36 @@ class Request:
     arrived: float
     deadline: float
     profile: ChunkProfile = "balanced"
-    utterances: list[Utterance] = field(default_factory=list)
-    # Where no voice was asked for, the first utterance's becomes that of the others: what its stages have put out
-    # makes their prompts.
-    continue_with: Callable[[Sequence[np.ndarray]], list[Utterance]] | None = None
-    is_continuing: bool = False  # that is being done
+    flow: tuple[str, str] = ("", "")  # client and group that take turns in the queue
+    utterances: list[Utterance] = field(default_factory=list)  # built and not finished, in order
+    later: deque[Callable[[], Utterance]] = field(default_factory=deque)  # builds the utterances that follow
+    # Without a voice, the later utterances continue in the one of the first: it is set from what its stages have put
+    # out, and they are built only then.
+    set_voice: Callable[[Sequence[np.ndarray]], None] | None = None
+    is_building: bool = False  # utterances that were taken from `later`
+    first: int = 0  # the number of its first utterance
     front: int = 0  # the utterance whose sound is given out now
     was_cut: bool = False  # an utterance ran out of steps before it stopped
     admitted: float | None = None  # when its first utterance got a slot
     begun: float | None = None  # when its first prompt was read
     has_ended: bool = False
+    num_finished: int = 0  # items of finished utterances
+
+    @property
+    def has_more(self) -> bool:
+        """Whether utterances are left to speak."""
+        return bool(self.utterances or self.later or self.is_building)
+
+    def take_later(self, count: int) -> list[Callable[[], Utterance]]:
+        """Remove and return what builds the next `count` utterances, if there are so many.
+
+        The caller runs these without the scheduler's lock; meanwhile nothing more is returned.
+        """
+        if self.is_building or self.set_voice is not None:
+            return []
+        builds = [self.later.popleft() for _ in range(min(count, len(self.later)))]
+        self.is_building = bool(builds)
+        return builds
 
     @property
     def finish_reason(self) -> FinishReason:

@@ -134,7 +134,7 @@ class Scheduler:
                     return False
                 if has_other_work() or any(self._has_work(stage, now) for stage in stages):
                     return True
-                wakes = self.line.wakes(now) if 0 in stages else None
+                wakes = self.line.wakes(now, self._pipeline.num_free) if 0 in stages else None
                 changed.wait(min(POLL_S, wakes) if wakes else POLL_S)
 
     def wake(self, stage: int) -> None:
@@ -181,10 +181,10 @@ class Scheduler:
     def extend(self, request: Request, utterances: list[Utterance]) -> None:
         """Let further utterances of a request wait that was taken in before."""
         with self._lock:
-            request.is_continuing = False
+            request.is_building = False
             if not request.has_ended:
                 request.utterances += utterances
-                self.line.extend(utterances)
+                self.line.extend(request, utterances)
                 self._wake(0)
 
     def arrive(self, utterance: Utterance, items: np.ndarray, *, is_final: bool) -> None:
@@ -221,17 +221,17 @@ class Scheduler:
                     yield f"{queue.slots.count - queue.slots.num_free} slots of the stage {queue.policy.name}"
                 if queue.ready or queue.reading or queue.running:
                     yield f"sequences of the stage {queue.policy.name}"
-            if len(self.line):
+            if not self.line.is_empty:
                 yield "waiting utterances"
 
     # ---- with the lock held ---------------------------------------------------------------------------------------
 
     def _has_work(self, stage: int, now: float) -> bool:
-        queue, is_behind = self.stages[stage], self._pipeline.is_behind(stage)
-        if queue.has_work(holds_back=is_behind and stage > 0):
+        queue = self.stages[stage]
+        if queue.has_work(holds_back=stage > 0 and self._pipeline.is_behind(stage)):
             return True
-        held_back = self.line.wakes(now) if stage == 0 and queue.slots.num_free else None
-        return held_back is not None and held_back <= 0 and not is_behind
+        held_back = self.line.wakes(now, self._pipeline.num_free) if stage == 0 else None
+        return held_back is not None and held_back <= 0
 
     def _put_off(self, queue: StageQueue) -> bool:
         """Whether this plan reads nothing, for the sake of who is about to run dry; not so for ever."""
@@ -252,7 +252,10 @@ class Scheduler:
             return
         self._next_look = now + LOOK_S
         for request in self.ledger.late(now):
-            made = sum(each.sequences[self._pipeline.counted].produced for each in request.utterances if each.sequences)
+            made = request.num_finished
+            made += sum(
+                each.sequences[self._pipeline.counted].produced for each in request.utterances if each.sequences
+            )
             self._pipeline.end(request, RequestTimeoutError(f"not finished in time, after {made} frames"))
 
     def _wake(self, stage: int) -> None:

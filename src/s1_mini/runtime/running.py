@@ -78,7 +78,13 @@ class Running:
         elif not voices and (default := self.speaker.voices.default):
             voices = [default]
         queue = self.synthesizer.speak(
-            prepared.pieces, voices, request.sampling, deadline=deadline, profile=request.chunk_profile, streams=streams
+            prepared.pieces,
+            voices,
+            request.sampling,
+            deadline=deadline,
+            profile=request.chunk_profile,
+            streams=streams,
+            flow=request.flow,
         )
         queue.tell(spoken_text=prepared.script.text, warning=prepared.script.warning)
         return queue

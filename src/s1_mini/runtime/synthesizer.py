@@ -23,7 +23,7 @@ from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
-from s1_mini.core.request import Request, Utterance
+from s1_mini.core.request import MAX_QUEUED, Request, Utterance
 from s1_mini.core.speech import Speech
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CapacityError, GenerationError, QueueFullError
@@ -159,11 +159,14 @@ class Synthesizer:
         deadline: float,
         profile: ChunkProfile = "balanced",
         streams: bool = True,
+        flow: tuple[str, str] = ("", ""),
     ) -> OutputQueue:
         """Begin to speak `pieces`; their sound comes out in order, the finish reason with the last chunk.
 
-        `deadline` is a `time.monotonic()`. Raises `CapacityError`, `QueueFullError` or `EngineNotReadyError` at once;
-        from the queue come `CapacityError`, `GenerationError`, `RequestTimeoutError` and `EngineNotReadyError`.
+        `deadline` is a `time.monotonic()`, `flow` the client and group that take turns in the queue. Prompts of later
+        pieces are built shortly before their turn. Raises `CapacityError`, `QueueFullError` or `EngineNotReadyError`
+        at once; from the queue come `CapacityError`, `GenerationError`, `RequestTimeoutError` and
+        `EngineNotReadyError`.
         """
         queue = OutputQueue(lambda: self.core.cancel(request), whole=not streams)
         arrived = time.monotonic()
@@ -175,12 +178,19 @@ class Synthesizer:
             arrived=arrived,
             deadline=deadline,
             profile=profile,
+            flow=flow,
         )
-        if voices or len(pieces) == 1 or len(self._chain.stages) == 1:
-            request.utterances = self._utterances(request, pieces, voices)
-        else:
-            request.utterances = self._utterances(request, pieces[:1], ())
-            request.continue_with = partial(self._continue, request, pieces)
+        voices = list(voices)
+        builds = [partial(self._utterance, request, index, text, voices) for index, text in enumerate(pieces)]
+        has_voice = bool(voices) or len(self._chain.stages) == 1
+        num_built = MAX_QUEUED if has_voice else 1
+        request.utterances = [build() for build in builds[:num_built]]
+        request.later.extend(builds[num_built:])
+        if request.later:
+            if has_voice:  # refuse now what would be refused later
+                self._utterance(request, 0, max(pieces[num_built:], key=len), voices)
+            else:
+                request.set_voice = partial(self._set_voice, voices, pieces[0])
         self.core.submit(request)
         return queue
 
@@ -253,11 +263,6 @@ class Synthesizer:
             suffix = "_total" if kind == "counter" else ""
             yield Family(f"cache_{name.removeprefix('num_')}{suffix}", kind, description, figures, "cache")
 
-    def _utterances(
-        self, request: Request, texts: Sequence[str], voices: Sequence[Voice], first: int = 0
-    ) -> list[Utterance]:
-        return [self._utterance(request, first + index, text, voices) for index, text in enumerate(texts)]
-
     def _utterance(self, request: Request, index: int, text: str, voices: Sequence[Voice]) -> Utterance:
         prompt = self._loaded.prompt(text, voices)
         room = self._chain.room(prompt)
@@ -269,9 +274,9 @@ class Synthesizer:
             )
         return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room))
 
-    def _continue(self, request: Request, texts: Sequence[str], made: Sequence[np.ndarray]) -> list[Utterance]:
-        """Make the other utterances, in the voice that the first has found."""
-        return self._utterances(request, texts[1:], [self._loaded.own_voice(made, texts[0])], first=1)
+    def _set_voice(self, voices: list[Voice], text: str, items: Sequence[np.ndarray]) -> None:
+        """Add the voice of a request's first utterance, which speaks `text`, from what its stages have put out."""
+        voices.append(self._loaded.own_voice(items, text))
 
     def _warm_up(self) -> None:
         """Run everything once, so that nothing is made anew for the first request. By chance nothing may be said."""

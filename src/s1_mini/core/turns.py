@@ -1,0 +1,50 @@
+"""Fair queueing among flows: who takes the next turn.
+
+Every flow has one turn a round (self-clocked fair queueing with equal weights and a cost of one). A new flow joins the
+round after the current one, so flows that keep coming cannot starve one that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Flow = TypeVar("Flow", bound=Hashable)
+
+
+class Turns(Generic[Flow]):
+    """The round of each waiting flow's next turn."""
+
+    def __init__(self) -> None:
+        self.round = 0  # of the last turn that was taken in order
+        self._next: dict[Flow, int] = {}
+        self._left: dict[Flow, int] = {}  # of flows that left with turns taken early
+
+    def __len__(self) -> int:
+        return len(self._next)
+
+    def __contains__(self, flow: Flow) -> bool:
+        return flow in self._next
+
+    def join(self, flow: Flow) -> None:
+        """Add a flow that has something waiting."""
+        self._next[flow] = max(self.round + 1, self._left.pop(flow, 0))
+
+    def leave(self, flow: Flow) -> None:
+        """Remove a flow that has nothing waiting; turns that it took early stay charged."""
+        turn = self._next.pop(flow)
+        if turn > self.round + 1:
+            self._left[flow] = turn
+
+    def next(self, flow: Flow) -> int:
+        """Return the round of a flow's next turn."""
+        return self._next[flow]
+
+    def charge(self, flow: Flow, *, early: bool = False) -> None:
+        """Charge a flow for a turn; an early one does not advance the round."""
+        turn = self._next[flow]
+        if not early and turn > self.round:
+            self.round = turn
+            if self._left:
+                self._left = {each: left for each, left in self._left.items() if left > turn + 1}
+        self._next[flow] = turn + 1

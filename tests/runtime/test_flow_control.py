@@ -1,0 +1,130 @@
+"""A long text takes a bounded part of the engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from s1_mini.config import EngineConfig
+from s1_mini.core.output_queue import OutputQueue
+from s1_mini.core.prompt import Prompt
+from s1_mini.core.request import MAX_QUEUED, Request
+from s1_mini.exceptions import CapacityError, EngineError
+from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.synthesizer import Synthesizer
+from s1_mini.types import SamplingParams, Voice
+
+PIECES = [f"Piece number {number}." for number in range(24)]
+
+
+def start(speaker: Speaker, **settings: Any) -> Synthesizer:
+    return Synthesizer(speaker, EngineConfig(device="cpu", max_columns=512, **{"max_batch_size": 4} | settings))
+
+
+@pytest.fixture
+def synthesizer(speaker: Speaker) -> Iterator[Synthesizer]:
+    synthesizer = start(speaker)
+    yield synthesizer
+    synthesizer.close(drains=False)
+
+
+@pytest.fixture
+def voice(speaker: Speaker) -> Voice:
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 64, (speaker.loaded.model.num_codebooks, 20), generator=generator)
+    return Voice({"codes": codes}, "A voice.")
+
+
+def submit(
+    synthesizer: Synthesizer, pieces: list[str], *voices: Voice, frames: int = 12, **options: Any
+) -> OutputQueue:
+    sampling = SamplingParams(seed=1, max_new_tokens=frames)
+    return synthesizer.speak(pieces, voices, sampling, **{"deadline": float("inf")} | options)
+
+
+def audio_of(queue: OutputQueue) -> np.ndarray:
+    return np.concatenate([chunk.audio for chunk in queue])
+
+
+@pytest.fixture
+def prompts(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """The thread and the text of each prompt that is built."""
+    built: list[tuple[int, str]] = []
+    plain = speaker.loaded.prompt
+
+    def prompt(text: str, voices: Any) -> Prompt:
+        built.append((threading.get_ident(), text))
+        return plain(text, voices)
+
+    monkeypatch.setattr(speaker.loaded, "prompt", prompt)
+    return built
+
+
+@pytest.mark.parametrize("has_voice", [True, False])
+def test_a_long_text_has_only_its_next_pieces_in_the_queue(
+    has_voice: bool, synthesizer: Synthesizer, voice: Voice, prompts: list[tuple[int, str]]
+) -> None:
+    line, waiting = synthesizer.core.line, []
+    plain = line._push
+
+    def push(request: Request, utterances: Any) -> None:
+        plain(request, utterances)
+        waiting.append(line.num_waiting(request))
+
+    line._push = push  # type: ignore[method-assign]
+
+    queue = submit(synthesizer, PIECES, *([voice] if has_voice else []))
+    built = [text for thread, text in prompts if thread == threading.get_ident()]
+    audio_of(queue)
+
+    assert built == ([*PIECES[:MAX_QUEUED], max(PIECES, key=len)] if has_voice else PIECES[:1])
+    assert max(waiting) <= MAX_QUEUED
+    assert len(waiting) > 1
+
+
+def test_a_long_text_alone_takes_all_slots(speaker: Speaker, voice: Voice) -> None:
+    synthesizer, used = start(speaker, max_batch_size=8), []
+    slots = synthesizer.core.scheduler.stages[0].slots
+    plain = slots.allocate
+
+    def allocate() -> int:
+        used.append(slots.count - slots.num_free + 1)
+        return plain()
+
+    slots.allocate = allocate  # type: ignore[method-assign]
+    audio_of(submit(synthesizer, PIECES, voice, frames=60))
+    synthesizer.close()
+
+    assert max(used) == 8
+
+
+def test_a_later_piece_that_leaves_no_room_is_refused_at_submission(synthesizer: Synthesizer, voice: Voice) -> None:
+    with pytest.raises(CapacityError, match="a slot holds 512"):
+        submit(synthesizer, [*PIECES, "Much too long. " * 60], voice)
+
+    assert synthesizer.core.line.is_empty
+    assert synthesizer.core.num_requests == 0
+
+
+def test_a_later_prompt_that_fails_ends_its_request_alone(
+    synthesizer: Synthesizer, speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, plain = audio_of(submit(synthesizer, PIECES[:6], voice)), speaker.loaded.prompt
+
+    def prompt(text: str, voices: Any) -> Prompt:
+        if text == "Bad.":
+            raise RuntimeError("a bad prompt")
+        return plain(text, voices)
+
+    monkeypatch.setattr(speaker.loaded, "prompt", prompt)
+    bad, good = submit(synthesizer, [*PIECES[:8], "Bad."], voice), submit(synthesizer, PIECES[:6], voice)
+
+    assert np.array_equal(audio_of(good), expected)
+    with pytest.raises(EngineError, match="a bad prompt"):
+        audio_of(bad)
+    assert list(synthesizer.core.scheduler.audit()) == []
