@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from s1_mini.core.request import SPACING_S, Request
 from s1_mini.core.scheduler import Scheduler
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import QueueFullError
+from s1_mini.types import AudioChunk
 from tests.core.room import CODEC, MODEL, request
 
 
@@ -224,6 +226,21 @@ def test_requests_that_ride_along_with_a_shared_voice_are_charged() -> None:
             counts[utterance.request.flow[0]] += 1
 
     assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_a_paused_stream_is_neither_taken_nor_counted() -> None:
+    queue = WaitingLine(4)
+    paused, other = request(0.0, pieces=4, streams=True), request(1.0, pieces=4)
+    queue.submit(paused, 1.0)
+    paused.speech.queue.put(AudioChunk(np.zeros(31 * 16_000, np.float32), 16_000, 1))
+
+    queue.submit(other, 1.0)
+
+    assert len(queue) == 4
+    assert {utterance.request for utterance in queue.take(8, now=9.0)} == {other}
+    assert queue.wakes(9.0, free=8) is None
+    paused.speech.queue.wait()
+    assert len(queue.take(8, now=9.0)) == 4
 
 
 def test_a_batch_that_fills_the_free_slots_is_not_waited_for() -> None:

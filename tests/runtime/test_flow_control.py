@@ -1,9 +1,10 @@
-"""A long text takes a bounded part of the engine."""
+"""A long text and a slow consumer take a bounded part of the engine, and their audio stays the same."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import MAX_QUEUED, Request
-from s1_mini.exceptions import CapacityError, EngineError
+from s1_mini.exceptions import CapacityError, EngineError, RequestTimeoutError
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice
 
 PIECES = [f"Piece number {number}." for number in range(24)]
+WINDOW_S = 2.0
 
 
 def start(speaker: Speaker, **settings: Any) -> Synthesizer:
@@ -49,6 +51,18 @@ def submit(
 
 def audio_of(queue: OutputQueue) -> np.ndarray:
     return np.concatenate([chunk.audio for chunk in queue])
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < ends, "it does not come to that"
+        time.sleep(0.01)
+
+
+def is_idle(synthesizer: Synthesizer) -> bool:
+    stages = synthesizer.core.scheduler.stages
+    return all(each.slots.num_free == each.slots.count and not each.in_flight for each in stages)
 
 
 @pytest.fixture
@@ -127,4 +141,70 @@ def test_a_later_prompt_that_fails_ends_its_request_alone(
     assert np.array_equal(audio_of(good), expected)
     with pytest.raises(EngineError, match="a bad prompt"):
         audio_of(bad)
+    assert list(synthesizer.core.scheduler.audit()) == []
+
+
+def test_a_stream_that_nobody_reads_pauses_and_goes_on_unchanged(
+    speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", WINDOW_S)
+    synthesizer = start(speaker, max_batch_size=2)
+    expected = audio_of(submit(synthesizer, PIECES, voice, streams=False))
+
+    queue = submit(synthesizer, PIECES, voice)
+    second_bytes = 4 * speaker.description.sample_rate
+    wait_until(lambda: queue.unread_bytes > WINDOW_S * second_bytes and is_idle(synthesizer))
+    longest_s = 12 / 20 + 0.2  # a piece of 12 frames and a pause
+    assert queue.unread_bytes < (WINDOW_S + longest_s) * second_bytes
+    assert len(synthesizer.core.line) == 0
+
+    other = audio_of(submit(synthesizer, PIECES[:3], voice, streams=False))
+
+    assert np.array_equal(other, audio_of(submit(synthesizer, PIECES[:3], voice)))
+    assert not queue.has_ended
+    assert np.array_equal(audio_of(queue), expected)
+    synthesizer.close()
+    assert list(synthesizer.core.scheduler.audit()) == []
+
+
+def test_a_whole_response_does_not_pause_and_counts_its_unread_audio(
+    synthesizer: Synthesizer, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
+    queue = submit(synthesizer, PIECES, voice, streams=False)
+    wait_until(lambda: queue.has_ended)
+
+    assert queue.unread_bytes == audio_of(queue).nbytes
+    assert queue.unread_bytes == 0
+
+
+def test_stopping_finishes_a_stream_that_its_caller_reads_afterwards(
+    speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
+    synthesizer = start(speaker)
+    queue = submit(synthesizer, PIECES, voice)
+    wait_until(lambda: queue.unread_bytes > 0 and is_idle(synthesizer))
+
+    synthesizer.close()
+
+    assert queue.has_ended
+    assert len(audio_of(queue))
+
+
+def test_a_paused_stream_past_its_deadline_ends_with_an_error(
+    speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
+    synthesizer = start(speaker)
+    queue = submit(synthesizer, PIECES, voice)
+    wait_until(lambda: queue.unread_bytes > 0 and is_idle(synthesizer))
+    assert not queue.has_ended
+
+    (request,) = synthesizer.core.scheduler.ledger.all()
+    request.deadline = time.monotonic()
+
+    with pytest.raises(RequestTimeoutError):
+        audio_of(queue)
+    synthesizer.close()
     assert list(synthesizer.core.scheduler.audit()) == []

@@ -28,6 +28,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.ledger import Ledger
 from s1_mini.core.messages import Saved
 from s1_mini.core.request import MAX_QUEUED, Request, Utterance
+from s1_mini.core.speech import NEVER
 from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
 from s1_mini.execution.runner import as_error
 from s1_mini.execution.tasks import Steps, Tasks
@@ -120,6 +121,7 @@ class RemoteCore:
         if self._is_closed():
             raise EngineNotReadyError("the engine is stopping and takes in nothing more")
         self.line.submit(request, max(1.0, 2.0 * len(self.line) / self._max_open))
+        request.speech.queue.on_take = partial(self._soon, self._admit)
         self.ledger.add(request)
         if self._is_closed():  # the end of all may have missed it
             self.ledger.tell_end(request, EngineNotReadyError("the engine was stopped"))
@@ -139,6 +141,9 @@ class RemoteCore:
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         """Take in no more; finish what was taken in, or end it with `EngineNotReadyError`."""
         self._takes_in = False
+        for request in self.ledger.all():
+            request.speech.window_s = NEVER  # its consumer may be who waits for the end
+        self._soon(self._admit)
         ends = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while drains and self.ledger and time.monotonic() < ends and self._thread.is_alive():
             time.sleep(LOOK_S)

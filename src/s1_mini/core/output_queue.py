@@ -1,6 +1,7 @@
 """The way out of the engine: each request's own queue of sound, from the threads that make it to who listens.
 
-The engine never waits for a listener. A listener that goes away tells the engine so, once, through `on_close`.
+The engine never waits for a consumer. One that goes away is reported once through `on_close`. Each chunk that is taken
+from a stream is reported through `on_take`, so that a request that was paused for unread audio goes on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class OutputQueue:
         self._chunks: deque[AudioChunk] = deque()
         self._error: BaseException | None = None
         self._ended = False
+        self.unread_bytes = 0  # of audio that the consumer has not taken; readable from any thread
+        self.on_take: Callable[[], None] | None = None
         self._changed = threading.Condition()
         self._wake: Callable[[], None] | None = None  # of a listener in an event loop
         self._told: dict[str, Any] = {}  # with the first chunk
@@ -37,6 +40,7 @@ class OutputQueue:
         with self._changed:
             if not self._ended:
                 self._chunks.append(chunk)
+                self.unread_bytes += chunk.audio.nbytes
                 if not self._whole:
                     self._notify()
 
@@ -78,6 +82,7 @@ class OutputQueue:
                 with self._changed:
                     chunk, over = self._take()
                 if chunk is not None:
+                    self._report_take()
                     yield chunk
                 elif over:
                     return
@@ -94,12 +99,20 @@ class OutputQueue:
             while True:
                 chunk, over = self._take()
                 if chunk is not None or over:
-                    return chunk
+                    break
                 self._changed.wait()
+        if chunk is not None:
+            self._report_take()
+        return chunk
+
+    def _report_take(self) -> None:
+        if self.on_take is not None and not self._whole and not self._ended:
+            self.on_take()
 
     def _take(self) -> tuple[AudioChunk | None, bool]:
         if self._chunks:
             chunk, told, self._told = self._chunks.popleft(), self._told, {}
+            self.unread_bytes -= chunk.audio.nbytes
             return replace(chunk, **told) if told else chunk, False
         if self._ended and self._error is not None:
             raise self._error

@@ -57,6 +57,13 @@ class Utterance:
         request = self.request
         return Conditions(request.sampling, request.seed, self.index, self.max_steps, self.prompt.voice)
 
+    @property
+    def pending_s(self) -> float:
+        """Seconds of speech that wait for the last stage."""
+        if len(self.sequences) < 2 or not (rate := self.sequences[-2].output.rate):
+            return 0.0
+        return (self.sequences[-1].available - self.sequences[-1].consumed) / rate
+
     def release_prompt(self) -> None:
         """Free the prompt's items: the first stage is done with them."""
         self.prompt = replace(self.prompt, items=self.prompt.items[:0].copy())
@@ -66,7 +73,7 @@ class StageSequence:
     """One utterance at one stage."""
 
     def __init__(self, utterance: Utterance, stage: int, output: Spec) -> None:
-        self.utterance, self.request, self.stage = utterance, utterance.request, stage
+        self.utterance, self.request, self.stage, self.output = utterance, utterance.request, stage, output
         self.items = Items(output)  # that it has put out, unless the stage is the last
         self.available = self.consumed = self.produced = self.units = 0
         self.is_final = self.is_done = False
@@ -124,11 +131,26 @@ class Request:
     begun: float | None = None  # when its first prompt was read
     has_ended: bool = False
     num_finished: int = 0  # items of finished utterances
+    was_behind: bool = False  # the consumer: see `is_paused`
 
     @property
     def has_more(self) -> bool:
         """Whether utterances are left to speak."""
         return bool(self.utterances or self.later or self.is_building)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no further utterance is begun because the consumer of the stream is behind.
+
+        That begins with a full window of unread audio, and ends when that and what waits for the last stage fit it.
+        """
+        speech = self.speech
+        if speech.is_full:
+            self.was_behind = True
+        elif self.was_behind:
+            pending_s = sum(utterance.pending_s for utterance in self.utterances)
+            self.was_behind = speech.unread_s + pending_s > speech.window_s
+        return self.was_behind
 
     def take_later(self, count: int) -> list[Callable[[], Utterance]]:
         """Remove and return what builds the next `count` utterances, if there are so many.

@@ -19,6 +19,7 @@ from s1_mini.core.ledger import Ledger
 from s1_mini.core.messages import Plan, Report, Saved
 from s1_mini.core.pipeline import Follow, Pipeline
 from s1_mini.core.request import Request, Utterance
+from s1_mini.core.speech import NEVER
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.stage_queue import StageQueue
 from s1_mini.core.waiting_line import WaitingLine
@@ -74,6 +75,7 @@ class Scheduler:
                 raise EngineNotReadyError("the engine is stopping and takes in nothing more")
             # A guess of when there will be room: an utterance takes some seconds, and all slots work at once.
             self.line.submit(request, max(1.0, 2.0 * len(self.line) / self.stages[0].policy.slots))
+            request.speech.queue.on_take = self._look_again
             self.ledger.add(request)
             if not self.takes_in:  # `tell_all` did not wait, and may have missed it
                 self.ledger.tell_end(request, EngineNotReadyError("the engine has died"))
@@ -85,6 +87,10 @@ class Scheduler:
         It may be called by the garbage collector, in any thread, even in one that holds the lock: so it takes none.
         """
         self._cancelled.append(request)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Wake all threads, unless the lock is held: then they look for themselves within `POLL_S`."""
         if self._lock.acquire(blocking=False):
             self._wake_all()
             self._lock.release()
@@ -93,6 +99,8 @@ class Scheduler:
         """Take in no more; what was taken in is finished, or left where it is."""
         with self._lock:
             self._takes_in, self._drains = False, drains
+            for request in self.ledger.all():
+                request.speech.window_s = NEVER  # its consumer may be who waits for the end
             self._wake_all()
 
     def end_all(self, error: S1MiniError) -> None:

@@ -14,6 +14,7 @@ from s1_mini.types import AudioChunk, FinishReason, Timing
 
 NEVER = float("inf")
 NOTHING = np.zeros(0, np.float32)
+WINDOW_S = 30.0  # unread audio of a stream from which its next utterances are not begun
 
 
 class Speech:
@@ -24,6 +25,7 @@ class Speech:
         self.first_sent: float | None = None
         self.sent_s = 0.0
         self.runs_dry = NEVER  # when the listener will have heard all of it; never, if nobody listens
+        self.window_s = WINDOW_S if is_streamed else NEVER  # a whole response is read at its end
         self.underruns = 0  # chunks that came after the listener had heard all before them
         self._sample_rate, self._joiner = sample_rate, Joiner(sample_rate=sample_rate)
 
@@ -31,6 +33,16 @@ class Speech:
     def is_awaited(self) -> bool:
         """Whether somebody waits for the first sound."""
         return self.is_streamed and self.first_sent is None
+
+    @property
+    def unread_s(self) -> float:
+        """Seconds of audio that the consumer has not taken."""
+        return self.queue.unread_bytes / (NOTHING.itemsize * self._sample_rate)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more than the window is unread."""
+        return self.unread_s > self.window_s
 
     def push(self, wave: np.ndarray, items: int, now: float) -> None:
         """Give out what `items` items of the last stage but one became."""

@@ -66,7 +66,13 @@ class StageQueue:
         return sum(sequence.is_final and self._is_its_turn(sequence) for sequence in self.ready)
 
     def _is_its_turn(self, sequence: StageSequence) -> bool:
-        return not self.is_last or sequence.utterance.index == sequence.request.front
+        """Whether its sound is the next of its request, and the consumer is not too far behind to begin it."""
+        if not self.is_last:
+            return True
+        request = sequence.request
+        if sequence.utterance.index != request.front:
+            return False
+        return not self.index or sequence.units > 0 or not request.speech.is_full
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 

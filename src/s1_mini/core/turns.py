@@ -47,4 +47,5 @@ class Turns(Generic[Flow]):
             self.round = turn
             if self._left:
                 self._left = {each: left for each, left in self._left.items() if left > turn + 1}
-        self._next[flow] = turn + 1
+        # A flow that skipped rounds while it was paused has no claim to them.
+        self._next[flow] = max(turn, self.round) + 1

@@ -2,7 +2,8 @@
 
 A request that finds the queue full is refused at once with a time to retry after; an accepted request is never lost.
 Clients take turns. Within a client, groups of requests take turns. Within a group, utterances leave in the order in
-which they are due. Pure bookkeeping with the time as an argument.
+which they are due. Utterances of paused requests stay in the queue and are not counted. Pure bookkeeping with the time
+as an argument.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class WaitingLine:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether nothing waits, not even of paused requests."""
         return not self._waiting
 
     def submit(self, request: Request, retry_after_s: float) -> None:
@@ -90,7 +91,7 @@ class WaitingLine:
         if free <= 0 or not self._waiting:
             return []
         with self._lock:
-            requests = list(self._waiting)
+            requests = self._eligible()
             if not requests or self._delay(requests, free, now) > 0:
                 return []
             ready = self._by_client(requests)
@@ -108,7 +109,7 @@ class WaitingLine:
         if free <= 0 or not self._waiting:
             return None
         with self._lock:
-            requests = list(self._waiting)
+            requests = self._eligible()
             return self._delay(requests, free, now) if requests else None
 
     def remove(self, request: Request) -> None:
@@ -140,7 +141,10 @@ class WaitingLine:
     # ---- with the lock held ---------------------------------------------------------------------------------------
 
     def _count(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(len(self._waiting[request]) for request in self._eligible())
+
+    def _eligible(self) -> list[Request]:
+        return [request for request in self._waiting if not request.is_paused]
 
     def _delay(self, requests: Sequence[Request], free: int, now: float) -> float:
         """Return how long to hold utterances back: for nothing if they fill the free slots."""
