@@ -26,8 +26,19 @@ SERVER_PREFIX = "S1_MINI_SERVER_"
 # The variables of settings that stand elsewhere, by what they begin with: for whoever leaves out a part of a name.
 ELSEWHERE = {
     SERVER_PREFIX: (
-        *("HOST", "PORT", "REPLICAS", "API_KEY", "CORS_ORIGINS", "ALLOWED_HOSTS", "LOG_FORMAT", "CLOUDWATCH_NAMESPACE"),
-        *("MAX_BODY_BYTES", "MAX_BODIES_BYTES", "MAX_BATCH_ITEMS", "MAX_CONNECTIONS", "MAX_REQUESTS"),
+        *(
+            "HOST",
+            "PORT",
+            "REPLICAS",
+            "API_KEY",
+            "API_KEYS",
+            "CORS_ORIGINS",
+            "ALLOWED_HOSTS",
+            "LOG_FORMAT",
+            "CLOUDWATCH_NAMESPACE",
+        ),
+        *("MAX_BODY_BYTES", "MAX_BODIES_BYTES", "MAX_AUDIO_BYTES", "MAX_BATCH_ITEMS", "MAX_CONNECTIONS"),
+        *("MAX_REQUESTS", "MAX_WEBSOCKETS", "FAIRNESS"),
         *("MAX_REQUESTS_PER_CLIENT", "HEAD_TIMEOUT_S", "BODY_TIMEOUT_S", "SEND_TIMEOUT_S", "REQUEST_TIMEOUT_S"),
         *("STREAM_TIMEOUT_S", "MAX_WEBSOCKET_S", "WEBSOCKET_IDLE_S", "DRAIN_TIMEOUT_S", "THREADS"),
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
@@ -19,7 +19,7 @@ import torch
 
 from s1_mini.audio.container import check_format
 from s1_mini.config import EngineConfig
-from s1_mini.core.output_queue import OutputQueue
+from s1_mini.core.output_queue import AudioStream, OutputQueue
 from s1_mini.exceptions import (
     CapacityError,
     EngineNotReadyError,
@@ -203,7 +203,7 @@ class ProductionTTSEngine:
         chunk_profile: ChunkProfile = "balanced",
         normalize: Normalize | None = None,
         flow: tuple[str, str] = ("", ""),
-    ) -> AsyncIterator[AudioChunk]:
+    ) -> AudioStream:
         """Stream as `stream` does, for an event loop, which is not blocked.
 
         `flow` names a client and a group of its requests, such as a batch: clients take turns in the queue, and so do
@@ -276,7 +276,7 @@ class ProductionTTSEngine:
             text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile, normalize=normalize
         )
         chosen, started = check_format(audio_format), time.perf_counter()
-        async with aclosing(self._speak_async(request)) as chunks:  # type: ignore[type-var]
+        async with aclosing(self._speak_async(request)) as chunks:
             heard = [chunk async for chunk in chunks]
         return await asyncio.to_thread(whole, heard, started, chosen, return_bytes=return_bytes)
 
@@ -469,10 +469,8 @@ class ProductionTTSEngine:
                 if self._running is running:
                     raise  # else another checkpoint has taken over meanwhile
 
-    async def _speak_async(self, request: TTSRequest) -> AsyncIterator[AudioChunk]:
-        async with aclosing(aiter(await self._begin_async(request))) as chunks:  # type: ignore[type-var]
-            async for chunk in chunks:
-                yield chunk
+    def _speak_async(self, request: TTSRequest) -> AudioStream:
+        return AudioStream(partial(self._begin_async, request))
 
     async def _begin_async(self, request: TTSRequest) -> OutputQueue:
         """Do as `_speak`; no thread waits for a recording, and who leaves takes its work along."""

@@ -108,7 +108,7 @@ class EngineState:
     """Whether an engine speaks, and how full its queue is."""
 
     status: Literal["stopped", "ready", "failed"]
-    num_waiting: int = 0  # utterances in the queue, without those of paused streams; at most a few of each request
+    num_waiting: int = 0  # requests in the queue, without paused streams
     max_waiting: int = 0  # from which new requests are refused
 
     @property

@@ -50,22 +50,24 @@ def test_later_pieces_are_not_put_off_for_ever() -> None:
 
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
     queue = WaitingLine(2)
-    queue.submit(request(pieces=2), 1.0)
+    queue.submit(request(), 1.0)
+    queue.submit(request(), 1.0)
 
     with pytest.raises(QueueFullError, match=r"try again in 3\.5 s") as caught:
         queue.submit(request(), 3.5)
 
     assert caught.value.retry_after_s == 3.5
     assert len(queue) == 2
-    assert (queue.stats.accepted, queue.stats.refused) == (1, 1)
+    assert (queue.stats.accepted, queue.stats.refused) == (2, 1)
 
 
-def test_an_empty_queue_takes_even_a_text_of_more_pieces_than_it_holds() -> None:
+def test_a_long_text_takes_one_place_in_the_queue() -> None:
     queue = WaitingLine(2)
 
     queue.submit(request(pieces=5), 1.0)
+    queue.submit(request(), 1.0)
 
-    assert len(queue) == 5
+    assert len(queue) == 2
 
 
 def test_pieces_that_share_a_voice_leave_together() -> None:
@@ -229,14 +231,14 @@ def test_requests_that_ride_along_with_a_shared_voice_are_charged() -> None:
 
 
 def test_a_paused_stream_is_neither_taken_nor_counted() -> None:
-    queue = WaitingLine(4)
+    queue = WaitingLine(1)
     paused, other = request(0.0, pieces=4, streams=True), request(1.0, pieces=4)
     queue.submit(paused, 1.0)
     paused.speech.queue.put(AudioChunk(np.zeros(31 * 16_000, np.float32), 16_000, 1))
 
     queue.submit(other, 1.0)
 
-    assert len(queue) == 4
+    assert len(queue) == 1
     assert {utterance.request for utterance in queue.take(8, now=9.0)} == {other}
     assert queue.wakes(9.0, free=8) is None
     paused.speech.queue.wait()

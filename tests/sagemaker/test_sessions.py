@@ -14,11 +14,16 @@ import soundfile
 
 from s1_mini.sagemaker.sessions import SessionNotFoundError, Sessions, SessionsFullError
 from s1_mini.sagemaker.settings import ContainerSettings
+from s1_mini.server.accounts import Accounts, Resource
 
 ID, NEW, CLOSED = (f"X-Amzn-SageMaker-{name}" for name in ("Session-Id", "New-Session-Id", "Closed-Session-Id"))
 # botocore's pattern of the header, from its service model
 NEW_PATTERN = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*;\sExpires=[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"
 SHORT: dict[str, Any] = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8}
+
+
+def accounts() -> Accounts:
+    return Accounts({Resource.BODY_BYTES: 1_000_000})
 
 
 class Clock:
@@ -76,33 +81,50 @@ def test_a_recording_that_is_none_opens_no_session(http: httpx2.Client, containe
     assert len(container.app.state.sessions) == before
 
 
-def test_there_are_no_more_sessions_than_allowed(http: httpx2.Client) -> None:
-    begun = [http.post("/invocations", json={}, headers={ID: "NEW_SESSION"}) for _ in range(4)]
-    for answer in begun[:3]:
-        http.post("/invocations", json={"requestType": "CLOSE"}, headers={ID: opened(answer)})
+def test_a_new_session_replaces_the_one_that_was_not_used_for_longest(http: httpx2.Client) -> None:
+    ids = [opened(http.post("/invocations", json={}, headers={ID: "NEW_SESSION"})) for _ in range(3)]
+    assert http.post("/invocations", json=SHORT, headers={ID: ids[0]}).status_code == 200
 
-    assert (begun[3].status_code, begun[3].json()["error"]["code"]) == (503, "sessions_full")
-    assert begun[3].headers["retry-after"]
+    ids.append(opened(http.post("/invocations", json={}, headers={ID: "NEW_SESSION"})))
+    closed = [http.post("/invocations", json={"requestType": "CLOSE"}, headers={ID: each}) for each in ids]
+
+    assert [answer.status_code for answer in closed] == [200, 404, 200, 200]
 
 
-def test_a_session_ends_when_its_time_is_up_and_makes_room() -> None:
+def test_a_session_ends_when_its_time_is_up() -> None:
     clock = Clock()
-    sessions = Sessions(ContainerSettings(max_sessions=1, session_s=60), clock)
-    first = sessions.open()
-    with pytest.raises(SessionsFullError):
-        sessions.open()
+    sessions = Sessions(ContainerSettings(session_s=60), accounts(), clock)
+    first = sessions.open("client")
+    clock.now = 59.0
+    assert sessions.get(first.id) == first
 
     clock.now = 60.0
 
     with pytest.raises(SessionNotFoundError):
         sessions.get(first.id)
-    assert sessions.open().id != first.id
+    assert len(sessions) == 0
 
 
-def test_recordings_of_all_sessions_together_are_bounded() -> None:
-    sessions = Sessions(ContainerSettings(max_session_mb=0.001))
-    sessions.open(reference_audio=bytes(600))
+def test_a_client_with_many_sessions_replaces_its_own() -> None:
+    sessions = Sessions(ContainerSettings(max_sessions=3), accounts())
+    others = sessions.open("other")
+    first, *_ = [sessions.open("client") for _ in range(10)]
+
+    assert sessions.get(others.id) == others
+    with pytest.raises(SessionNotFoundError):
+        sessions.get(first.id)
+    assert len(sessions) == 3
+
+
+def test_recordings_of_all_sessions_together_are_bounded_and_charged_until_they_close() -> None:
+    charged = accounts()
+    sessions = Sessions(ContainerSettings(max_session_mb=0.001), charged)
+    session = sessions.open("client", reference_audio=bytes(600))
 
     with pytest.raises(SessionsFullError):
-        sessions.open(reference_audio=bytes(600))
+        sessions.open("client", reference_audio=bytes(600))
     assert len(sessions) == 1
+    assert charged.of("client", Resource.BODY_BYTES) == 600
+
+    sessions.close(session.id)
+    assert charged.clients == []

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -148,6 +148,34 @@ class OutputIterator(Iterator[AudioChunk]):
 
     def __del__(self) -> None:
         self.close()
+
+
+class AudioStream(AsyncIterator[AudioChunk]):
+    """The chunks of one request for an event loop. Closing it, or cancelling its consumer, cancels the request."""
+
+    def __init__(self, begin: Callable[[], Awaitable[OutputQueue]]) -> None:
+        """`begin` submits the request when the first chunk is awaited."""
+        self._begin = begin
+        self._queue: OutputQueue | None = None
+        self._chunks = self._iterate()
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of generated audio that the consumer has not taken yet."""
+        return 0 if self._queue is None else self._queue.unread_bytes
+
+    async def __anext__(self) -> AudioChunk:
+        return await anext(self._chunks)
+
+    async def aclose(self) -> None:
+        """Cancel the request if it has not ended."""
+        await self._chunks.aclose()
+
+    async def _iterate(self) -> AsyncGenerator[AudioChunk]:
+        self._queue = await self._begin()
+        async with aclosing(aiter(self._queue)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
 
 
 def _set_in_loop(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -2,8 +2,8 @@
 
 A request that finds the queue full is refused at once with a time to retry after; an accepted request is never lost.
 Clients take turns. Within a client, groups of requests take turns. Within a group, utterances leave in the order in
-which they are due. Utterances of paused requests stay in the queue and are not counted. Pure bookkeeping with the time
-as an argument.
+which they are due. A request counts once, however many of its utterances wait; paused requests stay in the queue and do
+not count. Pure bookkeeping with the time as an argument.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Entry = tuple[int, float, int, Request]  # the group's next turn, due, request n
 class QueueStats:
     """How the queue has done of late."""
 
-    waiting: int  # utterances
+    waiting: int  # requests
     accepted: int  # requests, since the start
     refused: int
     mean_wait_s: float  # of utterances admitted lately
@@ -38,7 +38,7 @@ class QueueStats:
 
 
 class WaitingLine:
-    """Waiting utterances. New requests are refused beyond `max_size`.
+    """Waiting utterances, of at most `max_size` requests: beyond that, new ones are refused.
 
     `batch_timeout_ms` is the longest time that an utterance is held back to be admitted together with others; a batch
     that fills the free slots leaves at once. With `grouping`, first utterances that share a voice leave together, as
@@ -71,7 +71,7 @@ class WaitingLine:
         """Add the utterances of a new request. Raises `QueueFullError` if they do not fit."""
         with self._lock:
             waiting = self._count()
-            if waiting and waiting + len(request.utterances) > self.max_size:
+            if waiting >= self.max_size:
                 self._refused += 1
                 raise QueueFullError(waiting, self.max_size, retry_after_s)
             self._accepted += 1
@@ -141,7 +141,7 @@ class WaitingLine:
     # ---- with the lock held ---------------------------------------------------------------------------------------
 
     def _count(self) -> int:
-        return sum(len(self._waiting[request]) for request in self._eligible())
+        return len(self._eligible())
 
     def _eligible(self) -> list[Request]:
         return [request for request in self._waiting if not request.is_paused]
@@ -228,31 +228,29 @@ class WaitingLine:
         They are charged as if their turn had come, and may overtake others by one turn at most.
         """
         key = first.prompt.prefix_key
-        if not key:
+        if not key or count <= 0:
             return []
         entries = [entry for each in ready.values() for entry in each if entry[-1] in self._waiting]
         like = [entry for entry in entries if self._is_first(entry[-1], key)]
         like.sort(key=lambda entry: (self._clients.next(entry[-1].flow[0]), *entry[:3]))
+        first_client = min((self._clients.next(client) for client in ready if client in self._clients), default=0)
+        first_groups = {
+            client: min((self._entry(each)[0] for *_, each in entries if each in self._waiting), default=0)
+            for client, entries in ready.items()
+        }
         taken: list[Utterance] = []
         for *_, request in like:
+            client, group = _flow(request)
+            is_ahead = self._clients.next(client) > first_client + 1
+            if not is_ahead and self._groups[client].next(group) <= first_groups[client] + 1:
+                taken.append(self._pop(request, early=True))
             if len(taken) == count:
                 break
-            others = [each for *_, each in entries if each in self._waiting]
-            if not self._is_ahead(request, others):
-                taken.append(self._pop(request, early=True))
         return taken
 
     def _is_first(self, request: Request, key: str) -> bool:
         utterance = self._waiting[request][0]
         return utterance.index == 0 and utterance.prompt.prefix_key == key
-
-    def _is_ahead(self, request: Request, others: Sequence[Request]) -> bool:
-        """Whether a client or group has taken more than one turn that another still waits for."""
-        client, group = _flow(request)
-        if self._clients.next(client) > 1 + min(self._clients.next(each.flow[0]) for each in others):
-            return True
-        groups = self._groups[client]
-        return groups.next(group) > 1 + min(groups.next(_flow(each)[1]) for each in others if each.flow[0] == client)
 
 
 def _flow(request: Request) -> tuple[str, Group]:

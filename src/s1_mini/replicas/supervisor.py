@@ -65,7 +65,7 @@ class Plan:
 def run_replicas(plan: Plan) -> int:
     """Serve until a signal, or until it is clear that no replica will speak; give the exit code."""
     set_up_logging(plan.settings.log_format)
-    if plan.settings.api_key is None and not is_loopback(plan.settings.host):
+    if not plan.settings.keys and not is_loopback(plan.settings.host):
         logger.warning(OPEN_TO_ALL)
     open_more_files()
     with _folder() as folder:

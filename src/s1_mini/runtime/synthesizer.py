@@ -252,7 +252,7 @@ class Synthesizer:
     def families(self) -> Iterator[Family]:
         """Give as metrics what is so at this moment, and what the caches and the waiting line have counted."""
         queue, slots = self.core.line.stats, self.core.slots
-        yield Family("queue_waiting", "gauge", "Sentence pieces that wait for a slot", queue.waiting)
+        yield Family("queue_waiting", "gauge", "Requests that wait for a slot", queue.waiting)
         yield Family("queue_refused_total", "counter", "Requests refused since the queue was full", queue.refused)
         yield Family(
             "slots", "gauge", "Slots", {"taken": slots.count - slots.num_free, "free": slots.num_free}, "state"

@@ -39,7 +39,7 @@ def make_container_app(
     """
     container = container or ContainerSettings()
     app = create_app(engine, settings, member)
-    app.state.sessions = Sessions(container, suffix=member.session_suffix if member else "")
+    app.state.sessions = Sessions(container, app.state.accounts, suffix=member.session_suffix if member else "")
     app.state.hosted = HostedModels(container, engine.config)
     app.include_router(invocations.router)
     app.include_router(models.router)

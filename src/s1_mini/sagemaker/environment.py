@@ -43,6 +43,7 @@ TABLE = (
 DEFAULTS = {
     "S1_MINI_SERVER_HOST": "0.0.0.0",  # noqa: S104 - it is reached from outside
     "S1_MINI_SERVER_REPLICAS": "auto",  # a machine's GPUs are all the endpoint's
+    "S1_MINI_SERVER_FAIRNESS": "request",  # all requests come from the platform's address
     "S1_MINI_SERVER_REQUEST_TIMEOUT_S": "55",  # SageMaker gives up after 60 s
 }
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Message, Receive, Scope
 
 from s1_mini.exceptions import S1MiniError
+from s1_mini.server.accounts import Resource
 from s1_mini.server.errors import error_response
 
 if TYPE_CHECKING:
@@ -75,9 +76,11 @@ class InnerCall:
                 if piece := message.get("body", b""):
                     await on_piece(piece)
             else:
-                self.answer.body += message.get("body", b"")
+                content = message.get("body", b"")
+                record.holding.add(Resource.AUDIO_BYTES, len(content))
+                self.answer.body += content
 
-        request_id = self._scope["state"]["record"].id
+        record = self._scope["state"]["record"]
         try:
             async with AsyncExitStack() as stack:
                 self._scope["fastapi_middleware_astack"] = stack  # what FastAPI's own layer would put there
@@ -85,8 +88,8 @@ class InnerCall:
         except S1MiniError as error:
             if self.answer.status:
                 raise
-            self._scope["state"]["record"].code = error.code
-            await error_response(error, request_id)(self._scope, receive, send)
+            record.code = error.code
+            await error_response(error, record.id)(self._scope, receive, send)
 
 
 def of_bytes(body: bytes) -> Receive:

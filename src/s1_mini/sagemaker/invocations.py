@@ -203,7 +203,9 @@ async def _open_session(
         preparing = engine.prepare_reference_async(recording, body.reference_text or "")
         await while_listened(request.receive, preparing)
     known = request.app.state.sessions
-    session = known.open(body.voice, recording, body.reference_text if recording is not None else None)
+    session = known.open(
+        record_of(request).client, body.voice, recording, body.reference_text if recording is not None else None
+    )
     headers = {sessions.NEW_HEADER: known.new_header(session)}
     if body.text is None:
         return JSONResponse({"session_id": session.id}, headers=headers)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from s1_mini.exceptions import QueueFullError, S1MiniError
 from s1_mini.sagemaker.payload import Asked, read_line
-from s1_mini.server.errors import describe
+from s1_mini.server.errors import BusyError, TooManyRequestsError, describe
 from s1_mini.server.record import Record
 from s1_mini.server.speech import Speech, speak
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.server.settings import ServerSettings
 
-MAX_TRIES = 30  # at a queue that other clients keep full
+MAX_TRIES = 30  # while other requests keep the queue full
+RETRY_S = 1.0
 
 
 async def speak_lines(
@@ -32,14 +33,17 @@ async def speak_lines(
 ) -> AsyncIterator[bytes]:
     """Give one line of JSON for each of `lines`; closing it cancels what is still spoken."""
     at_once = 2 * engine.num_slots
-    tasks: deque[asyncio.Task[bytes]] = deque()
+    tasks: deque[asyncio.Task[tuple[bytes, Speech | None]]] = deque()
     waiting = deque(lines)
     try:
         while waiting or tasks:
             while waiting and len(tasks) < at_once:
                 tasks.append(asyncio.create_task(_answer(engine, waiting.popleft(), settings, record)))
-            yield await tasks[0]
+            answer, speech = await tasks[0]
+            yield answer
             tasks.popleft()
+            if speech is not None:
+                speech.release()
     finally:
         for task in tasks:
             task.cancel()
@@ -61,7 +65,10 @@ async def audio_object(speech: Speech, audio_format: str, *, tells_text: bool = 
     }
 
 
-async def _answer(engine: ProductionTTSEngine, line: bytes, settings: ServerSettings, record: Record) -> bytes:
+async def _answer(
+    engine: ProductionTTSEngine, line: bytes, settings: ServerSettings, record: Record
+) -> tuple[bytes, Speech | None]:
+    speech = None
     try:
         asked = await asyncio.to_thread(read_line, line)
         if isinstance(asked, S1MiniError):
@@ -70,19 +77,19 @@ async def _answer(engine: ProductionTTSEngine, line: bytes, settings: ServerSett
         answer = await audio_object(speech, asked.request.audio_format, tells_text=asked.request.return_spoken_text)
     except S1MiniError as error:
         answer = describe(error, record.id)
-    return json.dumps(answer).encode() + b"\n"
+    return json.dumps(answer).encode() + b"\n", speech
 
 
 async def _speak(engine: ProductionTTSEngine, asked: Asked, settings: ServerSettings, record: Record) -> Speech:
-    """Speak one line, whole; a queue that is full is waited for."""
+    """Speak one line, whole; wait while the queue is full."""
     request = replace(asked.request, streams=False)
     for _ in range(MAX_TRIES):
-        own = Record(record.id, record.method, record.path)  # the lines of a body share an id, not their figures
+        own = record.for_part()
         try:
             speech = await speak(engine, request, settings=settings, record=own)
-        except QueueFullError as error:
+        except (QueueFullError, BusyError, TooManyRequestsError) as error:
             full = error
-            await asyncio.sleep(full.retry_after_s)
+            await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFullError) else RETRY_S)
         else:
             record.voice, record.audio_format = own.voice, own.audio_format
             record.spoken = record.spoken or own.spoken

@@ -25,8 +25,9 @@ from s1_mini.sagemaker.async_store import MAX_ASYNC_S, AsyncStore
 from s1_mini.sagemaker.event_stream import MEDIA_TYPE, model_stream_error, payload_parts
 from s1_mini.sagemaker.inner_call import Answer, InnerCall, of_bytes
 from s1_mini.sagemaker.settings import ContainerSettings
+from s1_mini.server.accounts import Resource
 from s1_mini.server.errors import ClientGoneError, DrainingError, StorageError, code_of, describe, message_of, row_of
-from s1_mini.server.record import Record
+from s1_mini.server.record import record_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -40,7 +41,6 @@ INFERENCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 VARIANT = "AllTraffic"
 MAX_INLINE_BYTES = 128_000
 DEFAULT_ASYNC_S = 900
-GATE_NAME = "asynchronous"
 FULL = "too many invocations are waiting; try again"
 
 _HEADER = "x-amzn-sagemaker-"
@@ -75,11 +75,14 @@ class LocalEndpoint:
     def accept(self, scope: Scope, call: AsyncCall) -> None:
         """Answer later."""
         gate = self.app.state.gate
-        gate.enter(GATE_NAME)  # a server that goes down waits for it
+        holding = scope["state"]["record"].holding
+        holding.set(Resource.BODY_BYTES, len(call.body), checked=False)  # `max_async` bounds their number
+        gate.enter()  # a server that shuts down waits for it
         task = asyncio.create_task(self._answer_later(scope, call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: gate.leave(GATE_NAME))
+        task.add_done_callback(lambda _: gate.leave())
+        task.add_done_callback(lambda _: holding.release())
 
     async def close(self) -> None:
         """Break off what is not answered yet; its failure is told in its place."""
@@ -154,7 +157,8 @@ async def invoke_endpoint_async(name: str, request: Request) -> Response:
     call = await _read_async(request, endpoint.store)
     if isinstance(call, str):
         return _aws_error(400, "ValidationError", {"Message": call})
-    record = Record(request.scope["state"]["record"].id, "POST", "/invocations")
+    holding = request.app.state.accounts.hold(record_of(request).client)
+    record = record_of(request).for_part(holding)
     later = {**request.scope, "state": request.scope["state"] | {"record": record}}
     try:
         await asyncio.to_thread(endpoint.store.reserve, call.name)

@@ -1,5 +1,7 @@
 """Sticky sessions: a reference is sent once and then used by the session's id. Bounded in number, size and time.
 
+At the limit, a new session replaces the one that was not used for longest.
+
 SageMaker sends requests of one session to one instance, so they live in the memory of this process and nowhere else.
 """
 
@@ -12,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from s1_mini.sagemaker.settings import ContainerSettings
+from s1_mini.server.accounts import Accounts, Holding, IdlePool, Resource
 from s1_mini.server.errors import BusyError, NotFoundError
 from s1_mini.server.schemas import SpeechRequest
 
@@ -61,40 +64,59 @@ class Sessions:
     """All sessions of this process. Belongs to the event loop's thread."""
 
     def __init__(
-        self, settings: ContainerSettings, clock: Callable[[], float] = time.monotonic, *, suffix: str = ""
+        self,
+        settings: ContainerSettings,
+        accounts: Accounts,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        suffix: str = "",
     ) -> None:
-        self._settings, self._clock, self._suffix = settings, clock, suffix  # of every id: whose session it is
-        self._sessions: dict[str, Session] = {}
+        """`suffix` ends every id, so that a proxy in front of several replicas finds the session again."""
+        self._settings, self._accounts, self._clock, self._suffix = settings, accounts, clock, suffix
+        self._sessions: dict[str, tuple[Session, Holding]] = {}
+        accounts.limits[Resource.STICKY_SESSIONS] = settings.max_sessions
+        self._pool: IdlePool[str] = IdlePool(accounts, Resource.STICKY_SESSIONS, self._forget)
 
     def __len__(self) -> int:
         self._expire()
         return len(self._sessions)
 
     def open(
-        self, voice: str | None = None, reference_audio: bytes | None = None, reference_text: str | None = None
+        self,
+        client: str,
+        voice: str | None = None,
+        reference_audio: bytes | None = None,
+        reference_text: str | None = None,
     ) -> Session:
-        """Begin a session. Raises `SessionsFullError`."""
+        """Open a session. Raises `SessionsFullError`, or what `Holding.set` raises for its recording."""
         self._expire()
         allowed = self._settings
-        if len(self._sessions) >= allowed.max_sessions:
-            raise SessionsFullError(f"{len(self._sessions)} sessions are open and no more may be; close one")
         ends = self._clock() + allowed.session_s
         session = Session(secrets.token_hex(16) + self._suffix, ends, voice, reference_audio, reference_text)
-        if session.num_bytes + sum(each.num_bytes for each in self._sessions.values()) > allowed.max_session_mb * 1e6:
-            raise SessionsFullError(f"the recordings of all sessions may have {allowed.max_session_mb:g} MB; close one")
-        self._sessions[session.id] = session
+        total = session.num_bytes + sum(each.num_bytes for each, _ in self._sessions.values())
+        if total > allowed.max_session_mb * 1e6:
+            raise SessionsFullError(
+                f"The recordings of all sessions may have {allowed.max_session_mb:g} MB. Close one."
+            )
+        holding = self._accounts.hold(client)
+        holding.set(Resource.BODY_BYTES, session.num_bytes)
+        self._pool.add(session.id, client)
+        self._sessions[session.id] = session, holding
         return session
 
     def get(self, session_id: str) -> Session:
-        """Give an open session. Raises `SessionNotFoundError`."""
+        """Return an open session, which counts as used now. Raises `SessionNotFoundError`."""
         self._expire()
         if session_id not in self._sessions:
             raise SessionNotFoundError(f"there is no session {session_id[:64]!r} here, or no longer; begin a new one")
-        return self._sessions[session_id]
+        self._pool.mark_busy(session_id)
+        self._pool.mark_idle(session_id)
+        return self._sessions[session_id][0]
 
     def close(self, session_id: str) -> None:
         """End a session. Raises `SessionNotFoundError`."""
-        del self._sessions[self.get(session_id).id]
+        self._pool.remove(self.get(session_id).id)
+        self._forget(session_id)
 
     def new_header(self, session: Session) -> str:
         """Give the value of the header that tells a client of its new session."""
@@ -103,5 +125,10 @@ class Sessions:
 
     def _expire(self) -> None:
         now = self._clock()
-        for session in [each for each in self._sessions.values() if each.ends <= now]:
-            del self._sessions[session.id]
+        for session in [each for each, _ in self._sessions.values() if each.ends <= now]:
+            self._pool.remove(session.id)
+            self._forget(session.id)
+
+    def _forget(self, session_id: str) -> None:
+        _, holding = self._sessions.pop(session_id)
+        holding.release()

@@ -1,6 +1,6 @@
 """The application: one engine, its routes, and the layers around them. Composes, and knows no AWS.
 
-What others need is in `app.state`: `engine`, `settings`, `gate`, `meter`, `member`.
+What others need is in `app.state`: `engine`, `settings`, `gate`, `accounts`, `meter`, `member`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from starlette.routing import Match
 
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server import page, routes_health, routes_openai, routes_tts, routes_voices, websocket
+from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
 from s1_mini.server.edge import Edge
 from s1_mini.server.errors import BodyError, error_response, from_validation, misaddressed
@@ -60,17 +61,30 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # it would send on to whatever name the request calls us by
     )
-    gate = Gate(engine, settings)
+    accounts = Accounts(
+        {
+            Resource.CONNECTIONS: settings.max_connections,
+            Resource.SESSIONS: settings.max_websockets,
+            Resource.REQUESTS: settings.max_requests,
+            Resource.BODY_BYTES: settings.max_bodies_bytes,
+            Resource.AUDIO_BYTES: settings.max_audio_bytes,
+        },
+        by_client=settings.fairness == "client",
+        max_requests_per_client=settings.max_requests_per_client,
+    )
+    gate = Gate(engine, settings, accounts)
     app.state.lifecycle = ThreadPoolExecutor(1, thread_name_prefix="s1-mini-lifecycle")  # never behind requests
     app.state.engine, app.state.settings, app.state.gate, app.state.member = engine, settings, gate, member
     app.state.large_bodies = asyncio.Semaphore(1)
     app.state.meter = Meter(engine, gate)
-    app.state.connections = Connections(settings)
+    app.state.accounts = accounts
+    app.state.connections = Connections(settings, accounts)
+    app.state.websockets = IdlePool(accounts, Resource.SESSIONS, websocket.Session.evict)
     for room in (routes_tts, routes_openai, routes_voices, routes_health, websocket, page):
         app.include_router(room.router)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
-    app.add_middleware(Limits, gate=gate, settings=settings)
+    app.add_middleware(Limits, gate=gate, accounts=accounts, settings=settings)
     app.add_middleware(Edge, meter=app.state.meter, namespace=settings.cloudwatch_namespace)
     if settings.cors_origins:
         app.add_middleware(

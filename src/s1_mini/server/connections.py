@@ -1,6 +1,6 @@
-"""Who is connected: bounded in number, the longest idle making room, and none that takes nothing for ever.
+"""Connection limits: at most N open connections, idle ones evicted first, stalled ones aborted.
 
-Belongs to the event loop's thread. Knows sockets and bytes, no HTTP.
+Runs on the event loop. Works on transports and knows nothing about HTTP.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import logging
 import socket
 import sys
 import time
-from collections import OrderedDict
 from contextlib import suppress
 from typing import Any
 
+from s1_mini.server.accounts import Accounts, IdlePool, Resource, client_of
 from s1_mini.server.settings import ServerSettings
 
 if sys.platform != "win32":  # which has no such limit
@@ -35,61 +35,61 @@ TELL_EVERY_S = 10.0  # a log line about the same thing
 
 
 class Connections:
-    """All connections of one server, the longest idle first."""
+    """Open connections of one server; at the limit, the longest idle one of the largest client is closed."""
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self.max_connections = settings.max_connections
+    def __init__(self, settings: ServerSettings, accounts: Accounts) -> None:
+        self._pool: IdlePool[asyncio.Transport] = IdlePool(accounts, Resource.CONNECTIONS, self._evict)
         self._stall_s = settings.send_timeout_s
-        self._busy: set[asyncio.Transport] = set()
-        self._idle: OrderedDict[asyncio.Transport, None] = OrderedDict()
         self._told = Told()
 
     def open(self) -> None:
-        """Begin, in the event loop: fit the limit to the process, and tell of a lack of files now and then only."""
-        self.max_connections = min(self.max_connections, openable())
+        """Cap the limit at the process's file descriptors and install the loop's exception handler."""
+        self._pool.limit = min(self._pool.limit, openable())
         asyncio.get_running_loop().set_exception_handler(self._note)
 
+    @property
+    def max_connections(self) -> int:
+        """How many may be open."""
+        return self._pool.limit
+
     def __len__(self) -> int:
-        return len(self._busy) + len(self._idle)
+        return len(self._pool)
 
     def enter(self, transport: asyncio.Transport) -> bool:
-        """Take in a connection, at the cost of the longest idle; tell whether there is room. The other is closed."""
-        if len(self) >= self.max_connections and not self._make_room():
+        """Register a connection, evicting an idle one if necessary. Abort it and return False if all are busy."""
+        is_full = len(self) >= self.max_connections
+        if not self._pool.add(transport, client_of(_address(transport)), can_evict=_has_sent_all):
             self._told.tell("connections refused: all are busy", connections=len(self))
             transport.abort()
             return False
+        if is_full:
+            self._told.tell("idle connections closed to make room", connections=len(self))
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self._idle[transport] = None
         Outflow(transport, self._stall_s, self)
         return True
 
     def work(self, transport: asyncio.Transport) -> None:
-        """Note that a request is being answered on a connection."""
-        if transport in self._idle:
-            del self._idle[transport]
-            self._busy.add(transport)
+        """Mark a connection busy: a complete request is being answered on it."""
+        self._pool.mark_busy(transport)
 
     def rest(self, transport: asyncio.Transport) -> None:
-        """Note that a connection waits for its next request."""
-        if transport in self._busy:
-            self._busy.discard(transport)
-            self._idle[transport] = None
+        """Mark a connection idle: it waits for a request, or for the rest of one."""
+        self._pool.mark_idle(transport)
 
     def leave(self, transport: asyncio.Transport) -> None:
-        """Forget a connection that is closed."""
-        self._busy.discard(transport)
-        self._idle.pop(transport, None)
+        """Remove a closed connection."""
+        self._pool.remove(transport)
 
     def stalled(self, transport: asyncio.Transport) -> None:
-        """End a connection whose other side takes nothing."""
-        self._told.tell("connection ended: it took nothing", seconds=self._stall_s, client=_client(transport))
+        """Abort a connection whose client stopped reading."""
+        self._told.tell("connection ended: it took nothing", seconds=self._stall_s, client=_address(transport))
         transport.abort()
 
     def abort_all(self) -> None:
-        """End all connections on which something is still under way."""
-        for transport in list(self._busy):
+        """Abort every connection with a request in flight; the last step of a shutdown."""
+        for transport in self._pool.busy:
             transport.abort()
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -99,14 +99,9 @@ class Connections:
         else:
             loop.default_exception_handler(context)
 
-    def _make_room(self) -> bool:
-        oldest = next((each for each in self._idle if not each.get_write_buffer_size()), None)
-        if oldest is None:
-            return False
-        del self._idle[oldest]
-        self._told.tell("idle connections closed to make room", connections=len(self) + 1)
-        oldest.abort()
-        return True
+    @staticmethod
+    def _evict(transport: asyncio.Transport) -> None:
+        transport.abort()
 
 
 class Outflow:
@@ -211,6 +206,10 @@ def openable() -> int:
     return 2**31
 
 
-def _client(transport: asyncio.Transport) -> str | None:
+def _address(transport: asyncio.Transport) -> str:
     peer = transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) else None
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+def _has_sent_all(transport: asyncio.Transport) -> bool:
+    return not transport.get_write_buffer_size()

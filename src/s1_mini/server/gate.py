@@ -1,22 +1,23 @@
-"""Who may come in: the engine's state and queue, and how many requests are being answered.
+"""Readiness and admission: whether the engine serves, and how many requests are in the server.
 
-Everything here is cheap and never waits, so that the event loop can ask it before a body is read.
+Everything here is cheap and never blocks, so that the event loop can ask before it reads a body. Limits per client and
+in total are in `accounts`.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError, S1MiniError
-from s1_mini.server.errors import BusyError, DrainingError, TooManyRequestsError
+from s1_mini.server.accounts import Accounts, Resource
+from s1_mini.server.errors import DrainingError
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.server.settings import ServerSettings
 
-FRESH_S = 0.02  # so long what is told of the engine is good for all who ask
+FRESH_S = 0.02  # health cache TTL
 RETRY_AFTER_S = 1.0
 
 
@@ -24,32 +25,14 @@ class EngineDied(Exception):  # noqa: N818 - an end, not an error of anybody's
     """The engine was started, and does not speak any more."""
 
 
-class HeldBytes:
-    """The bytes that one request or connection holds of its client's, counted among those of all."""
-
-    def __init__(self, gate: Gate, max_bytes: int) -> None:
-        self._gate, self._max_bytes = gate, max_bytes
-        self.num_bytes = 0
-
-    def set(self, num_bytes: int) -> None:
-        """Say how many there are now. Raises `BusyError` if they have become more, and with those of all too many."""
-        grows = num_bytes > self.num_bytes
-        self._gate.body_bytes += num_bytes - self.num_bytes
-        self.num_bytes = num_bytes
-        if grows and self._gate.body_bytes > self._max_bytes:
-            raise BusyError("the bodies of all requests are too many bytes at this moment; try again in a second")
-
-
 class Gate:
-    """Tells whether a request may come in, and counts those that are in."""
+    """Decides whether a request is admitted, and counts those in the server."""
 
-    def __init__(self, engine: ProductionTTSEngine, settings: ServerSettings) -> None:
-        self._engine, self._settings = engine, settings
+    def __init__(self, engine: ProductionTTSEngine, settings: ServerSettings, accounts: Accounts) -> None:
+        self._engine, self._settings, self.accounts = engine, settings, accounts
         self._health: dict[str, Any] = {}
         self._looked = float("-inf")
-        self._clients: Counter[str] = Counter()
-        self.num_inside = 0
-        self.body_bytes = 0  # of the bodies of all requests that are being answered
+        self.num_inside = 0  # requests that speak, from their first header to the end of their answer; sessions too
         self.failure: BaseException | None = None  # why the engine could not be started; `EngineDied` if it was
         self.is_draining = False
 
@@ -78,31 +61,20 @@ class Gate:
         return None
 
     def admission(self, client: str) -> S1MiniError | None:
-        """Why a request to speak is refused before its body is read; None if it may come in."""
+        """Return why a request to speak is refused before its body is read; None if it is admitted."""
         if (refused := self.refusal()) is not None:
             return refused
         state = self._engine.state()
         if state.num_waiting >= state.max_waiting:
             return QueueFullError(state.num_waiting, state.max_waiting, RETRY_AFTER_S)
-        if self.num_inside >= self._settings.max_requests:
-            return BusyError(f"{self.num_inside} requests are being answered and no more may; try again in a second")
-        allowed = self._settings.max_requests_per_client
-        if allowed and self._clients[client] >= allowed:
-            return TooManyRequestsError(f"{allowed} requests of yours are being answered; wait for one of them")
-        return None
+        queue_and_slots = state.max_waiting + self._engine.num_slots
+        self.accounts.limits[Resource.REQUESTS] = min(self._settings.max_requests, queue_and_slots)
+        return self.accounts.refusal(client, Resource.REQUESTS, 1)
 
-    def hold(self) -> HeldBytes:
-        """Begin to count the bytes of a request or connection; none so far."""
-        return HeldBytes(self, self._settings.max_bodies_bytes)
-
-    def enter(self, client: str) -> None:
+    def enter(self) -> None:
         """Count a request in."""
         self.num_inside += 1
-        self._clients[client] += 1
 
-    def leave(self, client: str) -> None:
+    def leave(self) -> None:
         """Count a request out."""
         self.num_inside -= 1
-        self._clients[client] -= 1
-        if not self._clients[client]:
-            del self._clients[client]

@@ -1,7 +1,7 @@
-"""What stands between the wire and the routes: the key, who may ask, admission, and how large and slow a body may be.
+"""The middleware between the protocol and the routes: key, origin, admission, size and pace of the body.
 
-All of it is decided before a body is read, or while it is; nothing here knows what a body means. Answers go out in
-pieces, so that one which nobody takes stays with its request, where it is counted, and ends in time.
+Everything is decided before the body is read or while it arrives; what a body means is not known here. Responses are
+sent in pieces, so that what the client does not read stays with its request, where it is charged, and ends in time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
+from s1_mini.server.accounts import Accounts, Holding, Metered, Resource, client_of
 from s1_mini.server.errors import (
     BodyError,
     BodyTooLargeError,
@@ -27,7 +28,7 @@ from s1_mini.server.errors import (
     error_response,
 )
 from s1_mini.server.gate import Gate
-from s1_mini.server.record import record_of
+from s1_mini.server.record import Record, record_of
 
 if TYPE_CHECKING:
     from s1_mini.server.settings import ServerSettings
@@ -37,51 +38,65 @@ SPEAKING = ("/v1/tts", "/v1/audio/", "/v1/voices", "/invocations", "/models/", "
 OPEN = ("/ping", "/ready", "/health", "/metrics")  # by whatever name a load balancer calls us
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 LINGER_S = 1.0  # the body of a refused request is read on so long, that its sender hears the answer
+UNREAD_CHECK_S = 0.5  # between charges for audio that a client does not read
 PIECE_BYTES = 64 * 1024  # of an answer, handed to the connection when it has taken those before
 
 
 class Limits:
     """ASGI middleware: key, admission, size and pace of the body."""
 
-    def __init__(self, app: ASGIApp, *, gate: Gate, settings: ServerSettings) -> None:
-        self.app, self.gate, self.settings = app, gate, settings
+    def __init__(self, app: ASGIApp, *, gate: Gate, accounts: Accounts, settings: ServerSettings) -> None:
+        self.app, self.gate, self.accounts, self.settings = app, gate, accounts, settings
+        self._keys = [key.encode() for key in settings.keys]
+        self._max_body_bytes = min(settings.max_body_bytes, accounts.largest(Resource.BODY_BYTES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let one connection through, or refuse it."""
+        """Pass one request on to the routes, or refuse it."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        client = scope["client"][0] if scope.get("client") else ""
-        refused = self._refusal(scope, client)
+        headers, record = Headers(scope=scope), record_of(HTTPConnection(scope))
+        key = self._key_of(headers)
+        address = client_of(scope["client"][0] if scope.get("client") else "")
+        record.client = address if key is None else f"key {key}"
+        if scope["path"] not in OPEN and (delay_s := self.accounts.delay_s(record.client)):
+            await asyncio.sleep(delay_s)
+        refused = self._no_access(scope, headers, has_key=key is not None) or self._no_room(scope, headers, record)
         if refused is not None:
             await self._refuse(refused, scope, receive, send)
             return
-        body = Body(scope, receive, self.gate, self.settings)
+        holding = record.holding = self.accounts.hold(record.client)
+        body = Body(scope, receive, holding, self._max_body_bytes, self.settings.body_timeout_s)
         speaks = _speaks(scope)
         if speaks:
-            self.gate.enter(client)
+            self.gate.enter()
         try:
-            await self.app(scope, body.read, self._in_pieces(scope, send))
+            await Metered(self.app(scope, body.read, self._in_pieces(scope, send)), self.accounts, record.client)
         finally:
-            body.let_go()
+            holding.release()
             if speaks:
-                self.gate.leave(client)
+                self.gate.leave()
 
-    def _refusal(self, scope: Scope, client: str) -> S1MiniError | None:
-        headers = Headers(scope=scope)
+    def _no_access(self, scope: Scope, headers: Headers, *, has_key: bool) -> S1MiniError | None:
+        """Return why this client may not ask; None if it may."""
         if scope["path"] not in OPEN and (refused := self._misdirected(headers)) is not None:
             return refused
         if scope["path"].startswith(GUARDED):
-            if not self._has_key(headers):
+            if self._keys and not has_key:
                 return UnauthorizedError("this needs the header Authorization: Bearer KEY with the server's key")
-            if (refused := self._foreign(headers)) is not None:
-                return refused
-        if (refused := _declared(headers, self.settings.max_body_bytes)) is not None:
+            return self._foreign(headers)
+        return None
+
+    def _no_room(self, scope: Scope, headers: Headers, record: Record) -> S1MiniError | None:
+        """Return why this request is too large, or comes at a bad moment; None if it is admitted."""
+        if (refused := _declared(headers, self._max_body_bytes)) is not None:
             return refused
         if not _speaks(scope):
             return None
-        record_of(HTTPConnection(scope)).waiting = self.gate.num_waiting
-        return self.gate.admission(client)
+        if scope["type"] == "websocket":  # its sentences are admitted one by one
+            return self.gate.refusal()
+        record.waiting = self.gate.num_waiting
+        return self.gate.admission(record.client)
 
     async def _refuse(self, error: S1MiniError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer without the route; what the client still sends is read for a moment, else the connection ends."""
@@ -98,7 +113,7 @@ class Limits:
         """Refuse a name that is not ours: a page can make its own name mean this machine (DNS rebinding)."""
         allowed = self.settings.allowed_hosts
         if not allowed:
-            if self.settings.api_key is not None or self.settings.host not in OWN_HOSTS:
+            if self._keys or self.settings.host not in OWN_HOSTS:
                 return None
             allowed = OWN_HOSTS
         given, _ = _address(f"//{headers.get('host', '')}")
@@ -109,7 +124,7 @@ class Limits:
     def _foreign(self, headers: Headers) -> S1MiniError | None:
         """Refuse a page of another site: browsers send some requests of any page without asking, and WebSockets."""
         origin = headers.get("origin")
-        if origin is None or self.settings.api_key is not None or {origin, "*"} & set(self.settings.cors_origins):
+        if origin is None or self._keys or {origin, "*"} & set(self.settings.cors_origins):
             return None
         name, port = _address(origin)
         own_name, own_port = _address(f"//{headers.get('host', '')}")
@@ -117,68 +132,82 @@ class Limits:
             return None
         return OriginError(f"a page of {origin[:100]!r} may not ask here (S1_MINI_SERVER_CORS_ORIGINS)")
 
-    def _has_key(self, headers: Headers) -> bool:
-        if self.settings.api_key is None:
-            return True
+    def _key_of(self, headers: Headers) -> int | None:
+        """Return the number of the key that a request has, in the order of the settings; None if it has none."""
         kind, _, given = headers.get("authorization", "").partition(" ")
-        wanted = self.settings.api_key.get_secret_value()
-        return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), wanted.encode())
+        if kind.lower() != "bearer":
+            return None
+        sent = given.strip().encode()
+        matches = [hmac.compare_digest(sent, key) for key in self._keys]  # all of them, in constant time
+        return matches.index(True) if any(matches) else None
 
     def _in_pieces(self, scope: Scope, send: Send) -> Send:
-        """Send large answers piece by piece, each when there is room for it, and all of them in time."""
-        if scope["type"] != "http":
-            return send
-        allowed_s = self.settings.stream_timeout_s + self.settings.request_timeout_s
-        ends = asyncio.get_running_loop().time() + allowed_s
+        """Return a `send` for large responses: piece by piece, each when there is room for it, and all in time.
 
-        async def give(message: Message) -> None:
+        It raises `ClientGoneError` if the client reads too slowly, and what `Holding.set` raises if the audio that the
+        client does not read is more than its share.
+        """
+        loop, record = asyncio.get_running_loop(), record_of(HTTPConnection(scope))
+        ends = loop.time() + self.settings.stream_timeout_s + self.settings.request_timeout_s
+        if scope["type"] == "websocket":
+            ends = float("inf")  # a session ends by its own limits
+
+        async def send_piece(message: Message) -> None:
+            while True:
+                try:
+                    # Uvicorn waits for the client before it writes, so a message that was cancelled was not sent.
+                    async with asyncio.timeout_at(min(ends, loop.time() + UNREAD_CHECK_S)):
+                        await send(message)
+                        return
+                except TimeoutError:
+                    if loop.time() >= ends:
+                        raise ClientGoneError from None
+                    if record.charge_unread is not None:
+                        record.charge_unread()
+
+        async def send_all(message: Message) -> None:
             content = memoryview(message.get("body", b""))
-            try:
-                async with asyncio.timeout_at(ends):
-                    while len(content) > PIECE_BYTES:
-                        await send({**message, "body": bytes(content[:PIECE_BYTES]), "more_body": True})
-                        content = content[PIECE_BYTES:]
-                    await send({**message, "body": bytes(content)} if message.get("body") else message)
-            except TimeoutError:
-                raise ClientGoneError from None  # it is there, but takes what it asked for too slowly
+            while len(content) > PIECE_BYTES:
+                await send_piece({**message, "body": bytes(content[:PIECE_BYTES]), "more_body": True})
+                content = content[PIECE_BYTES:]
+            await send_piece({**message, "body": bytes(content)} if message.get("body") else message)
 
-        return give
+        return send_all
 
 
 class Body:
-    """The body of one request on its way to a route: its bytes and seconds counted, and those of all together."""
+    """The body of one request on its way to a route: bounded in size and time, its bytes charged."""
 
-    def __init__(self, scope: Scope, receive: Receive, gate: Gate, settings: ServerSettings) -> None:
-        self._receive, self._settings, self._held = receive, settings, gate.hold()
-        self._ends = time.monotonic() + settings.body_timeout_s
+    def __init__(self, scope: Scope, receive: Receive, holding: Holding, max_bytes: int, timeout_s: float) -> None:
+        self._receive, self._holding, self._max_bytes, self._timeout_s = receive, holding, max_bytes, timeout_s
+        self._ends = time.monotonic() + timeout_s
         self._is_read = scope["type"] != "http"
 
     async def read(self) -> Message:
-        """Give the next message of the connection. Raises what a body that is too large or slow comes to."""
+        """Return the next message of the connection.
+
+        Raises `BodyTooSlowError`, `BodyTooLargeError`, `BusyError`, `TooManyRequestsError` or `ClientGoneError`.
+        """
         if self._is_read:
             return await self._receive()
         try:
             async with asyncio.timeout(self._ends - time.monotonic()):
                 message = await self._receive()
         except TimeoutError:
-            raise BodyTooSlowError(f"the body took longer than {self._settings.body_timeout_s:g} s") from None
+            raise BodyTooSlowError(f"the body took longer than {self._timeout_s:g} s") from None
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         self._is_read = not message.get("more_body", False)
-        num_bytes = self._held.num_bytes + len(message.get("body", b""))
+        num_bytes = self._holding.get(Resource.BODY_BYTES) + len(message.get("body", b""))
         try:
-            if num_bytes > self._settings.max_body_bytes:
-                raise BodyTooLargeError(self._settings.max_body_bytes)
-            self._held.set(num_bytes)
+            if num_bytes > self._max_bytes:
+                raise BodyTooLargeError(self._max_bytes)
+            self._holding.set(Resource.BODY_BYTES, num_bytes)
         except S1MiniError:
-            self.let_go()
+            self._holding.set(Resource.BODY_BYTES, 0)
             self._is_read = self._is_read or await _discard(self._receive)
             raise
         return message
-
-    def let_go(self) -> None:
-        """Count its bytes no more."""
-        self._held.set(0)
 
 
 def _speaks(scope: Scope) -> bool:

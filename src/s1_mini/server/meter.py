@@ -63,6 +63,12 @@ class EngineFigures(Collector):
         inside, is_ready = self._gate.num_inside, float(self._gate.refusal() is None)
         yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are taken in", is_ready)
         yield GaugeMetricFamily(f"{PREFIX}http_requests_inside", "Requests to speak that are being answered", inside)
+        held = GaugeMetricFamily(f"{PREFIX}http_held", "Held for all clients", labels=["resource"])
+        limits = GaugeMetricFamily(f"{PREFIX}http_limit", "Limit for all clients together", labels=["resource"])
+        for resource, figures in self._gate.accounts.describe().items():
+            held.add_metric([resource], figures["held"])
+            limits.add_metric([resource], figures["limit"])
+        yield from (held, limits)
         if self._engine.config.metrics_enabled:
             yield from map(_shown, self._engine.families())
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
 
 if TYPE_CHECKING:
+    from s1_mini.server.accounts import Holding
     from s1_mini.types import Timing
 
 SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -24,6 +26,9 @@ class Record:
     method: str
     path: str
     started: float = field(default_factory=time.perf_counter)
+    client: str = ""  # whose share of the server it uses
+    holding: Holding | None = None  # what it holds
+    charge_unread: Callable[[], None] | None = None  # charges the audio of a stream that the client is not reading
     route: str | None = None  # as declared, such as /v1/voices/{name}
     status: int = 0
     code: str | None = None  # of the error, also of one after the status was sent
@@ -36,6 +41,10 @@ class Record:
     timing: Timing | None = None  # of the first text, as the engine tells it
     frames: int = 0
     audio_s: float = 0.0
+
+    def for_part(self, holding: Holding | None = None) -> Record:
+        """Return a record for one of several texts of this request: the same id and client, figures of its own."""
+        return Record(self.id, self.method, self.path, client=self.client, holding=holding or self.holding)
 
     @property
     def generation_s(self) -> float:

@@ -27,10 +27,13 @@ async def ready(request: Request) -> Response:
 
 @router.get("/health", summary="The engine's state")
 async def health(request: Request) -> dict[str, Any]:
-    """Tell of the engine: state, device, queue, slots, caches, memory. Always 200; `ready` says what `/ready` does."""
+    """Return the engine's state, device, queue, slots, caches and memory, and what the server holds for clients.
+
+    Always 200; `ready` is true when `/ready` answers 200.
+    """
     gate = request.app.state.gate
     refused = gate.refusal()
-    server = {"requests": gate.num_inside, "draining": gate.is_draining}
+    server = {"requests": gate.num_inside, "draining": gate.is_draining, "held": gate.accounts.describe()}
     told: dict[str, Any] = gate.health() | {"ready": refused is None, "server": server}
     if refused is not None:
         told["reason"] = str(refused)

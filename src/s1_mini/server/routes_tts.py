@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from s1_mini.exceptions import S1MiniError
+from s1_mini.server.accounts import Resource
 from s1_mini.server.answers import StreamedAnswer, answer, while_listened
 from s1_mini.server.bodies import JSON, read_json, read_speech
 from s1_mini.server.errors import InvalidError, code_of, from_validation, message_of, quoted
@@ -57,9 +58,12 @@ async def speak_text(request: Request) -> Response:
 async def speak_batch(request: Request) -> Response:
     """Speak several texts together; one that fails, fails alone, and `success` tells whether all succeeded."""
     body = await read_json(request, BatchBody)
-    allowed = request.app.state.settings.max_batch_items
-    if len(body.items) > allowed:
-        raise InvalidError("items", f"has {len(body.items)} texts; at most {allowed} may be sent at once")
+    state, num_items = request.app.state, len(body.items)
+    allowed = min(state.settings.max_batch_items, state.accounts.largest(Resource.REQUESTS))
+    if num_items > allowed:
+        raise InvalidError("items", f"has {num_items} texts; the limit is {allowed} per batch")
+    if (refused := state.accounts.refusal(record_of(request).client, Resource.REQUESTS, num_items)) is not None:
+        raise refused
     started = time.perf_counter()
     results = await while_listened(request.receive, _speak_all(request, body))
     success = all(result.success for result in results)

@@ -88,7 +88,7 @@ def run(app: FastAPI) -> int:
         replica=member and member.name,
         stream=os.fdopen(keep_out(), "w", buffering=1, encoding="utf-8"),
     )
-    if member is None and settings.api_key is None and not is_loopback(settings.host):
+    if member is None and not settings.keys and not is_loopback(settings.host):
         logger.warning(OPEN_TO_ALL)
     open_more_files()
     prepare_process()

@@ -33,6 +33,7 @@ class ServerSettings(BaseSettings):
         1, description="engine processes behind the port; auto: one for each GPU, as the container has it"
     )
     api_key: SecretStr | None = Field(None, description="bearer key of /v1 and /invocations; without it they are open")
+    api_keys: SecretStr | None = Field(None, description="more keys, comma-separated; each is a client of its own")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field((), description="pages that may call, comma-separated")
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -41,7 +42,12 @@ class ServerSettings(BaseSettings):
 
     # How much a client may send, and how slowly.
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="of a request, declared or not")
-    max_bodies_bytes: int = Field(256 * 2**20, ge=1024, description="of all requests being answered; more get 503")
+    max_bodies_bytes: int = Field(
+        256 * 2**20, ge=1024, description="of bodies and recordings, all clients together; more get 503"
+    )
+    max_audio_bytes: int = Field(
+        2**30, ge=1024, description="of generated audio that is not sent yet, all clients together; more get 503"
+    )
     head_timeout_s: float = Field(10.0, gt=0, description="from a connection, or a head's first bytes, to its last")
     body_timeout_s: float = Field(20.0, gt=0, description="from the first to the last byte of a body")
     send_timeout_s: float = Field(20.0, gt=0, description="without a byte taken of an answer that waits; then it ends")
@@ -65,8 +71,16 @@ class ServerSettings(BaseSettings):
 
     # How many at once.
     max_connections: int = Field(4096, ge=1, description="less where the system lets the process open fewer files")
-    max_requests: int = Field(512, ge=1, description="requests being answered; more get 503")
-    max_requests_per_client: int = Field(0, ge=0, description="of one address; more get 429; 0 is no limit")
+    max_websockets: int = Field(512, ge=1, description="WebSocket sessions; a new one replaces the longest idle one")
+    max_requests: int = Field(512, ge=1, description="texts being spoken; more get 503; see also the engine's queue")
+    max_requests_per_client: int = Field(
+        0, ge=0, description="texts of one client being spoken; more get 429; 0: three quarters of what others leave"
+    )
+    fairness: Literal["client", "request"] = Field(
+        "client",
+        description="client: one API key, else one address, cannot use up a limit; request: where all requests come "
+        "from one address, as behind SageMaker, one request cannot",
+    )
     threads: int = Field(32, ge=1, le=512, description="for what would block the event loop: encoding, decoding, files")
 
     def __init__(self, **values: Any) -> None:
@@ -76,6 +90,13 @@ class ServerSettings(BaseSettings):
             raise ConfigurationError("; ".join(_sentence(dict(item)) for item in error.errors())) from None
         for warning in unknown_variables(os.environ, ENV_PREFIX):
             warnings.warn(warning, stacklevel=2)
+
+    @property
+    def keys(self) -> list[str]:
+        """All API keys; empty if the server is open."""
+        single = [] if self.api_key is None else [self.api_key.get_secret_value()]
+        several = "" if self.api_keys is None else self.api_keys.get_secret_value()
+        return single + [key.strip() for key in several.split(",") if key.strip()]
 
     @field_validator("replicas", mode="before")
     @classmethod

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from s1_mini.server.errors import BusyError
-from s1_mini.server.gate import HeldBytes
+from s1_mini.exceptions import S1MiniError
+from s1_mini.server.accounts import Accounts, Holding, Resource, client_of
 from s1_mini.server.member import PROXY
 
 logger = logging.getLogger(__name__)
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 SLICE_BYTES = 4096  # read in one go: some hundred of the smallest frames
 FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # of a client: many times what tokens of a language model come to
 FLOODED, TOO_BUSY = 1008, 1013  # close codes
+MAX_REASON = 120  # bytes; a close frame has room for 123
 
 
 class SocketWire(WebSocketsSansIOProtocol):
@@ -24,7 +26,8 @@ class SocketWire(WebSocketsSansIOProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._held: HeldBytes = self.config.app.state.gate.hold()  # type: ignore[union-attr]
+        self._accounts: Accounts = self.config.app.state.accounts  # type: ignore[union-attr]
+        self._held: Holding | None = None
         self._began = self.loop.time()
         self._num_frames = 0
 
@@ -32,9 +35,13 @@ class SocketWire(WebSocketsSansIOProtocol):
         """Begin; who asks over a Unix socket is the proxy, which has no address."""
         super().connection_made(transport)
         self.client = self.client or (PROXY, 0)
+        self._held = self._accounts.hold(client_of(self.client[0]))
 
     def data_received(self, data: bytes) -> None:
         """Read on, in slices, as long as the client keeps within its bounds."""
+        assert self._held is not None
+        assert self.client is not None
+        began = time.thread_time()
         for start in range(0, len(data), SLICE_BYTES):
             if self.transport.is_closing():
                 return
@@ -43,13 +50,17 @@ class SocketWire(WebSocketsSansIOProtocol):
             if self._num_frames > allowed:
                 self._end(FLOODED, "too many frames")
         try:
-            self._held.set(len(self.conn.reader.buffer) + sum(len(frame) for frame in self.frames))
-        except BusyError:
-            self._end(TOO_BUSY, "too many bytes wait at this moment")
+            num_bytes = len(self.conn.reader.buffer) + sum(len(frame) for frame in self.frames)
+            self._held.set(Resource.BODY_BYTES, num_bytes)
+        except S1MiniError as error:
+            self._end(TOO_BUSY, str(error)[:MAX_REASON])
+        if self.client[0] != PROXY:
+            self._accounts.spend(client_of(self.client[0]), time.thread_time() - began)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count its bytes no more."""
-        self._held.set(0)
+        if self._held is not None:
+            self._held.release()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:

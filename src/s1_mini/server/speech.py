@@ -1,6 +1,6 @@
-"""The one way from a checked request to sound as bytes: whole or streamed, within its time, into its format.
+"""From a checked request to encoded audio: whole or streamed, within its time limit, charged to its client.
 
-The first byte exists only once the first sound does, so that whatever fails before it still has a status.
+The first byte exists only once the first audio does, so that whatever fails before it still gets a status code.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from s1_mini.audio.container import encode, media_type
 from s1_mini.audio.stream_encoder import StreamEncoder, encodes_fast
 from s1_mini.exceptions import GenerationError, RequestTimeoutError
+from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.record import Record
 from s1_mini.server.schemas import SpeechRequest
 from s1_mini.types import AudioFormat
@@ -24,14 +25,27 @@ from s1_mini.types import AudioFormat
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.server.settings import ServerSettings
-    from s1_mini.types import AudioChunk
+    from s1_mini.types import AudioChunk, ChunkProfile
+
+
+class _Deadline(NamedTuple):
+    """A time limit: the event loop's time at which it ends, and its length in seconds."""
+
+    at: float
+    allowed_s: float
+
+    def error(self, what: str) -> RequestTimeoutError:
+        return RequestTimeoutError(
+            f"{what} took longer than {self.allowed_s:g} s; shorten the text, or ask for a stream"
+        )
 
 
 @dataclass(frozen=True)
 class Speech:
-    """An answer that is certain to begin: its type, its headers, and its bytes, all at once or as they are made.
+    """A response that is certain to begin: its type, headers and bytes, whole or as they are generated.
 
-    Whoever takes it iterates `body` to the end or closes it; closing cancels what is still to be said.
+    The caller iterates `body` to its end or closes it, which cancels the rest, and calls `release` once it no longer
+    keeps the audio; at the latest the end of the HTTP request does that.
     """
 
     media_type: str
@@ -41,68 +55,102 @@ class Speech:
     content: bytes | None = None  # the whole of it, if it is whole; `body` gives the same
     spoken_text: str | None = None
     warning: str | None = None  # what of the text is not spoken
+    holding: Holding | None = None  # what it is charged for
+
+    def release(self) -> None:
+        """Stop charging its client for it."""
+        if self.holding is not None:
+            self.holding.release()
 
 
 async def speak(
     engine: ProductionTTSEngine, request: SpeechRequest, *, settings: ServerSettings, record: Record
 ) -> Speech:
-    """Speak `request`; return once all of it is there, or for a stream the first of it.
+    """Speak `request`; return once all audio is there, or for a stream the first chunk.
 
-    Raises the engine's errors, `VoiceNotFoundError`, and `RequestTimeoutError` if it takes longer than it may.
-    What fails in a stream later is raised from `body`. Cancelling the caller cancels the request.
+    Raises the engine's errors, `VoiceNotFoundError`, `RequestTimeoutError`, and `BusyError` or `TooManyRequestsError`
+    if its client holds too much. What fails later in a stream is raised from `body`. Cancelling the caller cancels the
+    request.
     """
     record.voice = (request.voice or ("reference" if request.reference_audio else "default"))[:64]
     record.audio_format, record.streams = request.audio_format, request.streams
     record.spoken = time.perf_counter()
-    chunks = _noted(engine, request, record)
-    deadline = asyncio.get_running_loop().time() + settings.request_timeout_s
-    if request.streams:
-        return await _stream(chunks, request.audio_format, deadline, settings)
-    return await _whole(chunks, request.audio_format, deadline, settings, record)
+    assert record.holding is not None
+    holding = record.holding.part()
+    try:
+        holding.set(Resource.REQUESTS, 1)
+        holding.set(Resource.BODY_BYTES, len(request.reference_audio or b""))
+        chunks = _noted(engine, request, record, holding)
+        now = asyncio.get_running_loop().time()
+        first = _Deadline(now + settings.request_timeout_s, settings.request_timeout_s)
+        if request.streams:
+            end = _Deadline(now + settings.stream_timeout_s, settings.stream_timeout_s)
+            return await _stream(chunks, request.audio_format, first, end, holding)
+        return await _whole(chunks, request.audio_format, first, record, holding)
+    except BaseException:
+        holding.release()
+        raise
 
 
-async def _noted(engine: ProductionTTSEngine, request: SpeechRequest, record: Record) -> AsyncIterator[AudioChunk]:
-    """Give the engine's chunks; note each in the record. Closing it cancels the request."""
-    chunks = engine.stream_async(request.text, **request.arguments("ttfa" if request.streams else "throughput"))
-    async with aclosing(chunks):  # type: ignore[type-var]
+async def _noted(
+    engine: ProductionTTSEngine, request: SpeechRequest, record: Record, holding: Holding
+) -> AsyncIterator[AudioChunk]:
+    """Yield the engine's chunks and note each in the record. Closing it cancels the request."""
+    profile: ChunkProfile = "ttfa" if request.streams else "throughput"
+    flow = (record.client, record.id)  # clients take turns in the queue, and so do their requests
+    chunks = engine.stream_async(request.text, flow=flow, **request.arguments(profile))
+
+    def charge_unread() -> None:
+        holding.set(Resource.AUDIO_BYTES, chunks.unread_bytes)
+
+    if request.streams:  # a whole answer is taken as it is generated, and charged then
+        record.charge_unread = charge_unread
+    async with aclosing(chunks):
         async for chunk in chunks:
             record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate, chunk.timing)
+            if request.streams and holding.get(Resource.AUDIO_BYTES):
+                charge_unread()
             yield chunk
 
 
 async def _whole(
-    chunks: AsyncIterator[AudioChunk],
-    audio_format: AudioFormat,
-    deadline: float,
-    settings: ServerSettings,
-    record: Record,
+    chunks: AsyncIterator[AudioChunk], audio_format: AudioFormat, deadline: _Deadline, record: Record, holding: Holding
 ) -> Speech:
+    heard = []
     try:
-        async with asyncio.timeout_at(deadline), aclosing(chunks):  # type: ignore[type-var]
-            heard = [chunk async for chunk in chunks]
+        async with asyncio.timeout_at(deadline.at), aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                holding.add(Resource.AUDIO_BYTES, chunk.wave.nbytes)
+                heard.append(chunk)
             if not heard:
                 raise GenerationError("the model said nothing")
+            holding.set(Resource.REQUESTS, 0)  # the engine is done with it
             rate = heard[-1].sample_rate
             content = await asyncio.to_thread(_encode_all, heard, rate, audio_format)
     except TimeoutError:
-        raise _too_late("the whole answer", settings.request_timeout_s) from None
+        raise deadline.error("the whole answer") from None
     headers = {
         "X-Sample-Rate": str(rate),
         "X-Audio-Seconds": f"{record.audio_s:.3f}",
         "X-Generation-Seconds": f"{record.generation_s:.3f}",
         "X-Finish-Reason": heard[-1].finish_reason or "stop",
     }
-    return _told(Speech(type_of(audio_format, rate), headers, rate, _once(content), content), heard[0])
+    holding.set(Resource.AUDIO_BYTES, len(content), checked=False)
+    return _told(Speech(type_of(audio_format, rate), headers, rate, _once(content), content, holding=holding), heard[0])
 
 
 async def _stream(
-    chunks: AsyncIterator[AudioChunk], audio_format: AudioFormat, deadline: float, settings: ServerSettings
+    chunks: AsyncIterator[AudioChunk],
+    audio_format: AudioFormat,
+    first_deadline: _Deadline,
+    end_deadline: _Deadline,
+    holding: Holding,
 ) -> Speech:
     try:
-        async with asyncio.timeout_at(deadline):
+        async with asyncio.timeout_at(first_deadline.at):
             first = await anext(chunks, None)
     except TimeoutError:
-        raise _too_late("the first sound", settings.request_timeout_s) from None
+        raise first_deadline.error("the first sound") from None
     if first is None:
         raise GenerationError("the model said nothing")
     encoder = StreamEncoder(audio_format, first.sample_rate)
@@ -111,10 +159,10 @@ async def _stream(
     except BaseException:
         await cast("Any", chunks).aclose()
         raise
-    ends = deadline - settings.request_timeout_s + settings.stream_timeout_s
-    body = _rest(chunks, encoder, begun, ends, settings.stream_timeout_s)
+    body = _rest(chunks, encoder, begun, end_deadline, holding)
     headers = {"X-Sample-Rate": str(first.sample_rate)}
-    return _told(Speech(type_of(audio_format, first.sample_rate), headers, first.sample_rate, body), first)
+    kind = type_of(audio_format, first.sample_rate)
+    return _told(Speech(kind, headers, first.sample_rate, body, holding=holding), first)
 
 
 def _told(speech: Speech, first: AudioChunk) -> Speech:
@@ -124,27 +172,36 @@ def _told(speech: Speech, first: AudioChunk) -> Speech:
 
 
 async def _rest(
-    chunks: AsyncIterator[AudioChunk], encoder: StreamEncoder, begun: bytes, ends: float, allowed_s: float
+    chunks: AsyncIterator[AudioChunk], encoder: StreamEncoder, begun: bytes, deadline: _Deadline, holding: Holding
 ) -> AsyncIterator[bytes]:
-    """Give a stream's bytes from the first on."""
+    """Yield a stream's bytes from the first on."""
     loop = asyncio.get_running_loop()
-    async with aclosing(chunks):  # type: ignore[type-var]
+    async with aclosing(chunks), _released(holding):  # type: ignore[type-var]
         if begun:
             yield begun
         while True:
             try:
-                async with asyncio.timeout_at(ends):
+                async with asyncio.timeout_at(deadline.at):
                     chunk = await anext(chunks, None)
             except TimeoutError:
-                raise _too_late("the stream", allowed_s) from None
+                raise deadline.error("the stream") from None
             if chunk is None:
+                holding.set(Resource.REQUESTS, 0)
                 break
-            if loop.time() > ends:
-                raise _too_late("the stream", allowed_s)
+            if loop.time() > deadline.at:
+                raise deadline.error("the stream")
             if piece := await _feed(encoder, chunk.wave):
                 yield piece
         if tail := await asyncio.to_thread(encoder.finish):
             yield tail
+
+
+@asynccontextmanager
+async def _released(holding: Holding) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        holding.release()
 
 
 async def _feed(encoder: StreamEncoder, wave: np.ndarray) -> bytes:
@@ -166,7 +223,3 @@ def _encode_all(heard: list[AudioChunk], rate: int, audio_format: AudioFormat) -
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:
     yield content
-
-
-def _too_late(what: str, allowed_s: float) -> RequestTimeoutError:
-    return RequestTimeoutError(f"{what} took longer than {allowed_s:g} s; shorten the text, or ask for a stream")

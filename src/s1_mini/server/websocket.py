@@ -20,14 +20,17 @@ from starlette.websockets import WebSocketState
 
 from s1_mini.audio.reference import read_recording
 from s1_mini.exceptions import S1MiniError, TextError
+from s1_mini.server.accounts import Resource
 from s1_mini.server.bodies import SMALL_BYTES, in_turn
 from s1_mini.server.errors import (
     BodyError,
+    BusyError,
     ClientGoneError,
     DrainingError,
     IdleError,
     code_of,
     describe,
+    error_response,
     from_validation,
     row_of,
 )
@@ -56,19 +59,33 @@ MESSAGES: dict[str, type[BaseModel]] = {
 @router.websocket("/invocations-bidirectional-stream")
 async def converse(socket: WebSocket) -> None:
     """Speak what one client writes, until it has no more to say."""
-    await socket.accept()
-    await Session(socket).run()
+    session, pool, record = Session(socket), socket.app.state.websockets, record_of(socket)
+    if not pool.add(session, record.client):
+        refused = BusyError("All WebSocket sessions are in use. Retry in one second.")
+        record.code = refused.code
+        await error_response(refused, record.id)(socket.scope, socket.receive, socket.send)
+        return
+    try:
+        await socket.accept()
+        await session.run()
+    finally:
+        pool.remove(session)
 
 
 class Session:
-    """One connection: a reader that cuts text into sentences, and a speaker that says them in order."""
+    """One WebSocket session: a reader that cuts text into sentences, and a speaker that generates them in order.
+
+    It is idle while nothing waits to be spoken; an idle session may be evicted to make room for a new one.
+    """
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket, self._state = socket, socket.app.state
         self._record = record_of(socket)
+        self._evicted = False
         self._config = SessionConfig(type="session.config")
         self._recording: bytes | None = None
-        self._held = self._state.gate.hold()  # the bytes of all recordings that are still needed
+        assert self._record.holding is not None
+        self._holding = self._record.holding  # the recordings of all sentences that wait, each once
         self._rest = ""
         self._stretches: asyncio.Queue[SpeechRequest | None] = asyncio.Queue()
         self._unspoken: deque[SpeechRequest] = deque()  # those in there, and the one that is being spoken
@@ -95,17 +112,21 @@ class Session:
             self._forget()
 
     def _forget(self) -> None:
-        """Let go of recordings now: what still refers to this session ends only when the collector comes by."""
+        """Drop the recordings now: reference cycles keep this session until the garbage collector runs."""
         self._unspoken.clear()
         self._stretches, self._recording = asyncio.Queue(), None
-        self._held.set(0)
+        self._holding.set(Resource.BODY_BYTES, 0)
+
+    def evict(self) -> None:
+        """End the session soon, because a new one needs its place."""
+        self._evicted = True
 
     async def _fail(self, error: S1MiniError) -> None:
         self._record.code = code_of(error)
         status = row_of(error).status
         with suppress(WebSocketDisconnect, RuntimeError):
             await self._send({"type": "error"} | describe(error, self._record.id))
-            await self._socket.close(1013 if status == 503 else 1011 if status >= 500 else 1008)
+            await self._socket.close(1013 if status in (429, 503) else 1011 if status >= 500 else 1008)
 
     # ---- what comes in --------------------------------------------------------------------------------------------
 
@@ -121,6 +142,8 @@ class Session:
                 now = time.monotonic()
                 if now > ends:
                     raise self._too_long()
+                if self._evicted:
+                    raise BusyError("The session was idle and made room for a new one. Reconnect to continue.")
                 if self._state.gate.is_draining:
                     raise DrainingError("the server is going down; connect anew")
                 if receiving.done():
@@ -188,10 +211,12 @@ class Session:
         self._count_recordings()
 
     def _count_recordings(self) -> None:
-        """Tell how many bytes of recordings are held, each once. Raises `BusyError` if they are too many."""
+        """Charge the recordings that are still needed. Raises `BusyError` or `TooManyRequestsError`."""
         recordings = [self._recording, *(request.reference_audio for request in self._unspoken)]
         distinct = {id(recording): len(recording) for recording in recordings if recording is not None}
-        self._held.set(sum(distinct.values()))
+        if self._unspoken:
+            distinct.pop(id(self._unspoken[0].reference_audio), None)  # charged by `speak`
+        self._holding.set(Resource.BODY_BYTES, sum(distinct.values()))
 
     def _add(self, text: str) -> None:
         # Not read further instead, the client would not be heard when it goes away or answers a ping.
@@ -224,6 +249,7 @@ class Session:
         )
         self._num_waiting += len(text)
         self._unspoken.append(request)
+        self._state.websockets.mark_busy(self)
         self._stretches.put_nowait(request)
 
     # ---- what goes out --------------------------------------------------------------------------------------------
@@ -234,6 +260,8 @@ class Session:
             self._num_waiting -= len(request.text)
             self._unspoken.popleft()
             self._count_recordings()
+            if not self._unspoken:
+                self._state.websockets.mark_idle(self)
             self._stretches.task_done()
             self._last_moved = time.monotonic()
         self._stretches.task_done()

@@ -13,12 +13,14 @@ import logging
 import socket
 import struct
 import sys
+import time
 from http import HTTPStatus
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from s1_mini.server.accounts import Accounts, client_of
 from s1_mini.server.connections import Connections, has_left, unread
 from s1_mini.server.errors import HeadTooSlowError, HttpError, ServerError, describe, row_of
 from s1_mini.server.member import PROXY
@@ -45,6 +47,7 @@ class Wire(H11Protocol):
         self.conn = self._parser = Parser(h11.SERVER, MAX_HEAD_BYTES + (ADDED_BYTES if state.member else 0))
         self._parser.max_headers += ADDED_HEADERS if state.member else 0
         self._connections: Connections = state.connections
+        self._accounts: Accounts = state.accounts
         self._allowed_s: float = state.settings.head_timeout_s
         self._waiting: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
@@ -61,10 +64,13 @@ class Wire(H11Protocol):
         """Read on; wait for the rest of a head that has begun."""
         if self.transport.is_closing():
             return
+        began = time.thread_time()
         super().data_received(data)
         self._look()
         if self._watching is None:
             self._watch()
+        if self.client is not None and self.client[0] != PROXY:
+            self._accounts.spend(client_of(self.client[0]), time.thread_time() - began)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
@@ -112,7 +118,8 @@ class Wire(H11Protocol):
         elif self.conn.their_state is not h11.IDLE:
             if self.cycle is not None and not self.cycle.response_complete:
                 self._rest()
-                self._connections.work(self.transport)
+                if self.conn.their_state is not h11.SEND_BODY:  # until then it may be evicted
+                    self._connections.work(self.transport)
         else:
             self._connections.rest(self.transport)
             if self._waiting is None:

@@ -1,0 +1,320 @@
+"""Resource accounts: everything the server holds for clients, charged in one place, per client and in total.
+
+A client is its API key if it sent one, otherwise its address (`client_of`). Three rules bound every resource:
+
+1. all clients together hold at most the limit;
+2. one client holds at most `CLIENT_SHARE` of what the other clients leave;
+3. one request or connection holds at most its share (`HOLDING_SHARES`) of what the rest of its client leaves of that.
+
+So neither a client nor a single request can use up a resource: some of it stays free for the next one. With
+`by_client=False` (behind SageMaker, where all requests come from one address) rule 2 is off and rule 3 remains.
+Connections and sessions are not refused but replaced: see `IdlePool`. Belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Generator, Hashable
+from enum import StrEnum
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any, Generic, TypeVar
+
+from s1_mini.exceptions import S1MiniError
+from s1_mini.server.errors import BusyError, TooManyRequestsError
+
+CLIENT_SHARE = 3 / 4
+IPV6_CLIENT_BITS = 64  # one subscriber usually controls a whole /64
+
+CPU_SHARE = 0.5  # of one core, for the event-loop time of one client while there are others
+CPU_BURST_S = 1.0  # event-loop seconds before a client is slowed down
+MAX_DELAY_S = 1.0  # per request
+MAX_CPU_CLIENTS = 10_000  # clients whose event-loop time is remembered after they disconnect
+
+Member = TypeVar("Member", bound=Hashable)
+
+
+class Resource(StrEnum):
+    """What can be held for a client."""
+
+    CONNECTIONS = "connections"
+    SESSIONS = "sessions"  # WebSocket
+    STICKY_SESSIONS = "sticky_sessions"  # SageMaker
+    REQUESTS = "requests"  # texts being spoken, a batch counts as its items; each takes a queue position or a slot
+    BODY_BYTES = "body_bytes"  # bodies, unfinished messages and recordings
+    AUDIO_BYTES = "audio_bytes"  # generated and not yet sent
+
+
+# Bytes have the smaller share, so that many large requests of one client still leave room for its small ones. A batch
+# or JSON lines may use most of the slots.
+HOLDING_SHARES = {Resource.REQUESTS: 3 / 4, Resource.BODY_BYTES: 1 / 3, Resource.AUDIO_BYTES: 1 / 3}
+NAMES = {
+    Resource.REQUESTS: "concurrent requests",
+    Resource.BODY_BYTES: "bytes of request bodies",
+    Resource.AUDIO_BYTES: "bytes of unsent audio",
+}
+
+
+class Accounts:
+    """What is held of each resource, by client and in total."""
+
+    def __init__(
+        self, limits: dict[Resource, int], *, by_client: bool = True, max_requests_per_client: int = 0
+    ) -> None:
+        """Set the limit of each resource; `max_requests_per_client` of 0 leaves requests to the shares."""
+        self.limits, self.by_client = limits, by_client
+        self._max_requests_per_client = max_requests_per_client
+        self._total: Counter[Resource] = Counter()
+        self._clients: dict[str, Counter[Resource]] = {}
+        self._cpu = CpuShares()
+
+    def hold(self, client: str) -> Holding:
+        """Return the empty holding of a new request or connection."""
+        return Holding(self, client)
+
+    def total(self, resource: Resource) -> int:
+        """Return what all clients hold."""
+        return self._total[resource]
+
+    def of(self, client: str, resource: Resource) -> int:
+        """Return what one client holds."""
+        return self._clients[client][resource] if client in self._clients else 0
+
+    @property
+    def clients(self) -> list[str]:
+        """Clients that hold anything."""
+        return list(self._clients)
+
+    def largest(self, resource: Resource) -> int:
+        """Return the most that one request can hold while nothing else is held."""
+        share = CLIENT_SHARE if self.by_client else 1.0
+        return max(1, int(self.limits[resource] * share * HOLDING_SHARES[resource]))
+
+    def describe(self) -> dict[str, dict[str, int]]:
+        """Return for each resource what is held, the limit and the largest holding of one client."""
+        return {
+            resource.value: {
+                "held": self._total[resource],
+                "limit": limit,
+                "largest_client": max((held[resource] for held in self._clients.values()), default=0),
+            }
+            for resource, limit in self.limits.items()
+        }
+
+    def refusal(self, client: str, resource: Resource, amount: int, held: int = 0) -> S1MiniError | None:
+        """Return why `client` may not hold `amount` more in a request that holds `held`; None if it may."""
+        limit, of_client = self.limits[resource], self.of(client, resource)
+        name = NAMES[resource]
+        if self._total[resource] + amount > limit:
+            return BusyError(f"The server's limit of {limit:,} {name} is reached. Retry in one second.")
+        if resource is Resource.REQUESTS and (most := self._max_requests_per_client) and of_client + amount > most:
+            return TooManyRequestsError(f"You have reached the limit of {most} {name}. Wait for one to finish.")
+        allowed: float = limit
+        if self.by_client:
+            allowed = CLIENT_SHARE * (limit - self._total[resource] + of_client)
+            if of_client + amount > max(1, allowed):
+                return TooManyRequestsError(
+                    f"You hold {of_client:,} of {limit:,} {name}, which is your share. Wait for one to finish."
+                )
+        if held + amount > max(1, HOLDING_SHARES[resource] * (allowed - of_client + held)):
+            return BusyError(f"The server has too few {name} left for this request. Retry in one second.")
+        return None
+
+    def spend(self, client: str, seconds: float) -> None:
+        """Charge event-loop CPU time to a client."""
+        if self.by_client:
+            self._cpu.spend(client, seconds)
+
+    def delay_s(self, client: str) -> float:
+        """Return how long the next request of a client has to wait, because it used more than its share of the CPU."""
+        return self._cpu.delay_s(client) if len(self._clients) > 1 else 0.0
+
+    def _change(self, client: str, resource: Resource, change: int) -> None:
+        held = self._clients.setdefault(client, Counter())
+        held[resource] += change
+        self._total[resource] += change
+        if not any(held.values()):
+            del self._clients[client]
+
+
+class Holding:
+    """What one request or connection holds; `release` frees all of it.
+
+    A part is a holding within another one, such as one text of a batch: it can be released on its own, and is released
+    with the whole.
+    """
+
+    def __init__(self, accounts: Accounts, client: str, whole: Holding | None = None) -> None:
+        self._accounts, self._client, self._whole = accounts, client, whole
+        self._held: Counter[Resource] = Counter()
+        self._parts: set[Holding] = set()
+
+    def part(self) -> Holding:
+        """Return an empty holding within this one."""
+        part = Holding(self._accounts, self._client, self)
+        self._parts.add(part)
+        return part
+
+    def get(self, resource: Resource) -> int:
+        """Return what it holds itself, without its parts."""
+        return self._held[resource]
+
+    def sum(self, resource: Resource) -> int:
+        """Return what it and its parts hold."""
+        return self._held[resource] + sum(part.sum(resource) for part in self._parts)
+
+    def set(self, resource: Resource, amount: int, *, checked: bool = True) -> None:
+        """Hold `amount` of a resource, instead of what it holds now.
+
+        Raises `BusyError` or `TooManyRequestsError` and changes nothing if it is more than allowed. `checked=False` is
+        for resources whose limit is kept by evicting others.
+        """
+        change = amount - self._held[resource]
+        if change > 0 and checked:
+            whole = self._whole or self
+            refused = self._accounts.refusal(self._client, resource, change, whole.sum(resource))
+            if refused is not None:
+                raise refused
+        if change:
+            self._held[resource] = amount
+            self._accounts._change(self._client, resource, change)
+
+    def add(self, resource: Resource, amount: int) -> None:
+        """Hold so much more, or less. Raises as `set`."""
+        self.set(resource, self._held[resource] + amount)
+
+    def release(self) -> None:
+        """Free everything that it and its parts hold."""
+        for part in list(self._parts):
+            part.release()
+        for resource in list(self._held):
+            self.set(resource, 0)
+        if self._whole is not None:
+            self._whole._parts.discard(self)
+
+
+class IdlePool(Generic[Member]):
+    """Open connections or sessions, at most `limit`; the one that has been idle longest makes room for a new one.
+
+    It is taken from the client that has most of them, so that a client with many cannot evict those of others.
+    """
+
+    def __init__(
+        self, accounts: Accounts, resource: Resource, evict: Callable[[Member], None], limit: int | None = None
+    ) -> None:
+        """`evict` ends a member, which leaves the pool before."""
+        self._accounts, self._resource, self._evict = accounts, resource, evict
+        self._holdings: dict[Member, Holding] = {}
+        self._clients: dict[Member, str] = {}
+        self._idle: dict[str, OrderedDict[Member, None]] = {}  # by client, longest idle first
+        self.limit = accounts.limits[resource] if limit is None else limit
+
+    def __len__(self) -> int:
+        return len(self._holdings)
+
+    def add(self, member: Member, client: str, *, can_evict: Callable[[Member], bool] = lambda _: True) -> bool:
+        """Add an idle member, evicting another one at the limit; return False if all are busy."""
+        if len(self) >= self.limit and not self._evict_one(can_evict):
+            return False
+        client = client if self._accounts.by_client else ""
+        self._holdings[member], self._clients[member] = self._accounts.hold(client), client
+        self._holdings[member].set(self._resource, 1, checked=False)
+        self.mark_idle(member)
+        return True
+
+    def mark_busy(self, member: Member) -> None:
+        """Protect a member from eviction."""
+        if (client := self._clients.get(member)) is not None and member in self._idle.get(client, ()):
+            self._forget_idle(member, client)
+
+    def mark_idle(self, member: Member) -> None:
+        """Make a member the last to be evicted among the idle ones; does nothing if it is idle already."""
+        if (client := self._clients.get(member)) is not None:
+            self._idle.setdefault(client, OrderedDict()).setdefault(member, None)
+
+    def remove(self, member: Member) -> None:
+        """Remove a member that has ended."""
+        if (client := self._clients.pop(member, None)) is not None:
+            self._forget_idle(member, client)
+            self._holdings.pop(member).release()
+
+    @property
+    def busy(self) -> list[Member]:
+        """Members that are not idle."""
+        return [member for member, client in self._clients.items() if member not in self._idle.get(client, ())]
+
+    def _forget_idle(self, member: Member, client: str) -> None:
+        idle = self._idle.get(client, OrderedDict())
+        idle.pop(member, None)
+        if not idle:
+            self._idle.pop(client, None)
+
+    def _evict_one(self, can_evict: Callable[[Member], bool]) -> bool:
+        by_size = sorted(self._idle, key=lambda client: self._accounts.of(client, self._resource), reverse=True)
+        found = (member for client in by_size for member in self._idle[client] if can_evict(member))
+        if (member := next(found, None)) is None:
+            return False
+        self.remove(member)
+        self._evict(member)
+        return True
+
+
+class CpuShares:
+    """Event-loop CPU seconds of clients, as leaky buckets."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._debts: OrderedDict[str, tuple[float, float]] = OrderedDict()  # seconds, and when that was so
+
+    def spend(self, client: str, seconds: float) -> None:
+        """Charge CPU seconds."""
+        self._debts[client] = (self._debt(client) + seconds, self._clock())
+        self._debts.move_to_end(client)
+        if len(self._debts) > MAX_CPU_CLIENTS:
+            self._debts.popitem(last=False)
+
+    def delay_s(self, client: str) -> float:
+        """Return how long a client has to wait until its bucket is below the burst, at most `MAX_DELAY_S`."""
+        return min(MAX_DELAY_S, max(0.0, self._debt(client) - CPU_BURST_S) / CPU_SHARE)
+
+    def _debt(self, client: str) -> float:
+        seconds, since = self._debts.get(client, (0.0, 0.0))
+        return max(0.0, seconds - CPU_SHARE * (self._clock() - since))
+
+
+class Metered(Awaitable[None]):
+    """A coroutine whose event-loop CPU time is charged to a client."""
+
+    def __init__(self, work: Awaitable[None], accounts: Accounts, client: str) -> None:
+        self._work, self._accounts, self._client = work, accounts, client
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        steps = self._work.__await__()
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            began = time.thread_time()
+            try:
+                yielded = steps.send(value) if error is None else steps.throw(error)
+            except StopIteration:
+                return
+            finally:
+                self._accounts.spend(self._client, time.thread_time() - began)
+            value = error = None
+            try:
+                value = yield yielded
+            except BaseException as thrown:  # passed on to the coroutine, as `await` does
+                error = thrown
+
+
+def client_of(address: str) -> str:
+    """Return the client that an address belongs to: itself, or the /64 network of an IPv6 address."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address  # "" or the proxy's socket
+    if isinstance(parsed, IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ip_network((int(parsed), IPV6_CLIENT_BITS), strict=False))
+    return str(parsed)

@@ -1,0 +1,260 @@
+"""Resource accounts: what clients hold, who is refused, and who is evicted. Pure bookkeeping, no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+
+from s1_mini.server.accounts import (
+    CPU_BURST_S,
+    CPU_SHARE,
+    MAX_DELAY_S,
+    Accounts,
+    CpuShares,
+    IdlePool,
+    Metered,
+    Resource,
+    client_of,
+)
+from s1_mini.server.errors import BusyError, TooManyRequestsError
+
+REQUESTS, BYTES, CONNECTIONS = Resource.REQUESTS, Resource.BODY_BYTES, Resource.CONNECTIONS
+
+
+def accounts(limit: int = 100, **named: object) -> Accounts:
+    return Accounts(dict.fromkeys(Resource, limit), **named)
+
+
+def fill(held: Accounts, client: str, resource: Resource, most: int = 1000) -> int:
+    """Hold as much as the client may, one unit at a time; return how much that is."""
+    for number in range(most):
+        if held.refusal(client, resource, 1) is not None:
+            return number
+        held.hold(client).set(resource, 1)
+    return most
+
+
+@pytest.mark.parametrize("num_hogs", [1, 2, 3])
+def test_clients_that_take_all_they_can_leave_room_for_a_new_one(num_hogs: int) -> None:
+    held = accounts(1000)
+    for hog in range(num_hogs):
+        assert fill(held, f"hog {hog}", REQUESTS) > 0
+
+    assert held.refusal("newcomer", REQUESTS, 1) is None
+
+
+def test_a_client_alone_may_hold_three_quarters_and_is_told_when_it_holds_more() -> None:
+    held = accounts(100)
+
+    assert fill(held, "client", REQUESTS) == 75
+    assert isinstance(held.refusal("client", REQUESTS, 1), TooManyRequestsError)
+
+
+def test_where_all_share_one_address_no_client_is_refused_before_the_limit() -> None:
+    held = accounts(100, by_client=False)
+
+    assert fill(held, "platform", REQUESTS) == 100
+    assert isinstance(held.refusal("platform", REQUESTS, 1), BusyError)
+
+
+@pytest.mark.parametrize("by_client", [True, False])
+def test_large_requests_of_one_client_leave_room_for_its_small_ones(by_client: bool) -> None:
+    held = accounts(256 * 2**20, by_client=by_client)
+    for _ in range(20):
+        large = held.hold("client")
+        for _ in range(16 * 16):  # 16 MiB in pieces of 64 KiB
+            try:
+                large.add(BYTES, 64 * 1024)
+            except (BusyError, TooManyRequestsError):
+                break
+
+    assert held.refusal("client", BYTES, 10_000) is None
+
+
+def test_a_limit_of_one_can_be_used() -> None:
+    held = accounts(1)
+    one = held.hold("client")
+    one.set(REQUESTS, 1)
+
+    assert isinstance(held.refusal("other", REQUESTS, 1), BusyError)
+    one.release()
+    assert held.refusal("other", REQUESTS, 1) is None
+
+
+def test_the_fixed_limit_of_a_client_counts_below_its_share() -> None:
+    held = accounts(100, max_requests_per_client=2)
+
+    assert fill(held, "client", REQUESTS) == 2
+    assert held.refusal("other", REQUESTS, 1) is None
+
+
+def test_what_is_refused_is_not_charged() -> None:
+    held = accounts(100)
+    one = held.hold("client")
+    one.set(BYTES, 10)
+
+    with pytest.raises((BusyError, TooManyRequestsError)):
+        one.set(BYTES, 90)
+
+    assert held.of("client", BYTES) == one.get(BYTES) == 10
+
+
+def test_releasing_a_request_releases_its_parts() -> None:
+    held = accounts(1000)
+    whole = held.hold("client")
+    parts = [whole.part() for _ in range(3)]
+    for part in parts:
+        part.set(REQUESTS, 1)
+        part.set(BYTES, 10)
+    parts[0].release()
+    assert (held.total(REQUESTS), whole.sum(BYTES)) == (2, 20)
+
+    whole.release()
+
+    assert held.total(REQUESTS) == held.total(BYTES) == 0
+    assert held.clients == []
+
+
+def test_totals_are_the_sums_of_all_holdings_whatever_happens() -> None:
+    chance = random.Random(1)
+    held = accounts(200)
+    holdings = [(client, held.hold(client)) for client in "abcd" for _ in range(5)]
+    for _ in range(5000):
+        _, holding = chance.choice(holdings)
+        resource = chance.choice([REQUESTS, BYTES])
+        if chance.random() < 0.2:
+            holding.release()
+        elif chance.random() < 0.3:
+            holding.part().set(resource, chance.randrange(3), checked=False)
+        else:
+            with suppress(BusyError, TooManyRequestsError):
+                holding.set(resource, chance.randrange(40))
+        for each in (REQUESTS, BYTES):
+            assert held.total(each) == sum(one.sum(each) for _, one in holdings)
+            for name in "abcd":
+                assert held.of(name, each) == sum(one.sum(each) for other, one in holdings if other == name)
+
+
+# ---- eviction
+
+
+@pytest.fixture
+def evicted() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def pool(evicted: list[str]) -> IdlePool[str]:
+    return IdlePool(accounts(4), CONNECTIONS, evicted.append)
+
+
+def test_the_longest_idle_member_of_the_largest_client_makes_room(pool: IdlePool[str], evicted: list[str]) -> None:
+    pool.add("other", "quiet")
+    for name in ("first", "second", "third"):
+        pool.add(name, "hog")
+    pool.mark_busy("first")
+    pool.mark_idle("first")  # it was used, so it is not the longest idle one any more
+
+    assert pool.add("new", "somebody")
+    assert evicted == ["second"]
+    assert len(pool) == 4
+
+
+def test_busy_members_are_never_evicted(pool: IdlePool[str], evicted: list[str]) -> None:
+    for name in ("a", "b", "c", "d"):
+        pool.add(name, "client")
+        pool.mark_busy(name)
+
+    assert not pool.add("new", "other")
+    pool.mark_idle("c")
+    assert pool.add("new", "other")
+    assert evicted == ["c"]
+    assert sorted(pool.busy) == ["a", "b", "d"]
+
+
+def test_members_that_cannot_be_evicted_are_passed_over(pool: IdlePool[str], evicted: list[str]) -> None:
+    for name in ("a", "b", "c", "d"):
+        pool.add(name, "client")
+
+    assert pool.add("new", "client", can_evict=lambda name: name == "c")
+    assert evicted == ["c"]
+
+
+def test_a_member_that_has_left_frees_its_place_once(pool: IdlePool[str]) -> None:
+    pool.add("a", "client")
+    pool.remove("a")
+    pool.remove("a")
+    pool.mark_idle("a")
+
+    assert len(pool) == 0
+    assert pool.busy == []
+
+
+# ---- CPU
+
+
+def test_a_client_waits_once_it_has_used_more_of_the_event_loop_than_its_share() -> None:
+    now = [0.0]
+    shares = CpuShares(lambda: now[0])
+    shares.spend("hog", CPU_BURST_S + 0.1)
+
+    assert shares.delay_s("hog") == pytest.approx(0.1 / CPU_SHARE)
+    assert shares.delay_s("other") == 0.0
+    now[0] += 0.1 / CPU_SHARE
+    assert shares.delay_s("hog") == pytest.approx(0.0)
+
+
+def test_no_request_waits_longer_for_its_share_than_the_longest_delay() -> None:
+    shares = CpuShares(lambda: 0.0)
+    shares.spend("hog", 1000.0)
+
+    assert shares.delay_s("hog") == MAX_DELAY_S
+
+
+def test_the_cpu_time_of_a_coroutine_is_charged_to_its_client_and_its_outcome_is_kept() -> None:
+    held = accounts()
+    spent: list[float] = []
+    held.spend = lambda _, seconds: spent.append(seconds)  # type: ignore[method-assign]
+
+    async def work() -> None:
+        sum(range(100_000))
+        await asyncio.sleep(0)
+        raise BusyError("expected")
+
+    async def cancelled() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            spent.clear()
+
+    async def main() -> None:
+        with pytest.raises(BusyError):
+            await Metered(work(), held, "client")
+        assert len(spent) == 2
+        assert spent[0] > 0
+        task = asyncio.ensure_future(Metered(cancelled(), held, "client"))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(spent) == 1  # the step that cleaned up
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("", ""),
+        ("proxy", "proxy"),
+    ],
+)
+def test_addresses_of_one_subscriber_are_one_client(address: str, client: str) -> None:
+    assert client_of(address) == client
