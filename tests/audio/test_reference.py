@@ -60,6 +60,7 @@ def assert_refused(audio, reason, **limits):
         ("OGG", "VORBIS", 44_100),
         ("OGG", "OPUS", 48_000),
         ("AIFF", "PCM_16", 32_000),
+        ("RF64", "PCM_16", 16_000),
     ],
 )
 def test_any_format_and_rate_becomes_a_wave_at_the_wanted_rate(tmp_path, container, coding, rate):
@@ -128,9 +129,9 @@ def test_a_recording_given_by_its_path_is_named_and_one_given_by_its_bytes_is_no
     bad.write_text("no sound")
     empty.touch()
 
-    assert_refused(bad, f"^reference_audio: {re.escape(repr(str(bad)))}: the file is corrupt or not audio")
+    assert_refused(bad, f"^reference_audio: {re.escape(repr(str(bad)))}: the file is not audio")
     assert_refused(empty, f"^reference_audio: {re.escape(repr(str(empty)))}: the file is empty$")
-    assert_refused(b"no sound", "^reference_audio: the file is corrupt or not audio")
+    assert_refused(b"no sound", "^reference_audio: the file is not audio")
 
 
 @pytest.mark.parametrize("audio", [None, 5, ["a.wav"], memoryview(b"RIFF")])
@@ -158,7 +159,23 @@ def test_a_text_named_wav_is_refused(tmp_path):
     path = tmp_path / "text.wav"
     path.write_text("This is a letter and no sound. " * 100)
 
-    assert_refused(path, r"corrupt or not audio \(Format not recognised\); wav, flac, mp3")
+    assert_refused(path, r"not audio of a supported format \(it begins with b'This'\); wav, flac, mp3, ogg, opus and")
+
+
+@pytest.mark.parametrize("container", ["SDS", "AU", "CAF", "W64", "VOC", "PAF", "SVX", "NIST", "IRCAM", "XI"])
+@pytest.mark.parametrize("before", [b"", b"ID3\4\0\0\0\0\0\0"], ids=["plain", "after an ID3 tag"])
+def test_a_container_that_is_not_on_the_list_never_reaches_the_decoder(monkeypatch, container, before):
+    data = before + file_of(tone(8000), 8000, container, "DPCM_16" if container == "XI" else None)
+    monkeypatch.setattr(soundfile, "SoundFile", None)
+
+    assert_refused(data, "not audio of a supported format")
+
+
+def test_a_recording_after_an_id3_tag_is_read():
+    tag = b"ID3\4\0\0\0\0\1\0" + bytes(128)
+
+    for container in ("MP3", "FLAC"):
+        assert len(load_reference(tag + file_of(tone(RATE), RATE, container), **LIMITS)) == pytest.approx(RATE, abs=2)
 
 
 @pytest.mark.parametrize("container", ["FLAC", "MP3"])  # wav and ogg cannot be told from shorter whole files
@@ -171,7 +188,7 @@ def test_a_file_cut_in_half_is_refused(container):
 @pytest.mark.parametrize("seed", range(40))
 def test_a_damaged_file_is_read_or_refused_but_never_crashes(seed):
     rng = np.random.default_rng(seed)
-    container = ["WAV", "FLAC", "OGG", "CAF"][seed % 4]
+    container = ["WAV", "FLAC", "OGG", "AIFF"][seed % 4]
     data = np.frombuffer(file_of(tone(8000), 8000, container), np.uint8).copy()
     data[rng.integers(0, min(len(data), 400), 5)] = rng.integers(0, 256, 5)
 

@@ -7,6 +7,7 @@ after it. Knows no codec and no cache. The voices call it, once per recording.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,13 @@ MAX_PEAK = 16.0  # 24 dB over full scale: beyond lie waves that were never scale
 MAX_CHANNELS = 64
 MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 384_000
 
+READABLE = "wav, flac, mp3, ogg, opus and aiff can be read"
+
+# The only containers that reach libsndfile. Its decoders of rarer ones are less tested and print to stdout.
+_CONTAINER = re.compile(rb"RIFF....WAVE|RF64....WAVE|FORM....AIF[FC]|fLaC|OggS|\xff[\xe0-\xff]", re.DOTALL)
+_ID3_BYTES = 10  # header of an ID3v2 tag, which libsndfile skips before it looks for a container
+_MAX_TAGS = 8
+
 _BLOCK = 2**16  # frames decoded at once
 _MAX_LOSS_S = 0.1  # mp3 headers round; more missing sound means a file cut short
 _UNKNOWN_FRAMES = 2**62  # libsndfile says 2**63 - 1 for a stream that does not state its length
@@ -39,7 +47,7 @@ def load_reference(
 ) -> np.ndarray:
     """Load a recording as a mono float32 wave [samples] at `sample_rate` in Hz; channels are averaged.
 
-    `audio` is a path, the bytes of a file in any format libsndfile reads, or a float wave [samples] already at
+    `audio` is a path, the bytes of a wav (RIFF, RF64), flac, mp3, ogg, opus or aiff file, or a float wave [samples] already at
     `sample_rate`. `check` is called between blocks of a second or less; what it raises ends the work. Raises
     `ReferenceAudioError` if the recording is missing, over `max_bytes` (files), longer than `max_s` or shorter than
     `MIN_REFERENCE_S` seconds, silent, not finite, corrupt, or not audio.
@@ -118,6 +126,7 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
 
 def _decode(data: bytes, sample_rate: int, max_s: float, check: Callable[[], None]) -> np.ndarray:
     """Decode, average and resample block by block, so that no more than the result is in memory at any time."""
+    _check_container(data)
     try:
         with kept_out(), soundfile.SoundFile(io.BytesIO(data)) as sound:
             _check_header(sound, max_s)
@@ -136,8 +145,22 @@ def _decode(data: bytes, sample_rate: int, max_s: float, check: Callable[[], Non
             return np.concatenate(blocks)
     except soundfile.SoundFileError as error:
         reason = getattr(error, "error_string", str(error)).removeprefix("Error : ").rstrip(".")
-        readable = "wav, flac, mp3, ogg, opus and aiff can be read"
-        raise _error(f"the file is corrupt or not audio ({reason}); {readable}") from error
+        raise _error(f"the file is corrupt or not audio ({reason}); {READABLE}") from error
+
+
+def _check_container(data: bytes) -> None:
+    """Raise `ReferenceAudioError` unless the magic bytes, after ID3 tags, are those of an allowed container."""
+    start = 0
+    for _ in range(_MAX_TAGS):
+        if _CONTAINER.match(data, start):
+            return
+        if data[start : start + 3] != b"ID3":
+            break
+        size = 0
+        for byte in data[start + 6 : start + _ID3_BYTES]:
+            size = size << 7 | byte & 0x7F
+        start += _ID3_BYTES + size
+    raise _error(f"the file is not audio of a supported format (it begins with {data[:4]!r}); {READABLE}")
 
 
 def _read_block(sound: soundfile.SoundFile) -> np.ndarray:
