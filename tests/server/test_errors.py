@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import encodings
 import io
 import logging
 import zlib
@@ -151,12 +152,22 @@ def test_a_small_file_of_many_hours_is_refused_quickly(http: httpx2.Client) -> N
     assert answer.elapsed.total_seconds() < 5
 
 
-def test_a_compressed_body_is_not_unpacked(http: httpx2.Client) -> None:
+@pytest.mark.parametrize("path", ["/v1/tts", "/v1/tts/batch", "/v1/audio/speech", "/v1/voices"])
+@pytest.mark.parametrize("given", [["deflate"], ["gzip", "identity"], ["Identity, BR"], ["utf-8"]], ids=str)
+def test_a_body_with_a_content_encoding_is_refused(http: httpx2.Client, path: str, given: list[str]) -> None:
     packed = zlib.compress(b'{"text": "Hi."}')
 
-    answer = http.post("/v1/tts", content=packed, headers=JSON | {"Content-Encoding": "deflate"})
+    headers = [*JSON.items(), *(("Content-Encoding", encoding) for encoding in given)]
+    answer = http.post(path, content=packed, headers=headers)
 
-    assert told(answer)[:2] == (400, "body_invalid")
+    assert told(answer)[:2] == (415, "content_type_unsupported")
+    assert "is not supported; send the body uncompressed" in answer.json()["error"]["message"]
+
+
+def test_a_body_with_the_content_encoding_identity_is_read(http: httpx2.Client) -> None:
+    headers = {"Content-Encoding": "Identity"}
+
+    assert http.post("/v1/tts", json={"text": "Hi.", "max_new_tokens": 4}, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -227,7 +238,7 @@ def test_every_error_of_the_package_has_a_line_in_the_table_and_every_code_one_s
 
 @pytest.mark.parametrize(
     ("charset", "status"),
-    [("utf-8", 200), ("US-ASCII", 200), ("latin1", 200), ("punycode", 400), ("undefined", 400), ("no-such", 400)],
+    [("utf-8", 200), ("US-ASCII", 200), ("latin1", 200), ("punycode", 415), ("undefined", 415), ("no-such", 415)],
 )
 def test_forms_are_read_in_charsets_that_take_no_time(http: httpx2.Client, charset: str, status: int) -> None:
     part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
@@ -237,5 +248,15 @@ def test_forms_are_read_in_charsets_that_take_no_time(http: httpx2.Client, chars
     answer = http.post("/v1/tts", content=content, headers={"Content-Type": kind})
 
     assert answer.status_code == status, answer.text
-    if status == 400:
-        assert answer.json()["error"]["message"] == f"the form's charset is '{charset}'; send utf-8"
+    if status == 415:
+        sentence = f"form charset '{charset}' is not supported; send utf-8, us-ascii or latin-1"
+        assert answer.json()["error"]["message"] == sentence
+
+
+def test_unknown_charsets_of_forms_leave_nothing_in_memory(http: httpx2.Client) -> None:
+    before = len(encodings._cache)  # type: ignore[attr-defined]
+    for number in range(5):
+        kind = f"multipart/form-data; boundary=x; charset=unknown{number}"
+        http.post("/v1/tts", content=b"--x--\r\n", headers={"Content-Type": kind})
+
+    assert len(encodings._cache) == before  # type: ignore[attr-defined]

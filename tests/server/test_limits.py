@@ -349,6 +349,10 @@ LOCAL = {"Content-Type": "application/json"}
         ("DELETE", "/v1/voices/anna", {"Host": "evil.example"}),
         ("GET", "/", {"Host": "evil.example"}),
         ("POST", "/v1/tts", {"Origin": "http://["}),
+        ("POST", "/v1/tts", {"Origin": "http://localhost:3000", "Host": "localhost"}),
+        ("POST", "/v1/tts", {"Origin": "https://localhost", "Host": "localhost:80"}),
+        ("POST", "/v1/tts", {"Origin": "capacitor://localhost", "Host": "localhost"}),
+        ("POST", "/v1/tts", {"Origin": "http://", "Host": ""}),
     ],
     ids=str,
 )
@@ -395,7 +399,12 @@ def test_a_load_balancer_may_look_under_any_name(http: httpx2.Client) -> None:
 
 @pytest.mark.parametrize(
     ("origin", "host"),
-    [("https://x.example", "x.example:443"), ("https://x.example", "x.example"), (None, "LOCALHOST.")],
+    [
+        ("https://x.example", "x.example:443"),
+        ("https://x.example", "x.example"),
+        ("http://x.example:80", "X.example"),
+        (None, "LOCALHOST."),
+    ],
 )
 def test_names_are_compared_as_names(small_engine: ProductionTTSEngine, origin: str | None, host: str) -> None:
     with serving(small_engine, allowed_hosts="x.example,localhost") as door, door.client() as client:

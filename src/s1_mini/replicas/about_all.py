@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LOOK_S = 2.0  # at a replica's health or figures
 LOAD_S = 900.0  # a model
 MAX_BODY_BYTES = 64 * 1024  # of the name and the place of a model
-PASSED = ("authorization", "content-type", "host", "origin", "x-request-id")
+PASSED = ("authorization", "content-encoding", "content-type", "host", "origin", "x-request-id")
 SUMS = {"queue": None, "slots": ("free", "total"), "recordings": None}  # parts of /health that add up; which of them
 LABEL = "replica"
 
@@ -217,7 +217,7 @@ def _sum(values: Iterable[Any]) -> int:
 
 
 def _without_body(headers: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name != "content-type"}
+    return {name: value for name, value in headers.items() if not name.startswith("content-")}
 
 
 def _answer(answer: Answer | None) -> Response:

@@ -23,6 +23,7 @@ from s1_mini.server.errors import (
     BodyTooLargeError,
     BodyTooSlowError,
     ClientGoneError,
+    ContentTypeError,
     OriginError,
     UnauthorizedError,
     error_response,
@@ -37,6 +38,7 @@ GUARDED = ("/v1/", "/invocations", "/models", "/endpoints/")  # behind the key
 SPEAKING = ("/v1/tts", "/v1/audio/", "/v1/voices", "/invocations", "/models/", "/endpoints/")  # need room in the queue
 OPEN = ("/ping", "/ready", "/health", "/metrics")  # by whatever name a load balancer calls us
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
+PORTS = {"http": 80, "https": 443}
 LINGER_S = 1.0  # the body of a refused request is read on so long, that its sender hears the answer
 UNREAD_CHECK_S = 0.5  # between charges for audio that a client does not read
 PIECE_BYTES = 64 * 1024  # of an answer, handed to the connection when it has taken those before
@@ -91,6 +93,8 @@ class Limits:
         """Return why this request is too large, or comes at a bad moment; None if it is admitted."""
         if (refused := _declared(headers, self._max_body_bytes)) is not None:
             return refused
+        if scope.get("method") == "POST" and (refused := _encoded(headers)) is not None:
+            return refused
         if not _speaks(scope):
             return None
         if scope["type"] == "websocket":  # its sentences are admitted one by one
@@ -126,11 +130,13 @@ class Limits:
         origin = headers.get("origin")
         if origin is None or self._keys or {origin, "*"} & set(self.settings.cors_origins):
             return None
-        name, port = _address(origin)
-        own_name, own_port = _address(f"//{headers.get('host', '')}")
-        if name is not None and (name, port) == (own_name, own_port or port):
+        scheme, _, _ = origin.partition("://")
+        own = _address(f"{scheme}://{headers.get('host', '')}")  # a port that is left out is the scheme's own
+        if scheme in PORTS and own[0] is not None and _address(origin) == own:
             return None
-        return OriginError(f"a page of {origin[:100]!r} may not ask here (S1_MINI_SERVER_CORS_ORIGINS)")
+        return OriginError(
+            f"requests from pages of {origin[:100]!r} are refused; add that origin to S1_MINI_SERVER_CORS_ORIGINS"
+        )
 
     def _key_of(self, headers: Headers) -> int | None:
         """Return the number of the key that a request has, in the order of the settings; None if it has none."""
@@ -224,6 +230,13 @@ def _declared(headers: Headers, allowed: int) -> S1MiniError | None:
     return BodyTooLargeError(allowed) if int(declared) > allowed else None
 
 
+def _encoded(headers: Headers) -> S1MiniError | None:
+    given = ", ".join(headers.getlist("content-encoding")).strip()
+    if not given or given.lower() == "identity":
+        return None
+    return ContentTypeError(f"Content-Encoding {given[:80]!r} is not supported; send the body uncompressed")
+
+
 def _address(url: str) -> tuple[str | None, int | None]:
     """Give the name and the port of a URL, or of what follows `//`; a scheme's own port where it says none."""
     try:
@@ -231,7 +244,7 @@ def _address(url: str) -> tuple[str | None, int | None]:
         name, port = parts.hostname, parts.port
     except ValueError:
         return None, None
-    return name and name.removesuffix("."), port or {"http": 80, "https": 443}.get(parts.scheme)
+    return name and name.removesuffix("."), port or PORTS.get(parts.scheme)
 
 
 async def _discard(receive: Receive) -> bool:
