@@ -99,7 +99,7 @@ WRONG_ITEMS = [
     ({}, "request_invalid", "text: is missing"),
     (1, "request_invalid", "items: 1 is no item"),
     (None, "request_invalid", "items: null is no item"),
-    ({"text": "Hi.", "voise": "me"}, "request_invalid", "voise: is no field of this request; did you mean voice?"),
+    ({"text": "Hi.", "voise": "me"}, "request_invalid", "voise: unknown field; did you mean voice?"),
     ({"text": " "}, "text_invalid", "text: it is empty"),
     ({"text": "Hi.", "voice": "nobody"}, "voice_not_found", "voice: "),
     ({"text": "Hi.", "voice": "n" * 65}, "voice_not_found", "voice: "),

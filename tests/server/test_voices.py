@@ -80,7 +80,7 @@ def test_a_voice_of_the_checkpoint_stays(client: httpx2.Client) -> None:
         (
             {"name": "carl", "text": "Ah.", "audios": "3"},
             True,
-            "audios: is no field of this request; did you mean audio?",
+            "audios: unknown field; did you mean audio?",
         ),
     ],
 )

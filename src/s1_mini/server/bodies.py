@@ -45,7 +45,7 @@ def is_json(kind: str) -> bool:
 async def read_json(request: Request, model: type[Model]) -> Model:
     """Read a JSON body. Raises `ContentTypeError`, `BodyError` or `InvalidError`."""
     if not is_json(content_type(request)):
-        raise ContentTypeError(f"{_said(request)} is not read here; send {JSON}")
+        raise ContentTypeError(f"{said(request)} is not read here; send {JSON}")
     body = await request.body()
     max_marks = MAX_MARKS + MARKS_PER_ITEM * request.app.state.settings.max_batch_items
     if len(body) <= SMALL_BYTES:
@@ -102,7 +102,7 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
     try:
         return model.model_validate(fields), recording
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False), {*model.model_fields, file_field}) from None
+        raise from_validation(error.errors(include_url=False), dict.fromkeys([*model.model_fields, file_field])) from None
 
 
 async def read_speech(request: Request) -> SpeechRequest:
@@ -115,7 +115,7 @@ async def read_speech(request: Request) -> SpeechRequest:
     elif is_json(kind):
         body, recording = await read_json(request, SpeechBody), None
     else:
-        raise ContentTypeError(f"{_said(request)} is not read here; send {JSON} or {FORM}")
+        raise ContentTypeError(f"{said(request)} is not read here; send {JSON} or {FORM}")
     if body.reference_audio is not None and len(body.reference_audio) > SMALL_BYTES:
         return await in_turn(request.app.state, body.to_request, recording)
     return body.to_request(recording)
@@ -129,6 +129,7 @@ def _check_charset(request: Request) -> None:
         raise ContentTypeError(f"form charset {given[:40]!r} is not supported; send utf-8, us-ascii or latin-1")
 
 
-def _said(request: Request) -> str:
+def said(request: Request) -> str:
+    """Return the body's content type as an error quotes it."""
     given = request.headers.get("content-type")
     return f"Content-Type {given[:80]!r}" if given else "a body without Content-Type"

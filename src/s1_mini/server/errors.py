@@ -32,6 +32,9 @@ from s1_mini.exceptions import (
 
 MAX_MESSAGE = 600  # characters; what a client sent is quoted, but not at any length
 MAX_FIELD = 100  # characters; a field that we do not know is named as the client named it
+MAX_NAMED = 3  # further fields that one error names
+SIMILAR = 0.8  # ratio of difflib from which a known field is suggested for an unknown one
+UNSUPPORTED = {"speed": "not supported yet; leave it out, each voice has its own speed"}
 INTERNAL_CODE = "internal_error"
 
 
@@ -259,14 +262,16 @@ def misaddressed(method: str, path: str, allowed: str) -> ServerError:
 
 
 def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1MiniError:
-    """Make one error of pydantic's list: the first, and how many more there are. `known` are the fields there are."""
-    first = problems[0]
+    """Return one error for pydantic's list of problems. `known` are the fields that the request may have.
+
+    A field that is missing is reported last: an unknown one beside it is usually the same field, misspelt.
+    """
+    first, *others = sorted(problems, key=lambda problem: bool(problem["type"] == "missing"))
     if first["type"] == "json_invalid":
         return BodyError(f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
-    field = ".".join(str(part) for part in first["loc"]) or "body"
+    field = _field_of(first)
     if first["type"] == "extra_forbidden":
-        near = get_close_matches(field, known, n=1) if len(field) <= MAX_FIELD else []  # a long one takes seconds
-        message = "is no field of this request" + (f"; did you mean {near[0]}?" if near else "")
+        message = _unknown_field(field, tuple(known))
     elif first["type"] == "missing":
         message = "is missing"
     elif first["type"] == "union_tag_not_found":
@@ -276,8 +281,25 @@ def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1Min
         field, message = "type", f"{quoted(told['tag'])} is not known; allowed are {told['expected_tags']}"
     else:
         message = f"{quoted(first.get('input'))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    named = dict.fromkeys(_cut(_field_of(problem), MAX_FIELD) for problem in others[:MAX_NAMED])
+    more = f" (also wrong: {', '.join(named)}{', …' if len(others) > MAX_NAMED else ''})" if named else ""
     return InvalidError(_cut(field, MAX_FIELD), message + more)
+
+
+def _field_of(problem: Any) -> str:
+    return ".".join(str(part) for part in problem["loc"]) or "body"
+
+
+def _unknown_field(field: str, known: Sequence[str]) -> str:
+    """Return the message for an unknown field: the known one that it resembles, otherwise all of them."""
+    if field in UNSUPPORTED:
+        return UNSUPPORTED[field]
+    spellings = {name.lower(): name for name in known}
+    # Comparing a name of megabytes would take seconds.
+    near = get_close_matches(field.lower(), spellings, n=1, cutoff=SIMILAR) if len(field) <= MAX_FIELD else []
+    if near:
+        return f"unknown field; did you mean {spellings[near[0]]}?"
+    return "unknown field" + (f"; allowed are {', '.join(known)}" if known else "")
 
 
 def quoted(value: Any) -> str:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from s1_mini.server import voices
 from s1_mini.server.answers import while_listened
-from s1_mini.server.bodies import FORM, content_type, read_form
+from s1_mini.server.bodies import FORM, content_type, read_form, said
 from s1_mini.server.errors import ContentTypeError, InvalidError
 from s1_mini.server.openapi import body_of, failures
 from s1_mini.server.schemas import VoiceAnswer, VoiceForm, VoicesAnswer
@@ -42,7 +42,7 @@ async def describe_voice(request: Request, name: str) -> VoiceAnswer:
 async def add_voice(request: Request) -> VoiceAnswer:
     """Keep a recording as a voice, to be used by its name."""
     if content_type(request) != FORM:
-        raise ContentTypeError(f"send {FORM} with the fields name and text and the file audio")
+        raise ContentTypeError(f"{said(request)} is not read here; send {FORM} with the fields name, text and file audio")
     form, recording = await read_form(request, VoiceForm, "audio")
     if recording is None:
         raise InvalidError("audio", "is missing; send the recording as a file")

@@ -202,9 +202,8 @@ class OpenAIVoice(Strict):
 
 
 def _own_speed(value: float) -> float:
-    """Take the voice's own speed and no other."""
     if value != 1:
-        raise PydanticCustomError("speed", "only 1 can be spoken here")
+        raise PydanticCustomError("speed", "not supported yet; only 1, the voice's own speed, is allowed")
     return value
 
 
