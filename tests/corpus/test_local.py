@@ -278,6 +278,21 @@ def test_a_corpus_of_bad_lines_alone_is_no_success(
     assert [reason for *_, reason in errors(tmp_path / "out")] == ["is not UTF-8: it has the byte 0xe9"]
 
 
+def test_fail_on_error_exits_with_1_if_any_line_failed_in_this_run_or_an_earlier_one(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, good = tmp_path / "texts.csv", tmp_path / "good.csv"
+    source.write_bytes("text\nHello.\ncaf\xe9\n".encode("latin-1"))
+    good.write_bytes(b"text\nHello.\n")
+    options = ("--local", "--checkpoint", tiny, *SHORT)
+
+    assert speak(monkeypatch, source, tmp_path / "out", *options) == 0
+    for _ in range(2):
+        assert speak(monkeypatch, source, tmp_path / "out", *options, "--fail-on-error") == 1
+        assert f"1 of 2 lines failed; see {tmp_path / 'out'}/errors.jsonl" in capsys.readouterr().err
+    assert speak(monkeypatch, good, tmp_path / "good", *options, "--fail-on-error") == 0
+
+
 def test_a_corpus_depends_on_the_voices_that_it_names_alone(tiny: Path, tmp_path: Path) -> None:
     config = EngineConfig(checkpoint_path=shutil.copytree(tiny, tmp_path / "tiny"), voices_path=tmp_path / "voices")
     (tmp_path / "voices").mkdir()

@@ -157,6 +157,21 @@ def test_an_answer_or_a_failure_that_comes_later_is_fetched_from_s3(
     assert ("RIFF late" in capsys.readouterr().err) == (code == 1)
 
 
+@pytest.mark.parametrize(("name", "code"), [("an output", 0), ("a failure", 1)])
+def test_the_output_of_a_local_endpoint_is_read_from_its_folder(
+    runtime: Runtime, invoke: Invoke, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, code: int
+) -> None:
+    (tmp_path / name).write_bytes(b"RIFF late")
+    runtime.status, runtime.body = 202, b'{"InferenceId":"1"}'
+    runtime.headers = {
+        "X-Amzn-SageMaker-OutputLocation": (tmp_path / "an output").as_uri(),
+        "X-Amzn-SageMaker-FailureLocation": (tmp_path / "a failure").as_uri(),
+    }
+
+    assert invoke("--mode", "async") == (code, b"RIFF late" if code == 0 else None)
+    assert ("RIFF late" in capsys.readouterr().err) == (code == 1)
+
+
 def test_an_answer_that_does_not_come_is_named_with_its_place(
     runtime: Runtime, invoke: Invoke, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,9 @@ def corpus(
     price: Annotated[
         float | None, typer.Option(min=0.0, help="Of an hour of all machines.", show_default=False)
     ] = None,
+    fail_on_error: Annotated[
+        bool, typer.Option("--fail-on-error", help="Exit with 1 if any line failed, earlier runs included.")
+    ] = False,
 ) -> None:
     """Speak a corpus into shards with a manifest; run again after a kill, it goes on (docs/corpus.md).
 
@@ -90,7 +93,7 @@ def corpus(
     from s1_mini.audio.container import check_format
     from s1_mini.corpus.errors import CorpusError
     from s1_mini.corpus.job import Job, for_many, make_header
-    from s1_mini.corpus.manifest import close_manifest, open_manifest
+    from s1_mini.corpus.manifest import ERRORS, close_manifest, open_manifest
     from s1_mini.corpus.on_ray import check_ray
     from s1_mini.corpus.output import open_output
     from s1_mini.corpus.rows import Defaults, read_parameters
@@ -137,6 +140,8 @@ def corpus(
     _report(tally, output)
     if tally.bad == tally.done:
         raise CorpusError(f"none of {tally.done:,} lines could be spoken")
+    if fail_on_error and tally.bad:
+        raise CorpusError(f"{tally.bad:,} of {tally.done:,} lines failed; see {output}/{ERRORS}")
 
 
 def _speak(job: Job, texts: Source, entries: dict[int, Entry], tally: Tally, *, actors: int | None) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""Says one sentence at an endpoint and gives the sound, whole, in parts, or out of S3 once it is there."""
+"""Invoke an endpoint with one sentence and return the audio: whole, streamed, or from its async output location."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from s1_mini.aws.clients import Clients
 from s1_mini.aws.failures import About, explained
@@ -64,7 +67,10 @@ def ask_in_parts(clients: Clients, question: Question) -> Iterator[bytes]:
 
 
 def ask_later(clients: Clients, question: Question, *, limit_s: float) -> bytes:
-    """Give the answer of an async endpoint as soon as it lies in S3. Raises `S1MiniError`."""
+    """Return the output of an async endpoint once it exists in S3, or in the folder of a local endpoint.
+
+    Raises `S1MiniError`.
+    """
     answer = _send(clients, question, "invoke_endpoint_async")
     begin = time.monotonic()
     with _explained(clients, question):
@@ -94,8 +100,11 @@ def _explained(clients: Clients, question: Question) -> Any:
 
 
 def _stored(clients: Clients, location: str | None) -> bytes | None:
+    """Return the content at `location`; None if it does not exist yet."""
     if not location:
         return None
+    if location.startswith("file:"):
+        return _stored_here(location)
     bucket, key = split_location(location)
     try:
         return bytes(clients["s3"].get_object(Bucket=bucket, Key=key)["Body"].read())
@@ -103,3 +112,11 @@ def _stored(clients: Clients, location: str | None) -> bytes | None:
         if getattr(error, "response", {}).get("Error", {}).get("Code") in {"NoSuchKey", "404", "AccessDenied"}:
             return None  # without s3:ListBucket a missing key is AccessDenied
         raise
+
+
+def _stored_here(location: str) -> bytes | None:
+    path = Path(url2pathname(urlsplit(location).path))
+    try:
+        return path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        raise DeploymentError(f"output {location}: cannot be read: {error.strerror}") from error
