@@ -276,6 +276,40 @@ def test_a_head_of_hundreds_of_headers_is_refused(door: Door) -> None:
     assert b"at most 100 are allowed" in told
 
 
+def test_a_request_with_both_a_length_and_chunks_is_refused_with_what_follows_it(door: Door) -> None:
+    head = b"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n"
+    smuggled = b"GET /v1/voices HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as plug:
+        plug.sendall(head + b"0\r\n\r\n" + smuggled)
+        received = b""
+        with suppress(ConnectionError):
+            while part := plug.recv(65_536):
+                received += part
+
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert b"both Content-Length and Transfer-Encoding" in received
+    assert received.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"\xed\xa0\x80"], ids=["not UTF-8", "a surrogate"])
+@pytest.mark.parametrize("splits", [False, True], ids=["one frame", "two frames"])
+def test_a_text_message_that_is_not_utf8_closes_the_websocket_without_a_traceback(
+    door: Door, caplog: pytest.LogCaptureFixture, data: bytes, splits: bool
+) -> None:
+    def frame(opcode: int, part: bytes) -> bytes:
+        return bytes([opcode, 0x80 | len(part)]) + bytes(4) + part
+
+    with websocket(door) as plug:
+        plug.sendall(frame(0x01, data[:1]) + frame(0x80, data[1:]) if splits else frame(0x81, data))
+        received = b""
+        while part := plug.recv(100):
+            received += part
+
+    assert received[:1] == b"\x88"
+    assert int.from_bytes(received[2:4]) == 1007
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell before all is read")
 @pytest.mark.parametrize("more", [b"POST", b"a" * 30_000, b"a" * 3_000_000], ids=["word", "more", "much"])
 def test_who_leaves_after_the_first_bytes_of_another_request_leaves_the_slot_to_others(

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 SLICE_BYTES = 4096  # read in one go: some hundred of the smallest frames
 FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # of a client: many times what tokens of a language model come to
-FLOODED, TOO_BUSY = 1008, 1013  # close codes
+NOT_UTF8, FLOODED, TOO_BUSY = 1007, 1008, 1013  # close codes
 MAX_REASON = 120  # bytes; a close frame has room for 123
 
 
@@ -83,6 +83,16 @@ class SocketWire(WebSocketsSansIOProtocol):
         """Count a frame."""
         self._num_frames += 1
         super().handle_text(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand a message over; close the connection if it is text that is not UTF-8, for which uvicorn logs a traceback."""
+        if self.curr_msg_data_type == "text":
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self._end(NOT_UTF8, "text that is not UTF-8")
+                return
+        super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
         """Count a frame."""

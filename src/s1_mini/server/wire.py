@@ -206,6 +206,9 @@ class Parser(h11.Connection):
             if len(event.headers) > self.max_headers:
                 self.complaint = f"it has {len(event.headers)} headers; at most {MAX_HEADERS} are allowed"
                 raise h11.RemoteProtocolError(self.complaint)
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                self.complaint = "it has both Content-Length and Transfer-Encoding, by which proxies can be misled"
+                raise h11.RemoteProtocolError(self.complaint)
         elif isinstance(event, h11.Data):
             self._pieces += 1
             self._bytes += len(event.data)
