@@ -236,6 +236,26 @@ def test_what_is_about_all_replicas_is_answered_in_the_shape_of_all_answers(
         assert (error["code"], error["request_id"]) == (code, headers["x-request-id"])
 
 
+@pytest.mark.parametrize("path", ["/v1/tts", "/v1/audio/speech", "/invocations", "/models"])
+def test_a_body_with_a_content_encoding_is_refused_behind_the_proxy_too(http: httpx2.Client, path: str) -> None:
+    answer = http.post(path, json=SHORT, headers={"Content-Encoding": "gzip"})
+
+    assert answer.status_code == 415
+    assert answer.json()["error"]["code"] == "content_type_unsupported"
+
+
+@pytest.mark.parametrize("path", ["/v1/tts", "/v1/audio/speech"])
+def test_a_stream_to_an_http_1_0_client_states_its_length(door: Replicas, path: str) -> None:
+    body = json.dumps(SHORT | {"stream": True} if path == "/v1/tts" else {"input": "Hi.", "max_new_tokens": 8}).encode()
+    lines = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    received, _ = exchange(door, f"{lines}\r\n\r\n".encode() + body)
+    head, _, sound = received.partition(b"\r\n\r\n")
+
+    assert head.split()[1] == b"200"
+    assert int(re.findall(rb"content-length: (\d+)", head, re.IGNORECASE)[0]) == len(sound) > 1000
+    assert b"transfer-encoding" not in head.lower()
+
+
 def test_many_idle_connections_keep_nobody_out(door: Replicas, http: httpx2.Client) -> None:
     plugs = [socket.create_connection(("127.0.0.1", door.port), timeout=20) for _ in range(400)]
     for plug in plugs[200:]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from replica_room import needs_proxy
 from s1_mini import EngineConfig
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.replicas.proxy import describe_proxy, find_proxy
+from s1_mini.replicas.proxy import ADDRESSES, STATES, describe_proxy, find_proxy
 from s1_mini.replicas.seats import Machine, count_replicas, seat
 from s1_mini.server.member import Member, trusted_peers
 from s1_mini.server.settings import ServerSettings
@@ -119,6 +122,39 @@ def test_who_may_name_another_client_is_the_same_as_without_replicas(
     assert "acl is_proxied src 10.0.0.0/8 ::1/128\n" in told()
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     assert trusted_peers() == "*"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has other loopback addresses than 127.0.0.1")
+@needs_proxy
+def test_one_address_holds_no_more_than_its_share_of_the_connections_unless_it_is_a_trusted_proxy(
+    tmp_path: Path,
+) -> None:
+    members = [Member(index, 2, tmp_path / str(index), False) for index in range(2)]
+    (tmp_path / STATES).write_text("now up\n")
+    share = 64 // ADDRESSES
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        config = describe_proxy(ServerSettings(), members, tmp_path, [listener.fileno()], 0)
+        (tmp_path / "haproxy.cfg").write_text(config)
+        command = [find_proxy(), "-db", "-f", str(tmp_path / "haproxy.cfg")]
+        proxy = stack.enter_context(subprocess.Popen(command, pass_fds=[listener.fileno()]))
+        stack.callback(proxy.terminate)
+
+        def is_taken(source: str) -> bool:
+            address = ("127.0.0.1", listener.getsockname()[1])
+            plug = stack.enter_context(socket.create_connection(address, 20, source_address=(source, 0)))
+            try:
+                plug.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                return plug.recv(100).startswith(b"HTTP/1.1 503")
+            except ConnectionError:
+                return False
+
+        taken = [is_taken("127.0.0.2") for _ in range(share + 2)]
+        other = is_taken("127.0.0.3")
+        trusted = [is_taken("127.0.0.1") for _ in range(share + 2)]
+
+    assert taken == [True] * share + [False] * 2
+    assert other
+    assert all(trusted)
 
 
 def test_stages_on_devices_of_their_own_and_several_replicas_exclude_each_other() -> None:

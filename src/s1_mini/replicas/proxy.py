@@ -40,6 +40,7 @@ SMALL_BODY_BYTES = 12_000  # in which the proxy looks for the name of a voice; i
 KEEP_ALIVE_S = 75  # as the server: longer than a load balancer's
 MARGIN_S = 10  # after which the proxy ends what a replica should have ended
 MAX_CONNECTIONS = 30_000  # idle ones cost some hundred bytes each; those under way the replicas bound themselves
+ADDRESSES = 4  # client addresses (IPv6: networks of 64 bits) that can hold all connections, each its share
 SPARE = 32  # connections of a replica for what does not speak, beside those of requests that do
 MAX_ADMIN_BYTES = 2**20
 ADMIN_S = 5.0
@@ -114,8 +115,9 @@ frontend door
     option forwardfor
     unique-id-format %[uuid(),regsub(-,,g),bytes(0,16)]
     log-format {_LOG}
-    tcp-request connection track-sc1 src table connections
-    tcp-request connection reject if {{ sc1_conn_cur gt {most // 2} }}
+    acl is_proxied src {proxied}
+    tcp-request connection track-sc1 src,ipmask(32,64) table connections unless is_proxied
+    tcp-request connection reject if {{ sc1_conn_cur gt {most // ADDRESSES} }}
     http-after-response set-header Connection close if {{ fe_conn gt {most * 3 // 4} }}
     http-response set-log-level silent
 
@@ -137,7 +139,6 @@ frontend door
     acl speaks method POST
     acl speaks hdr(upgrade) -i websocket
     acl speaks_there var(txn.path) -m beg {speaks}
-    acl is_proxied src {proxied}
     acl is_forwarded req.hdr(x-forwarded-for) -m found
     http-request set-var(txn.client) src
     http-request set-var(txn.client) req.hdr_ip(x-forwarded-for,-1) if is_proxied is_forwarded

@@ -34,15 +34,25 @@ def respond(speech: Speech) -> Response:
 
 
 class StreamedAnswer(Response):
-    """Bytes as they are made. Ends when they end; breaks off, without the end mark, when they fail."""
+    """A body that is sent as it is generated. If it fails, the connection breaks off without the final chunk.
+
+    To an HTTP/1.0 client behind the proxy of several replicas it is sent whole, with its length: the proxy ends a
+    broken stream like a complete one.
+    """
 
     def __init__(self, body: AsyncIterator[bytes], media_type: str, headers: dict[str, str]) -> None:
         super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
         self._body = body
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send it all, or raise what went wrong; `ClientGoneError` if nobody listens any more."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the body. Raises the body's error, or `ClientGoneError` if the client disconnects."""
+        if scope["http_version"] == "1.0" and scope["app"].state.member is not None:
+            content = await while_listened(receive, self._collect())
+            self.headers["content-length"] = str(len(content))
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": content})
+            return
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
         async def deliver() -> None:
@@ -53,6 +63,10 @@ class StreamedAnswer(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         await while_listened(receive, deliver())
+
+    async def _collect(self) -> bytes:
+        async with aclosing(self._body) as body:  # type: ignore[type-var]
+            return b"".join([piece async for piece in body])
 
 
 async def while_listened(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
