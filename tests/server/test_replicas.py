@@ -256,6 +256,23 @@ def test_a_stream_to_an_http_1_0_client_states_its_length(door: Replicas, path: 
     assert b"transfer-encoding" not in head.lower()
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/voices", "/ping"])
+def test_a_body_that_drips_after_the_answer_does_not_hold_the_connection(door: Replicas, path: str) -> None:
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n".encode()
+    closed = False
+    with socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug:
+        plug.sendall(head)
+        for _ in range(120):
+            try:
+                plug.sendall(b"x")
+            except OSError:
+                closed = True
+                break
+            time.sleep(0.5)
+
+    assert closed
+
+
 def test_many_idle_connections_keep_nobody_out(door: Replicas, http: httpx2.Client) -> None:
     plugs = [socket.create_connection(("127.0.0.1", door.port), timeout=20) for _ in range(400)]
     for plug in plugs[200:]:

@@ -141,8 +141,8 @@ def test_one_address_holds_no_more_than_its_share_of_the_connections_unless_it_i
 
         def is_taken(source: str) -> bool:
             address = ("127.0.0.1", listener.getsockname()[1])
-            plug = stack.enter_context(socket.create_connection(address, 20, source_address=(source, 0)))
             try:
+                plug = stack.enter_context(socket.create_connection(address, 20, source_address=(source, 0)))
                 plug.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 return plug.recv(100).startswith(b"HTTP/1.1 503")
             except ConnectionError:

@@ -167,6 +167,7 @@ backend clients
     stick-table type ipv6 size 100k expire 1m store conn_cur
 
 backend all
+    option http-server-close  # the supervisor closes after its answer, also if the request's body is still to come
     http-response set-header X-Request-Id %[var(txn.id)]
     server supervisor unix@{folder / ABOUT_ALL}
 
