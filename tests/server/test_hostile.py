@@ -291,6 +291,38 @@ def test_a_request_with_both_a_length_and_chunks_is_refused_with_what_follows_it
     assert received.count(b"HTTP/1.1") == 1
 
 
+UPGRADE = (
+    b" HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "more", "status"),
+    [
+        (b"GET /v1/audio/speech/stream", b"Content-Length: 2\r\n\r\n{}", b"400"),
+        (b"GET /v1/audio/speech/stream", b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (b"GET /v1/audio/speech/stream", b"X-Long: " + b"a" * 9000 + b"\r\n\r\n", b"400"),
+        (b"GET /v1/audio/speech/stream?" + b"a" * 9000, b"\r\n", b"400"),
+        (b"POST /v1/audio/speech/stream", b"Content-Length: 2\r\n\r\n{}", b"404"),
+        (b"POST /v1/tts", b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}", b"422"),
+    ],
+    ids=["a body", "chunks", "a long header", "a long path", "another method", "another route"],
+)
+def test_a_handshake_that_is_no_websockets_is_answered_and_its_connection_closed(
+    door: Door, request_line: bytes, more: bytes, status: bytes
+) -> None:
+    received = b""
+    with socket.create_connection(("127.0.0.1", door.port), timeout=30) as plug:
+        plug.sendall(request_line + UPGRADE + more)
+        with suppress(ConnectionError):
+            while part := plug.recv(65_536):
+                received += part
+
+    assert received.split()[1] == status
+    assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"]
+
+
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"\xed\xa0\x80"], ids=["not UTF-8", "a surrogate"])
 @pytest.mark.parametrize("splits", [False, True], ids=["one frame", "two frames"])
 def test_a_text_message_that_is_not_utf8_closes_the_websocket_without_a_traceback(

@@ -24,6 +24,7 @@ from s1_mini.server.accounts import Accounts, client_of
 from s1_mini.server.connections import Connections, has_left, unread
 from s1_mini.server.errors import HeadTooSlowError, HttpError, ServerError, describe, row_of
 from s1_mini.server.member import PROXY
+from s1_mini.server.socket_wire import SocketWire
 
 logger = logging.getLogger(__name__)
 
@@ -103,11 +104,20 @@ class Wire(H11Protocol):
             self._refuse(HttpError(f"this is no HTTP request that is read here: {self._parser.complaint or msg}"))
         self.transport.close()
 
+    def _should_upgrade(self) -> bool:
+        """Ignore `Upgrade` in other requests than GET, which cannot open a WebSocket (RFC 6455, 4.1)."""
+        return self.scope["method"] == "GET" and super()._should_upgrade()
+
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over."""
+        """Hand the connection over; refuse a handshake that cannot be parsed, which uvicorn never answers."""
         self._rest()
         self._connections.work(self.transport)
         super().handle_websocket_upgrade(event)
+        protocol = self.transport.get_protocol()
+        assert isinstance(protocol, SocketWire)
+        error = protocol.conn.handshake_exc
+        if error is not None and not self.transport.is_closing():
+            self.send_400_response(str(error.__cause__ or error)[:200])
 
     def _look(self) -> None:
         if self._lingering is not None and self.conn.their_state is not h11.SEND_BODY:
