@@ -158,7 +158,7 @@ def test_an_answer_or_a_failure_that_comes_later_is_fetched_from_s3(
 
 
 @pytest.mark.parametrize(("name", "code"), [("an output", 0), ("a failure", 1)])
-def test_the_output_of_a_local_endpoint_is_read_from_its_folder(
+def test_the_output_of_a_local_endpoint_is_read_from_its_folder(  # noqa: PLR0917 - fixtures
     runtime: Runtime, invoke: Invoke, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, code: int
 ) -> None:
     (tmp_path / name).write_bytes(b"RIFF late")

@@ -47,8 +47,8 @@ def load_reference(
 ) -> np.ndarray:
     """Load a recording as a mono float32 wave [samples] at `sample_rate` in Hz; channels are averaged.
 
-    `audio` is a path, the bytes of a wav (RIFF, RF64), flac, mp3, ogg, opus or aiff file, or a float wave [samples] already at
-    `sample_rate`. `check` is called between blocks of a second or less; what it raises ends the work. Raises
+    `audio` is a path, the bytes of a wav (RIFF, RF64), flac, mp3, ogg, opus or aiff file, or a float wave [samples]
+    already at `sample_rate`. `check` is called between blocks of a second or less; what it raises ends the work. Raises
     `ReferenceAudioError` if the recording is missing, over `max_bytes` (files), longer than `max_s` or shorter than
     `MIN_REFERENCE_S` seconds, silent, not finite, corrupt, or not audio.
     """

@@ -91,9 +91,8 @@ def corpus(
     Example: s1-mini corpus texts.jsonl spoken --local --voice clara
     """
     from s1_mini.audio.container import check_format
-    from s1_mini.corpus.errors import CorpusError
     from s1_mini.corpus.job import Job, for_many, make_header
-    from s1_mini.corpus.manifest import ERRORS, close_manifest, open_manifest
+    from s1_mini.corpus.manifest import close_manifest, open_manifest
     from s1_mini.corpus.on_ray import check_ray
     from s1_mini.corpus.output import open_output
     from s1_mini.corpus.rows import Defaults, read_parameters
@@ -138,10 +137,7 @@ def corpus(
                 entries[entry.shard] = entry
         close_manifest(place, entries, texts.num_shards)
     _report(tally, output)
-    if tally.bad == tally.done:
-        raise CorpusError(f"none of {tally.done:,} lines could be spoken")
-    if fail_on_error and tally.bad:
-        raise CorpusError(f"{tally.bad:,} of {tally.done:,} lines failed; see {output}/{ERRORS}")
+    _check(tally, output, fail_on_error=fail_on_error)
 
 
 def _speak(job: Job, texts: Source, entries: dict[int, Entry], tally: Tally, *, actors: int | None) -> Iterator[Entry]:
@@ -200,3 +196,14 @@ def _report(tally: Tally, output: str) -> None:
         typer.echo(f"s1-mini: warning: {tally.bad:,} lines could not be spoken: {output}/{ERRORS} says why", err=True)
     if tally.cut:
         typer.echo(f"s1-mini: warning: {tally.cut:,} texts have a sentence cut at max_new_tokens", err=True)
+
+
+def _check(tally: Tally, output: str, *, fail_on_error: bool) -> None:
+    """Raise `CorpusError` if all lines failed or, with `fail_on_error`, any."""
+    from s1_mini.corpus.errors import CorpusError
+    from s1_mini.corpus.manifest import ERRORS
+
+    if tally.bad == tally.done:
+        raise CorpusError(f"none of {tally.done:,} lines could be spoken")
+    if fail_on_error and tally.bad:
+        raise CorpusError(f"{tally.bad:,} of {tally.done:,} lines failed; see {output}/{ERRORS}")

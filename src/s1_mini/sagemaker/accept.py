@@ -62,7 +62,7 @@ def choose_answer(accept: str | None, audio_format: AudioFormat | None = None) -
             return Answer(wanted, is_json=True)
         if name in _AUDIO:
             return Answer(_AUDIO[name], is_json=False)
-    raise NotAcceptableError(f"Accept: {accept!r} names nothing we can give; there are {', '.join([*_AUDIO, JSON])}")
+    raise NotAcceptableError(f"Accept {accept!r} is not supported; allowed are {', '.join([*_AUDIO, JSON])}")
 
 
 def _by_preference(accept: str) -> list[str]:

@@ -49,7 +49,7 @@ def read_route(header: str | None, routes: frozenset[str]) -> str | None:
         return None
     path = route if route.startswith("/") else f"/{route}"
     if not _ROUTE.fullmatch(path) or path not in routes:
-        raise NotFoundError(f"{HEADER}: route={route[:100]!r} is none; there are {', '.join(sorted(routes))}")
+        raise NotFoundError(f"{HEADER}: route={route[:100]!r} does not exist; allowed are {', '.join(sorted(routes))}")
     return path
 
 

@@ -108,7 +108,7 @@ class Sessions:
         """Return an open session, which counts as used now. Raises `SessionNotFoundError`."""
         self._expire()
         if session_id not in self._sessions:
-            raise SessionNotFoundError(f"there is no session {session_id[:64]!r} here, or no longer; begin a new one")
+            raise SessionNotFoundError(f"session {session_id[:64]!r} does not exist or has expired; open a new one")
         self._pool.mark_busy(session_id)
         self._pool.mark_idle(session_id)
         return self._sessions[session_id][0]

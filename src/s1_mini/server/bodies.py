@@ -102,7 +102,8 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
     try:
         return model.model_validate(fields), recording
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False), dict.fromkeys([*model.model_fields, file_field])) from None
+        known = dict.fromkeys([*model.model_fields, file_field])
+        raise from_validation(error.errors(include_url=False), known) from None
 
 
 async def read_speech(request: Request) -> SpeechRequest:

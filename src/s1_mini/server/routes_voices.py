@@ -42,7 +42,9 @@ async def describe_voice(request: Request, name: str) -> VoiceAnswer:
 async def add_voice(request: Request) -> VoiceAnswer:
     """Keep a recording as a voice, to be used by its name."""
     if content_type(request) != FORM:
-        raise ContentTypeError(f"{said(request)} is not read here; send {FORM} with the fields name, text and file audio")
+        raise ContentTypeError(
+            f"{said(request)} is not read here; send {FORM} with the fields name, text and file audio"
+        )
     form, recording = await read_form(request, VoiceForm, "audio")
     if recording is None:
         raise InvalidError("audio", "is missing; send the recording as a file")

@@ -85,7 +85,7 @@ class SocketWire(WebSocketsSansIOProtocol):
         super().handle_text(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Hand a message over; close the connection if it is text that is not UTF-8, for which uvicorn logs a traceback."""
+        """Hand a message over; close the connection for text that is not UTF-8, where uvicorn logs a traceback."""
         if self.curr_msg_data_type == "text":
             try:
                 b"".join(self.frames).decode()
