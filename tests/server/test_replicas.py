@@ -244,6 +244,15 @@ def test_a_body_with_a_content_encoding_is_refused_behind_the_proxy_too(http: ht
     assert answer.json()["error"]["code"] == "content_type_unsupported"
 
 
+def test_a_request_with_both_a_length_and_chunks_is_one_request(door: Replicas) -> None:
+    head = b"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n"
+    smuggled = b"GET /v1/voices HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    received, _ = exchange(door, head + b"0\r\n\r\n" + smuggled)
+
+    assert received.split()[1] == b"415"
+    assert received.count(b"HTTP/1.1") == 1
+
+
 @pytest.mark.parametrize("path", ["/v1/tts", "/v1/audio/speech"])
 def test_a_stream_to_an_http_1_0_client_states_its_length(door: Replicas, path: str) -> None:
     body = json.dumps(SHORT | {"stream": True} if path == "/v1/tts" else {"input": "Hi.", "max_new_tokens": 8}).encode()
