@@ -110,7 +110,7 @@ async def _speak_item(request: Request, item: Any, body: BatchBody, record: Reco
 def _request_of(given: Any, body: BatchBody) -> SpeechRequest:
     """Check one item, as it came in the body. Raises `InvalidError`."""
     if not isinstance(given, dict):
-        raise InvalidError("items", f'{quoted(given)} is not an object; send such as {{"text": "Good morning."}}')
+        raise InvalidError("items", f'{quoted(given)} is not an object; send one such as {{"text": "Good morning."}}')
     try:
         item = BatchItem.model_validate(given, strict=True)
     except ValidationError as error:
