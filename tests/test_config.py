@@ -48,7 +48,7 @@ FIELDS = [
     "voices_path",  # what clients add has to outlive the process, and only its owner knows where
     "warm_voices",  # which voices are asked for first only the owner knows
     "normalize",  # whether a voice should read numbers by itself is its owner's choice, as unknown letters are
-    "unspeakable",
+    "on_unsupported",
     "max_text_length",
     "chunk_length",
     "max_reference_s",
@@ -78,7 +78,8 @@ VARIABLES = {
     "S1_MINI_KV_CACHE_SIZE": ("kv_cache_size", "5", 5),
     "S1_MINI_REFERENCE_CACHE_SIZE": ("reference_cache_size", "5", 5),
     "S1_MINI_NORMALIZE": ("normalize", "off", "off"),
-    "S1_MINI_UNSPEAKABLE": ("unspeakable", "skip", "skip"),
+    "S1_MINI_ON_UNSUPPORTED": ("on_unsupported", "skip", "skip"),
+    "S1_MINI_UNSPEAKABLE": ("on_unsupported", "skip", "skip"),
     "S1_MINI_REQUEST_TIMEOUT_S": ("request_timeout_s", "9", 9.0),
     "S1_MINI_VRAM_CLEAR_ON_OOM": ("vram_clear_on_oom", "false", False),
     "S1_MINI_METRICS_ENABLED": ("metrics_enabled", "no", False),

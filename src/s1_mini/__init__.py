@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from s1_mini.exceptions import EngineError as EngineError
     from s1_mini.exceptions import EngineNotReadyError as EngineNotReadyError
     from s1_mini.exceptions import GenerationError as GenerationError
+    from s1_mini.exceptions import NothingToSpeakError as NothingToSpeakError
     from s1_mini.exceptions import PackageError as PackageError
     from s1_mini.exceptions import ParameterError as ParameterError
     from s1_mini.exceptions import QueueFullError as QueueFullError
@@ -75,6 +76,7 @@ _HOMES = {
     "GenerationFailure": "s1_mini.responses",
     "GenerationResponse": "s1_mini.responses",
     "GenerationResult": "s1_mini.responses",
+    "NothingToSpeakError": "s1_mini.exceptions",
     "PackageError": "s1_mini.exceptions",
     "ParameterError": "s1_mini.exceptions",
     "ProductionTTSEngine": "s1_mini.engine",

@@ -185,8 +185,11 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     normalize: Literal["auto", "off"] = Field(
         "auto", description="auto: numbers and signs are said in words, where the checkpoint reads words; off: as sent"
     )
-    unspeakable: Literal["error", "skip"] = Field(
-        "error", description="of letters outside a voice's alphabet: refuse the text, or say the rest with a warning"
+    on_unsupported: Literal["error", "skip"] = Field(
+        "error",
+        validation_alias=_variables("ON_UNSUPPORTED", "UNSPEAKABLE"),
+        description="characters that a voice cannot pronounce: reject the text, or speak the rest with a warning; "
+        "OpenAI's routes and WebSocket sessions skip unless the request says otherwise",
     )
 
     # Limits on what a client may send.

@@ -47,6 +47,7 @@ from s1_mini.types import (
     ChunkProfile,
     EngineState,
     Normalize,
+    OnUnsupported,
     Reference,
     SamplingParams,
     TTSRequest,
@@ -173,17 +174,27 @@ class ProductionTTSEngine:
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
         normalize: Normalize | None = None,
+        on_unsupported: OnUnsupported | None = None,
     ) -> Iterator[AudioChunk]:
         """Speak `text` and give its sound while it is made, the finish reason with the last chunk.
 
         The voice is the named one, or the reference's, or the checkpoint's default if it has one. The numbers are
         those of `SamplingParams`. `normalize` is auto (signs and numbers are said in words, where the checkpoint reads
-        words) or off, else as the setting says; the first chunk tells what is spoken. What the caller got wrong raises
-        `RequestError` at once; what fails later raises `EngineError` from the iterator.
+        words) or off. `on_unsupported` is error (reject text with characters that the voice cannot pronounce) or skip
+        (speak the rest, with a warning). Both default to the setting. The first chunk has the spoken text and the
+        warning. What the caller got wrong raises `RequestError` at once; what fails later raises `EngineError` from
+        the iterator.
         """
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
         request = make_request(
-            text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile, normalize=normalize
+            text,
+            sampling,
+            voice,
+            reference_audio,
+            reference_text,
+            chunk_profile=chunk_profile,
+            normalize=normalize,
+            on_unsupported=on_unsupported,
         )
         return iter(self._speak(request, streams=True))
 
@@ -202,6 +213,7 @@ class ProductionTTSEngine:
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
         normalize: Normalize | None = None,
+        on_unsupported: OnUnsupported | None = None,
         flow: tuple[str, str] = ("", ""),
     ) -> AudioStream:
         """Stream as `stream` does, for an event loop, which is not blocked.
@@ -218,6 +230,7 @@ class ProductionTTSEngine:
             reference_text,
             chunk_profile=chunk_profile,
             normalize=normalize,
+            on_unsupported=on_unsupported,
             flow=flow,
         )
         return self._speak_async(request)
@@ -237,6 +250,7 @@ class ProductionTTSEngine:
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
         normalize: Normalize | None = None,
+        on_unsupported: OnUnsupported | None = None,
         return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> GenerationResponse:
@@ -247,7 +261,14 @@ class ProductionTTSEngine:
         """
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
         request = make_request(
-            text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile, normalize=normalize
+            text,
+            sampling,
+            voice,
+            reference_audio,
+            reference_text,
+            chunk_profile=chunk_profile,
+            normalize=normalize,
+            on_unsupported=on_unsupported,
         )
         chosen, started = check_format(audio_format), time.perf_counter()
         return whole(self._speak(request, streams=False), started, chosen, return_bytes=return_bytes)
@@ -267,13 +288,21 @@ class ProductionTTSEngine:
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
         normalize: Normalize | None = None,
+        on_unsupported: OnUnsupported | None = None,
         return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> GenerationResponse:
         """Do as `generate` for an event loop, which is not blocked; cancelling it ends the work."""
         sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
         request = make_request(
-            text, sampling, voice, reference_audio, reference_text, chunk_profile=chunk_profile, normalize=normalize
+            text,
+            sampling,
+            voice,
+            reference_audio,
+            reference_text,
+            chunk_profile=chunk_profile,
+            normalize=normalize,
+            on_unsupported=on_unsupported,
         )
         chosen, started = check_format(audio_format), time.perf_counter()
         async with aclosing(self._speak_async(request)) as chunks:
@@ -295,6 +324,7 @@ class ProductionTTSEngine:
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
         normalize: Normalize | None = None,
+        on_unsupported: OnUnsupported | None = None,
         return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> BatchGenerationResponse:
@@ -321,6 +351,7 @@ class ProductionTTSEngine:
                     said,
                     chunk_profile=chunk_profile,
                     normalize=normalize,
+                    on_unsupported=on_unsupported,
                 )
             )
             for text, audio, said in zip(texts, audios, transcripts, strict=True)
@@ -344,6 +375,7 @@ class ProductionTTSEngine:
         seed: int | None = None,
         chunk_profile: ChunkProfile = "balanced",
         normalize: Normalize | None = None,
+        on_unsupported: OnUnsupported | None = None,
         return_bytes: bool = False,
         audio_format: AudioFormat = "wav",
     ) -> BatchGenerationResponse:
@@ -362,13 +394,16 @@ class ProductionTTSEngine:
             seed=seed,
             chunk_profile=chunk_profile,
             normalize=normalize,
+            on_unsupported=on_unsupported,
             return_bytes=return_bytes,
             audio_format=audio_format,
         )
 
-    def count_tokens(self, text: str, *, normalize: Normalize | None = None) -> int:
+    def count_tokens(
+        self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None
+    ) -> int:
         """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
-        return self._ready().count_tokens(text, normalize)
+        return self._ready().count_tokens(text, normalize, on_unsupported)
 
     def voice_names(self) -> list[str]:
         """Give the names of all voices, sorted, without looking at any file."""

@@ -103,6 +103,14 @@ class TextError(RequestError):
     code = "text_invalid"
 
 
+class NothingToSpeakError(TextError):
+    """Nothing of the text can be spoken; `warning` names characters that were skipped, if any were."""
+
+    def __init__(self, message: str, warning: str | None = None) -> None:
+        super().__init__("text", message)
+        self.warning = warning
+
+
 class VoiceUnsupportedError(RequestError):
     """A recording was given, and the checkpoint has nothing that makes a voice of one."""
 

@@ -27,7 +27,7 @@ class GenerationResponse:
     generation_time: float  # seconds
     audio_format: AudioFormat = "wav"  # of `audio_bytes`
     spoken_text: str = ""  # what was spoken of the text: numbers and signs in words, where the checkpoint reads words
-    warning: str | None = None  # what of the text was not spoken, if it was to be skipped
+    warning: str | None = None  # skipped characters, or a text in another language
 
     success: ClassVar[Literal[True]] = True
     error: ClassVar[None] = None

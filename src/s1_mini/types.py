@@ -28,6 +28,9 @@ ChunkProfile = Literal["ttfa", "balanced", "throughput"]
 # Whether text is given to the model as it is said (`text/reading.py`), or as it is written.
 Normalize = Literal["auto", "off"]
 
+# Characters that the voice cannot pronounce: reject the text, or speak the rest and warn (`text/form.py`).
+OnUnsupported = Literal["error", "skip"]
+
 VoiceSource = Literal["checkpoint", "added"]
 
 # Of a file of sound (`audio/container.py`): ogg is Opus too, pcm has no header.
@@ -127,6 +130,7 @@ class TTSRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     chunk_profile: ChunkProfile = "balanced"
     normalize: Normalize | None = None  # None: as the setting says
+    on_unsupported: OnUnsupported | None = None  # likewise
     # Client and group. Clients take turns in the queue, and so do the groups of a client; a request without a group is
     # one of its own.
     flow: tuple[str, str] = ("", "")
@@ -151,7 +155,7 @@ class AudioChunk:
     finish_reason: FinishReason | None = None  # set on the last chunk only
     timing: Timing | None = None  # set on the last chunk only
     spoken_text: str | None = None  # of the whole request; set on the first chunk only
-    warning: str | None = None  # what of the text is not spoken; likewise
+    warning: str | None = None  # skipped characters, or a text in another language; likewise
 
     @property
     def wave(self) -> np.ndarray:
@@ -168,6 +172,7 @@ def make_request(
     *,
     chunk_profile: ChunkProfile = "balanced",
     normalize: Normalize | None = None,
+    on_unsupported: OnUnsupported | None = None,
     flow: tuple[str, str] = ("", ""),
 ) -> TTSRequest:
     """Put a request together. Raises `ParameterError` where its parts contradict each other."""
@@ -179,7 +184,16 @@ def make_request(
     if voice is not None and reference_audio is not None:
         raise ParameterError("voice", "was given beside reference_audio; give one of them")
     references = () if reference_audio is None else (Reference(reference_audio, reference_text or ""),)
-    return TTSRequest(text, references, voice, sampling, chunk_profile, check_normalize(normalize), flow)
+    return TTSRequest(
+        text,
+        references,
+        voice,
+        sampling,
+        chunk_profile,
+        check_normalize(normalize),
+        check_on_unsupported(on_unsupported),
+        flow,
+    )
 
 
 def check_range(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:
@@ -195,6 +209,13 @@ def check_normalize(value: str | None) -> Normalize | None:
     if value is None or value in get_args(Normalize):
         return cast("Normalize | None", value)
     raise ParameterError("normalize", f"{value!r} is not known; there are {', '.join(get_args(Normalize))}")
+
+
+def check_on_unsupported(value: str | None) -> OnUnsupported | None:
+    """Raise `ParameterError` unless `value` is a policy for unsupported characters, or None."""
+    if value is None or value in get_args(OnUnsupported):
+        return cast("OnUnsupported | None", value)
+    raise ParameterError("on_unsupported", f"{value!r} is not known; there are {', '.join(get_args(OnUnsupported))}")
 
 
 def check_integer(name: str, value: int, low: int, high: int) -> None:

@@ -163,6 +163,10 @@ BAD_CALLS = {
     "no folder": (["say", "Hi.", "-o", "{tmp}/no/a.wav"], " --output: cannot write"),
     "temperature": (["say", "Hi.", "--temperature", "9"], " --temperature: 9.0 is not a number in [0, 2]"),
     "normalize": (["say", "Hi.", "--normalize", "on"], " --normalize: 'on' is not known; there are auto, off"),
+    "on_unsupported": (
+        ["say", "Hi.", "--on-unsupported", "no"],
+        " --on-unsupported: 'no' is not known; there are error",
+    ),
     "reference that is no sound": (["say", "Hi.", "--reference", __file__], f" --reference: {__file__!r}: the file is"),
     "reference that is not there": (
         ["say", "Hi.", "--reference", "{tmp}/none.wav"],

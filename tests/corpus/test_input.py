@@ -78,6 +78,22 @@ def test_the_usual_names_are_taken_if_they_are_there_and_left_if_they_are_not_wa
     assert (second.id, second.sampling.seed) == ("1", seed_of("1", 0))
 
 
+def test_a_line_may_skip_unsupported_characters(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    lines = [{"text": "One."}, {"text": "Two.", "parameters": {"on_unsupported": "skip"}}]
+    path.write_text(
+        "\n".join(json.dumps(line) for line in [*lines, {"text": "A.", "parameters": {"on_unsupported": 1}}])
+    )
+
+    first, second, third = read(path)
+
+    assert isinstance(first, Row)
+    assert isinstance(second, Row)
+    assert isinstance(third, BadLine)
+    assert (first.on_unsupported, second.on_unsupported) == (None, "skip")
+    assert third.reason == "on_unsupported: 1 is not known; there are error, skip"
+
+
 def test_a_seed_is_made_of_the_id_and_stays_the_same_from_version_to_version() -> None:
     assert seed_of("a", 0) == 3020425808536308780
     assert seed_of("a", 1) == 7158381635676926530

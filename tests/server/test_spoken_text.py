@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -13,6 +14,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ParameterError
 from s1_mini.sagemaker.handler import input_fn, output_fn, predict_fn
 from tests.server.conftest import serving
+from tests.server.test_websocket import hear, say, session
 
 TOLD = "two words"
 FEW = {"max_new_tokens": 2}
@@ -26,7 +28,7 @@ def reader(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pro
     config = json.loads((directory / "config.json").read_text())
     declared = {"text": {"language": "en", "alphabet": " abcdefghijklmnopqrstuvwxyz"}}
     (directory / "config.json").write_text(json.dumps(config | declared))
-    settings = EngineConfig(checkpoint_path=directory, device="cpu", max_batch_size=2, unspeakable="skip")
+    settings = EngineConfig(checkpoint_path=directory, device="cpu", max_batch_size=2, on_unsupported="skip")
     with ProductionTTSEngine(settings) as engine:
         yield engine
 
@@ -37,7 +39,7 @@ def test_python_tells_what_was_spoken_and_what_was_not(reader: ProductionTTSEngi
 
     assert response.spoken_text == TOLD
     assert response.warning is not None
-    assert "CYRILLIC SMALL LETTER DE" in response.warning
+    assert "'д'" in response.warning
     assert first.spoken_text == TOLD
     assert not any(chunk.spoken_text for chunk in others)
     assert reader.generate_batch(["2 words"], normalize="off", **FEW).results[0].spoken_text == "words"
@@ -56,9 +58,9 @@ def test_a_batch_tells_it_if_asked_and_a_binary_answer_warns_in_a_header(reader:
         events = http.post("/v1/audio/speech", json=told).text
 
     assert asked["spoken_text"] == TOLD
-    assert "DIGIT TWO" in unasked["warning"]
+    assert "'2'" in unasked["warning"]
     assert "spoken_text" not in unasked
-    assert "CYRILLIC SMALL LETTER DE" in binary.headers["x-warning"]
+    assert "'д'" in unquote(binary.headers["x-warning"])
     assert json.loads(events.strip().rpartition("data: ")[2])["spoken_text"] == TOLD
     assert refused.status_code == 422
     assert refused.json()["error"]["field"] == "normalize"
@@ -70,3 +72,79 @@ def test_sagemakers_json_tells_it_if_asked(reader: ProductionTTSEngine) -> None:
     answer, _ = output_fn(predict_fn(input_fn(body, "application/json"), reader), "application/json")
 
     assert json.loads(answer)["spoken_text"] == TOLD
+
+
+@pytest.fixture(scope="module")
+def strict(reader: ProductionTTSEngine) -> Iterator[ProductionTTSEngine]:
+    """The same with the default setting: unsupported characters are an error."""
+    settings = reader.config.model_copy(update={"on_unsupported": "error"})
+    with ProductionTTSEngine(settings) as engine:
+        yield engine
+
+
+def test_a_request_chooses_what_happens_to_unsupported_characters(strict: ProductionTTSEngine) -> None:
+    with serving(strict) as door, door.client() as http:
+        default = http.post("/v1/tts", json={"text": "two 猫 words", **FEW})
+        skipped = http.post("/v1/tts", json={"text": "two 猫 words", "on_unsupported": "skip", **FEW})
+        nothing = http.post("/v1/tts", json={"text": "猫", "on_unsupported": "skip", **FEW})
+        unknown = http.post("/v1/tts", json={"text": "Hi", "on_unsupported": "ignore", **FEW})
+        items = {"items": [{"text": "two 猫 words"}], "on_unsupported": "skip", **FEW}
+        batch = http.post("/v1/tts/batch", json=items).json()["results"][0]
+
+    assert default.status_code == 422
+    assert "this voice speaks English; it cannot pronounce '猫' (character 5)" in default.json()["error"]["message"]
+    assert unquote(skipped.headers["x-warning"]) == "Skipped characters that this voice cannot pronounce: '猫'."
+    assert "nothing of '猫' is left" in nothing.json()["error"]["message"]
+    assert unknown.json()["error"]["field"] == "on_unsupported"
+    assert "'猫'" in batch["warning"]
+    assert strict.generate("two 猫 words", on_unsupported="skip", **FEW).warning == batch["warning"]
+    with pytest.raises(ParameterError, match="on_unsupported: 'ignore' is not known; there are error, skip"):
+        strict.generate("Hi", on_unsupported="ignore")  # type: ignore[arg-type]
+
+
+def test_openais_route_skips_unsupported_characters_unless_the_request_says_otherwise(
+    strict: ProductionTTSEngine,
+) -> None:
+    body = {"input": "two 猫 words", "response_format": "pcm", **FEW}
+    with serving(strict) as door, door.client() as http:
+        default = http.post("/v1/audio/speech", json=body)
+        events = http.post("/v1/audio/speech", json=body | {"stream_format": "sse"})
+        refused = http.post("/v1/audio/speech", json=body | {"on_unsupported": "error"})
+
+    assert "'猫'" in unquote(default.headers["x-warning"])
+    assert "speech.audio.done" in events.text
+    assert refused.status_code == 422
+
+
+def test_a_websocket_session_goes_on_after_a_sentence_without_anything_to_speak(strict: ProductionTTSEngine) -> None:
+    with serving(strict) as door, session(door) as socket:
+        say(socket, type="session.config", **FEW)
+        for text in ("猫。 ", "▶. ", "two 犬 words. ", "one word."):
+            say(socket, type="input.text", text=text)
+        say(socket, type="input.done")
+        messages, _, _ = hear(socket)
+
+    starts = [message for message in messages if message["type"] == "audio.start"]
+    assert [message["text"] for message in starts] == ["two 犬 words.", "one word."]
+    assert "'猫'" in starts[0]["warning"]
+    assert "'犬'" in starts[0]["warning"]
+    assert "warning" not in starts[1]
+    assert messages[-1] == {"type": "session.done", "sentences": 2}
+
+
+def test_a_websocket_session_without_anything_to_speak_ends_with_an_error(strict: ProductionTTSEngine) -> None:
+    with serving(strict) as door, session(door) as socket:
+        say(socket, type="input.text", text="猫。")
+        say(socket, type="input.done")
+        messages, _, _ = hear(socket)
+
+    assert [message["type"] for message in messages] == ["error"]
+    assert "nothing of '猫。' is left" in messages[0]["error"]["message"]
+
+
+def test_sagemakers_json_takes_the_policy_and_returns_the_warning(strict: ProductionTTSEngine) -> None:
+    body = json.dumps({"text": "two 猫 words", "on_unsupported": "skip", **FEW})
+
+    answer, _ = output_fn(predict_fn(input_fn(body, "application/json"), strict), "application/json")
+
+    assert "'猫'" in json.loads(answer)["warning"]

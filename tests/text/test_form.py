@@ -7,8 +7,9 @@ from string import ascii_letters
 
 import pytest
 
-from s1_mini.exceptions import CheckpointMismatchError, TextError
-from s1_mini.text.form import TextForm
+from s1_mini.exceptions import CheckpointMismatchError, NothingToSpeakError, TextError
+from s1_mini.text.form import Script, TextForm
+from s1_mini.types import Normalize
 from s1_mini.weights.directory import DEFAULT_MODEL
 
 WORDS = TextForm("en", frozenset(ascii_letters + " '(),-.:;?!"))
@@ -20,7 +21,9 @@ def test_a_checkpoint_that_declares_nothing_gets_what_was_sent() -> None:
 
 def test_a_checkpoint_of_words_gets_words_unless_normalize_is_off() -> None:
     assert WORDS.script("# Hi\n\nTake 2 **now**.", 100).text == "Hi.\n\nTake two now."
-    with pytest.raises(TextError, match=r"'2' \(U\+0032 DIGIT TWO\) at position 5 .* normalize=auto reads numbers"):
+    with pytest.raises(
+        TextError, match=r"cannot pronounce '2' \(character 6\)\. .* normalize to \"auto\", which reads numbers"
+    ):
         WORDS.script("Take 2 now.", 100, choice="off")
 
 
@@ -34,22 +37,66 @@ def test_words_that_end_without_a_mark_end_as_a_sentence(text: str, read: str) -
     assert WORDS.script("Hi", 100, choice="off").text == TextForm("en").script("Hi", 100).text == "Hi"
 
 
-def test_the_first_letter_outside_the_alphabet_is_named_where_it_was_sent() -> None:
-    with pytest.raises(TextError, match=r"'д' \(U\+0434 CYRILLIC SMALL LETTER DE\) at position 12 is outside") as told:
+def test_an_error_says_which_language_the_voice_speaks_and_which_character_it_cannot_pronounce() -> None:
+    with pytest.raises(TextError) as raised:
         WORDS.script("He has 3 of\tда 字.", 100)
-    assert told.value.field == "text"
-    assert "S1_MINI_UNSPEAKABLE=skip" in str(told.value)
+
+    assert str(raised.value) == (
+        "text: this voice speaks English; it cannot pronounce 'д' (character 13). "
+        'Remove it, or set on_unsupported to "skip".'
+    )
 
 
-def test_with_skip_the_rest_is_spoken_and_told_and_nothing_left_is_still_an_error() -> None:
-    script = WORDS.script("He said 2 да.", 100, unspeakable="skip")
+def test_with_skip_the_rest_is_spoken_with_a_warning() -> None:
+    script = WORDS.script("He said 2 да.", 100, on_unsupported="skip")
 
     assert script.text == "He said two."
-    assert script.warning == (
-        "outside this voice's alphabet, and not spoken: U+0434 CYRILLIC SMALL LETTER DE, U+0430 CYRILLIC SMALL LETTER A"
+    assert script.warning == "Skipped characters that this voice cannot pronounce: 'д', 'а'."
+
+
+def test_with_skip_a_text_of_which_nothing_is_left_is_an_error_that_says_so() -> None:
+    with pytest.raises(NothingToSpeakError, match="this voice speaks English; nothing of 'да, да!' is left") as raised:
+        WORDS.script("да, да!", 100, on_unsupported="skip")
+
+    assert raised.value.warning == "Skipped characters that this voice cannot pronounce: 'д', 'а'."
+
+
+@pytest.mark.parametrize("choice", ["auto", "off"])
+@pytest.mark.parametrize(
+    "ornaments",
+    ["▶ ", "■", "► ", "● ", "★ ", "│ ", "├── ", "─────", "████░░ ", "⠋ ", "♪ ", "🔹 ", "➤ ", "❖", "⬆ ", "\ue0b0"],
+)
+def test_ornaments_are_dropped_without_an_error_or_a_warning(ornaments: str, choice: Normalize) -> None:
+    for text in (f"{ornaments}Hello there.", f"Hello there {ornaments}."):
+        script = WORDS.script(text, 100, choice=choice)
+
+        assert script == Script("Hello there.")
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("■ Milk\n■ Eggs", "Milk, Eggs."),
+        ("Home ➜ Office", "Home to Office."),
+        ("Settings ▸ Sound", "Settings, Sound."),
+        ("│ Name │ Age │", "Name, Age."),
+        ("A 4★ hotel", "A four star hotel."),
+        ("C♯ and B♭", "C sharp and B flat."),
+        ("① First", "one First."),
+        ("5㎏ of 𝗯𝗼𝗹𝗱 flour", "five kilograms of bold flour."),
+    ],
+)
+def test_signs_that_look_like_ornaments_keep_their_meaning(text: str, read: str) -> None:
+    assert WORDS.script(text, 100).text == read
+
+
+def test_a_text_in_another_language_gets_a_warning_that_names_it() -> None:
+    text = "Je ne sais pas où est la gare."
+
+    assert WORDS.script(text, 100).warning == (
+        "This voice speaks English; the text looks like French and is read as English."
     )
-    with pytest.raises(TextError, match="'д'"):
-        WORDS.script("да, да!", 100, unspeakable="skip")
+    assert TextForm().script(text, 100).warning is None
 
 
 @pytest.mark.parametrize("text", ["~~~", "---\n***", "<b></b>"])

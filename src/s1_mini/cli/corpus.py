@@ -13,7 +13,7 @@ import typer
 from s1_mini.cli.engine_options import Checkpoint, Device, Precision
 from s1_mini.cli.verb import FORMATS, completing, engine_config
 from s1_mini.exceptions import ParameterError
-from s1_mini.types import DEFAULT_SAMPLING, MAX_SEED
+from s1_mini.types import MAX_SEED
 
 if TYPE_CHECKING:
     from s1_mini.corpus.job import Job
@@ -111,9 +111,9 @@ def corpus(
     config = for_many(
         engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, device=device, precision=precision)
     )
-    sampling = DEFAULT_SAMPLING
+    defaults = Defaults(voice, seed)
     if parameters is not None:
-        sampling = read_parameters("parameters", parameters, sampling)
+        defaults = read_parameters("parameters", parameters, defaults)
     asked = {
         "text": text_column,
         "id": id_column,
@@ -122,7 +122,7 @@ def corpus(
         "parameters": parameters_column,
     }
     place = open_output(output)
-    with open_source(source, asked, Defaults(voice, seed, sampling), shard_size) as texts:
+    with open_source(source, asked, defaults, shard_size) as texts:
         header = make_header(texts, config, layout, format_)
         entries = open_manifest(place, header)
         tally = Tally(texts.num_lines, price)

@@ -17,7 +17,7 @@ from s1_mini.cli.engine_options import Device, Precision
 from s1_mini.cli.verb import FORMATS, check_pipe, completing, engine_config
 from s1_mini.exceptions import ParameterError, TextError
 from s1_mini.text.tidy import tidied
-from s1_mini.types import DEFAULT_SAMPLING, SamplingParams, check_normalize
+from s1_mini.types import DEFAULT_SAMPLING, SamplingParams, check_normalize, check_on_unsupported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,6 +83,14 @@ def say(
             show_default=False,
         ),
     ] = None,
+    on_unsupported: Annotated[
+        str | None,
+        typer.Option(
+            help="Characters that the voice cannot pronounce. error: stop; skip: warn. [S1_MINI_ON_UNSUPPORTED]",
+            autocompletion=completing("error", "skip"),
+            show_default=False,
+        ),
+    ] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="With -o -: send sound while it is made (wav or pcm).")
     ] = False,
@@ -99,7 +107,7 @@ def say(
 
     # What is wrong is told before torch is loaded, which takes seconds.
     sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
-    how = check_normalize(normalize)
+    how, unsupported = check_normalize(normalize), check_on_unsupported(on_unsupported)
     _check_voice(voice, reference_audio, reference_text)
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, device=device, precision=precision)
     path = path or (None if play else "out.wav")
@@ -120,6 +128,7 @@ def say(
             reference_audio=reference_audio,
             reference_text=reference_text,
             normalize=how,
+            on_unsupported=unsupported,
             **asdict(sampling),
         )
         rate = engine.sample_rate

@@ -22,7 +22,7 @@ from s1_mini.voices.library import SUFFIX, is_name
 # Settings that change what is heard, or what is refused; families' own are added.
 AUDIBLE = (
     *("device", "placement", "precision", "codec_dtype", "weights_dtype", "kv_dtype", "compile", "compile_backend"),
-    *("max_columns", "max_text_length", "chunk_length"),
+    *("max_columns", "max_text_length", "chunk_length", "normalize", "on_unsupported"),
 )
 ANY_NUMBER = 2**30  # of sentences may wait: the texts in flight bound them
 

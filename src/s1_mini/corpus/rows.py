@@ -12,9 +12,10 @@ from typing import Any
 
 from s1_mini.corpus.lines import Line
 from s1_mini.exceptions import ParameterError, RequestError
-from s1_mini.types import DEFAULT_SAMPLING, MAX_SEED, SamplingParams
+from s1_mini.types import DEFAULT_SAMPLING, MAX_SEED, OnUnsupported, SamplingParams, check_on_unsupported
 
-PARAMETERS = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
+SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
+PARAMETERS = (*SAMPLING, "on_unsupported")
 MAX_ID_LENGTH = 500
 
 
@@ -41,6 +42,7 @@ class Defaults:
     voice: str | None = None
     seed: int = 0
     sampling: SamplingParams = DEFAULT_SAMPLING
+    on_unsupported: OnUnsupported | None = None  # None: the engine's setting
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Row:
     text: str
     voice: str | None
     sampling: SamplingParams
+    on_unsupported: OnUnsupported | None = None
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,14 @@ def check(line: Line, number: int, file: str, columns: Columns, defaults: Defaul
         text = _value(line, columns.text)
         if text is None:
             raise ParameterError(columns.text, "is missing")
-        sampling = _sampling(line, columns, defaults)
+        given = _parameters(line, columns, defaults)
+        sampling = given.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=seed_of(identity, defaults.seed))
         voice = voice_of(line, columns) or defaults.voice
     except RequestError as error:
         return BadLine(number, file, line.number, identity, str(error))
-    return Row(number, file, line.number, identity, text, voice, sampling)
+    return Row(number, file, line.number, identity, text, voice, sampling, given.on_unsupported)
 
 
 def id_of(line: Line, number: int, columns: Columns) -> str:
@@ -114,8 +118,8 @@ def seed_of(identity: str, seed: int) -> int:
     return int.from_bytes(digest) & MAX_SEED
 
 
-def read_parameters(name: str, value: object, base: SamplingParams) -> SamplingParams:
-    """Change `base` by an object of parameters, or JSON of one. Raises `ParameterError`, whose field is `name`."""
+def read_parameters(name: str, value: object, base: Defaults) -> Defaults:
+    """Return `base` changed by an object of parameters, or JSON of one. Raises `ParameterError` with field `name`."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -126,16 +130,17 @@ def read_parameters(name: str, value: object, base: SamplingParams) -> SamplingP
     unknown = sorted(str(each) for each in value if each not in PARAMETERS)
     if unknown:
         raise ParameterError(name, f"knows no {', '.join(unknown)}; there are {', '.join(PARAMETERS)}")
-    given = {each: _as_number(one) for each, one in value.items() if one is not None}
-    return replace(base, **given)
+    sampling = {each: _as_number(value[each]) for each in SAMPLING if value.get(each) is not None}
+    on_unsupported = check_on_unsupported(value.get("on_unsupported")) or base.on_unsupported
+    return replace(base, sampling=replace(base.sampling, **sampling), on_unsupported=on_unsupported)
 
 
-def _sampling(line: Line, columns: Columns, defaults: Defaults) -> SamplingParams:
-    sampling, given = defaults.sampling, _value(line, columns.parameters)
+def _parameters(line: Line, columns: Columns, defaults: Defaults) -> Defaults:
+    given = _value(line, columns.parameters)
     if given is not None:
-        sampling = read_parameters(str(columns.parameters), given, sampling)
+        defaults = read_parameters(str(columns.parameters), given, defaults)
     seed = _value(line, columns.seed)
-    return sampling if seed is None else replace(sampling, seed=_as_number(seed))
+    return defaults if seed is None else replace(defaults, sampling=replace(defaults.sampling, seed=_as_number(seed)))
 
 
 def voice_of(line: Line, columns: Columns) -> str | None:

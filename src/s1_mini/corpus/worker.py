@@ -79,6 +79,7 @@ class Worker:
             row.text,
             voice=row.voice,
             **asdict(row.sampling),
+            on_unsupported=row.on_unsupported,
             chunk_profile="throughput",
             return_bytes=True,
             audio_format=audio_format,

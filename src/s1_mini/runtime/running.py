@@ -20,7 +20,7 @@ from s1_mini.runtime.voice_service import VoiceService, open_roster
 from s1_mini.text.form import Script
 from s1_mini.text.split import split
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import EngineState, Normalize, Reference, TTSRequest, Voice
+from s1_mini.types import EngineState, Normalize, OnUnsupported, Reference, TTSRequest, Voice
 from s1_mini.voices.reference import ReferenceEncoder
 
 
@@ -58,7 +58,7 @@ class Running:
 
     def prepare(self, request: TTSRequest) -> Prepared:
         """Check the text, then begin to read the references: what is quick to refuse is refused first."""
-        script = self._script(request.text, request.normalize)
+        script = self._script(request.text, request.normalize, request.on_unsupported)
         prepared = Prepared(script, self._pieces(script), [])
         try:
             for reference in request.references:
@@ -89,9 +89,10 @@ class Running:
         queue.tell(spoken_text=prepared.script.text, warning=prepared.script.warning)
         return queue
 
-    def count_tokens(self, text: str, choice: Normalize | None) -> int:
+    def count_tokens(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> int:
         """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
-        prompts = [self.speaker.loaded.prompt(piece, ()) for piece in self._pieces(self._script(text, choice))]
+        pieces = self._pieces(self._script(text, choice, on_unsupported))
+        prompts = [self.speaker.loaded.prompt(piece, ()) for piece in pieces]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
     def state(self) -> EngineState:
@@ -130,10 +131,13 @@ class Running:
             "vram": vram(speaker.device.value),
         }
 
-    def _script(self, text: str, choice: Normalize | None) -> Script:
+    def _script(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> Script:
         config = self.config
         return self.speaker.text.script(
-            text, config.max_text_length, choice=choice or config.normalize, unspeakable=config.unspeakable
+            text,
+            config.max_text_length,
+            choice=choice or config.normalize,
+            on_unsupported=on_unsupported or config.on_unsupported,
         )
 
     def _pieces(self, script: Script) -> list[str]:

@@ -92,7 +92,7 @@ def create_app(
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-            expose_headers=["X-Request-Id", "X-Sample-Rate", "X-Audio-Seconds", "X-Generation-Seconds"],
+            expose_headers=["X-Request-Id", "X-Sample-Rate", "X-Audio-Seconds", "X-Generation-Seconds", "X-Warning"],
         )
     return app
 

@@ -58,7 +58,8 @@ async def create_speech(request: Request) -> Response:
     except RequestError as error:
         raise renamed(error, {"text": "input"}) from None
     if body.stream_format == "sse":
-        num_read = await asyncio.to_thread(partial(state.engine.count_tokens, body.input, normalize=body.normalize))
+        count = partial(state.engine.count_tokens, normalize=body.normalize, on_unsupported=body.on_unsupported)
+        num_read = await asyncio.to_thread(count, body.input)
         told = {"spoken_text": speech.spoken_text} if body.return_spoken_text else {}
         return StreamedAnswer(_events(speech, num_read, record, told), "text/event-stream", speech.headers)
     return respond(speech)

@@ -24,6 +24,7 @@ from s1_mini.types import (
     AudioFormat,
     ChunkProfile,
     Normalize,
+    OnUnsupported,
 )
 
 BASE64_WINDOW = 2**18  # characters, a multiple of four
@@ -67,6 +68,7 @@ class SpeechRequest:
     repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty
     max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens
     normalize: Normalize | None = None
+    on_unsupported: OnUnsupported | None = None
     return_spoken_text: bool = False
 
     def arguments(self, profile: ChunkProfile) -> dict[str, Any]:
@@ -83,6 +85,7 @@ class SpeechRequest:
             "seed": self.seed,
             "chunk_profile": self.chunk_profile or profile,
             "normalize": self.normalize,
+            "on_unsupported": self.on_unsupported,
         }
 
 
@@ -98,6 +101,11 @@ class Sampling(Strict):
     normalize: Normalize | None = Field(
         None, description="auto: numbers and signs are said in words, where the checkpoint reads words; off: as sent."
     )
+    on_unsupported: OnUnsupported | None = Field(
+        None,
+        description="Characters that the voice cannot pronounce. error: reject the text; skip: speak the rest, warn. "
+        "Left out, the server's setting.",
+    )
     return_spoken_text: bool = Field(False, description="Tell what was spoken, where the answer is JSON.")
 
     seed: Seed | None = Field(None, description="Same seed, same sound.")
@@ -106,6 +114,13 @@ class Sampling(Strict):
     top_k: TopK = Field(0, description="Draw from so many of the likeliest, 0 from all; not every family has it.")
     repetition_penalty: float = Field(1.1, gt=0, le=MAX_REPETITION_PENALTY)
     max_new_tokens: NumTokens = Field(DEFAULT_SAMPLING.max_new_tokens, description="Longest sentence piece, in frames.")
+
+
+# For clients that send whatever a language model writes, and would lose a whole answer over one character.
+SKIP_BY_DEFAULT: Any = Field(
+    "skip",
+    description="Characters that the voice cannot pronounce. skip: speak the rest and warn; error: reject it all.",
+)
 
 
 class SpeechBody(Sampling):
@@ -179,7 +194,7 @@ class BatchResult(BaseModel):
     error: str | None = None
     error_code: str | None = None
     spoken_text: str | None = Field(None, description="Only where return_spoken_text asks for it.")
-    warning: str | None = Field(None, description="What of the text was not spoken; only if something was not.")
+    warning: str | None = Field(None, description="Skipped characters, or a text in another language; only if any.")
 
     def content(self) -> bytes:
         """Give it as JSON, without what was not asked for."""
@@ -226,6 +241,7 @@ class OpenAISpeechBody(Sampling):
         json_schema_extra={"examples": [{"model": "s1-mini", "input": "Good morning.", "voice": "default"}]},
     )
 
+    on_unsupported: OnUnsupported | None = SKIP_BY_DEFAULT
     model: str = Field("s1-mini", max_length=128, description="Ignored: the server has one checkpoint.")
     input: Text
     voice: Annotated[
@@ -278,6 +294,7 @@ class SessionConfig(Sampling):
     """First message of a WebSocket session, or a later one between two sentences."""
 
     type: Literal["session.config"]
+    on_unsupported: OnUnsupported | None = SKIP_BY_DEFAULT
     voice: VoiceName | None = None
     language: str | None = Field(None, description="Ignored.")
     response_format: Format = "pcm"

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from urllib.parse import quote
 
 import numpy as np
 
@@ -39,6 +40,8 @@ class _Deadline(NamedTuple):
             f"{what} took longer than {self.allowed_s:g} s; shorten the text, or ask for a stream"
         )
 
+_HEADER_SAFE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # header values are ASCII, the rest is %-encoded
+
 
 @dataclass(frozen=True)
 class Speech:
@@ -54,7 +57,7 @@ class Speech:
     body: AsyncIterator[bytes]
     content: bytes | None = None  # the whole of it, if it is whole; `body` gives the same
     spoken_text: str | None = None
-    warning: str | None = None  # what of the text is not spoken
+    warning: str | None = None  # skipped characters, or a text in another language
     holding: Holding | None = None  # what it is charged for
 
     def release(self) -> None:
@@ -167,7 +170,7 @@ async def _stream(
 
 def _told(speech: Speech, first: AudioChunk) -> Speech:
     """Add what the first chunk tells of the text."""
-    headers = speech.headers | ({"X-Warning": first.warning} if first.warning else {})
+    headers = speech.headers | ({"X-Warning": quote(first.warning, safe=_HEADER_SAFE)} if first.warning else {})
     return replace(speech, headers=headers, spoken_text=first.spoken_text, warning=first.warning)
 
 

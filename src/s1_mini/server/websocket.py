@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketState
 
 from s1_mini.audio.reference import read_recording
-from s1_mini.exceptions import S1MiniError, TextError
+from s1_mini.exceptions import NothingToSpeakError, S1MiniError, TextError
 from s1_mini.server.accounts import Resource
 from s1_mini.server.bodies import SMALL_BYTES, in_turn
 from s1_mini.server.errors import (
@@ -92,6 +92,8 @@ class Session:
         self._says: bool | None = None  # whether what came says anything; None before any text came
         self._num_waiting = 0  # characters in there
         self._num_spoken = 0
+        self._unspeakable: NothingToSpeakError | None = None  # the first stretch without anything to speak
+        self._warnings: list[str] = []  # of such stretches, for the next message
         self._last_moved = time.monotonic()  # a message came, or something was spoken
 
     async def run(self) -> None:
@@ -99,7 +101,9 @@ class Session:
         tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._speak())]
         try:
             await asyncio.gather(*tasks)
-            await self._send({"type": "session.done", "sentences": self._num_spoken})
+            if self._unspeakable is not None and not self._num_spoken:
+                raise self._unspeakable
+            await self._send({"type": "session.done", "sentences": self._num_spoken} | self._warning())
             await self._socket.close()
         except (ClientGoneError, WebSocketDisconnect):
             raise ClientGoneError from None
@@ -256,7 +260,11 @@ class Session:
 
     async def _speak(self) -> None:
         while (request := await self._stretches.get()) is not None:
-            await self._say(request)
+            try:
+                await self._say(request)
+            except NothingToSpeakError as error:  # an error only if the whole session has nothing to speak
+                self._unspeakable = self._unspeakable or error
+                self._warnings += [error.warning] if error.warning else []
             self._num_waiting -= len(request.text)
             self._unspoken.popleft()
             self._count_recordings()
@@ -276,7 +284,7 @@ class Session:
         }
         if request.return_spoken_text:
             start["spoken_text"] = speech.spoken_text
-        await self._send({"type": "audio.start", "index": number} | start)
+        await self._send({"type": "audio.start", "index": number} | start | self._warning(speech.warning))
         async with aclosing(cast("Any", speech.body)) as body:
             async for piece in body:
                 self._last_moved = time.monotonic()
@@ -284,6 +292,11 @@ class Session:
         self._num_spoken += 1
         seconds = round(self._record.audio_s - before_s, 3)
         await self._send({"type": "audio.done", "index": number, "seconds": seconds})
+
+    def _warning(self, warning: str | None = None) -> dict[str, str]:
+        """Return the field `warning` of the next message, if there is one, and forget it."""
+        warnings, self._warnings = [*self._warnings, *([warning] if warning else [])], []
+        return {"warning": " ".join(dict.fromkeys(warnings))} if warnings else {}
 
     async def _send(self, content: dict[str, Any]) -> None:
         if self._socket.application_state is WebSocketState.CONNECTED:

@@ -10,18 +10,18 @@ import re
 import reprlib
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-from s1_mini.exceptions import CheckpointMismatchError, ParameterError, TextError
+from s1_mini.exceptions import CheckpointMismatchError, NothingToSpeakError, ParameterError, TextError
+from s1_mini.text.language import LANGUAGES, detect
+from s1_mini.text.ornaments import is_ornament
 from s1_mini.text.reading import spoken
 from s1_mini.text.tidy import is_speakable, tidied
-from s1_mini.types import Normalize
-
-Unspeakable = Literal["error", "skip"]
+from s1_mini.types import Normalize, OnUnsupported
 
 MAX_ALPHABET = 100_000
-MAX_TOLD = 10  # letters that a warning names
+MAX_NAMED = 10  # characters in a warning
 
 _LONELY = re.compile(r"\s+(?=[,.;:!?](?:\s|$))")  # before a mark whose word was left out
 _PLAIN = {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ð": "d", "þ": "th", "ł": "l", "ı": "i", "ŋ": "ng"}
@@ -31,19 +31,10 @@ _PLAIN |= {"–": "-", "—": "-", "…": "...", "’": "'", "‘": "'", "“": 
 
 @dataclass(frozen=True)
 class Script:
-    """What is spoken of a text, and the characters that are left out of it."""
+    """The text that is spoken for a request's text, and a warning for the client."""
 
     text: str
-    skipped: str = ""
-
-    @property
-    def warning(self) -> str | None:
-        """Say in one sentence, in ASCII, what is left out; None if nothing is."""
-        if not self.skipped:
-            return None
-        names = ", ".join(_name(letter) for letter in self.skipped[:MAX_TOLD])
-        more = f" and {len(self.skipped) - MAX_TOLD} more" if len(self.skipped) > MAX_TOLD else ""
-        return f"outside this voice's alphabet, and not spoken: {names}{more}"
+    warning: str | None = None  # skipped characters, or a text in another language
 
 
 @dataclass(frozen=True)
@@ -72,19 +63,29 @@ class TextForm:
         return cls(language, None if alphabet is None else frozenset(alphabet))
 
     def script(
-        self, text: str, max_length: int, *, choice: Normalize = "auto", unspeakable: Unspeakable = "error"
+        self, text: str, max_length: int, *, choice: Normalize = "auto", on_unsupported: OnUnsupported = "error"
     ) -> Script:
-        """Give what is to be spoken of a request's `text`.
+        """Return what is spoken for a request's `text`.
 
-        `max_length` counts characters of it, and of what is spoken. Positions in messages are those of `text`. Raises
-        `TextError` as `tidied` does, for what is too long when it is spoken, and for a character that is outside
-        the alphabet; with `skip`, only if nothing is left without those.
+        `max_length` bounds the characters of the text and of what is spoken. Raises `TextError` as `tidied` does, for
+        a text that is too long when it is spoken, and for an unsupported character unless those are skipped; raises
+        `NothingToSpeakError` if nothing is left to speak.
         """
         tidy = tidied(text, max_length)
-        if choice == "off" or self.language is None:
-            return self._within(tidy, text, unspeakable, choice)
-        script = self._within(self._said(text, max_length), text, unspeakable, choice)
-        return replace(script, text=self._ended(script.text))
+        is_read = choice != "off" and self.language is not None
+        said = self._said(text, max_length) if is_read else tidy
+        fitting, unsupported = self._fit(said)
+        if unsupported and on_unsupported == "error":
+            raise TextError("text", self._unsupported(fitting, unsupported, text, choice))
+        if not is_speakable(fitting):
+            skipped = _skipped(unsupported) if unsupported else None
+            raise NothingToSpeakError(self._nothing(text, unsupported), skipped)
+        if fitting != said:
+            fitting = tidied(_LONELY.sub("", fitting), len(fitting))
+        warnings = [_skipped(unsupported)] if unsupported else []
+        if (other := self._other_language(tidy)) is not None:
+            warnings.append(other)
+        return Script(self._ended(fitting) if is_read else fitting, " ".join(warnings) or None)
 
     def transcript(self, text: str) -> str:
         """Give what the model is to read for `text`, which is in order and was spoken before: never an error."""
@@ -101,7 +102,7 @@ class TextForm:
                 "send it in parts or raise S1_MINI_MAX_TEXT_LENGTH",
             )
         if not is_speakable(said):
-            raise TextError("text", f"{text[:20]!r} has nothing to say; send at least one letter, number or symbol")
+            raise NothingToSpeakError(self._nothing(text, ""))
         return tidied(said, max_length)
 
     def _ended(self, text: str) -> str:
@@ -109,23 +110,35 @@ class TextForm:
         is_open = text[-1:].isalnum() and self.alphabet is not None and "." in self.alphabet
         return f"{text}." if is_open else text
 
-    def _within(self, tidy: str, sent: str, unspeakable: Unspeakable, choice: Normalize) -> Script:
-        fitting, outside = self._fit(tidy)
-        if not outside:
-            return Script(fitting)
-        first = outside[0]
-        is_left = any(character.isalnum() for character in fitting)
-        if unspeakable == "skip" and is_left:
-            return Script(tidied(_LONELY.sub("", fitting), len(fitting)), outside)
-        way_out = "take it out" + ("" if not is_left else ", or set S1_MINI_UNSPEAKABLE=skip to have the rest spoken")
-        if choice == "off" and self.language is not None and not first.isalpha():
-            way_out += "; normalize=auto reads numbers and signs"
+    def _nothing(self, text: str, unsupported: str) -> str:
+        shown = reprlib.repr(text)
+        if not unsupported:
+            return f"{shown} has nothing to say; send at least one letter, number or symbol"
+        return f"{self._voice()}; nothing of {shown} is left without the characters that it cannot pronounce"
+
+    def _voice(self) -> str:
+        name = LANGUAGES.get((self.language or "").replace("_", "-").partition("-")[0])
+        return f"this voice speaks {name}" if name else "this voice reads a limited alphabet"
+
+    def _unsupported(self, fitting: str, unsupported: str, sent: str, choice: Normalize) -> str:
+        first = unsupported[0]
         place = _position(first, sent)
-        where = "" if place is None else f" at position {place}"
-        raise TextError("text", f"{first!r} ({_name(first)}){where} is outside this voice's alphabet; {way_out}")
+        where = "" if place is None else f" (character {place + 1})"
+        way_out = "Remove it"
+        if any(character.isalnum() for character in fitting):
+            way_out += ', or set on_unsupported to "skip"'
+        if choice == "off" and self.language is not None and not first.isalpha():
+            way_out += ', or normalize to "auto", which reads numbers and symbols'
+        return f"{self._voice()}; it cannot pronounce {first!r}{where}. {way_out}."
+
+    def _other_language(self, text: str) -> str | None:
+        """Return a warning for a text that is clearly not in the voice's language."""
+        if (self.language or "").partition("-")[0] != "en" or (found := detect(text)) is None:
+            return None
+        return f"This voice speaks English; the text looks like {LANGUAGES[found]} and is read as English."
 
     def _fit(self, text: str) -> tuple[str, str]:
-        """Give `text` in letters of the alphabet, and those that have no place in it, each once."""
+        """Return `text` in characters of the alphabet, and the unsupported ones, each once."""
         if self.alphabet is None or self.alphabet.issuperset(text):
             return text, ""
         outside: dict[str, None] = {}
@@ -141,7 +154,7 @@ class TextForm:
         return "".join(parts), "".join(outside)
 
     def _nearest(self, character: str) -> str | None:
-        """Give what stands for a character in the alphabet; nothing for a mark without sound, None for a letter."""
+        """Return a character's replacement in the alphabet: empty if it has no reading, None if unsupported."""
         assert self.alphabet is not None
         for form in (_PLAIN.get(character), unicodedata.normalize("NFKD", character)):
             if form is not None:
@@ -149,11 +162,13 @@ class TextForm:
                 bare = "".join(_PLAIN.get(each, each) for each in bare)
                 if bare and self.alphabet.issuperset(bare.replace(" ", "")):
                     return bare
-        return "" if unicodedata.category(character)[0] in "PZMC" else None
+        return "" if unicodedata.category(character)[0] in "PZMC" or is_ornament(character) else None
 
 
-def _name(character: str) -> str:
-    return f"U+{ord(character):04X} {unicodedata.name(character, 'without a name')}"
+def _skipped(unsupported: str) -> str:
+    named = ", ".join(repr(each) for each in unsupported[:MAX_NAMED])
+    more = f" and {len(unsupported) - MAX_NAMED} more" if len(unsupported) > MAX_NAMED else ""
+    return f"Skipped characters that this voice cannot pronounce: {named}{more}."
 
 
 def _position(character: str, sent: str) -> int | None:

@@ -6,6 +6,7 @@ import html
 import re
 import unicodedata
 
+from s1_mini.text.ornaments import BMP_EMOJI, BULLETS
 from s1_mini.text.tables import table
 
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)[^\n`]*$", re.MULTILINE)
@@ -14,8 +15,9 @@ _TABLE_RULE = re.compile(r"^[ \t]*\|?[ \t]*:?-{2,}[-:| \t]*$", re.MULTILINE)
 _TABLE_EDGE = re.compile(r"^[ \t]*\|[ \t]*|[ \t]*\|[ \t]*$", re.MULTILINE)
 _HEADING = re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+([^\n]*)$", re.MULTILINE)
 _QUOTE = re.compile(r"^[ \t]{0,3}(?:>(?!\d)[ \t]?){1,8}", re.MULTILINE)
-_ITEM = re.compile(r"^[ \t]{0,12}[-*+•‣◦][ \t]+(?:\[[ xX]\][ \t]+)?(?=\S)([^\n]*)$", re.MULTILINE)
-_ITEM_BEGINS = re.compile(r"\n[ \t]{0,12}[-*+•‣◦][ \t]")
+_BULLET = f"[{re.escape(BULLETS)}]"
+_ITEM = re.compile(rf"^[ \t]{{0,12}}{_BULLET}[ \t]+(?:\[[ xX]\][ \t]+)?(?=\S)([^\n]*)$", re.MULTILINE)
+_ITEM_BEGINS = re.compile(rf"\n[ \t]{{0,12}}{_BULLET}[ \t]")
 _COUNTED = re.compile(r"^([ \t]{0,12}\d{1,3})[.)][ \t]+(?=\S)([^\n]*)$", re.MULTILINE)
 _LINK = re.compile(
     r"!?\[([^\[\]\n]{0,300})\]"
@@ -27,7 +29,8 @@ _PRODUCT = re.compile(r"(?<=\d) ?\* ?(?=\d)")
 _EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w)|(?<=[\w.,!?])_{1,3}(?!\w)")
 
 _PICTURES = (
-    "\U0001f000-\U0001f1e5\U0001f200-\U0001f3fa\U0001f400-\U0001faff\u2600-\u27bf\u2b05-\u2b55\u231a-\u23f3\u3030\u303d"
+    "\U0001f000-\U0001f1e5\U0001f200-\U0001f3fa\U0001f400-\U0001f535\U0001f53a-\U0001f64f\U0001f680-\U0001f77f"
+    f"\U0001f900-\U0001faff✓✗✘♡☹{BMP_EMOJI}"
 )
 _EMOJI = re.compile(
     f"(?:[\U0001f1e6-\U0001f1ff]{{2}}|[0-9#*]\ufe0f?\u20e3|[{_PICTURES}])"
@@ -37,8 +40,8 @@ _RUN = re.compile(f"(?:{_EMOJI.pattern})(?:[ \t]?(?:{_EMOJI.pattern}))*+")
 _LOVES = re.compile(r"\b(?:I|We|we|You|you|They|they) $")
 _NAMES = table(
     "❤=red heart, 👍=thumbs up, ✅=check mark, ✔=check mark, ✓=check mark, ⭐=star, ☀=sun, ☺=smiling face, 💯=hundred "
-    "points, 🙏=folded hands, ⚠=warning, ❗=exclamation mark, ❓=question mark, ➡=arrow, ☎=telephone, ✉=envelope, "
-    "♥=heart, ♡=heart, ☹=frowning face"
+    "points, 🙏=folded hands, ⚠=warning, ❗=exclamation mark, ❓=question mark, ✗=cross mark, ✘=cross mark, "
+    "☎=telephone, ✉=envelope, ♥=heart, ♡=heart, ☹=frowning face"
 )
 _WORDLESS = re.compile(r" (?:sign|symbol)$|^(?:heavy|white heavy|black) (?=\w+ \w)")
 _SMILEY = re.compile(r"(?<![ \t])[ \t]*+(?<!\S)[:;]-?[()DPp](?!\S)")

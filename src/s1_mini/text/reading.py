@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable
 
 from s1_mini.exceptions import ParameterError
+from s1_mini.text.ornaments import unified, without_ornaments
 
 MAX_PASSES = 4  # until nothing changes: a text of words alone stays as it is
 
@@ -19,6 +20,8 @@ _SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
 _MARKS = str.maketrans("’‘ʼ′“”„«»″−‐‑⁄∕＄％", "'" * 4 + '"' * 6 + "---//$%") | {ord("…"): "..."}
 _FRACTIONS = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 _OTHER_DIGITS = re.compile(r"[^\x00-\x7f]")
+_STYLED = re.compile("[\u2460-\u24ea\u3371-\u33df\uff01-\uff5e\U0001d400-\U0001d7ff]")  # ①, ㎏, Ａ, 𝐀
+_CIRCLED = re.compile("[\u24eb-\u24ff\u2776-\u2793]")  # ❶
 _SUPERSCRIPTS = str.maketrans("⁰¹⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "01456789" + "0123456789")
 _RAISED = re.compile("(?<=[\\w)])[⁰¹⁴-⁹]+")
 _TIDY = (
@@ -87,8 +90,9 @@ def _prepare(text: str) -> str:
         text = _SPACES.sub(" ", text).translate(_MARKS)
         text = _FRACTIONS.sub(_fraction, text)
         text = _RAISED.sub(lambda found: "^" + found.group().translate(_SUPERSCRIPTS), text).translate(_SUPERSCRIPTS)
-        text = _OTHER_DIGITS.sub(_plain, text)
-    return read_emoji(read_markup(text))
+        text = unified(_OTHER_DIGITS.sub(_plain, text))
+    text = read_emoji(read_markup(text))
+    return text if text.isascii() else without_ornaments(text)
 
 
 def _fraction(found: re.Match[str]) -> str:
@@ -100,8 +104,10 @@ def _plain(found: re.Match[str]) -> str:
     character = found.group()
     if character.isdecimal():
         return str(unicodedata.decimal(character))
-    if "\uff01" <= character <= "\uff5e" or "\U0001d400" <= character <= "\U0001d7ff":
+    if _STYLED.match(character):
         return unicodedata.normalize("NFKC", character)
+    if _CIRCLED.match(character):
+        return str(int(unicodedata.numeric(character)))
     return character
 
 
