@@ -25,7 +25,12 @@ _LINK = re.compile(
 )
 _ANGLED = re.compile(r"<((?:https?://|mailto:)[^<>\s]{1,500})>")
 _TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,300}>|<!--[^<>]{0,300}-->")
-_PRODUCT = re.compile(r"(?<=\d) ?\* ?(?=\d)")
+# Stars that multiply: between numbers, single letters or brackets, or where the line is an equation.
+_PRODUCT = re.compile(
+    r"(?<=\b[A-Za-z\d])( ?)\*\1(?=[A-Za-z\d]\b)|(?<=\d) ?\* ?(?=\d)|(?<=\b\w) \* (?=[\d(])|(?<=\)) \* (?=[\d(]|\w\b)"
+    r"|(?<=\d) \* (?=\(|\w\b)"
+)
+_SPACED_STAR = re.compile(r"(?<=\w) \* (?=\w)")
 _EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w)|(?<=[\w.,!?])_{1,3}(?!\w)")
 
 _PICTURES = (
@@ -70,7 +75,8 @@ def read_markup(text: str) -> str:
     if "\n" in text or text[:1].isdecimal():
         text = _COUNTED.sub(lambda found: f"{found[1].strip()}. {_sentence(found[2], '.')}", text)
     if "*" in text:
-        text = _PRODUCT.sub(" × ", text)
+        text = _PRODUCT.sub(" ⋅ ", text)
+        text = _SPACED_STAR.sub(" ⋅ ", text) if " = " in text else text
     return _EMPHASIS.sub("", text) if re.search("[*_`~]", text) else text
 
 

@@ -9,7 +9,7 @@ import re
 
 # Emoji in U+2300 to U+2BFF (Unicode 16, emoji-data.txt) without arrows and plain shapes, which are ornaments here.
 BMP_EMOJI = (
-    "\u231a\u231b\u23e9-\u23f3\u23f8-\u23fa\u2600-\u2604\u260e\u2611\u2614\u2615\u2618\u261d\u2620\u2622\u2623\u2626"
+    "\u231a\u231b\u2328\u23cf\u23e9-\u23f3\u23f8-\u23fa\u2600-\u2604\u260e\u2611\u2614\u2615\u2618\u261d\u2620\u2622\u2623\u2626"
     "\u262a\u262e\u262f\u2638-\u263a\u2640\u2642\u2648-\u2653\u265f\u2660\u2663\u2665\u2666\u2668\u267b\u267e\u267f"
     "\u2692-\u2697\u2699\u269b\u269c\u26a0\u26a1\u26a7\u26aa\u26ab\u26b0\u26b1\u26bd\u26be\u26c4\u26c5\u26c8\u26ce\u26cf"
     "\u26d1\u26d3\u26d4\u26e9\u26ea\u26f0-\u26f5\u26f7-\u26fa\u26fd\u2702\u2705\u2708-\u270d\u270f\u2712\u2714\u2716\u271d"
@@ -27,7 +27,7 @@ _SAME = str.maketrans(dict.fromkeys("➔➜➝➞➙➡⟶⟹⇨⇾", "→") | d
 _BETWEEN_WORDS = re.compile(r"(?<=[\w)]) [▸►▶❯] (?=\w)")
 _STARS = re.compile(r"(?<=\d) ?[★⭐](?!\w)")
 _ACCIDENTAL = re.compile(r"(?<=\b[A-G]) ?([♯♭])")
-_DROPPED = re.compile(f"(?![→←↑↓↔⇒⇐])(?:{_ORNAMENT.pattern})+")
+_DROPPED = re.compile(f"(?![→←↑↓↔⇒⇐·])(?:{_ORNAMENT.pattern})+")
 
 
 def unified(text: str) -> str:

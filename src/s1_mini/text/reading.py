@@ -23,7 +23,8 @@ _OTHER_DIGITS = re.compile(r"[^\x00-\x7f]")
 _STYLED = re.compile("[\u2460-\u24ea\u3371-\u33df\uff01-\uff5e\U0001d400-\U0001d7ff]")  # ①, ㎏, Ａ, 𝐀
 _CIRCLED = re.compile("[\u24eb-\u24ff\u2776-\u2793]")  # ❶
 _SUPERSCRIPTS = str.maketrans("⁰¹⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "01456789" + "0123456789")
-_RAISED = re.compile("(?<=[\\w)])[⁰¹⁴-⁹]+")
+_RAISED_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_RAISED = re.compile("(?<=[\\w)])(?:⁻[⁰¹²³⁴-⁹]+|[⁰¹²³⁴-⁹]{2,}|[⁰¹⁴-⁹])")
 _TIDY = (
     (re.compile(r"([!?])[!?]{2,}"), r"\1"),
     (re.compile(r"([!?,;:])\1+"), r"\1"),
@@ -89,14 +90,16 @@ def _prepare(text: str) -> str:
     if not text.isascii():
         text = _SPACES.sub(" ", text).translate(_MARKS)
         text = _FRACTIONS.sub(_fraction, text)
-        text = _RAISED.sub(lambda found: "^" + found.group().translate(_SUPERSCRIPTS), text).translate(_SUPERSCRIPTS)
+        text = _RAISED.sub(lambda found: "^" + found.group().translate(_RAISED_DIGITS), text).translate(_SUPERSCRIPTS)
         text = unified(_OTHER_DIGITS.sub(_plain, text))
     text = read_emoji(read_markup(text))
     return text if text.isascii() else without_ornaments(text)
 
 
 def _fraction(found: re.Match[str]) -> str:
-    return f"{found[1]}{' ' * bool(found[1])}{unicodedata.normalize('NFKC', found[2]).replace('⁄', '/')}"
+    fraction = unicodedata.normalize("NFKC", found[2]).replace("⁄", "/")
+    after = " " * found.string[found.end() : found.end() + 1].isalpha()
+    return f"{found[1]}{' ' * bool(found[1])}{fraction}{after}"
 
 
 def _plain(found: re.Match[str]) -> str:

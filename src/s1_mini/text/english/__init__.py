@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from s1_mini.text.english.abbreviations import read_abbreviations
 from s1_mini.text.english.dates import read_dates, read_years
+from s1_mini.text.english.equations import read_bare_units, read_equations
 from s1_mini.text.english.identifiers import read_identifiers, read_labels, read_phones
 from s1_mini.text.english.letters import read_acronyms, read_stretched
 from s1_mini.text.english.links import read_links
@@ -15,7 +16,7 @@ from s1_mini.text.english.measures import read_fractions, read_measures
 from s1_mini.text.english.money import read_money
 from s1_mini.text.english.plain import read_plain, read_ranges
 from s1_mini.text.english.roman import read_roman
-from s1_mini.text.english.symbols import read_arrows, read_dashes, read_symbols
+from s1_mini.text.english.symbols import read_arrows, read_dashes, read_pairs, read_symbols
 from s1_mini.text.english.times import read_times
 
 _WITH_DIGITS = (
@@ -26,8 +27,9 @@ _WITH_DIGITS = (
 
 def read(text: str) -> str:
     """Give a text without markup as it is said in English."""
-    text = read_roman(read_abbreviations(read_links(read_arrows(text))))
+    text = read_roman(read_abbreviations(read_bare_units(read_equations(read_links(read_arrows(text))))))
     if any("0" <= character <= "9" for character in text):
         for each in _WITH_DIGITS:
             text = each(text)
+    text = read_pairs(text)
     return read_stretched(read_symbols(read_acronyms(read_dashes(text))))

@@ -8,14 +8,15 @@ from s1_mini.text.tables import table, words
 
 MONTHS = words("January February March April May June July August September October November December")
 SHORT_MONTHS = {month[:3]: month for month in MONTHS} | {"Sept": "September"}
-_DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-_SHORT_DAYS = {day[:3]: day for day in _DAYS} | {"Tues": "Tuesday", "Thur": "Thursday", "Thurs": "Thursday"}
+DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+_SHORT_DAYS = {day[:3]: day for day in DAYS} | {"Tues": "Tuesday", "Thur": "Thursday", "Thurs": "Thursday"}
 
 _TITLES = table(
     "Mr=Mister, Mrs=Missus, Ms=Ms, Messrs=Messieurs, Prof=Professor, Rev=Reverend, Hon=Honorable, Gen=General, "
-    "Col=Colonel, Capt=Captain, Cmdr=Commander, Lt=Lieutenant, Sgt=Sergeant, Maj=Major, Gov=Governor, "
-    "Sen=Senator, Rep=Representative, Pres=President, Mt=Mount, Ft=Fort, Adm=Admiral, Fr=Father, "
-    "Supt=Superintendent, Cpl=Corporal, Pvt=Private"
+    "Col=Colonel, Capt=Captain, Cmdr=Commander, Lt=Lieutenant, Sgt=Sergeant, Maj=Major, Gov=Governor, Sen=Senator, "
+    "Rep=Representative, Pres=President, Mt=Mount, Ft=Fort, Adm=Admiral, Fr=Father, Amb=Ambassador, Atty=Attorney, "
+    "Pfc=Private First Class, Pt=Point, Ste=Sainte, Dir=Director, Asst=Assistant, Assoc=Associate, Attn=Attention, "
+    "Wm=William, Geo=George, Chas=Charles, Thos=Thomas, Jas=James, Supt=Superintendent, Cpl=Corporal, Pvt=Private"
 )
 _STREETS = table(
     "St=Street, Dr=Drive, Ave=Avenue, Blvd=Boulevard, Rd=Road, Ln=Lane, Ct=Court, Pl=Place, Sq=Square, "
@@ -24,19 +25,23 @@ _STREETS = table(
 _BEFORE_NUMBER = table(
     "no=number, nos=numbers, p=page, pp=pages, ch=chapter, chap=chapter, vol=volume, vols=volumes, fig=figure, "
     "figs=figures, sec=section, eq=equation, art=article, para=paragraph, app=appendix, apt=apartment, ste=suite, "
-    "ext=extension, tel=telephone, est=established, ca=circa, c=circa, approx=approximately, op=opus"
+    "ext=extension, tel=telephone, est=established, rm=room, bldg=building, fl=floor, rte=route, rt=route, "
+    "jct=junction, ref=reference, tbl=table, qty=quantity, ca=circa, c=circa, approx=approximately, op=opus"
 )
 _ANYWHERE = table(
     "etc=et cetera, e.g=for example, i.e=that is, vs=versus, cf=compare, viz=namely, approx=approximately, "
     "dept=department, govt=government, misc=miscellaneous, inc=Incorporated, ltd=Limited, corp=Corporation, "
     "co=Company, bros=Brothers, jr=Junior, sr=Senior, al=al, a.k.a=also known as, ph.d=P H D, ave=Avenue, "
-    "blvd=Boulevard, hwy=Highway, pkwy=Parkway, dist=district, univ=university, assn=association, "
-    "intl=international, natl=national, avg=average, temp=temperature"
+    "blvd=Boulevard, hwy=Highway, pkwy=Parkway, dist=district, univ=university, assn=association, intl=international, "
+    "natl=national, avg=average, temp=temperature, esq=Esquire, hosp=hospital, assoc=associate, asst=assistant, "
+    "mgr=manager, incl=including, excl=excluding, qty=quantity, pkg=package, doz=dozen, attn=attention, hrs=hours, "
+    "mins=minutes, secs=seconds, wk=week, wks=weeks, yrs=years, std=standard, orig=original, alt=alternate, "
+    "mts=mountains, w.r.t=with respect to, s.t=such that, ea=each, rm=room, bldg=building, eds=editors"
 )
 _SLASHED = table(
-    "w/o=without, w/=with, b/c=because, c/o=care of, n/a=not applicable, and/or=and or, he/she=he or she, "
-    "she/he=she or he, his/her=his or her, him/her=him or her, s/he=he or she, yes/no=yes or no, either/or=either "
-    "or, tcp/ip=T C P I P"
+    "w/o=without, w/=with, b/c=because, c/o=care of, w/out=without, n/a=not applicable, and/or=and or, and/or/not=and "
+    "or not, a/c=A C, he/she=he or she, she/he=she or he, his/her=his or her, him/her=him or her, s/he=he or she, "
+    "yes/no=yes or no, either/or=either or, tcp/ip=T C P I P"
 )
 _STATES = table(
     "AL=Alabama, AK=Alaska, AZ=Arizona, AR=Arkansas, CA=California, CO=Colorado, CT=Connecticut, DE=Delaware, "
@@ -72,8 +77,22 @@ _MONTH = re.compile(
     rf"(?:(?<=\d [A-Z]..)(?<!May)(?!\w)\.?|(?<!May)\.|(?=\s(?:\d{{1,2}}(?:st|nd|rd|th)?|\d{{4}})(?![\w:.%])))"
 )
 _NUMBERED = re.compile(
-    rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?(?=\d|[IVX]{{2,6}}\b|[VX]\b)|№\s?(?=\d)", re.IGNORECASE
+    rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?(?=\d|[A-Z]{{1,4}}\d|[IVX]{{2,6}}\b|[VX]\b)|№\s?(?=\d)",
+    re.IGNORECASE,
 )
+_LOWER = re.compile(r"(?<![\w.'-])(?<!\d )(min|max)\.(?=,?\s(?:\d|and|or|to|of|at|is|[a-z]{3,})|\s?$)", re.MULTILINE)
+_EDITION = re.compile(r"(?<=\d(?:st|nd|rd|th) )(ed|fl)\.|(?<=\b(?:first|third|sixth) )(ed|fl)\.")
+_DEGREE = re.compile(
+    r"(?<![\w.'-])([BM])\.(Sc|Eng|Ed|Tech|Com|Arch|Phil)\.|(?<![\w.'-])(D)\.(Phil|Sc)\.|(?<![\w.'-])(LL)\.([BM])\."
+)
+_OFFICE = re.compile(r"\b(Sec|Dir)\.(?= (?:of|Gen)\b)")
+_DAY_PAIR = re.compile(r"(?<![\w.'-])(Sat|Sun)\.?(?= ?(?:&|and|/) (?:Sat|Sun|Mon|Fri))|(?<=[&/] )(Sat|Sun)\.(?!\w)")
+_DAY_AFTER = re.compile(r"(?<=day and )(Sat|Sun)\.(?!\w)")
+_UNDOTTED_NUMBERED = re.compile(r"\b([Bb]ldg|[Rr]te|[Rr]m|[Qq]ty)(:?) (?=#?\d)")
+_SLASHED_DAYS = re.compile(
+    r"(?<![\w/])((?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)(?:/(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)){1,6})(?![\w/])"
+)
+_SLASHED_TITLES = re.compile(r"(?<![\w/])(Mr|Mrs|Ms|Dr)\.?/(Mr|Mrs|Ms|Dr)\b")
 _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECASE)
 _UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e)(?![\w./])")
 _LETTERS = re.compile(r"(?<![\w.'-])((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
@@ -91,6 +110,9 @@ _DIRECTION = re.compile(
     rf"(?<=\d )([NSEW])\.?(?= (?:[A-Z]\w{{1,20}} ){{1,3}}{_ANY_STREET})"
     rf"|(?<![\w.'-])([NSEW])\.?(?= \d{{1,3}}(?:st|nd|rd|th) {_ANY_STREET})"
 )
+
+
+_TITLED = _TITLES | {"Dr": "Doctor"}
 
 
 def _cased(said: str, like: str) -> str:
@@ -145,7 +167,14 @@ def _letters(found: re.Match[str]) -> str:
 def read_abbreviations(text: str) -> str:
     """Write abbreviations out; a dot that ends the sentence, too, stays."""
     if "/" in text:
+        text = _SLASHED_DAYS.sub(lambda found: " ".join(_SHORT_DAYS[each] for each in found[1].split("/")), text)
+        text = _SLASHED_TITLES.sub(lambda found: " or ".join(_TITLED[each] for each in found.groups()), text)
         text = _SLASHED_FORM.sub(lambda found: _cased(_SLASHED[found.group().lower()], found.group()), text)
+    text = _DAY_PAIR.sub(lambda found: _SHORT_DAYS[found[1] or found[2]], text)
+    text = _DAY_AFTER.sub(lambda found: _SHORT_DAYS[found[1]], text)
+    text = _UNDOTTED_NUMBERED.sub(
+        lambda found: f"{_cased(_BEFORE_NUMBER[found[1].lower()], found[1])}{found[2]} ", text
+    )
     text = _STATE.sub(lambda found: _STATES[found[1]], text)
     text = _DIRECTION.sub(lambda found: DIRECTIONS[found[1] or found[2]], text)
     text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)
@@ -159,11 +188,20 @@ def read_abbreviations(text: str) -> str:
     text = _TITLE.sub(lambda found: _TITLES[found[1]], text)
     text = _DAY.sub(lambda found: _SHORT_DAYS[found[1]], text)
     text = _MONTH.sub(lambda found: SHORT_MONTHS[found[1]] + _stop(found), text)
+    text = _OFFICE.sub(lambda found: "Secretary" if found[1] == "Sec" else "Director", _DEGREE.sub(_degree, text))
+    text = _EDITION.sub(lambda found: ("edition" if "ed" in found.groups() else "floor") + _stop(found), text)
     text = _NUMBERED.sub(_numbered, text)
+    text = _LOWER.sub(lambda found: f"{found[1]}imum" + _stop(found), text)
     text = _DOTTED.sub(lambda found: _cased(_ANYWHERE[found[1].lower()], found[1]) + _latin_stop(found), text)
     text = _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
     text = _LETTERS.sub(_letters, text)
     return re.sub(r"  +", " ", _INITIAL.sub(_initial, text))
+
+
+def _degree(found: re.Match[str]) -> str:
+    """Read B.Sc. as letters, and what is longer as it is written: B.Eng. is B Eng."""
+    first, last = [each for each in found.groups() if each]
+    return f"{' '.join(first)} {' '.join(last.upper()) if last == 'Sc' else last}{_stop(found)}"
 
 
 def _numbered(found: re.Match[str]) -> str:

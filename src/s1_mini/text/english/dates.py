@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from s1_mini.text.english.abbreviations import MONTHS
+from s1_mini.text.english.abbreviations import DAYS, MONTHS
 from s1_mini.text.english.words import cardinal, decade, ordinal, paired
 
 _MONTH = f"(?:{'|'.join(MONTHS)})"
@@ -12,6 +12,12 @@ _DAY = r"(?:3[01]|[12]\d|0?[1-9])"
 _YEAR = r"(?:1\d|20|21)\d\d"
 _ISO = re.compile(r"(?<![\w-])(\d{4})([-/.])(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?:T(?=\d)|(?![\w-]))")
 _SLASHED = re.compile(r"(?<![\w/.-])(\d{1,2})([/.-])(\d{1,2})\2(\d{4}|\d{2})(?![\w/-]|\.\d)")
+_SHORT_DATE = re.compile(
+    r"(?<![\w/.,$£€-])(\d{1,2})/(\d{1,2})(?:( ?[-–] ?| to | through | and )(\d{1,2})/(\d{1,2}))?"
+    r"(?![\w/%]|[.,]\d|-\d| of\b)"
+)
+_DATED = re.compile(rf"\b(?:{'|'.join(DAYS)}),? $")
+_MONTH_OF_YEAR = re.compile(r"(?<![\w/.,$£€-])(0?[1-9]|1[0-2])/((?:19|20)\d\d)(?![\w/%]|[.,]\d|-\d)")
 _MONTH_DAY = re.compile(
     rf"\b({_MONTH}) (?:the )?({_DAY})(?:st|nd|rd|th)?(?:\s?(?:-|–|to)\s?({_DAY})(?:st|nd|rd|th)?)?"
     rf"(?:,? ({_YEAR})\b)?(?!\w|[:%]|[.,]\d|\s?[ap]\.?m)"
@@ -70,6 +76,19 @@ def _slashed(found: re.Match[str]) -> str:
     return _full(MONTHS[month - 1], str(day), year)
 
 
+def _short_date(found: re.Match[str]) -> str:
+    """Read 07/04, which no fraction is written like, and 3/4 behind a weekday, as month and day."""
+    month, day, to, last_month, last_day = found.groups()
+    is_padded = any(each is not None and each[0] == "0" for each in (month, day, last_month, last_day))
+    if not (is_padded or _DATED.search(found.string[max(0, found.start() - 12) : found.start()])):
+        return found.group()
+    days = [(int(month), int(day))] + ([(int(last_month), int(last_day))] if to else [])
+    if not all(1 <= m <= 12 and 1 <= d <= 31 for m, d in days):
+        return found.group()
+    joint = f" {to.strip() if to.strip() in ('through', 'and') else 'to'} " if to else ""
+    return joint.join(f"{MONTHS[m - 1]} {ordinal(d)}" for m, d in days)
+
+
 def _month_day(found: re.Match[str]) -> str:
     said = _full(found[1], found[2], None)
     said += f" to {ordinal(int(found[3]))}" if found[3] else ""
@@ -96,7 +115,9 @@ def _span(found: re.Match[str]) -> str:
         if found[2] == "to" or int(last) <= int(first[2:]):
             return found.group()
         return f"{_year(first)} to {cardinal(int(last))}"
-    if found[2] == "/" or int(last) <= int(first):
+    if found[2] == "/":
+        return f"{_year(first)} {_year(last)}" if int(last) == int(first) + 1 else found.group()
+    if int(last) <= int(first):
         return found.group()
     return f"{_year(first)} to {_year(last)}"
 
@@ -104,6 +125,9 @@ def _span(found: re.Match[str]) -> str:
 def read_dates(text: str) -> str:
     """Say dates, decades, and years that a date or an era belongs to."""
     text = _SLASHED.sub(_slashed, _ISO.sub(_iso, text))
+    if "/" in text:
+        text = _SHORT_DATE.sub(_short_date, text)
+        text = _MONTH_OF_YEAR.sub(lambda found: f"{MONTHS[int(found[1]) - 1]} {_year(found[2])}", text)
     text = _DAY_MONTH.sub(_day_month, _MONTH_DAY.sub(_month_day, text))
     text = _MONTH_YEAR.sub(lambda found: f"{found[1]} {_year(found[2])}", text)
     text = _SHORT.sub(lambda found: "oh " * (found[1][0] == "0") + cardinal(int(found[1])), text)

@@ -22,13 +22,13 @@ _DIALLED = re.compile(
 _ZIP = re.compile(r"(?<=[a-z] )(\d{5})(?:-(\d{4}))?(?=$|\n|[.,;)]|$)|(?<=[A-Z]{2} )(\d{5})(?:-(\d{4}))?\b")
 _ADDRESS = re.compile(r"(?<![\w.,:/$£€-])(\d{1,2}:\d\d|\d{1,3}(?:\.\d{1,3}){3})(:\d{2,5})?(?![\w.]*\d)")
 _VERSION = re.compile(
-    r"(?<![\w.])[vV](\d{1,4}(?:\.\d{1,4}){0,4})\b|(?<![\w.,])(?!\d{1,3}(?:\.\d{3}){2,}(?![\w.]))(\d{1,4}(?:\.\d{1,4}){2,4})(?![\w.]*\d)|"
+    r"(?<![\w.])(?<!-(?=V))[vV](\d{1,4}(?:\.\d{1,4}){0,4})\b|(?<![\w.,])(?!\d{1,3}(?:\.\d{3}){2,}(?![\w.]))(\d{1,4}(?:\.\d{1,4}){2,4})(?![\w.]*\d)|"
     r"(?<=\b)([Vv]ersion|Python|Java|iOS|Android|Windows|macOS|Ubuntu|Node|Release|release|PyTorch|CUDA|Chrome|Firefox)"
     r" (\d{1,4}(?:\.\d{1,4}){1,3})(?![\w.]*\d)"
 )
 _PLACE = re.compile(
     r"\b(rooms?|suite|apartment|flight|route|highway|interstate|gate|bus|train|channel|area|boeing|airbus|locker|cell|"
-    r"ward|model|extension|apt|seat|row|flat|unit|platform) #?(\d{1,4})([A-Z]?)(?![\w%°]|[.,:]\d)",
+    r"ward|model|extension|apt|seat|row|flat|unit|platform) #?(\d{1,4})([A-Z]?)(?![\w%°]|[.,:]\d| \d{1,3}/\d)",
     re.IGNORECASE,
 )
 _STREETS = "Street|Avenue|Road|Drive|Lane|Boulevard|Court|Place|Square|Highway|Parkway|Terrace|Way|Close|Crescent"
@@ -40,7 +40,10 @@ _MIXED = re.compile(
     r"(?<![\w.,'$£€-])(?=[A-Za-z]{0,12}-?\d)(?=\d{0,12}-?[A-Za-z]|[A-Za-z]{1,12}-?\d)"
     r"[A-Za-z0-9]++(?:-[A-Za-z0-9]++){0,4}(?!\w)"
 )
-_SPAN = re.compile(r"(?<![\w.,-])([A-Z]{1,3})(\d{1,4})[-–](?=\1\d{1,4}(?![\w-]))")
+_SPAN = re.compile(r"(?<![\w.,-])([A-Z]{1,3})(\d{1,4})[-–](?=\1(\d{1,4})(?![\w-]))")
+_VOWEL = re.compile("[AEIOUYaeiouy]")
+_STANDARD = re.compile(r"(?<![\w.])([A-Z])\.(\d{3})(?![\w.]*\d)")  # H.264
+_GLUED_VERSION = re.compile(r"(?<=[A-Z]{3})v(?=\d)")  # YOLOv8
 _RUN = re.compile(r"[A-Za-z]++|\d++")
 _MEASURED = re.compile(r"\d+(?:st|nd|rd|th|s|x|k|K|M|B|bn|tn|mn)|\d+(?:-[a-z]{2,}\d*)+|\d+(?:-\d+)*", re.IGNORECASE)
 
@@ -71,7 +74,8 @@ def _version(found: re.Match[str]) -> str:
 def read_labels(text: str) -> str:
     """Say addresses of the net, versions, rooms, flights and houses."""
     text = _ADDRESS.sub(lambda found: found.group() if ":" in found[1] else _address(found), text)
-    text = _VERSION.sub(_version, text)
+    text = _STANDARD.sub(lambda found: f"{found[1]} dot {run(found[2])}", text)
+    text = _VERSION.sub(_version, _GLUED_VERSION.sub(" v", text))
     text = _PLACE.sub(lambda found: f"{found[1]} {run(found[2])}{' ' * bool(found[3])}{found[3]}", text)
     return _HOUSE.sub(lambda found: f"{run(found[1])}{' ' * bool(found[2])}{found[2]} ", text)
 
@@ -82,6 +86,10 @@ def run(number: str) -> str:
     return paired(int(number)) if is_short else digits(number)
 
 
+def _is_word(part: str) -> bool:
+    return _VOWEL.search(part) is not None and (part.istitle() or (len(part) > 2 and not part.isupper()))
+
+
 def _mixed(found: re.Match[str]) -> str:
     token = found.group()
     if _MEASURED.fullmatch(token):
@@ -90,13 +98,17 @@ def _mixed(found: re.Match[str]) -> str:
     for part in _RUN.findall(token):
         if part.isdecimal():
             said.append(written(part) if len(part) <= 2 else run(part))
-        elif part.upper() in SAID or (len(part) > 2 and not part.isupper()) or len(part) == 1:
+        elif part.upper() in SAID or len(part) == 1 or _is_word(part):
             said.append(part)
         else:
             said.append(" ".join(part))
     return " ".join(said)
 
 
+def _span(found: re.Match[str]) -> str:
+    return f"{found[1]}{found[2]} to " if int(found[2]) < int(found[3]) else found.group()
+
+
 def read_identifiers(text: str) -> str:
     """Say what mixes letters with digits: A4, COVID-19, H2O."""
-    return _MIXED.sub(_mixed, _SPAN.sub(r"\1\2 to ", text))
+    return _MIXED.sub(_mixed, _SPAN.sub(_span, text))

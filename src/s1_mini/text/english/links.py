@@ -16,17 +16,29 @@ _DOMAIN = re.compile(
     rf"(?<![\w@./-])(?:{_LABEL}\.){{1,5}}(?:{_DOMAINS})(?![\w@-]|\.\w)(?::\d{{2,5}})?(?:/[^\s<>\"]*+)?"
 )
 _HOST = re.compile(r"(?<![\w@./-])localhost(?::\d{2,5})?(?:/[^\s<>\"]*+)?")
-_FILE = re.compile(
-    r"(?<![\w@./-])[\w-]{1,80}\.(?:pdf|txt|csv|tsv|json|xml|html?|css|js|ts|py|md|docx?|xlsx?|pptx?|png|jpe?g|gif|svg|mp[34]|"
-    r"wav|zip|tar|gz|exe|cpp|java|sh|ya?ml|toml|ini|log|conf)(?![\w])"
+_ENDINGS = (
+    "pdf|txt|csv|tsv|json|jsonl|xml|html?|css|scss|js|jsx|mjs|ts|tsx|vue|py|pyi|ipynb|md|rst|tex|bib|docx?|xlsx?|pptx?|odt|epub|"
+    "png|jpe?g|gif|svg|webp|bmp|tiff?|ico|psd|mp[34]|m4a|wav|flac|ogg|opus|mkv|mov|avi|webm|zip|tar|gz|bz2|xz|7z|rar|exe|dll|"
+    "dmg|apk|msi|deb|rpm|iso|jar|so|bin|cpp|hpp|cc|java|kt|rs|rb|go|mod|swift|php|sql|sqlite3?|db|sh|bat|ps1|ya?ml|toml|ini|"
+    "cfg|log|conf|lock|env|bak|tmp|pem|pub|parquet|safetensors|gguf|onnx|pth?|npy|npz|pkl"
 )
+_FILE = re.compile(
+    rf"(?<![\w@./-])[\w-]{{1,80}}(?:\.[\w-]{{1,20}}){{0,2}}\.(?:{_ENDINGS})(?:\.\d{{1,3}}){{0,3}}(?![\w])"
+    r"|(?<![\w@./-])[a-z_][\w-]{2,80}\.[ch](?!\w)|(?<![\w@./-])lib[\w-]{1,80}\.a(?!\w)"
+)
+_HIDDEN = re.compile(r"(?<![^\s(\"'`])\.(?=[a-z][\w-]{2}|NET\b)|(?<=\bASP)\.(?=NET\b)")
 _PATH = re.compile(r"(?<![^\s(\"'])(?:(?:~|[A-Z]:)(?:[/\\][\w.+-]{1,80}){1,20}|(?:[/\\][\w.+-]{1,80}){2,20})[/\\]?")
 _OPTION = re.compile(r"(?<!\S)--(?=[a-z]{2})")
 _SERIAL = re.compile(r"#(\d{1,12}(?:-\d{1,12}){1,4})(?![\w-])")
 _TAG = re.compile(r"(?<![\w&#/])#(\w{1,100})")
 _NAME = re.compile(r"(?<![\w@.])@(\w[\w.]{0,50}\w|\w)(?![@\w])")
 _PARTS = re.compile(r"[A-Za-z]++|\d++|[^A-Za-z0-9]")
-_CAMEL = re.compile(r"[A-Z]+(?=[A-Z][a-z]|\b|\d|_)|[A-Z]?[a-z]++|\d++|[^\W\d_A-Za-z]++|[A-Z]+")
+# Acronyms before a small letter, as in AIforAll; others might be a word: AMillion, IDo.
+_GLUED = words("AI DJ EU EV HR ML PC PR QA TV UI UK UN US UX VR") + [each for each in SPELT if len(each) > 2]
+_CAMEL = re.compile(
+    rf"PhD|iOS|(?:{'|'.join(sorted(_GLUED, key=len, reverse=True))})(?=[a-z]{{2}})|\d++[A-Z](?![a-z])|"
+    r"[A-Z]+(?=[A-Z][a-z]|\b|\d|_)|[A-Z]?[a-z]++|\d++|[^\W\d_A-Za-z]++|[A-Z]+"
+)
 _SIGNS = signs(
     ".=dot, /=slash, ?=question mark, ==equals, &=and, -=dash, _=underscore, #=hash, %=percent, :=colon, ~=tilde, "
     "+=plus, @=at, ,=comma, ;=semicolon, \\=backslash"
@@ -34,7 +46,7 @@ _SIGNS = signs(
 _SPELT = frozenset(each.lower() for each in SPELT if each not in ("IT", "AM", "US", "SEC", "ISO")) | frozenset(
     words(
         "io uk de fr tv eu ch nl jp ca au es se js ts py md csv tsv txt html htm xml php asp exe cpp sh gz docx doc "
-        "etc xlsx xls pptx ppt mp yaml yml https http ftp"
+        "etc sql dll dmg mkv rs xlsx xls pptx ppt mp yaml yml https http ftp"
     )
 )
 
@@ -66,6 +78,11 @@ def _url(found: re.Match[str]) -> str:
     return _read(link) + after
 
 
+def _hidden(found: re.Match[str]) -> str:
+    """Read the dot before a hidden file's name, or before NET, which is a word there."""
+    return " dot " if found.string[found.start() - 1 : found.start()].isalnum() else "dot "
+
+
 def _tag(found: re.Match[str]) -> str:
     word = found[1]
     if word.isdecimal():
@@ -78,6 +95,7 @@ def read_links(text: str) -> str:
     text = _OPTION.sub("dash dash ", text) if "--" in text else text
     text = _PATH.sub(_url, text) if "/" in text or "\\" in text else text
     if "." in text or "://" in text or "localhost" in text:
+        text = _HIDDEN.sub(_hidden, text)
         text = _URL.sub(_url, text)
         text = _MAIL.sub(lambda found: _read(found.group()), text) if "@" in text else text
         text = _DOMAIN.sub(_url, text)

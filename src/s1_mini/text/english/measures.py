@@ -13,7 +13,7 @@ _RISKY = frozenset(("in", "pt", "MP", "bar"))  # words and labels, too: only clo
 _PLUS_MINUS = r"(?<![\w)\]%°.])(?:([-+±~≈])\s?)?"
 _MEASURE = re.compile(
     rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER}){SCALE}(?<!\dm(?= in\b))"
-    rf"(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'])"
+    rf"(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'·])"
     rf"(?!/\w)(\.(?=\s?[,;a-z]|\s?$))?",
     re.MULTILINE,
 )
@@ -35,10 +35,14 @@ _CROWD = re.compile(
 )
 _BY = re.compile(r"(?<=\d)( ?)[x×] ?(?=\d)")
 _TIMES = re.compile(r"(?<![\w.,])(?<!= )(\d+(?:\.\d+)?)[x×](?!\w|\s?[-+=*/])")
-_DAY = re.compile(r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|date|through)\s$", re.IGNORECASE)
+_DAY = re.compile(
+    r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|date|through"
+    r"|from \d{1,2}/\d{1,2} to)\s$",
+    re.IGNORECASE,
+)
 _FRACTION = re.compile(
     rf"(?<![\w.,/:])(?:(\d{{1,5}})(?: and)? )?(\d{{1,4}})/(\d{{1,4}})(?![\d/]|[.,]\d)"
-    rf"(?:\s?({UNIT})(?![\w/²³^'])(?:\.(?=,|\s[a-z]))?|(\"))?"
+    rf"(?:\s?({UNIT})(?![\w/²³^'·])(?:\.(?=,|\s[a-z]))?|(\"))?"
 )
 _MARK = re.compile(r"(?<![\w.,/:])(\d{1,2}\.\d)/(?=(?:5|10|100)(?![\d/]|[.,]\d))")
 _COMPASS = re.compile(r"(?<=\d°)\s?([NSEW])\b(?!\.\w)")
@@ -48,7 +52,8 @@ _SIGNS = {"-": "minus ", "+": "plus ", "±": "plus or minus ", "~": "about ", "�
 
 def _is_product(found: re.Match[str]) -> bool:
     after = found.string[found.end() : found.end() + 12]
-    return "^" in after or "=" in found.string[found.start() : found.end() + 40]
+    is_last = "×" in found.group() and re.match(r"\d+(?:\.\d+)?\s*$", found.string[found.end() : found.end() + 12])
+    return bool(is_last) or "^" in after or "=" in found.string[found.start() : found.end() + 40]
 
 
 def _fraction(found: re.Match[str]) -> str:
@@ -71,7 +76,7 @@ def _score(found: re.Match[str], above: int, below: int) -> str | None:
     """Say what looks like a fraction and is none: 24/7, a day after a word for time, a mark of ten or a hundred."""
     if (above, below) in _PAIRS or (above == below and above > 1):
         return f"{cardinal(above)} {cardinal(below)}"
-    if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(found.string[max(0, found.start() - 9) : found.start()]):
+    if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(found.string[max(0, found.start() - 40) : found.start()]):
         return f"{MONTHS[above - 1]} {ordinal(below)}"
     if below in (10, 100) and 1 < above <= below:
         return f"{cardinal(above)} out of {cardinal(below)}"
@@ -94,7 +99,7 @@ def read_fractions(text: str) -> str:
 
 def _is_exponent(found: re.Match[str], group: int) -> bool:
     """Tell a number that is said with what it belongs to, as in 10^3 km."""
-    return found.string.endswith("^", 0, found.start(group))
+    return found.string[max(0, found.start(group) - 2) : found.start(group)].rstrip("+-").endswith("^")
 
 
 def _measure(found: re.Match[str]) -> str:
@@ -105,7 +110,7 @@ def _measure(found: re.Match[str]) -> str:
         return found.group()
     name = UNITS[unit]
     if _is_exponent(found, 2):
-        return f"{number} {plural(name)}"
+        return f"{sign or ''}{number} {plural(name)}"
     said = f"{scaled(number, scale)} to {written(last)}" if last else scaled(number, scale)
     is_kind = gap == "-" or is_adjective(found) or _KIND.match(found.string, found.end())
     is_one = is_kind or (not last and not scale and number == "1")

@@ -21,37 +21,48 @@ SCALE = r"(?:[\s-]?(hundred|thousand|million|billion|trillion|mio|mn|mm|bn|trn|t
 # Of each currency: one, many, and of its small coin one, many.
 _SIGNED = _currencies(
     "$=dollar dollars cent cents, £=pound pounds penny pence, €=euro euros cent cents, ₹=rupee rupees paisa paise, "
-    "¥=yen yen sen sen, ₩=won won jeon jeon, ₽=ruble rubles kopeck kopecks, ₺=lira lira kurus kurus, "
-    "₪=shekel shekels agora agorot, ฿=baht baht satang satang, ₫=dong dong xu xu, ₴=hryvnia hryvnias kopiyka kopiykas, "
-    "₦=naira naira kobo kobo, ₱=peso pesos centavo centavos, ₿=bitcoin bitcoins satoshi satoshis, ¢=cent cents"
+    "¥=yen yen sen sen, ₩=won won jeon jeon, ₽=ruble rubles kopeck kopecks, ₺=lira lira kurus kurus, ₪=shekel shekels "
+    "agora agorot, ฿=baht baht satang satang, ₫=dong dong xu xu, ₴=hryvnia hryvnias kopiyka kopiykas, ₦=naira naira "
+    "kobo kobo, ₱=peso pesos centavo centavos, ₿=bitcoin bitcoins satoshi satoshis, ¢=cent cents"
 )
 _COUNTRIES = table(
-    "US=U S, A=Australian, AU=Australian, C=Canadian, CA=Canadian, NZ=New Zealand, HK=Hong Kong, S=Singapore"
+    "US=U S, A=Australian, AU=Australian, C=Canadian, CA=Canadian, NZ=New Zealand, HK=Hong Kong, S=Singapore, NT=New "
+    "Taiwan"
 )
-_CODES = table("USD=$, EUR=€, GBP=£, JPY=¥, INR=₹, KRW=₩, RUB=₽, TRY=₺, ILS=₪, euro=€, euros=€")
+_CODES = table("USD=$, EUR=€, GBP=£, JPY=¥, INR=₹, Rs=₹, 円=¥, KRW=₩, RUB=₽, TRY=₺, ILS=₪, euro=€, euros=€")
 _NAMED = _currencies(
     "CHF=Swiss_franc Swiss_francs centime centimes, CAD=Canadian_dollar Canadian_dollars cent cents, "
     "AUD=Australian_dollar Australian_dollars cent cents, NZD=New_Zealand_dollar New_Zealand_dollars cent cents, "
     "CNY=yuan yuan fen fen, SEK=Swedish_krona Swedish_kronor ore ore, NOK=Norwegian_krone Norwegian_kroner ore ore, "
+    "R$=real reais centavo centavos, MX$=Mexican_peso Mexican_pesos centavo centavos, "
+    "kr=krona kronor ore ore, zł=zloty zlotys grosz groszy, Kč=koruna korunas haler halers, Ft=forint forints, "
     "DKK=Danish_krone Danish_kroner ore ore, PLN=zloty zlotys grosz groszy, BTC=bitcoin bitcoins satoshi satoshis"
 )
 _ALL = _SIGNED | {code: _SIGNED[sign] for code, sign in _CODES.items()} | _NAMED
 _SIGN = f"[{''.join(sign for sign in _SIGNED if sign != '¢')}]"
-_CODE = "|".join([*_CODES, *_NAMED])
+_CODE = "|".join(map(re.escape, [*_CODES, *_NAMED]))
 _SIGN_NAMES = {"-": "minus ", "+": "plus ", "~": "about ", "≈": "about ", "±": "plus or minus "}
 _MINUS = r"(?<![\w)\]%°.-])(?:([-+~≈±])\s?)?"
 TO = r"\s?(?:-|–|—|to)\s?"
 _PER = r"(?:\s?/\s?(month|mo|year|yr|week|wk|day|hour|hr|h|night|person|user|kg|lb|unit|piece|minute|min)\b)?"
 _PER_NAMES = table("mo=month, yr=year, wk=week, hr=hour, h=hour, lb=pound, kg=kilogram, min=minute")
 _MONEY = re.compile(
-    rf"{_MINUS}(?<![A-Za-z])(US|AU?|CA?|NZ|HK|S)?({_SIGN})\s?({NUMBER}){SCALE}"
+    rf"{_MINUS}(?<![A-Za-z])(US|AU?|CA?|NZ|HK|NT|S)?({_SIGN})\s?({NUMBER}){SCALE}"
     rf"(?:{TO}(?:\3)?({NUMBER}){SCALE})?{_PER}(?!\w)"
 )
-_MONEY_BEFORE = re.compile(rf"\b({_CODE})\s?({NUMBER}){SCALE}(?!\w)")
+_MONEY_BEFORE = re.compile(rf"(?<!\w)({_CODE})\.?\s?({NUMBER}){SCALE}(?!\w)")
 _MONEY_AFTER = re.compile(
-    rf"(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE})\b)(?!\w){_PER}"
+    rf"(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE}))(?!\w){_PER}"
 )
-_COMMA_EURO = re.compile(r"(?<=\d),(?=\d\d\s?€)|(?<=€\d),(?=\d\d(?!\d))|(?<=€\d\d),(?=\d\d(?!\d))")
+# Numbers as the continent writes them, beside a currency of it: 1.000,50 and 1 000,50 and 1'000.50 and 12,50 and 99,-.
+_FOREIGN = "|".join(map(re.escape, [*"€₺₽₴円", *(code for code in _CODES if len(code) == 3), *_NAMED]))
+_GROUPED = r"\d{1,3}(?:[.' ]\d{3}){1,5}(?:,\d{1,2}|\.\d\d)?(?!,?\d|\.\d)|\d{1,9},(?:\d{1,2}(?!\d|,\d)|[-–](?!\d))"
+_FOREIGN_SUM = re.compile(
+    rf"(?<![\w.,])((?:{_FOREIGN})\.?[ ]?)({_GROUPED})"
+    rf"|(?<![\w.,€$£])(?<!\d )({_GROUPED})(?=[ ]?(?:(?:Mio|Mrd)\.? )?(?:{_FOREIGN}|euros?)(?!\w))"
+)
+_MILLIONS = re.compile(r"(?<=\d )(Mio|Mrd)\.?(?= ?(?:€|EUR))")
+_LAKHS = re.compile(r"(?:(?<=₹)|(?<=₹ )|(?<=\bRs )|(?<=\bRs\. ))\d{1,2}(?:,\d\d)+,\d{3}(?![\d,])")
 _PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
 
 
@@ -72,6 +83,16 @@ def _amount(number: str, scale: str | None, names: tuple[str, ...], *, is_adject
         return f"{large} and {small}" if int(rest) else large
     is_one = not scale and not point and whole == "1"
     return f"{scaled(number, scale)} {one if is_one or is_adjective else many}"
+
+
+def _foreign(found: re.Match[str]) -> str:
+    """Write a sum as English does: 1000.50."""
+    number = found[2] or found[3]
+    whole, decimals = number, ""
+    if last := re.search(r"(?:,(\d{1,2}|[-–])|\.(\d\d))$", number):
+        whole, decimals = number[: last.start()], (last[1] or last[2]).strip("-–")
+    digits = re.sub(r"\D", "", whole)
+    return (found[1] or "") + (f"{digits}.{decimals}" if decimals else digits)
 
 
 def _per(unit: str | None) -> str:
@@ -107,7 +128,9 @@ def _money_after(found: re.Match[str]) -> str:
 
 def read_money(text: str) -> str:
     """Say sums of money."""
-    text = _MONEY.sub(_money, _COMMA_EURO.sub(".", text))
+    text = _LAKHS.sub(lambda found: found.group().replace(",", ""), _FOREIGN_SUM.sub(_foreign, text))
+    text = _MILLIONS.sub(lambda found: "million" if found[1] == "Mio" else "billion", text)
+    text = _MONEY.sub(_money, text)
     text = _MONEY_BEFORE.sub(lambda found: _amount(found[2], found[3], _ALL[found[1]]), text)
     text = _MONEY_AFTER.sub(_money_after, text)
     return _PENCE.sub(lambda found: _amount(found[1], None, ("penny", "pence")), text)

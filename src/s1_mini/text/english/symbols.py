@@ -8,10 +8,10 @@ from s1_mini.text.tables import signs, words
 
 _NAMES = signs(
     "&=and, @=at, %=percent, ‰=per mille, +=plus, ==equals, <=less than, >=greater than, ≤=less than or equal to, "
-    "≥=greater than or equal to, ≠=is not equal to, ≈=about, ±=plus or minus, ×=times, ÷=divided by, √=the square "
-    "root of, ∞=infinity, ²=squared, ³=cubed, °=degrees, ←=from, ⇒=so, §=section, ¶=paragraph, $=dollars, "
-    "£=pounds, €=euros, ¥=yen, ₹=rupees, ¢=cents, #=number, ∑=sum, ∏=product, ∫=integral, ∂=partial, ∆=delta, "
-    "∈=in, ∅=the empty set, №=number, Ω=ohm, µ=micro, ℃=degrees Celsius, ℉=degrees Fahrenheit, ‱=per ten thousand"
+    "≥=greater than or equal to, ≠=is not equal to, ≈=about, ±=plus or minus, ×=times, ⋅=times, ÷=divided by, √=the "
+    "square root of, ∞=infinity, ²=squared, ³=cubed, °=degrees, ←=from, ⇒=so, §=section, ¶=paragraph, $=dollars, "
+    "£=pounds, €=euros, ¥=yen, ₹=rupees, ¢=cents, #=number, ∑=sum, ∏=product, ∫=integral, ∂=partial, ∆=delta, ∈=in, "
+    "∅=the empty set, №=number, Ω=ohm, µ=micro, ℃=degrees Celsius, ℉=degrees Fahrenheit, ‱=per ten thousand"
 )
 _GREEK = dict(
     zip(
@@ -32,6 +32,7 @@ _DASH = re.compile(r"(?<=[\w.!?)\"”'’%])(?:[ \t]++[-–—]++[ \t]++|[ \t]*+
 _PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
 _NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
 _LETTER = re.compile(f"(?<![^\\W\\d_])[{''.join(_GREEK)}](?![^\\W\\d_a-z]|[a-z]{{2}})")
+_CAPITALS = re.compile(r"(?<=\b[A-Z])/(?=[A-Z]\b)|(?<=[A-Z]{2})/(?=[A-Z]{2})")  # A/B, CI/CD
 _SLASH = re.compile(r"(?<=\w)/(?=\w)")
 _BETWEEN = re.compile(r"(?<=\w)\|(?=\w)| \| ")
 _UNDERSCORE = re.compile(r"_+")
@@ -58,6 +59,11 @@ def read_arrows(text: str) -> str:
 def read_dashes(text: str) -> str:
     """Let dashes between words be pauses."""
     return _DASH.sub(", ", text)
+
+
+def read_pairs(text: str) -> str:
+    """Drop slashes between letters and acronyms, which are spelt."""
+    return _CAPITALS.sub(" ", text) if "/" in text else text
 
 
 def read_symbols(text: str) -> str:

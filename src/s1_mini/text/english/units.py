@@ -6,7 +6,7 @@ import re
 
 from s1_mini.text.tables import table, words
 
-_SI = table("km=kilometer, m=meter, cm=centimeter, mm=millimeter, µm=micrometer, nm=nanometer")
+_SI = table("km=kilometer, m=meter, dm=decimeter, cm=centimeter, mm=millimeter, µm=micrometer, nm=nanometer")
 UNITS = _SI | table(
     "mi=mile, ft=foot, yd=yard, in=inch, sq ft=square foot, sq mi=square mile, sq m=square meter, sq km=square "
     "kilometer, cu ft=cubic foot, nmi=nautical mile, kg=kilogram, g=gram, mg=milligram, µg=microgram, lb=pound, "

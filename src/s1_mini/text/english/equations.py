@@ -1,0 +1,109 @@
+"""Equations, powers and rates without a number: what signs between letters mean there, and not in prose."""
+
+from __future__ import annotations
+
+import re
+
+from s1_mini.text.english.units import UNITS, plural
+from s1_mini.text.tables import words
+
+NEAR = 40  # characters on each side in which an equals sign makes an operator one of an equation
+
+_EXPONENT = re.compile(r"(?<![\w.,])(\d{1,3}(?:\.\d{1,30})?)[eE]([+-]?)0{0,2}(\d{1,3})(?!\w)")  # 1.5e-3
+_COMPARISON = re.compile(r"(?<=[\w)\]]) ?(!=|==)=? ?(?=[\w(\"'-])")
+_ASSIGNMENT = re.compile(r"(?<=\w) ([-+*/])= (?=\w)")
+_ASSIGNED = {"-": "minus", "+": "plus", "*": "times", "/": "divided by"}
+_FUNCTION = re.compile(r"(?<![\w.])([fghFGO])\(([^()\n]{1,20})\)")  # f(x), O(n)
+_FACTORIAL = re.compile(r"(?<=\d)!(?= ?[=*/+-])")
+_MINUS = re.compile(r"(?<=[\w)²³]) [-–−] (?=[\w(])")
+_MINUS_OF_LETTERS = re.compile(r"(?<=\b[a-z]) [-–−] (?=[a-z\d]\b)|(?<=\(\d) [-–−] (?=[a-z]\b)")
+_OVER = re.compile(r"(?<=[\w)²³]) ?/ ?(?=[\w(])")
+_OVER_OF_LETTERS = re.compile(r"(?<=\b\w) / (?=\w\b)|(?<=[\da-z]\)) ?/ ?(?=\d)")
+_POWER = re.compile(r"(?<=[\w)]) ?\^ ?[({]?([-−]?)([A-Za-z])[)}]?(?!\w)")
+_NEGATIVE = re.compile(r"(?<=[=(+*/] )-(?=[a-z]\b)")
+_EQUALS = re.compile(r"(?<![=<>!\w])\s?=(?![=>])|(?<=\w)=(?=[\w-])")
+_PRODUCT_ENDS = r"(?=[²³^]| [-+*/]|\s?$|[.,;]\s)"
+_PRODUCT_OF_LETTERS = re.compile(  # F = ma, PV = nRT
+    r"(?<=\b[A-Za-z] = )(?!(?:no|on|if|is|in|it|one|two|six|ten|not|yes|off|the|any|all)\b)[A-Za-z]{2,3}"
+    rf"{_PRODUCT_ENDS}|(?<=\b[A-Z]{{2}} = )[A-Za-z]{{2,3}}{_PRODUCT_ENDS}",
+    re.MULTILINE,
+)
+_SQUARED_LETTERS = re.compile(r"(?<![A-Za-z.@#])([a-z]{2})(?=([²³])(?!\w))")  # mc²
+_SETTING = re.compile(r"(?<![\w.])[bcdfghjklmnpqrstvwxz]{2,3}(?==[\d.-])")  # lr=3e-4
+
+_RATED = words("km m mi cm mm kB KB MB GB TB Mbit Gbit W kW J N kg g mg l L mol")
+_RATE = re.compile(
+    rf"(?<![\w./\\-])(?<!\d )({'|'.join(sorted(_RATED, key=len, reverse=True))})"
+    r"/(s²|s|h|hr|min|m²|m³|kg|l|L|day)(?![\w/\\.])"
+)
+_COUNT_RATE = re.compile(r"(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year)(?![\w/\\.])")
+_AREA = re.compile(r"(?<![\w./\\-])(?<!\d )(km|dm|cm|mm|ft|in|mi|m)([²³])(?![\w/])")
+_OTHER_UNITS = {"s²": "second squared", "N": "newton", "Mbit": "megabit", "Gbit": "gigabit"}
+
+
+def read_equations(text: str) -> str:
+    """Return a text with the operators, functions and powers of equations as words."""
+    if any("0" <= character <= "9" for character in text):
+        text = _EXPONENT.sub(r"\1 times 10^\2\3", text)
+    if "^" in text:
+        text = _POWER.sub(lambda found: f" to the power of {'minus ' * bool(found[1])}{found[2]}", text)
+    if "(" in text:
+        text = _FUNCTION.sub(r"\1 of \2", text)
+    if "/" in text:
+        text = _OVER_OF_LETTERS.sub(" over ", text)
+    if "²" in text or "³" in text:
+        text = _SQUARED_LETTERS.sub(_squared, text)
+    text = _MINUS_OF_LETTERS.sub(" minus ", text)
+    return _read_equals(text) if "=" in text else text
+
+
+def _read_equals(text: str) -> str:
+    text = _COMPARISON.sub(lambda found: " ≠ " if found[1] == "!=" else " = ", text)
+    text = _ASSIGNMENT.sub(lambda found: f" {_ASSIGNED[found[1]]} = ", text)
+    text = _FACTORIAL.sub(" factorial", text)
+    text = _MINUS.sub(lambda found: " minus " if _is_in_equation(found) else found.group(), text)
+    text = _OVER.sub(lambda found: " over " if _is_division(found) else found.group(), text)
+    text = _NEGATIVE.sub("minus ", text)
+    return _SETTING.sub(_letters, _PRODUCT_OF_LETTERS.sub(_letters, text))
+
+
+def _is_in_equation(found: re.Match[str]) -> bool:
+    """Return whether an equals sign is near, on the same line."""
+    start, end = found.span()
+    before = found.string[max(0, start - NEAR) : start].rpartition("\n")[2]
+    after = found.string[end : end + NEAR].partition("\n")[0]
+    return _EQUALS.search(f"{before} {after}") is not None
+
+
+def _is_division(found: re.Match[str]) -> bool:
+    """Return whether a slash divides: not that of a fraction, of a path or between two words."""
+    start, end = found.span()
+    before, after = found.string[max(0, start - 12) : start], found.string[end : end + 12]
+    above, below = re.search(r"(?<![\w.])\d+$", before), re.match(r"(\d+)(?!\w)( ?=)?", after)
+    if above and below and not (below[2] and int(above[0]) >= int(below[1])):
+        return False
+    if "://" in before or (found.group() == "/" and re.search(r"[A-Za-z]{2}$", before)):
+        return False
+    return _is_in_equation(found)
+
+
+def _letters(found: re.Match[str]) -> str:
+    return " ".join(found.group())
+
+
+def _squared(found: re.Match[str]) -> str:
+    """Separate mc in mc², but not a unit: a dot that is not read, because "m c" might begin with a unit, too."""
+    is_unit = found[1] in UNITS or found[1] + found[2] in UNITS
+    return found[1] if is_unit else "·".join(found[1])
+
+
+def read_bare_units(text: str) -> str:
+    """Return a text with rates and areas that have no number as words: km/h, W/m², tokens/s, km²."""
+    if "/" in text:
+        text = _RATE.sub(lambda found: f"{plural(_unit(found[1]))} per {_unit(found[2])}", text)
+        text = _COUNT_RATE.sub(lambda found: f" per {_unit(found[1])}", text)
+    return _AREA.sub(lambda found: plural(UNITS[found.group()]), text)
+
+
+def _unit(unit: str) -> str:
+    return _OTHER_UNITS.get(unit) or UNITS.get(unit, unit)
