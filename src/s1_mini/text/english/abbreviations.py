@@ -74,7 +74,7 @@ _SHORT = _SHORT_DAYS | SHORT_MONTHS
 _SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT)})\.?\s?[-–]\s?({_one_of(_SHORT)})\b\.?")
 _MONTH = re.compile(
     rf"(?<![\w.'-])({_one_of(SHORT_MONTHS)})"
-    rf"(?:(?<=\d [A-Z]..)(?<!May)(?!\w)\.?|(?<!May)\.|(?=\s(?:\d{{1,2}}(?:st|nd|rd|th)?|\d{{4}})(?![\w:.%])))"
+    rf"(?:(?<=\d [A-Z]..)(?<!May)(?!\w)\.?|(?<!May)\.|(?=\s(?:\d{{1,2}}(?:st|nd|rd|th)?|\d{{4}}|'\d\d)(?![\w:.%])))"
 )
 _NUMBERED = re.compile(
     rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?(?=\d|[A-Z]{{1,4}}\d|[IVX]{{2,6}}\b|[VX]\b)|№\s?(?=\d)",
@@ -87,11 +87,10 @@ _DEGREE = re.compile(
 )
 _OFFICE = re.compile(r"\b(Sec|Dir)\.(?= (?:of|Gen)\b)")
 _DAY_PAIR = re.compile(r"(?<![\w.'-])(Sat|Sun)\.?(?= ?(?:&|and|/) (?:Sat|Sun|Mon|Fri))|(?<=[&/] )(Sat|Sun)\.(?!\w)")
+_AT_START = re.compile(r"^(Min|Max)\.(?= [a-z\d])", re.MULTILINE)
 _DAY_AFTER = re.compile(r"(?<=day and )(Sat|Sun)\.(?!\w)")
 _UNDOTTED_NUMBERED = re.compile(r"\b([Bb]ldg|[Rr]te|[Rr]m|[Qq]ty)(:?) (?=#?\d)")
-_SLASHED_DAYS = re.compile(
-    r"(?<![\w/])((?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)(?:/(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)){1,6})(?![\w/])"
-)
+_SLASHED_DAYS = re.compile(rf"(?<![\w/])((?:{_one_of(_SHORT_DAYS)})(?:/(?:{_one_of(_SHORT_DAYS)})){{1,6}})(?![\w/])")
 _SLASHED_TITLES = re.compile(r"(?<![\w/])(Mr|Mrs|Ms|Dr)\.?/(Mr|Mrs|Ms|Dr)\b")
 _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECASE)
 _UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e)(?![\w./])")
@@ -191,6 +190,7 @@ def read_abbreviations(text: str) -> str:
     text = _OFFICE.sub(lambda found: "Secretary" if found[1] == "Sec" else "Director", _DEGREE.sub(_degree, text))
     text = _EDITION.sub(lambda found: ("edition" if "ed" in found.groups() else "floor") + _stop(found), text)
     text = _NUMBERED.sub(_numbered, text)
+    text = _AT_START.sub(r"\1imum", text)
     text = _LOWER.sub(lambda found: f"{found[1]}imum" + _stop(found), text)
     text = _DOTTED.sub(lambda found: _cased(_ANYWHERE[found[1].lower()], found[1]) + _latin_stop(found), text)
     text = _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)

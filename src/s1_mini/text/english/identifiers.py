@@ -42,6 +42,7 @@ _MIXED = re.compile(
 )
 _SPAN = re.compile(r"(?<![\w.,-])([A-Z]{1,3})(\d{1,4})[-–](?=\1(\d{1,4})(?![\w-]))")
 _VOWEL = re.compile("[AEIOUYaeiouy]")
+_ROWS = re.compile(r"(?<=\b[A-Z])–(?=[A-Z]\b)")  # seats D–F
 _STANDARD = re.compile(r"(?<![\w.])([A-Z])\.(\d{3})(?![\w.]*\d)")  # H.264
 _GLUED_VERSION = re.compile(r"(?<=[A-Z]{3})v(?=\d)")  # YOLOv8
 _RUN = re.compile(r"[A-Za-z]++|\d++")
@@ -74,6 +75,7 @@ def _version(found: re.Match[str]) -> str:
 def read_labels(text: str) -> str:
     """Say addresses of the net, versions, rooms, flights and houses."""
     text = _ADDRESS.sub(lambda found: found.group() if ":" in found[1] else _address(found), text)
+    text = _ROWS.sub(" to ", text)
     text = _STANDARD.sub(lambda found: f"{found[1]} dot {run(found[2])}", text)
     text = _VERSION.sub(_version, _GLUED_VERSION.sub(" v", text))
     text = _PLACE.sub(lambda found: f"{found[1]} {run(found[2])}{' ' * bool(found[3])}{found[3]}", text)

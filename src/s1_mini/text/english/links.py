@@ -19,7 +19,7 @@ _HOST = re.compile(r"(?<![\w@./-])localhost(?::\d{2,5})?(?:/[^\s<>\"]*+)?")
 _ENDINGS = (
     "pdf|txt|csv|tsv|json|jsonl|xml|html?|css|scss|js|jsx|mjs|ts|tsx|vue|py|pyi|ipynb|md|rst|tex|bib|docx?|xlsx?|pptx?|odt|epub|"
     "png|jpe?g|gif|svg|webp|bmp|tiff?|ico|psd|mp[34]|m4a|wav|flac|ogg|opus|mkv|mov|avi|webm|zip|tar|gz|bz2|xz|7z|rar|exe|dll|"
-    "dmg|apk|msi|deb|rpm|iso|jar|so|bin|cpp|hpp|cc|java|kt|rs|rb|go|mod|swift|php|sql|sqlite3?|db|sh|bat|ps1|ya?ml|toml|ini|"
+    "dmg|apk|msi|deb|rpm|iso|jar|so|bin|cpp|hpp|cc|cu|java|kt|rs|rb|go|mod|swift|php|sql|sqlite3?|db|sh|bat|ps1|ya?ml|toml|ini|"
     "cfg|log|conf|lock|env|bak|tmp|pem|pub|parquet|safetensors|gguf|onnx|pth?|npy|npz|pkl"
 )
 _FILE = re.compile(

@@ -34,10 +34,10 @@ _CROWD = re.compile(
     r"(?<=\d)m(?= (?:people|users|views|followers|copies|customers|subscribers|downloads|jobs|homes)\b)"
 )
 _BY = re.compile(r"(?<=\d)( ?)[x×] ?(?=\d)")
-_TIMES = re.compile(r"(?<![\w.,])(?<!= )(\d+(?:\.\d+)?)[x×](?!\w|\s?[-+=*/])")
+_TIMES = re.compile(r"(?<![\w.,])(?<!= )(\d+(?:\.\d+)?)[x×](?!\w|\s?[-+=*/⋅]| (?:minus|over)\b)")
 _DAY = re.compile(
     r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|date|through"
-    r"|from \d{1,2}/\d{1,2} to)\s$",
+    r"|week of|from \d{1,2}/\d{1,2} to)\s$",
     re.IGNORECASE,
 )
 _FRACTION = re.compile(

@@ -35,7 +35,7 @@ _NAMED = _currencies(
     "AUD=Australian_dollar Australian_dollars cent cents, NZD=New_Zealand_dollar New_Zealand_dollars cent cents, "
     "CNY=yuan yuan fen fen, SEK=Swedish_krona Swedish_kronor ore ore, NOK=Norwegian_krone Norwegian_kroner ore ore, "
     "R$=real reais centavo centavos, MX$=Mexican_peso Mexican_pesos centavo centavos, "
-    "kr=krona kronor ore ore, zł=zloty zlotys grosz groszy, Kč=koruna korunas haler halers, Ft=forint forints, "
+    "kr=krona kronor ore ore, zł=zloty zlotys grosz groszy, Kč=koruna koruna haler halers, Ft=forint forints, "
     "DKK=Danish_krone Danish_kroner ore ore, PLN=zloty zlotys grosz groszy, BTC=bitcoin bitcoins satoshi satoshis"
 )
 _ALL = _SIGNED | {code: _SIGNED[sign] for code, sign in _CODES.items()} | _NAMED
@@ -52,7 +52,7 @@ _MONEY = re.compile(
 )
 _MONEY_BEFORE = re.compile(rf"(?<!\w)({_CODE})\.?\s?({NUMBER}){SCALE}(?!\w)")
 _MONEY_AFTER = re.compile(
-    rf"(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE}))(?!\w){_PER}"
+    rf"{_MINUS}(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE}))(?!\w){_PER}"
 )
 # Numbers as the continent writes them, beside a currency of it: 1.000,50 and 1 000,50 and 1'000.50 and 12,50 and 99,-.
 _FOREIGN = "|".join(map(re.escape, [*"€₺₽₴円", *(code for code in _CODES if len(code) == 3), *_NAMED]))
@@ -120,8 +120,8 @@ def _money(found: re.Match[str]) -> str:
 
 
 def _money_after(found: re.Match[str]) -> str:
-    number, scale, last, last_scale, sign, per = found.groups()
-    said = f"{scaled(number, scale)} to " if last else ""
+    minus, number, scale, last, last_scale, sign, per = found.groups()
+    said = _SIGN_NAMES.get(minus, "") + (f"{scaled(number, scale)} to " if last else "")
     scale = last_scale if last else scale
     return said + _amount(last or number, scale, _ALL[sign], is_adjective=is_adjective(found)) + _per(per)
 

@@ -11,7 +11,9 @@ _NAMES = signs(
     "≥=greater than or equal to, ≠=is not equal to, ≈=about, ±=plus or minus, ×=times, ⋅=times, ÷=divided by, √=the "
     "square root of, ∞=infinity, ²=squared, ³=cubed, °=degrees, ←=from, ⇒=so, §=section, ¶=paragraph, $=dollars, "
     "£=pounds, €=euros, ¥=yen, ₹=rupees, ¢=cents, #=number, ∑=sum, ∏=product, ∫=integral, ∂=partial, ∆=delta, ∈=in, "
-    "∅=the empty set, №=number, Ω=ohm, µ=micro, ℃=degrees Celsius, ℉=degrees Fahrenheit, ‱=per ten thousand"
+    "∉=not in, ∀=for all, ∃=there exists, ∪=union, ∩=intersection, ⊂=subset of, ⊆=subset of, ∧=and, ∨=or, ¬=not, "
+    "∴=therefore, ∵=because, ∝=proportional to, ≡=identical to, ∇=del, ∅=the empty set, №=number, Ω=ohm, µ=micro, "
+    "℃=degrees Celsius, ℉=degrees Fahrenheit, ‱=per ten thousand"
 )
 _GREEK = dict(
     zip(
@@ -36,7 +38,7 @@ _CAPITALS = re.compile(r"(?<=\b[A-Z])/(?=[A-Z]\b)|(?<=[A-Z]{2})/(?=[A-Z]{2})")  
 _SLASH = re.compile(r"(?<=\w)/(?=\w)")
 _BETWEEN = re.compile(r"(?<=\w)\|(?=\w)| \| ")
 _UNDERSCORE = re.compile(r"_+")
-_SILENT = re.compile(r"[*~^`|\\/{}<>\[\]©®™†‡•·¦¬¯´¨¸ªº←↑↓↔▪■□●○◦‣⁃\u00ad]+")
+_SILENT = re.compile(r"[*~^`|\\/{}<>\[\]©®™†‡•·¦¯´¨¸ªº←↑↓↔▪■□●○◦‣⁃\u00ad]+")
 _MINUS = re.compile(r"(?<![\w.,!?)'\"-])-(?=[a-z]\b)")
 
 
