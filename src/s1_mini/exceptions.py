@@ -106,8 +106,8 @@ class TextError(RequestError):
 class NothingToSpeakError(TextError):
     """Nothing of the text can be spoken; `warning` names characters that were skipped, if any were."""
 
-    def __init__(self, message: str, warning: str | None = None) -> None:
-        super().__init__("text", message)
+    def __init__(self, field: str, message: str, warning: str | None = None) -> None:
+        super().__init__(field, message)
         self.warning = warning
 
 

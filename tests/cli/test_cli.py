@@ -22,6 +22,7 @@ from s1_mini.cli.say import is_gone
 from s1_mini.exceptions import ParameterError
 from s1_mini.types import Voice
 from s1_mini.voices.library import write_voice
+from s1_mini.weights.directory import DEFAULT_MODEL
 from voice_formats import BOOKS
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
@@ -166,6 +167,10 @@ BAD_CALLS = {
     "on_unsupported": (
         ["say", "Hi.", "--on-unsupported", "no"],
         " --on-unsupported: 'no' is not known; there are error",
+    ),
+    "nothing left": (
+        ["say", "猫", "--on-unsupported", "skip", "--checkpoint", str(DEFAULT_MODEL)],
+        " TEXT: this voice speaks English; nothing of '猫' is left",
     ),
     "reference that is no sound": (["say", "Hi.", "--reference", __file__], f" --reference: {__file__!r}: the file is"),
     "reference that is not there": (

@@ -40,6 +40,7 @@ class _Deadline(NamedTuple):
             f"{what} took longer than {self.allowed_s:g} s; shorten the text, or ask for a stream"
         )
 
+
 _HEADER_SAFE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # header values are ASCII, the rest is %-encoded
 
 

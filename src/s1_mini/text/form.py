@@ -79,7 +79,7 @@ class TextForm:
             raise TextError("text", self._unsupported(fitting, unsupported, text, choice))
         if not is_speakable(fitting):
             skipped = _skipped(unsupported) if unsupported else None
-            raise NothingToSpeakError(self._nothing(text, unsupported), skipped)
+            raise NothingToSpeakError("text", self._nothing(text, unsupported), skipped)
         if fitting != said:
             fitting = tidied(_LONELY.sub("", fitting), len(fitting))
         warnings = [_skipped(unsupported)] if unsupported else []
@@ -102,7 +102,7 @@ class TextForm:
                 "send it in parts or raise S1_MINI_MAX_TEXT_LENGTH",
             )
         if not is_speakable(said):
-            raise NothingToSpeakError(self._nothing(text, ""))
+            raise NothingToSpeakError("text", self._nothing(text, ""))
         return tidied(said, max_length)
 
     def _ended(self, text: str) -> str:
