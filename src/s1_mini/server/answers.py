@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.errors import ClientGoneError
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SpeechRequest
@@ -48,7 +49,7 @@ class StreamedAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the body. Raises the body's error, or `ClientGoneError` if the client disconnects."""
         if scope["http_version"] == "1.0" and scope["app"].state.member is not None:
-            content = await while_listened(receive, self._collect())
+            content = await while_listened(receive, self._collect(scope["state"]["record"].holding))
             self.headers["content-length"] = str(len(content))
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": content})
@@ -64,9 +65,13 @@ class StreamedAnswer(Response):
 
         await while_listened(receive, deliver())
 
-    async def _collect(self) -> bytes:
+    async def _collect(self, holding: Holding) -> bytes:
+        content = bytearray()
         async with aclosing(self._body) as body:  # type: ignore[type-var]
-            return b"".join([piece async for piece in body])
+            async for piece in body:
+                holding.add(Resource.AUDIO_BYTES, len(piece))
+                content += piece
+        return bytes(content)
 
 
 async def while_listened(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
