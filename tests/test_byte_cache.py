@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
+from types import FrameType
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,3 +94,54 @@ def test_bytes_are_never_more_than_allowed(steps: list[tuple[str, int, bool]]) -
         stats = cache.stats
         assert stats.num_bytes <= 100
         assert stats.num_bytes == sum(cache.get(k) or 0 for k in "abcdef" if k in cache)
+
+
+def test_an_unpinned_entry_is_evicted_again() -> None:
+    cache = cache_of("a", "b", "c")
+    cache.pin("a")
+    cache.unpin("a")
+
+    cache.put("d", "D", 60)
+
+    assert [key for key in "abcd" if key in cache] == ["a", "d"]
+    assert (cache.stats.num_bytes, cache.stats.pinned) == (90, 0)
+
+
+@pytest.mark.parametrize("pinned", [0, 0.5])
+def test_putting_an_entry_costs_the_same_however_many_there_are(pinned: float) -> None:
+    small, large = (put_cost(entries, pinned) for entries in (100, 20_000))
+
+    assert large == small
+
+
+def put_cost(entries: int, pinned: float) -> tuple[int, int]:
+    """Count the bytecode instructions and the kilobytes of temporary memory of one `put` that evicts an entry."""
+    cache: ByteCache[int] = ByteCache(entries)
+    for number in range(entries):
+        cache.put(str(number), number, 1)
+        if number < pinned * entries:
+            cache.pin(str(number))
+    instructions = 0
+
+    def count(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal instructions
+        frame.f_trace_opcodes = True
+        instructions += event == "opcode"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        cache.put("new", 0, 1)
+    finally:
+        sys.settrace(before)
+    peaks = []
+    for key in ("newer", "newest", "last"):  # one of them may fall on the growth of a dictionary
+        tracemalloc.start()
+        try:
+            cache.put(key, 0, 1)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert cache.stats.evictions == 4
+    return instructions, min(peaks) // 1000

@@ -1,6 +1,6 @@
-"""A cache bounded by bytes: what was used longest ago goes first, what is pinned stays.
+"""A least-recently-used cache bounded by bytes; pinned entries stay. Every operation takes constant time, amortised.
 
-Knows nothing of what it holds but its size. Safe to use from several threads.
+Safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class CacheStats:
-    """How a cache has done since it was made."""
+    """Figures of a cache since it was created."""
 
     entries: int
     num_bytes: int
@@ -37,87 +37,108 @@ class ByteCache(Generic[Value]):
 
     def __init__(self, max_bytes: int, max_entries: int | None = None) -> None:
         self.max_bytes, self.max_entries = max_bytes, max_entries
-        self._entries: OrderedDict[str, _Entry[Value]] = OrderedDict()  # the one used last stands last
-        self._pinned: set[str] = set()
-        self._num_bytes = self._hits = self._misses = self._evictions = 0
+        self._entries: OrderedDict[str, _Entry[Value]] = OrderedDict()  # unpinned, the most recently used last
+        self._pinned_entries: dict[str, _Entry[Value]] = {}
+        self._pinned: set[str] = set()  # keys, present or not
+        self._num_bytes = self._pinned_bytes = 0
+        self._hits = self._misses = self._evictions = 0
         self._lock = threading.Lock()
 
     def get(self, key: str) -> Value | None:
-        """Give the value of `key`, if there is one, and count it as used."""
+        """Return the value of `key`, or None, and mark it as the most recently used."""
         with self._lock:
-            entry = self._entries.get(key)
+            entry = self._pinned_entries.get(key)
+            if entry is None and (entry := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
             if entry is None:
                 self._misses += 1
                 return None
             self._hits += 1
-            self._entries.move_to_end(key)
             return entry.value
 
     def put(self, key: str, value: Value, num_bytes: int) -> bool:
-        """Keep `value`, at the cost of others; tell whether there is room for it beside what is pinned."""
+        """Store `value`, evicting others; return False if it does not fit beside the pinned entries."""
         with self._lock:
             self._remove(key)
-            pinned = [self._entries[k].num_bytes for k in self._pinned if k in self._entries]
-            if sum(pinned) + num_bytes > self.max_bytes or len(pinned) == self.max_entries:
+            if self._pinned_bytes + num_bytes > self.max_bytes or len(self._pinned_entries) == self.max_entries:
                 return False
-            self._entries[key] = _Entry(value, num_bytes)
-            self._num_bytes += num_bytes
-            self._shrink(self.max_bytes, spare=key)
+            self._insert(key, _Entry(value, num_bytes))
+            self._evict(self.max_bytes)
             return True
 
     def pin(self, key: str) -> None:
-        """Never let `key` go, once it is there."""
+        """Exempt `key` from eviction, now or as soon as it is stored."""
         with self._lock:
             self._pinned.add(key)
+            self._move(key)
 
     def unpin(self, key: str) -> None:
-        """Let `key` go as any other."""
+        """Make `key` evictable again."""
         with self._lock:
             self._pinned.discard(key)
+            self._move(key)
 
     def is_pinned(self, key: str) -> bool:
-        """Whether `key` is not let go."""
+        """Whether `key` is exempt from eviction."""
         return key in self._pinned
 
     def remove(self, key: str) -> None:
-        """Forget `key`, pinned or not; does nothing if it is not there."""
+        """Remove `key`, pinned or not; does nothing if it is absent."""
         with self._lock:
             self._pinned.discard(key)
             self._remove(key)
 
     def shrink(self) -> int:
-        """Let go of all but what is pinned; give the bytes freed."""
+        """Evict all unpinned entries; return the bytes freed."""
         with self._lock:
             before = self._num_bytes
-            self._shrink(0, spare=None)
+            self._evict(0)
             return before - self._num_bytes
 
     def __contains__(self, key: str) -> bool:
-        return key in self._entries
+        return key in self._entries or key in self._pinned_entries
 
     @property
     def stats(self) -> CacheStats:
-        """Figures of this moment."""
+        """Current figures."""
         with self._lock:
             return CacheStats(
-                entries=len(self._entries),
+                entries=len(self._entries) + len(self._pinned_entries),
                 num_bytes=self._num_bytes,
                 max_bytes=self.max_bytes,
-                pinned=sum(key in self._entries for key in self._pinned),
+                pinned=len(self._pinned_entries),
                 hits=self._hits,
                 misses=self._misses,
                 evictions=self._evictions,
             )
 
-    def _shrink(self, max_bytes: int, *, spare: str | None) -> None:
-        for key in list(self._entries):
-            if self._num_bytes <= max_bytes and (self.max_entries is None or len(self._entries) <= self.max_entries):
-                return
-            if key not in self._pinned and key != spare:
-                self._remove(key)
-                self._evictions += 1
+    def _evict(self, max_bytes: int) -> None:
+        """Evict the least recently used entries. One just stored stays: `put` has checked that it fits."""
+        while self._entries and self._is_over(max_bytes):
+            self._num_bytes -= self._entries.popitem(last=False)[1].num_bytes
+            self._evictions += 1
 
-    def _remove(self, key: str) -> None:
+    def _is_over(self, max_bytes: int) -> bool:
+        num_entries = len(self._entries) + len(self._pinned_entries)
+        return self._num_bytes > max_bytes or (self.max_entries is not None and num_entries > self.max_entries)
+
+    def _insert(self, key: str, entry: _Entry[Value]) -> None:
+        self._num_bytes += entry.num_bytes
+        if key in self._pinned:
+            self._pinned_entries[key] = entry
+            self._pinned_bytes += entry.num_bytes
+        else:
+            self._entries[key] = entry
+
+    def _remove(self, key: str) -> _Entry[Value] | None:
         entry = self._entries.pop(key, None)
+        if entry is None and (entry := self._pinned_entries.pop(key, None)) is not None:
+            self._pinned_bytes -= entry.num_bytes
         if entry is not None:
             self._num_bytes -= entry.num_bytes
+        return entry
+
+    def _move(self, key: str) -> None:
+        """Move an entry to the pinned or the evictable ones, wherever it belongs now."""
+        if (entry := self._remove(key)) is not None:
+            self._insert(key, entry)
