@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 
@@ -25,16 +27,33 @@ def bomb() -> bytes:
     return file.getvalue()
 
 
+def lying_bomb(method: int) -> bytes:
+    """An archive of 64 MiB of zeros whose directory states 100 bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr("a.npy", bytes(2**26))
+    content = bytearray(file.getvalue())
+    struct.pack_into("<I", content, content.rfind(b"PK\x01\x02") + 24, 100)
+    return bytes(content)
+
+
 def huge() -> bytes:
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (2**40,)})
     return file.getvalue()
 
 
-def packed(method: int) -> bytes:
-    """An archive whose packed bytes are none, and whose places and lengths are right."""
+def promising(length: int) -> bytes:
+    """An array of one number whose header states another length."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", method) as archive:
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (length,)})
+    return file.getvalue() + bytes(8)
+
+
+def packed() -> bytes:
+    """An archive with damaged compressed bytes, and correct offsets and lengths."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", saved(np.save, np.arange(999)))
     content, start = bytearray(file.getvalue()), 30 + len("a.npy")
     content[start + 20 : start + 84] = b"\xff" * 64
@@ -50,12 +69,16 @@ WRONG = {
     "pickled objects": (saved(np.save, np.array([{"a": 1}], dtype=object)), "object, not numbers"),
     "letters": (saved(np.save, np.array(["a"])), "not numbers"),
     "an archive that unpacks to much": (bomb(), "more than 16 arrays or"),
+    "an archive of deflate that states a false size": (lying_bomb(zipfile.ZIP_DEFLATED), "damaged"),
+    "an archive of bzip2 that states a false size": (lying_bomb(zipfile.ZIP_BZIP2), "method 12"),
+    "an archive of lzma that states a false size": (lying_bomb(zipfile.ZIP_LZMA), "method 14"),
+    "a file that is too large": (saved(np.save, np.zeros(2**18 + 1)), "at most 2,097,152"),
     "a header that promises much": (huge(), "has the shape"),
+    "a header that promises more than follows": (promising(2**20), "has the shape"),
+    "a header with a length below 0": (promising(-1), "has the shape"),
     "too many arrays": (saved(np.savez, **{f"a{i}": np.zeros(1) for i in range(17)}), "more than 16 arrays"),
     "an archive that is cut": (saved(np.savez, a=np.zeros(9))[:80], "damaged"),
-    "an archive of damaged deflate": (packed(zipfile.ZIP_DEFLATED), "damaged"),
-    "an archive of damaged bzip2": (packed(zipfile.ZIP_BZIP2), "damaged"),
-    "an archive of damaged lzma": (packed(zipfile.ZIP_LZMA), "damaged"),
+    "an archive of damaged deflate": (packed(), "damaged"),
     "a header that does not end": (unended(), "damaged"),
     "an array that is cut": (saved(np.save, np.zeros(9))[:-8], "."),
 }
@@ -72,6 +95,26 @@ def test_arrays_come_by_their_names() -> None:
         "b": [[1, 1], [1, 1]],
     }
     assert read_arrays(one)[""].tolist() == [0, 1, 2, 3]
+
+
+def test_arrays_of_every_order_and_shape_come_back() -> None:
+    for array in (np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)), np.zeros((0, 4))):
+        (read,) = read_arrays(saved(np.savez_compressed, array)).values()
+
+        assert read.dtype == array.dtype
+        assert read.tolist() == array.tolist()
+        assert read.shape == array.shape
+
+
+@pytest.mark.parametrize("data", [data for data, _ in WRONG.values()], ids=WRONG)
+def test_a_file_that_is_refused_takes_a_few_megabytes_at_most(data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"."):
+            read_arrays(data)
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("data", "complaint"), WRONG.values(), ids=WRONG)
