@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from s1_mini.files import WAITS_S, Files
+from s1_mini.files import WAITS_S, Files, name_of_open, open_regular
 
 
 class Held:
@@ -116,3 +117,33 @@ def test_a_folder_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     held.files(is_windows=True).rename(tmp_path / "unfinished", tmp_path / "whole")
 
     assert (tmp_path / "whole").is_dir()
+
+
+def test_an_open_file_keeps_its_path_when_another_takes_its_name(pair: tuple[Path, Path]) -> None:
+    new, old = pair
+    with open_regular(old) as file:
+        name = name_of_open(file)
+        if name != str(old):  # Windows has no such paths, and keeps the name while the file is open
+            Files().replace(new, old)
+
+        assert Path(name).read_text(encoding="utf-8") == "old"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFOs in folders")
+def test_a_fifo_is_refused_without_waiting_even_if_it_takes_the_place_of_a_file_just_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular(tmp_path / "fifo")
+
+    regular = Path(__file__).stat()
+    monkeypatch.setattr("s1_mini.files.os.stat", lambda _: regular)
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular(tmp_path / "fifo")
+
+
+def test_a_folder_is_no_regular_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular(tmp_path)

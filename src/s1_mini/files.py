@@ -1,23 +1,57 @@
-"""Give files their names, and take files away, while others may be looking at them.
+"""Open regular files only; rename and delete files that other processes may have open.
 
-Windows refuses both as long as a reader, a virus scanner or an indexer has the file open, which is a moment; so it is
-asked again for a second. Elsewhere everything is done at once, or never.
+Windows refuses to rename and delete a file while a reader, a virus scanner or an indexer has it open, which is a
+moment; so both are retried there for a second.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 WAITS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises `OSError`, also for a folder, a device or a FIFO, without waiting.
+
+    Opening a FIFO waits for a writer, and some libraries wait with the GIL held. The kind is checked before opening,
+    since opening a device may have effects, and again after it, since the file may have been replaced in between.
+    """
+    _check_regular(os.stat(path), path)
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - Path.open has no opener; the caller closes it
+    try:
+        _check_regular(os.fstat(file.fileno()), path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def name_of_open(file: BinaryIO) -> str:
+    """Return a path to an open file, whatever its own name means by now, where the system has such paths."""
+    name = f"/dev/fd/{file.fileno()}"
+    return name if os.path.exists(name) else file.name
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _check_regular(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is a folder, a device or a pipe, not a regular file", str(path))
+
+
 @dataclass(frozen=True)
 class Files:
-    """How files are renamed and deleted on one system; `sleep` waits for others to let go."""
+    """Rename and delete files as the operating system allows; `sleep` waits between retries."""
 
     is_windows: bool = os.name == "nt"
     sleep: Callable[[float], None] = time.sleep

@@ -175,7 +175,7 @@ BROKEN: list[tuple[str, Callable[[Path], bytes], str]] = [
     ("tokenizer.tiktoken", lambda path: path.read_bytes() + b"= \n" * 2**22, "at most 8,388,608 are allowed"),
     ("config.json", lambda path: changed(path, n_layer=[1] * 100_000), "n_layer"),
     ("codec_config.json", lambda path: changed(path, encoder_rates=[1] * 100_000), "encoder_rates"),
-    ("voice", lambda path: voice(path.parent, "d" * 3 * 2**20).read_bytes(), "at most 2097152"),
+    ("voice", lambda path: voice(path.parent, "d" * 3 * 2**20).read_bytes(), "at most 2,097,152"),
     ("manifest", lambda path: manifest_of(path, {"a": (HASH, float("inf"))}), "no manifest"),
     ("manifest", lambda path: manifest_of(path, {"\ud800": (HASH, 1)}), "letters that no path here may have"),
     ("manifest", lambda path: manifest_of(path, {"a": ("\ud800", 1)}), "no manifest"),
@@ -202,7 +202,7 @@ def test_a_folder_in_place_of_a_file_is_refused(name: str, checkpoint: Path) -> 
     (checkpoint / name).unlink()
     (checkpoint / name).mkdir()
 
-    with pytest.raises(CheckpointError, match="is no file"):
+    with pytest.raises(CheckpointError, match="not a regular file"):
         check_model(checkpoint / name)
 
 

@@ -7,15 +7,16 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from s1_mini.exceptions import ConfigurationError, VoiceExistsError, VoiceFileError
+from s1_mini.audio.reference import read_recording
+from s1_mini.exceptions import ConfigurationError, ReferenceAudioError, VoiceExistsError, VoiceFileError
 from s1_mini.types import Voice
-from s1_mini.voices import added, library
+from s1_mini.voices import added
 from s1_mini.voices import format as form
 from s1_mini.voices.added import VoiceDirectory
 from s1_mini.voices.library import NamedVoice, VoiceLibrary, write_voice
@@ -31,13 +32,13 @@ def voice(seed: int = 0, text: str = "Made up.") -> Voice:
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     """The voice files that are opened."""
     files: list[Path] = []
-    original = form.safe_open
+    original = form.open_regular
 
-    def count(path: Path, **options: Any) -> Any:
+    def count(path: Path) -> BinaryIO:
         files.append(path)
-        return original(path, **options)
+        return original(path)
 
-    monkeypatch.setattr(form, "safe_open", count)
+    monkeypatch.setattr(form, "open_regular", count)
     return files
 
 
@@ -79,6 +80,11 @@ def test_a_voice_of_another_codec_is_refused_by_name(folder: Path) -> None:
         other.get("unsigned")
 
 
+def into_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 BROKEN = {
     "torn": lambda path: path.write_bytes(path.read_bytes()[:-40]),
     "foreign": lambda path: path.write_bytes(b"no voice"),
@@ -86,8 +92,11 @@ BROKEN = {
     "other tensors": lambda path: save_file({"weights": torch.zeros(3)}, path),
     "no integers": lambda path: save_file({"codes": torch.zeros(BOOKS, 3)}, path, metadata={"codec": "codec"}),
     "no frames": lambda path: save_file({"codes": torch.zeros(BOOKS, 0, dtype=torch.int16)}, path),
-    "too large": lambda path: os.truncate(path, library.MAX_FILE_BYTES + 1),
+    "too large": lambda path: os.truncate(path, form.MAX_FILE_BYTES + 1),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
 }
+if hasattr(os, "mkfifo"):
+    BROKEN["a FIFO"] = into_fifo
 
 
 @pytest.mark.parametrize("damage", BROKEN)
@@ -113,6 +122,20 @@ def test_listing_leaves_out_what_is_no_voice_and_says_so_once(folder: Path, capl
 
     assert lists == [["good"], ["good"]]
     assert sorted(record.message.split()[0] for record in caplog.records) == ["No", "a"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFOs in folders")
+def test_fifos_and_broken_links_among_recordings_are_reported_and_never_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.wav")
+    (folder / "gone.wav").symlink_to(folder / "nowhere")
+    (folder / "loop.wav").symlink_to(folder / "loop.wav")
+
+    found = VoiceDirectory(folder, voice_format("codec")).recordings()
+
+    assert [recording.name for recording in found] == ["gone", "loop", "pipe"]
+    for recording in found:
+        with pytest.raises(ReferenceAudioError, match="cannot be read"):
+            read_recording(recording.audio, 1000)
 
 
 def test_what_another_process_adds_replaces_or_deletes_is_seen(folder: Path) -> None:
@@ -165,7 +188,7 @@ def test_a_write_that_fails_leaves_the_old_voice_and_nothing_else(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(library.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(added.EngineError, match="'mia' cannot be written: No space left"):
         directory.put(NamedVoice("mia", voice(2)), replace=True)
 

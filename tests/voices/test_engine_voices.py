@@ -239,6 +239,21 @@ def test_more_pins_than_the_cache_holds_are_refused(tiny: Path, tone: np.ndarray
         assert engine.pin_voice("nils").pinned
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFOs in folders")
+def test_a_transcript_that_is_a_fifo_fails_and_delays_no_other(
+    tiny: Path, folder: Path, tone: np.ndarray, settled: Settled
+) -> None:
+    for name in ("mia", "nils"):
+        soundfile.write(folder / f"{name}.wav", tone, 44_100)
+    os.mkfifo(folder / "mia.txt")
+    (folder / "nils.txt").write_text("Ah.", encoding="utf-8")
+
+    with engine_of(tiny, voices_path=folder) as engine:
+        told = settled(engine)
+        assert [voice.name for voice in engine.voices()] == ["nils"]
+        assert "not a regular file" in told["failed"]["mia"]
+
+
 def test_voices_are_warmed_after_the_start(
     voiced: Path, folder: Path, tone: np.ndarray, settled: Settled, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ after it. Knows no codec and no cache. The voices call it, once per recording.
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import soxr
 
 from s1_mini.audio.native_noise import kept_out
 from s1_mini.exceptions import ReferenceAudioError
+from s1_mini.files import open_regular
 
 MIN_REFERENCE_S = 0.5
 SILENCE = 1e-3  # peak below -60 dBFS
@@ -109,11 +111,10 @@ def _read(audio: bytes | str | Path, max_bytes: int) -> bytes:
 
 
 def _read_file(path: Path, max_bytes: int) -> bytes:
-    size = path.stat().st_size
-    if not path.is_file():
-        raise OSError("it is a folder or a device, not a file")
-    _check_size(size, max_bytes)
-    return path.read_bytes()
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        _check_size(size, max_bytes)
+        return file.read(size)
 
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:

@@ -96,7 +96,7 @@ def _all_lines(files: tuple[InputFile, ...], columns: list[str]) -> Iterator[tup
 def _find(path: Path) -> list[Path]:
     if not path.exists():
         raise CorpusError(f"{path} is not there; name a file that ends in {', '.join(SUFFIXES)}, or a folder of them")
-    found = sorted(one for one in path.iterdir() if _is_read(one.name)) if path.is_dir() else [path]
+    found = sorted(one for one in path.iterdir() if _is_read(one.name) and one.is_file()) if path.is_dir() else [path]
     if not found or not all(_is_read(one.name) for one in found):
         raise CorpusError(f"{path} is no file that is read, nor a folder of such; it must end in {', '.join(SUFFIXES)}")
     return found

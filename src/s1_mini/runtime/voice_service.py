@@ -12,6 +12,7 @@ from typing import Any
 
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, TextError, VoiceError
+from s1_mini.files import open_regular
 from s1_mini.runtime.preloader import Preloader
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.text.tidy import tidied
@@ -177,7 +178,7 @@ class VoiceService:
         """Make a voice of a recording that lies in the directory of voices. Raises `S1MiniError` or `OSError`."""
         if not recording.transcript.exists():
             raise ParameterError("reference_text", f"{recording.transcript.name} is missing: what is said in it?")
-        with recording.transcript.open("rb") as file:
+        with open_regular(recording.transcript) as file:
             said = file.read(4 * self._max_text_length + 4)
         try:
             text = said.decode("utf-8-sig")

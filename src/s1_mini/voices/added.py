@@ -62,7 +62,11 @@ def unread_recordings(folder: Path) -> list[Recording]:
         recording = Recording(path.stem, path, path.with_suffix(TRANSCRIPT))
         made = entries.get(path.stem + SUFFIX)
         sources = [entries[source.name] for source in (path, recording.transcript) if source.name in entries]
-        if made is None or made.stat().st_mtime_ns < max(source.stat().st_mtime_ns for source in sources):
+        try:
+            is_new = made is None or made.stat().st_mtime_ns < max(source.stat().st_mtime_ns for source in sources)
+        except OSError:  # a broken link: reading it reports what is wrong
+            is_new = True
+        if is_new:
             found.append(recording)
     return found
 

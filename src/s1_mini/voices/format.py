@@ -6,13 +6,16 @@ they are. Only reading and writing tensors loads torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from safetensors import safe_open
 
+from s1_mini.files import name_of_open, open_regular
 from s1_mini.voices.arrays import read_arrays
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 Tensors: TypeAlias = "Mapping[str, Tensor]"
 Shapes = Mapping[str, tuple[int, ...]]
+
+MAX_FILE_BYTES = 2 * 2**20  # of a voice; the longest reference makes 0.3 MB
 
 _KINDS = {"I16": True, "I32": True, "I64": True, "U8": True, "F16": False, "BF16": False, "F32": False}
 
@@ -66,7 +71,7 @@ class VoiceFormat:
 
     def read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Read the tensors of a file and its metadata. Raises `SafetensorError`, `OSError` or `ValueError`."""
-        with safe_open(path, framework="pt") as file:
+        with _opened(path, "pt") as file:
             self._check(file)
             metadata = file.metadata() or {}
             # Copied: the file may vanish under a mapping.
@@ -90,7 +95,7 @@ class VoiceFormat:
 
     def read_shapes(self, path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
         """Read the shapes of the tensors of a file and its metadata. Raises as `read`."""
-        with safe_open(path, framework="numpy") as file:
+        with _opened(path, "numpy") as file:
             self._check(file)
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in self.tensors}
             return shapes, file.metadata() or {}
@@ -101,6 +106,17 @@ class VoiceFormat:
             shape, kind = tuple(part.get_shape()), part.get_dtype()
             if kind not in _KINDS or not wanted.fits(shape, is_integer=_KINDS[kind]):
                 raise ValueError(f"its {name} are {kind} {list(shape)}, not {wanted}")
+
+
+@contextmanager
+def _opened(path: Path, framework: str) -> Iterator[safe_open]:
+    """Open a safetensors file, memory-mapped, if it is a regular file of a voice's size."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise ValueError(f"it has {size:,} bytes; a voice has at most {MAX_FILE_BYTES:,}")
+        with safe_open(name_of_open(file), framework=framework) as tensors:
+            yield tensors
 
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:

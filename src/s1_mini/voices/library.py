@@ -29,7 +29,6 @@ FOLDER = "voices"
 SUFFIX = ".safetensors"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 RESERVED = re.compile(r"con|prn|aux|nul|(com|lpt)\d")  # devices to Windows, whatever their suffix
-MAX_FILE_BYTES = 2 * 2**20  # the longest reference makes 0.3 MB
 MAX_LISTED = 20  # names in an error
 
 Content = TypeVar("Content")
@@ -193,7 +192,6 @@ def read_summary(path: Path, form: VoiceFormat) -> VoiceSummary:
 
 def _read(path: Path, read: Callable[[Path], Content]) -> Content:
     try:
-        _check_size(path)
         return read(path)
     except (SafetensorError, OSError, ValueError) as error:
         # An error of the system names the whole path, and on Windows writes each backslash of it twice.
@@ -224,12 +222,6 @@ def write_voice(
         metadata["codec"] = encoder
     _publish(path, save(for_file(voice.tensors), metadata=metadata), replace=replace)
     return path
-
-
-def _check_size(path: Path) -> None:
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise ValueError(f"it has {size} bytes, and a voice at most {MAX_FILE_BYTES}")
 
 
 def _summary(name: str, seconds: float, metadata: Mapping[str, str]) -> VoiceSummary:

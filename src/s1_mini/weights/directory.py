@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from s1_mini.exceptions import CheckpointFileError
+from s1_mini.files import open_regular
 
 DEFAULT_MODEL = Path(__file__).parents[1] / "default_model"
 
@@ -27,11 +28,9 @@ def find_tensors(directory: Path, stem: str) -> Path:
 
 
 def read_whole(path: Path, max_bytes: int) -> bytes:
-    """Read a small file. Raises `CheckpointFileError` if it is missing, no plain file, or larger than `max_bytes`."""
+    """Read a small file. Raises `CheckpointFileError` if it is missing, not regular, or larger than `max_bytes`."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would never end
-            raise CheckpointFileError(f"{path} is no file")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(max_bytes + 1)
     except FileNotFoundError:
         raise CheckpointFileError(f"{path} is missing") from None

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from s1_mini.exceptions import CheckpointFileError
+from s1_mini.files import open_regular
 from s1_mini.weights import pth
 from s1_mini.weights.directory import INDEX_SUFFIX, read_json
 
@@ -51,6 +52,7 @@ def read_object(path: Path) -> Any:
 @contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
     try:
+        open_regular(path).close()  # the libraries that read weights would wait for a FIFO's writer
         yield
     except CheckpointFileError as error:
         raise CheckpointFileError(f"{path} {error}") from None
