@@ -45,6 +45,7 @@ FIELDS = [
     "kv_cache_size",
     "reference_cache_size",
     "reference_cache_path",
+    "reference_cache_disk_mb",  # what else the disk is for only its owner knows
     "voices_path",  # what clients add has to outlive the process, and only its owner knows where
     "warm_voices",  # which voices are asked for first only the owner knows
     "normalize",  # whether a voice should read numbers by itself is its owner's choice, as unknown letters are

@@ -175,7 +175,12 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         100, ge=0, description="voices whose keys and values are kept so (prefixes), not a size in memory; 0: none"
     )
     reference_cache_size: int = Field(1000, ge=0, description="recordings whose encodings are kept in memory")
-    reference_cache_path: Folder = Field(None, description="where encodings are kept for the next start")
+    reference_cache_path: Folder = Field(
+        None, description="folder of encoded recordings, kept for the next start and shared by processes"
+    )
+    reference_cache_disk_mb: float = Field(
+        1000.0, gt=0, description="size of that folder; the least recently used recordings are deleted first"
+    )
 
     # Named voices beside the checkpoint's own (voices/roster.py).
     voices_path: Folder = Field(None, description="where added voices are kept; else they live until stop")

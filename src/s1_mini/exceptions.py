@@ -21,6 +21,7 @@ S1MiniError
 │   │   ├── VoiceExistsError            a voice of that name is there already, or is being added
 │   │   ├── VoiceReadOnlyError          the voice is the checkpoint's and stays as it is
 │   │   └── VoiceFileError              the voice's file is broken, or another codec's
+│   ├── VoiceUnsupportedError       the checkpoint makes no voice of a recording
 │   └── ReferenceAudioError         a reference is empty, silent, too short, too long or not audio
 └── EngineError                 the engine cannot do it
     ├── EngineNotReadyError         not started, or already stopped

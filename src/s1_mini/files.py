@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,6 +82,27 @@ class Files:
     def remove(self, path: Path) -> None:
         """Delete a file. Raises `FileNotFoundError` or another `OSError`."""
         self._insist(path.unlink)
+
+    def publish(self, path: Path, content: bytes, *, replace: bool = True) -> None:
+        """Write a file beside its place and rename it: readers see the old file, none, or the whole new one.
+
+        That holds after a crash, too. Raises `OSError`, and without `replace` `FileExistsError`.
+        """
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".tmp", dir=path.parent)
+        unfinished = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.chmod(0o644)
+            if replace:
+                self.replace(unfinished, path)
+            else:
+                self.rename_to_new(unfinished, path)
+            self.sync_folder(path.parent)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
     def sync_folder(self, folder: Path) -> None:
         """Have the names in a folder outlast a crash. Raises `OSError`."""

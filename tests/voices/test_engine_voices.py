@@ -167,6 +167,21 @@ def test_of_two_threads_that_add_a_name_one_wins_and_only_one_encodes(
         assert engine.health_check()["reference_cache"]["entries"] == 1
 
 
+def test_an_engine_loads_recordings_of_a_former_one_in_the_background(
+    tiny: Path, tmp_path: Path, tone: np.ndarray
+) -> None:
+    settings = {"reference_cache_path": tmp_path / "references"}
+    with engine_of(tiny, **settings) as engine:
+        engine.generate("Hi.", reference_audio=tone, reference_text="Ah.", max_new_tokens=4)
+
+    with engine_of(tiny, **settings) as engine:
+        while not engine.health_check()["reference_cache"]["entries"]:
+            time.sleep(0.01)
+        engine.generate("Hi.", reference_audio=tone, reference_text="Ah.", max_new_tokens=4)
+
+        assert engine.health_check()["reference_cache"]["misses"] == 0
+
+
 def test_deleting_a_voice_harms_nobody_who_speaks_with_it(tiny: Path, folder: Path, tone: np.ndarray) -> None:
     text = "Hello there. " * 40
     with engine_of(tiny, voices_path=folder) as engine:

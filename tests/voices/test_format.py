@@ -13,7 +13,7 @@ from s1_mini.exceptions import CheckpointFileError, VoiceFileError
 from s1_mini.types import Voice
 from s1_mini.voices.format import TensorFormat, VoiceFormat
 from s1_mini.voices.library import VoiceLibrary, read_summary, read_voice, write_voice
-from s1_mini.voices.reference_cache import ReferenceCache
+from s1_mini.voices.reference_store import ReferenceStore
 from voice_formats import BOOKS
 
 VECTOR = VoiceFormat({"speaker": TensorFormat((512,), is_integer=False)}, "an encoder", 16_000, seconds=lambda _: 0.0)
@@ -43,12 +43,9 @@ VOICES["large integers"][1]["fine"] = torch.full((8, 3), 2**20)
 def test_a_voice_of_any_tensors_comes_back_from_its_file_and_from_the_cache(kind: str, tmp_path: Path) -> None:
     form, tensors, seconds = VOICES[kind]
     path = write_voice(tmp_path, "anna", Voice(tensors, "Hello."), encoder="an encoder")
-    ReferenceCache(form, max_bytes=0, directory=tmp_path).get("key", lambda: tensors)
+    ReferenceStore(tmp_path, form, 10**6).write("key", tensors)
 
-    read, cached = (
-        read_voice(path, form).voice.tensors,
-        ReferenceCache(form, max_bytes=0, directory=tmp_path).find("key"),
-    )
+    read, cached = read_voice(path, form).voice.tensors, ReferenceStore(tmp_path, form, 10**6).read("key")
 
     assert cached is not None
     for again in (read, cached):

@@ -34,8 +34,9 @@ from s1_mini.runtime.engine_core import Core, EngineCore, Threads
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.sizing import measure_slots
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
-from s1_mini.voices.format import Tensors
+from s1_mini.voices.format import Tensors, VoiceFormat
 from s1_mini.voices.reference_cache import ReferenceCache
+from s1_mini.voices.reference_store import ReferenceStore
 
 REFERENCE_BYTES = 64_000_000  # in memory: some hours of references
 CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
@@ -96,6 +97,13 @@ def make_line(config: EngineConfig) -> WaitingLine:
     return WaitingLine(config.max_queue_size, batch_timeout_ms=config.batch_timeout_ms, grouping=config.batch_grouping)
 
 
+def open_references(form: VoiceFormat, config: EngineConfig) -> ReferenceCache:
+    """Open the cache of encoded recordings, by the settings."""
+    path, max_bytes = config.reference_cache_path, round(config.reference_cache_disk_mb * 1e6)
+    store = None if path is None else ReferenceStore(path, form, max_bytes)
+    return ReferenceCache(max_bytes=REFERENCE_BYTES, max_entries=config.reference_cache_size, store=store)
+
+
 class Synthesizer:
     """Speaks sentence pieces with one loaded checkpoint; safe to use from several threads."""
 
@@ -109,12 +117,7 @@ class Synthesizer:
     ) -> None:
         self._speaker, self._loaded = speaker, speaker.loaded
         self.core, self._chain, self.positions = open_works(speaker, config)
-        self.references = ReferenceCache(
-            speaker.description.voice,
-            max_bytes=REFERENCE_BYTES,
-            max_entries=config.reference_cache_size,
-            directory=config.reference_cache_path,
-        )
+        self.references = open_references(speaker.description.voice, config)
         self._numbers = itertools.count()
         self._ahead = AheadCompiler(speaker, self._chain.stages, config)
         self.core.start()
@@ -126,11 +129,13 @@ class Synthesizer:
             raise
         self.core.metrics = metrics or EngineMetrics()  # the warm-up is not counted
         self.core.line.forget()
+        self.references.start()
         self.core.watch()  # what is compiled or loaded with the first words may take its time
 
     def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
         """Take in no more; end what is being spoken, or finish it first."""
         self._ahead.close()
+        self.references.close()
         self.core.stop(drains=drains, timeout_s=timeout_s)
 
     def encode(self, wave: Tensor, check: Callable[[], None] = lambda: None) -> Tensors:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -220,29 +219,10 @@ def write_voice(
     metadata = {"text": voice.text, "description": description, "default": "true" if is_default else "false"}
     if encoder:
         metadata["codec"] = encoder
-    _publish(path, save(for_file(voice.tensors), metadata=metadata), replace=replace)
+    files.publish(path, save(for_file(voice.tensors), metadata=metadata), replace=replace)
     return path
 
 
 def _summary(name: str, seconds: float, metadata: Mapping[str, str]) -> VoiceSummary:
     text, description = metadata.get("text", ""), metadata.get("description", "")
     return VoiceSummary(name, text, description, metadata.get("default") == "true", seconds, metadata.get("codec", ""))
-
-
-def _publish(path: Path, content: bytes, *, replace: bool) -> None:
-    """Write beside, then rename: whoever looks sees the old file, none, or the whole new one, even after a crash."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".tmp", dir=path.parent)
-    unfinished = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.chmod(0o644)
-        if replace:
-            files.replace(unfinished, path)
-        else:
-            files.rename_to_new(unfinished, path)
-        files.sync_folder(path.parent)
-    finally:
-        unfinished.unlink(missing_ok=True)
