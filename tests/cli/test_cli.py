@@ -209,6 +209,40 @@ def test_a_bad_call_gets_one_sentence_and_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
+REFUSED_EARLY = {
+    "voice": ["Hi.", "--voice", "nobody"],
+    "voice in a folder": ["Hi.", "--voice", "bad", "--voices-path", "{tmp}"],
+    "letter": ["\u732b", "-o", "-"],
+    "blank": [" "],
+    "sampling": ["Hi.", "--top-k", "3"],
+    "missing reference": ["Hi.", "--reference", "{tmp}/none.wav", "--checkpoint", "{tiny}"],
+    "reference that is no sound": ["Hi.", "--reference", "{tmp}/bad.safetensors", "--checkpoint", "{tiny}"],
+    "long reference": ["Hi.", "--reference", "{tmp}/long.wav", "--checkpoint", "{tiny}"],
+    "reference where none is taken": ["Hi.", "--reference", "{tmp}/long.wav"],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_EARLY)
+def test_a_wrong_request_is_refused_before_torch_is_loaded(name: str, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.safetensors").write_bytes(b"no voice")
+    soundfile.write(tmp_path / "long.wav", np.full(8_000 * 61, 0.1), 8_000)
+    arguments = [argument.format(tmp=tmp_path, tiny=tiny) for argument in REFUSED_EARLY[name]]
+    program = (
+        "import sys; from s1_mini.cli.app import run; sys.argv[0] = 's1-mini'; code = run(); "
+        "print(code, 'torch' in sys.modules)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program, "say", *arguments],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        check=False,
+    )
+
+    assert (child.stdout, child.stderr.count("\n")) == ("1 False\n", 1), child.stderr
+
+
 HINTS = {
     "Good morning": 'put the text in quotes: s1-mini say "Good morning."',
     "'-5 degrees'": 'a text that begins with a dash goes last, after --: s1-mini say -- "-5 degrees."',

@@ -17,7 +17,7 @@ from s1_mini.cli.engine_options import Device, Precision
 from s1_mini.cli.verb import FORMATS, check_pipe, completing, engine_config
 from s1_mini.exceptions import ParameterError, TextError
 from s1_mini.text.tidy import tidied
-from s1_mini.types import DEFAULT_SAMPLING, SamplingParams, check_normalize, check_on_unsupported
+from s1_mini.types import DEFAULT_SAMPLING, SamplingParams, check_normalize, check_on_unsupported, make_request
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,9 +103,10 @@ def say(
 
     Example: s1-mini say "Good morning." -o morning.wav --reference me.wav --reference-text "What I say there."
     """
+    from s1_mini.checkpoint.requests import check_request
     from s1_mini.cli.play import find_loudspeaker, played
 
-    # What is wrong is told before torch is loaded, which takes seconds.
+    # Everything that can be is checked before torch and the model are loaded, which takes seconds.
     sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
     how, unsupported = check_normalize(normalize), check_on_unsupported(on_unsupported)
     _check_voice(voice, reference_audio, reference_text)
@@ -115,6 +116,10 @@ def say(
     loudspeaker = find_loudspeaker() if play else None
     text = _read_stdin() if text == PIPE else text
     words = tidied(text, config.max_text_length)
+    request = make_request(
+        text, sampling, voice, reference_audio, reference_text, normalize=how, on_unsupported=unsupported
+    )
+    check_request(request, config)
 
     from s1_mini.engine import ProductionTTSEngine
 

@@ -1,0 +1,35 @@
+"""Check a request before its checkpoint is loaded, which takes seconds. Loads no torch, except for a voice file."""
+
+from __future__ import annotations
+
+from s1_mini.checkpoint.voices import list_voices
+from s1_mini.config import EngineConfig
+from s1_mini.families.find import find_checkpoint
+from s1_mini.families.registry import check_files, family_of
+from s1_mini.text.form import TextForm
+from s1_mini.types import TTSRequest
+from s1_mini.voices.reference import ReferenceReader
+from s1_mini.weights.directory import read_json
+
+
+def check_request(request: TTSRequest, config: EngineConfig) -> None:
+    """Raise what an engine of these settings would raise for a request, as far as that needs no weights.
+
+    Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
+    """
+    directory = check_files(find_checkpoint(config.checkpoint_path))
+    description = family_of(directory).describe(directory)
+    description.check_sampling(request.sampling)
+    TextForm.from_config(read_json(directory / "config.json")).script(
+        request.text,
+        config.max_text_length,
+        choice=request.normalize or config.normalize,
+        on_unsupported=request.on_unsupported or config.on_unsupported,
+    )
+    if request.voice is not None:
+        list_voices(config).info(request.voice)
+    limits = ReferenceReader(
+        description.voice, config.max_reference_s, config.max_reference_bytes, config.max_text_length
+    )
+    for reference in request.references:
+        limits.check(reference)
