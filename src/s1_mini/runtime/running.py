@@ -22,6 +22,7 @@ from s1_mini.text.split import split
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import EngineState, Normalize, OnUnsupported, Reference, TTSRequest, Voice
 from s1_mini.voices.reference import ReferenceEncoder
+from s1_mini.weights.directory import DEFAULT_MODEL
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Running:
             "origin": None if speaker.origin is None else speaker.origin.data(),
             "model": {
                 "family": speaker.family,
+                "built_in": speaker.directory == DEFAULT_MODEL,
                 "sampling": list(speaker.description.sampling),
                 "clones": speaker.description.voice.clones,
             },

@@ -87,6 +87,7 @@ export class Adding extends EventTarget {
     const text = element("add-text");
     if (!text.value.trim()) {
       text.value = TO_READ;
+      text.style.height = `${text.scrollHeight + 2}px`; // all of it: not every browser has field-sizing
       element("add-text-hint").hidden = false;
     }
     try {
@@ -157,6 +158,7 @@ export class Adding extends EventTarget {
     this.recording = null;
     this.refusal = "";
     element("add-form").reset();
+    element("add-text").style.height = "";
     element("add-text-hint").hidden = true;
     this.showSound(null);
     this.tell("");

@@ -183,11 +183,12 @@ function showError(error, more = "") {
   field.focus();
 }
 
-/** Say which model speaks, and offer only what means something to it. */
+/** Show the name of the model, and only the parameters that it supports. */
 async function showModel() {
   const { model, checkpoint, origin } = await readHealth().catch(() => ({}));
   if (!model) return;
-  element("model").textContent = `Model: ${model.family} (${origin?.repository ?? checkpoint.split(/[\\/]/).pop()}).`;
+  const name = origin?.repository ?? checkpoint.split(/[\\/]/).pop();
+  element("model").textContent = model.built_in ? "Built-in English voice." : `Model: ${model.family} (${name}).`;
   for (const name of ["temperature", "top_p"].filter((other) => !model.sampling.includes(other))) {
     element(FIELDS[name]).value = "";
     element(FIELDS[name]).closest(".field").hidden = true;
@@ -258,7 +259,7 @@ document.addEventListener("keydown", (event) => {
 });
 element("text").addEventListener("input", ({ target }) => keep("localStorage", TEXT, target.value));
 element("advanced").addEventListener("toggle", ({ target }) => {
-  if (target.open) target.scrollIntoView({ block: "nearest" }); // else it may open behind the dock
+  if (target.open) target.scrollIntoView({ block: "nearest" }); // it may open below the edge of the window
 });
 element("text").value = recall("localStorage", TEXT) ?? element("text").value;
 wave.draw();

@@ -52,10 +52,7 @@ export class Voices extends EventTarget {
     const picked = voices.find(({ name }) => name === choose) ?? voices.find((voice) => voice.is_default) ?? voices[0];
     const ordered = [...voices].sort((one, other) => isAdded(one) - isAdded(other)); // added ones last
     this.rows = new Map(ordered.map((voice) => [voice.name, this.row(voice, voice === picked)]));
-    const list = element("voice-list");
-    list.replaceChildren(...this.rows.values());
-    const row = this.rows.get(picked?.name);
-    if (row) list.scrollTop = row.offsetTop - (list.clientHeight - row.offsetHeight) / 2; // of the list alone
+    element("voice-list").replaceChildren(...this.rows.values());
     element("voices").setAttribute("aria-busy", "false");
     this.note(voices.length ? "" : "This checkpoint has no named voices; it speaks with one of its own. Add one to choose.");
   }
