@@ -1,21 +1,28 @@
-"""`GET /docs`, the page of the API: made of /openapi.json in the browser, by the package's own files alone."""
+"""`GET /docs`: Swagger UI for /openapi.json, from files of installed packages alone."""
 
 from __future__ import annotations
 
 import configparser
-import json
 import re
-import shlex
 
 import httpx2
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
+from s1_mini import ProductionTTSEngine
 from s1_mini.server.limits import GUARDED
-from tests.server.conftest import Door
-from tests.server.test_page import ROOT, TOO_PALE, Open, browser, needs_browser, visit
+from tests.server.conftest import Door, serving
+from tests.server.test_page import ROOT, Open, browser, needs_browser, visit
 
 __all__ = ["browser", "visit"]  # fixtures
+
+
+# Seconds of an audio element, once they are known.
+LENGTH = """(audio) => new Promise((resolve, reject) => {
+  if (audio.readyState > 0) resolve(audio.duration);
+  audio.addEventListener("loadedmetadata", () => resolve(audio.duration));
+  audio.querySelector("source").addEventListener("error", () => reject(new Error("the audio cannot be played")));
+})"""
 
 
 @pytest.fixture
@@ -24,94 +31,102 @@ def shown(door: Door) -> Door:
     return door
 
 
-@pytest.fixture
-def docs(visit: Open, door: Door) -> Page:
-    """The page, complete, with nothing of it folded away."""
-    page = visit(f"{door.url}/docs")
-    expect(page.locator("main")).to_have_attribute("aria-busy", "false")
-    page.get_by_role("button", name="Open all").click()
-    return page
+def operation(page: Page, method: str, path: str) -> Locator:
+    """Return one operation of the page."""
+    return page.locator(f".opblock-{method}").filter(has=page.locator(f'[data-path="{path}"]'))
+
+
+def try_out(page: Page, path: str, body: str) -> Locator:
+    """Open a POST operation, enter a body and send the request."""
+    place = operation(page, "post", path)
+    place.locator(".opblock-summary-control").click()
+    place.get_by_role("button", name="Try it out").click()
+    place.locator("textarea.body-param__text").fill(body)
+    place.get_by_role("button", name="Execute").click()
+    return place
 
 
 @needs_browser
-def test_every_operation_is_there_with_each_of_its_fields_and_answers(docs: Page, http: httpx2.Client) -> None:
-    told = http.get("/openapi.json").json()
-    for path, operations in told["paths"].items():
-        for method, operation in operations.items():
-            place = docs.locator(f'[id="{method}-{path}"]')
-            expect(place.locator("summary")).to_contain_text(f"{method.upper()} {path}")
-            expect(place).to_contain_text(operation["summary"])
-            words = place.inner_text()
-            assert all(re.search(rf"^{status}\b", words, re.MULTILINE) for status in operation["responses"])
-            for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-                assert kind in words
-                assert set(content["schema"]["properties"]) <= set(words.split())
-
-
-@needs_browser
-def test_bounds_choices_and_defaults_are_told(docs: Page) -> None:
-    def row(operation: str, field: str) -> str:
-        name = docs.locator(f'[id="{operation}"]').get_by_role("rowheader", name=field, exact=True).first
-        return " ".join(name.locator("xpath=..").inner_text().split())
-
-    assert "number from 0 to 2, 0.8 if left out" in row("post-/v1/tts", "temperature")
-    assert "number above 0 up to 1, 0.8 if left out" in row("post-/v1/tts", "top_p")
-    assert "whole number from 0 to below 2^63" in row("post-/v1/tts", "seed")
-    assert "mp3, opus, flac, wav or pcm, mp3 if left out" in row("post-/v1/audio/speech", "response_format")
-    assert "text of 1 to 20000 characters, needed" in row("post-/v1/tts", "text")
-    assert "list of 1 to 32, needed" in row("post-/v1/tts/batch", "items")
-    assert "text of 1 to 20000 characters, needed" in row("post-/v1/tts/batch", "items[].text")
-
-
-@needs_browser
-def test_its_examples_do_what_they_say(docs: Page, http: httpx2.Client, door: Door) -> None:
-    lines = docs.locator("pre").all_inner_texts()
-    commands = [shlex.split(line) for line in lines]
-    sent = [command for command in commands if "-d" in command]
-
-    assert {tuple(command[:3]) for command in commands} == {("curl", "-sS", "--fail-with-body")}
-    assert len(sent) >= 4
-    assert {command[-1] for command in sent if "-o" in command} == {"speech.wav", "speech.mp3"}
-    for command in sent:
-        url = next(word for word in command if word.startswith(door.url))
-        body = json.loads(command[command.index("-d") + 1])
-        body = {name: value for name, value in body.items() if name != "voice"}  # the tiny checkpoint has none
-        assert http.post(url, json=body | {"max_new_tokens": 8}).status_code == 200
-
-
-@needs_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_and_stands_out(visit: Open, door: Door, scheme: str) -> None:
-    page = visit(f"{door.url}/docs", viewport={"width": 360, "height": 740}, color_scheme=scheme)
-    page.get_by_role("button", name="Open all").click()
-
-    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
-    assert page.evaluate(TOO_PALE) == []
-
-
-@needs_browser
-def test_the_page_to_speak_from_leads_there_and_back(visit: Open, door: Door) -> None:
+def test_every_operation_of_the_document_is_listed_and_nothing_comes_from_another_host(
+    visit: Open, door: Door, http: httpx2.Client
+) -> None:
     page = visit()
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
     page.get_by_role("link", name="API").click()
-    expect(page).to_have_url(f"{door.url}/docs")
-    page.get_by_role("link", name="page to speak from").click()
-    expect(page).to_have_url(f"{door.url}/")
+    expect(page.locator(".information-container")).to_contain_text("Try it out")
+
+    for path, methods in http.get("/openapi.json").json()["paths"].items():
+        for method, told in methods.items():
+            expect(operation(page, method, path)).to_contain_text(told["summary"])
+    assert f"{door.url}/static/swagger-ui-bundle.js" in requested
+    assert [url for url in requested if not url.startswith((door.url, "data:"))] == []
+    with page.expect_popup() as opened:
+        page.get_by_role("link", name="web page", exact=True).click()
+    expect(opened.value).to_have_url(f"{door.url}/")
 
 
-def test_it_runs_the_packages_own_files_only(http: httpx2.Client) -> None:
+@needs_browser
+def test_a_request_sent_from_the_page_returns_audio_and_its_curl_line(visit: Open, door: Door) -> None:
+    page = visit(f"{door.url}/docs")
+    with page.expect_response(f"{door.url}/v1/tts") as answered:
+        place = try_out(page, "/v1/tts", '{"text": "Hi.", "max_new_tokens": 8}')
+    player = place.locator(".live-responses-table audio")
+    expect(player).to_be_visible()
+
+    assert answered.value.status == 200
+    seconds = float(answered.value.headers["x-audio-seconds"])
+    assert player.evaluate(LENGTH) == pytest.approx(seconds, abs=0.01)  # it plays the response, not a second request
+    expect(place.locator(".curl-command")).to_contain_text(f"{door.url}/v1/tts")
+    expect(place.locator(".live-responses-table .response .response-col_status")).to_have_text("200")
+
+
+@needs_browser
+def test_with_an_api_key_requests_fail_until_authorize_has_the_key(
+    visit: Open, small_engine: ProductionTTSEngine
+) -> None:
+    with serving(small_engine, api_key="open sesame") as locked:
+        page = visit(f"{locked.url}/docs")
+        with page.expect_response(f"{locked.url}/v1/tts") as refused:
+            place = try_out(page, "/v1/tts", '{"text": "Hi.", "max_new_tokens": 8}')
+        page.locator(".auth-wrapper .authorize").click()
+        page.get_by_role("dialog").or_(page.locator(".modal-ux")).locator("input").fill("open sesame")
+        page.locator(".modal-ux").get_by_role("button", name=re.compile("apply|authorize", re.IGNORECASE)).click()
+        page.locator(".modal-ux").get_by_role("button", name="Close").last.click()
+        with page.expect_response(f"{locked.url}/v1/tts") as answered:
+            place.get_by_role("button", name="Execute").click()
+
+        assert (refused.value.status, answered.value.status) == (401, 200)
+        assert page.evaluate("localStorage.length + sessionStorage.length") == 0  # the key ends with the page
+
+
+def test_only_routes_behind_the_key_ask_for_it_and_only_if_the_server_has_one(
+    http: httpx2.Client, small_engine: ProductionTTSEngine
+) -> None:
+    with serving(small_engine, api_key="open sesame") as locked, locked.client() as client:
+        document = client.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for told in methods.values():
+            assert ("security" in told) == path.startswith(GUARDED)
+    assert "securitySchemes" not in http.get("/openapi.json").json().get("components", {})
+
+
+def test_its_policy_allows_only_this_server_and_icons_of_its_style_sheet(http: httpx2.Client) -> None:
     page = http.get("/docs")
 
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'; script-src 'self'; style-src 'self'" in page.headers["content-security-policy"]
-    assert not re.search(r"<style|style=|<script(?![^>]* src=)|\son\w+=|(?<!<a href=\")https?://", page.text)
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'" in policy
+    assert "data:" not in http.get("/").headers["content-security-policy"]
+    assert not re.search(r"<style|style=|<script(?![^>]* src=)|\son\w+=|https?://", page.text)
     for name in re.findall(r'"(static/[^"]+)"', page.text):
         assert http.get(f"/{name}").status_code == 200
 
 
-def test_it_says_which_paths_want_the_key_and_where_to_read_on(http: httpx2.Client) -> None:
-    page, package = http.get("/docs").text, configparser.ConfigParser()
+def test_its_introduction_names_the_paths_behind_the_key_and_the_page_about_websockets(http: httpx2.Client) -> None:
+    text, package = http.get("/openapi.json").json()["info"]["description"], configparser.ConfigParser()
     package.read(ROOT / "setup.cfg")
     urls = dict(line.split(" = ") for line in package["metadata"]["project_urls"].strip().splitlines())
 
-    assert all(f"<code>{path}</code>" in page for path in GUARDED)
-    assert f'<a href="{urls["Documentation"].replace("/tree/", "/blob/")}/http.md#' in page
+    assert all(f"`{path}`" in text for path in GUARDED)
+    assert f"({urls['Documentation'].replace('/tree/', '/blob/')}/http.md#" in text

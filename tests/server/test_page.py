@@ -474,7 +474,8 @@ def test_all_of_it_is_reached_in_order_by_keyboard_and_has_a_name(visit: Open, v
 # Controls that are partly outside of the window, or whose centre is covered by something else.
 NOT_IN_SIGHT = """() => {
   const isShown = (e) => e.checkVisibility() && !["position", "key"].includes(e.id);
-  return [...document.querySelectorAll("#page :is(button, summary, textarea, .voice, a)")].filter(isShown).filter((e) => {
+  const controls = [...document.querySelectorAll("#page :is(button, summary, textarea, .voice, a)")];
+  return controls.filter(isShown).filter((e) => {
     const { left, right, top, bottom } = e.getBoundingClientRect();
     if (top < 0 || left < 0 || bottom > innerHeight || right > innerWidth) return true;
     return !e.contains(document.elementFromPoint((left + right) / 2, (top + bottom) / 2));

@@ -57,7 +57,7 @@ def create_app(
         version=__version__,
         summary="Text to speech with codec language models.",
         lifespan=_live,
-        docs_url=None,  # `page` has our own: FastAPI's come from elsewhere
+        docs_url=None,  # `page` serves Swagger UI from this host; FastAPI's default loads it from a CDN
         redoc_url=None,
         redirect_slashes=False,  # it would send on to whatever name the request calls us by
     )

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from s1_mini.audio.container import FORMATS, media_type
+from s1_mini.server.limits import GUARDED
 from s1_mini.server.schemas import ErrorAnswer
 
 _REASONS = {
@@ -32,6 +33,15 @@ _REASONS = {
 }
 ALWAYS = (400, 401, 403, 408, 413, 415, 422, 429, 503)  # of every route with a body
 TEXTS = ("text", "input", "reference_text")  # fields that are as long as the engine's settings allow
+DESCRIPTION = """\
+Select an operation and **Try it out** to send a request from this page, or use the [web page](./).
+
+- An error has the JSON body `{"error": {"code", "message", "field", "request_id"}}`.
+- If the server has an API key, requests to `/v1/`, `/invocations`, `/models` and `/endpoints/` need the header
+  `Authorization: Bearer KEY`. Enter the key with **Authorize**.
+- The WebSocket `/v1/audio/speech/stream` accepts text while it is being written. OpenAPI cannot describe it; see
+  [docs/http.md](https://github.com/s1-mini/s1-mini/blob/main/docs/http.md#while-the-text-is-still-being-written).
+"""
 _FOREIGN = ("HTTPValidationError", "ValidationError")  # FastAPI's own refusal of parameters: ours cannot be wrong
 
 SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
@@ -53,9 +63,12 @@ class DescribedApp(FastAPI):
     """An application whose OpenAPI tells the bounds that its settings set; `state` has the engine and the settings."""
 
     def openapi(self) -> dict[str, Any]:
-        """Give the document, the same each time."""
+        """Return the OpenAPI document, built once."""
         if self.openapi_schema is None:
             told = super().openapi()
+            told["info"]["description"] = DESCRIPTION
+            if self.state.settings.api_key is not None:
+                self._require_key(told)
             for operation in (each for path in told["paths"].values() for each in path.values()):
                 if _FOREIGN[0] in str(operation["responses"].get("422")):
                     del operation["responses"]["422"]
@@ -64,6 +77,14 @@ class DescribedApp(FastAPI):
             for name in _FOREIGN:
                 told.get("components", {}).get("schemas", {}).pop(name, None)
         return super().openapi()
+
+    def _require_key(self, document: dict[str, Any]) -> None:
+        """Declare the bearer key on the routes that require it, for the Authorize button of `/docs`."""
+        document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, operations in document["paths"].items():
+            if path.startswith(GUARDED):
+                for operation in operations.values():
+                    operation["security"] = [{"key": []}]
 
     def _bound(self, schema: dict[str, Any]) -> None:
         """Put in how many texts a batch may have and how long each may be."""

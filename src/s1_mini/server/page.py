@@ -1,6 +1,6 @@
-"""`GET /`, `/docs` and `/static/…`: the page to listen on and that of the API.
+"""`GET /`, `/docs` and `/static/…`: the web page, and Swagger UI for the API.
 
-Files of the package as they lie there; knows no engine.
+Serves files of this package and, for `/docs`, the Swagger UI files that the package fastapi-offline carries.
 """
 
 from __future__ import annotations
@@ -32,33 +32,37 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
+DOCS_HEADERS = HEADERS | {
+    # Swagger UI's style sheet has icons as data: URLs
+    "Content-Security-Policy": HEADERS["Content-Security-Policy"].replace("img-src 'self'", "img-src 'self' data:"),
+}
 
 router = APIRouter(include_in_schema=False)
-files = StaticFiles(directory=DIRECTORY, check_dir=False)
+files = StaticFiles(directory=DIRECTORY, packages=[("fastapi_offline", "static")], check_dir=False)
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
-    """Give the page."""
+    """Return the web page."""
     return await _file("index.html", request)
 
 
 @router.api_route("/docs", methods=["GET", "HEAD"])
 async def docs(request: Request) -> Response:
-    """Give the page of the API, which needs no file from elsewhere."""
-    return await _file("docs.html", request)
+    """Return Swagger UI, which loads nothing from other hosts."""
+    return await _file("docs.html", request, DOCS_HEADERS)
 
 
 @router.api_route("/static/{name}", methods=["GET", "HEAD"])
 async def static(name: str, request: Request) -> Response:
-    """Give one of the page's own files, 304 where the browser has it."""
+    """Return a file of the pages, or 304 if the browser has it."""
     return await _file(name, request)
 
 
-async def _file(name: str, request: Request) -> Response:
+async def _file(name: str, request: Request, headers: dict[str, str] = HEADERS) -> Response:
     media_type = MEDIA_TYPES.get(PurePath(name).suffix)
     if media_type is None:
         raise HTTPException(404)
     response = await files.get_response(name, request.scope)
-    response.headers.update({**HEADERS, "Content-Type": media_type})
+    response.headers.update({**headers, "Content-Type": media_type})
     return response
