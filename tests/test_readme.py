@@ -7,16 +7,19 @@ import re
 import shlex
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import boto3
 import numpy as np
 import pytest
 import soundfile
+import soxr
 from moto import mock_aws
 
 from container_room import running
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.audio.pcm import to_int16
 from s1_mini.cli.app import run
 from s1_mini.codecs.dac.config import read_dac_config
 from s1_mini.weights.directory import DEFAULT_MODEL
@@ -144,6 +147,37 @@ def test_iam_takes_the_policies_of_the_deploy_page(account: None) -> None:
 
     assert json.loads(trust)["Statement"][0]["Principal"] == {"Service": "sagemaker.amazonaws.com"}
     assert {"s3:GetObject", "ecr:GetAuthorizationToken"} <= {str(it["Action"]) for it in held["Statement"]}
+
+
+@pytest.mark.skipif(find_spec("pocketsphinx") is None, reason="pocketsphinx is missing: no wheel for this machine")
+def test_the_transcript_of_the_sample_recording_is_what_is_heard_in_it() -> None:
+    import pocketsphinx
+
+    transcript = "The cat sat on the warm kitchen floor."
+    wave, rate = soundfile.read(ROOT / "docs" / "voice" / "reference.wav", dtype="float32")
+    decoder = pocketsphinx.Decoder(samprate=16_000, loglevel="FATAL")
+    decoder.start_utt()
+    decoder.process_raw(to_int16(soxr.resample(wave, rate, 16_000)).tobytes(), full_utt=True)
+    decoder.end_utt()
+
+    assert decoder.hyp().hypstr == transcript.removesuffix(".").lower()
+    for page in ("README.md", "docs/http.md", "docs/python.md", "docs/voices.md", "notebooks/01_first_sentence.ipynb"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert "docs/voice/reference.wav" in text
+        assert transcript in text
+        assert "What I say there." not in text
+
+
+def test_the_readme_installs_from_a_checkout_and_has_a_line_for_torch_without_cuda() -> None:
+    """Not from PyPI, which does not have the package; in this order, so that torch's CPU build is kept."""
+    lines = re.findall(r"^pip install .*$", section("Hear it"), re.MULTILINE)
+
+    assert lines == [
+        "pip install -e .",
+        "pip install torch --index-url https://download.pytorch.org/whl/cpu",
+        "pip install -e .",
+    ]
+    assert not re.search(r'pip install "?s1-mini', README)
 
 
 FOLDERS = ("", "docs/", "infra/", "recipes/voice/", "training/")

@@ -16,6 +16,7 @@ S1MiniError
 ├── RequestError                the request itself is wrong; `field` says where
 │   ├── TextError                   text empty, too long, or not text
 │   ├── ParameterError              a sampling or output parameter is out of range
+│   ├── VoiceUnsupportedError       a recording was given, but the checkpoint cannot clone from recordings
 │   ├── VoiceError                  a name cannot be a voice's, or it does not fit the model
 │   │   ├── VoiceNotFoundError          there is no voice of that name
 │   │   ├── VoiceExistsError            a voice of that name is there already, or is being added

@@ -27,7 +27,6 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 BOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SDK = "sagemaker-sdk"  # the tag of cells that need AWS's SDK, a gigabyte
 SDK_PINS = ["sagemaker==3.27.0", "aiobotocore>=2.20", "s3fs>=2025"]  # without the last two pip tries versions for long
 VOICES = len(list((ROOT / "src" / "s1_mini" / "default_model" / "voices").iterdir()))
 SOUNDS = {"01_first_sentence": 5 + VOICES, "02_batching_and_latency": 0, "03_deploy_to_sagemaker": 2}
@@ -53,12 +52,6 @@ sys.addaudithook(fence)
 
 def read(path: Path) -> Any:
     return nbformat.read(path, as_version=4)
-
-
-def without(tag: str, book: Any) -> Any:
-    """Drop the cells that carry `tag`."""
-    book.cells = [cell for cell in book.cells if tag not in cell.metadata.get("tags", [])]
-    return book
 
 
 @pytest.fixture
@@ -167,6 +160,29 @@ def test_a_notebook_calls_the_package_and_defines_nothing(path: Path) -> None:
     assert "s1_mini" in code
 
 
+def test_the_install_line_of_the_readme_brings_every_package_that_the_notebooks_need() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^pip install .*jupyterlab.*$", readme, re.MULTILINE)
+    extras = re.findall(r"\[([a-z,]+)\]\"? jupyterlab", line)[0].split(",")
+    files = ["requirements.txt", *(f"requirements-{extra}.txt" for extra in extras)]
+    listed = "\n".join((ROOT / file).read_text(encoding="utf-8") for file in files)
+    installed = (
+        set(re.findall(r"^[\w-]+", listed, re.MULTILINE)) | set(line.split()[2:]) | {"ipython", "moto", "s1-mini"}
+    )
+    python = TransformerManager()
+    code = "\n".join(
+        python.transform_cell(cell.source) for path in BOOKS for cell in read(path).cells if cell.cell_type == "code"
+    )
+    tree = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {getattr(node, "module", None) or node.names[0].name for node in tree}
+    packages = {name.partition(".")[0].lower().replace("_", "-") for name in imported} - {"sagemaker"}  # optional
+
+    assert {"boto3", "moto"} <= packages
+    assert packages - set(sys.stdlib_module_names) - installed == set()
+    assert '"moto[server]"' in line
+    assert {"server", "aws"} <= set(extras)  # `s1-mini serve` and `s1-mini endpoint`
+
+
 @pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
 def test_the_links_of_a_notebook_lead_somewhere(path: Path) -> None:
     text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
@@ -182,7 +198,7 @@ def test_the_links_of_a_notebook_lead_somewhere(path: Path) -> None:
 def test_a_notebook_runs_with_no_network_and_shows_and_plays_what_it_made(
     path: Path, desk: Path, environment: dict[str, str], kernels: Path
 ) -> None:
-    book = execute(without(SDK, read(path)), desk, environment, sys.executable, kernels)
+    book = execute(read(path), desk, environment, sys.executable, kernels)
 
     check_sounds(book, SOUNDS[path.stem])
     check_pictures(book, PICTURES[path.stem])
