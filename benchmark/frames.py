@@ -30,7 +30,7 @@ from s1_mini.runtime.synthesizer import choose_threads
 from s1_mini.types import SamplingParams
 
 WARM_UP = 5  # frames
-OF_VOICE = 5 / 6  # of the positions at first are the voice's, where rows share voices: 290 of 350
+OF_VOICE = 5 / 6  # share of the initial positions that belong to a shared voice: 250 of the default 300
 
 
 @dataclass(frozen=True)
