@@ -205,7 +205,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     max_waiting_references: int = Field(
         32, ge=1, description="recordings in line to be encoded, beside a few that are; more are refused"
     )
-    request_timeout_s: float = Field(300.0, gt=0, description="seconds from the request to its last audio, waiting included")
+    request_timeout_s: float = Field(300.0, gt=0, description="from the request to its last audio, waiting included")
 
     # Upkeep.
     stuck_after_s: float = Field(

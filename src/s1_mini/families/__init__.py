@@ -1,5 +1,5 @@
-"""Families: text and voice in, sound out. One folder each; they do not know each other.
+"""Model families, one package each. They do not import each other.
 
-A new one is a folder with a class as `base.Family` says, a line in `registry.FAMILIES`, and one in each contract about
-families in setup.cfg.
+To add one: a package with a subclass of `base.Family`, an entry in `registry.FAMILIES` and, for
+`s1-mini random-checkpoint --family`, in `registry.SHORT_NAMES`, and one in each contract about families in setup.cfg.
 """
