@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from s1_mini.sagemaker.async_store import FolderStore
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.run import make_config
 from s1_mini.server.settings import ServerSettings
+from waiting import EVENTUALLY_S, wait_until
 
 ENDPOINT = "speech-local"
 SHORT: dict[str, Any] = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8, "chunk_profile": "balanced"}
@@ -64,12 +64,5 @@ def running(
         yield Container(f"http://127.0.0.1:{port}", app, engine, store)
     finally:
         server.should_exit = True
-        thread.join(timeout=30)
+        thread.join(EVENTUALLY_S)
         assert not thread.is_alive()
-
-
-def wait_until(happens: Callable[[], bool], within_s: float = 30.0) -> None:
-    ends = time.monotonic() + within_s
-    while not happens():
-        assert time.monotonic() < ends, "it did not happen"
-        time.sleep(0.01)

@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +19,10 @@ import pytest
 
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.replicas.proxy import find_proxy
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
-START_S = 120.0  # of two processes that load torch, on a busy machine
 
 
 def lacks_proxy() -> bool:
@@ -104,7 +103,7 @@ def replicated(checkpoint: Path, store: Path, *options: str, count: int = 2, **e
         reader = threading.Thread(target=lambda: door.lines.extend(iter(process.stderr.readline, "")))  # type: ignore[union-attr]
         reader.start()
         try:
-            wait_until(lambda: door.num_ready() == count, START_S)
+            wait_until(lambda: door.num_ready() == count)
             yield door
         finally:
             process.terminate()
@@ -115,10 +114,3 @@ def replicated(checkpoint: Path, store: Path, *options: str, count: int = 2, **e
                 raise
             finally:
                 reader.join()
-
-
-def wait_until(happens: Callable[[], bool], within_s: float = 30.0) -> None:
-    ends = time.monotonic() + within_s
-    while not happens():
-        assert time.monotonic() < ends, "it did not happen"
-        time.sleep(0.05)

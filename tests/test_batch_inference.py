@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from held_generation import Held, held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
 
 BATCH = """
@@ -162,15 +163,15 @@ class TestBatchIntegration:
         assert [len(result.audio) for result in response.results] == [8 * 2048] * 3
 
     def test_an_event_loop_goes_on_while_a_batch_is_spoken(self, engine: ProductionTTSEngine) -> None:
-        async def count_while_speaking() -> int:
+        async def turn_while_speaking(held: Held) -> bool:
             spoken = asyncio.ensure_future(engine.generate_batch_async(texts=["Hello. " * 4], max_new_tokens=40))
-            turns = 0
-            while not spoken.done():
+            while not engine.health_check()["requests"]:
                 await asyncio.sleep(0.001)
-                turns += 1
-            return turns
+            held.release()
+            return (await spoken).success
 
-        assert asyncio.run(count_while_speaking()) > 5
+        with held_generation() as held:
+            assert asyncio.run(turn_while_speaking(held))
 
 
 class TestBatchPerformance:

@@ -13,6 +13,7 @@ import pytest
 import soundfile
 import torch
 
+from held_generation import held_generation
 from s1_mini import EngineConfig, EngineState, GenerationResponse, ProductionTTSEngine
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import (
@@ -27,6 +28,7 @@ from s1_mini.exceptions import (
 )
 from s1_mini.families.s1.network import S1Network
 from s1_mini.runtime.running import Running
+from waiting import EVENTUALLY_S
 
 
 def test_a_text_becomes_sound_of_whole_frames(engine: ProductionTTSEngine) -> None:
@@ -386,7 +388,7 @@ def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing
             await asyncio.sleep(0.01)
 
     monkeypatch.setattr(Running, "begin", slowly)
-    asyncio.run(asyncio.wait_for(leave(), timeout=10))
+    asyncio.run(asyncio.wait_for(leave(), EVENTUALLY_S))
 
     assert begun[0].has_ended
 
@@ -423,13 +425,16 @@ def test_an_event_loop_starts_the_engine_and_gets_what_a_thread_gets(engine: Pro
 
 def test_an_event_loop_that_gives_up_gets_back_the_engines_time(engine: ProductionTTSEngine) -> None:
     async def leave() -> None:
+        spoken = asyncio.ensure_future(engine.generate_async("Hello.", max_new_tokens=40))
+        while engine.health_check()["requests"] != 1:
+            await asyncio.sleep(0.01)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await engine.generate_async("A sentence that goes on. " * 200, max_new_tokens=400)
+            await asyncio.wait_for(spoken, 0)
         while engine.health_check()["requests"]:
             await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(leave(), 60))
+    with held_generation():
+        asyncio.run(asyncio.wait_for(leave(), EVENTUALLY_S))
 
 
 def test_a_start_that_is_cancelled_leaves_nothing_loaded(

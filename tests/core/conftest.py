@@ -19,6 +19,7 @@ from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.types import SamplingParams
 from tests.toy.stages import SAMPLE_RATE, Frames, Text, Vocoder, policies
+from waiting import wait_until
 
 ONE_THREAD = {"all": (0, 1, 2)}
 THREE_THREADS = {"text": (0,), "frames": (1,), "vocoder": (2,)}
@@ -55,10 +56,7 @@ def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **o
 
 def settle(core: EngineCore) -> None:
     """Wait until nothing is open, and look that nothing is held."""
-    ends = time.monotonic() + 10
-    while core.num_requests or any(queue.in_flight for queue in core.scheduler.stages):
-        assert time.monotonic() < ends, "it does not settle"
-        time.sleep(0.005)
+    wait_until(lambda: not core.num_requests and not any(queue.in_flight for queue in core.scheduler.stages))
     assert list(core.scheduler.audit()) == []
 
 

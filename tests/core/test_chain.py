@@ -20,6 +20,7 @@ from s1_mini.execution.stage import Pending
 from s1_mini.runtime.engine_core import EngineCore, Threads
 from tests.core.conftest import ONE_THREAD, THREE_THREADS, ask, settle, sound, start
 from tests.toy.stages import SAMPLES, Frames, Text, Vocoder, policies
+from waiting import wait_until
 
 PLACEMENTS = pytest.mark.parametrize("threads", [ONE_THREAD, {"model": (0, 1), "vocoder": (2,)}, THREE_THREADS])
 
@@ -223,9 +224,7 @@ def test_only_a_stage_whose_work_is_done_elsewhere_is_told_of_what_is_given_up(m
     next(iter(left))
     left.close()
 
-    ends = time.monotonic() + 10
-    while not told and time.monotonic() < ends:
-        time.sleep(0.005)
+    wait_until(lambda: told)
     settle(core)
     core.stop()
     assert told == [(0, [0])]

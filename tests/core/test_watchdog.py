@@ -3,37 +3,60 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable, Mapping
 
 from s1_mini.core.watchdog import Heartbeat, Watchdog
 
 
-def test_a_thread_that_does_one_thing_for_too_long_is_told_of_once() -> None:
-    told: list[tuple[str, float]] = []
+class Looks:
+    """Stands for the watchdog's pauses: calls `between` before each of `count` looks, and waits for nothing."""
+
+    def __init__(self, count: int, between: Callable[[], None]) -> None:
+        self._left, self._between = count, between
+
+    def wait(self, _: float) -> bool:
+        self._left -= 1
+        self._between()
+        return self._left < 0
+
+
+def reported(heartbeats: Mapping[str, Heartbeat], limit_s: float, looks: Looks) -> list[tuple[str, float]]:
+    """Return what a watchdog reports in some looks, each a quarter of the limit after the last."""
+    calls: list[tuple[str, float]] = []
+    watchdog = Watchdog(heartbeats, limit_s, lambda name, seconds: calls.append((name, seconds)))
+    watchdog._over = looks  # type: ignore[assignment]
+    watchdog._run()
+    return calls
+
+
+def test_a_thread_that_does_one_thing_for_too_long_is_reported_once() -> None:
     heartbeats = {"good": Heartbeat(), "bad": Heartbeat()}
-    watch = Watchdog(heartbeats, 0.2, lambda name, seconds: told.append((name, seconds)))
-    watch.start()
 
     with heartbeats["bad"]:
-        time.sleep(1.0)
-    watch.stop()
+        calls = reported(heartbeats, 0.2, Looks(20, lambda: None))
 
-    assert [name for name, _ in told] == ["bad"]
-    assert told[0][1] >= 0.2
+    assert [name for name, _ in calls] == ["bad"]
+    assert calls[0][1] >= 0.2
 
 
 def test_a_thread_that_does_many_things_or_nothing_is_left_alone() -> None:
-    told: list[str] = []
-    heartbeat, end = Heartbeat(), time.monotonic() + 1.0
-    watch = Watchdog({"busy": heartbeat, "idle": Heartbeat()}, 0.3, lambda name, _: told.append(name))
-    watch.start()
+    heartbeat = Heartbeat()
 
-    while time.monotonic() < end:
-        with heartbeat:
-            time.sleep(0.01)
-    watch.stop()
+    def work() -> None:
+        heartbeat.__exit__()
+        heartbeat.__enter__()
 
-    assert told == []
+    assert reported({"busy": heartbeat, "idle": Heartbeat()}, 0.3, Looks(20, work)) == []
+
+
+def test_a_hanging_thread_is_reported_by_the_watchdogs_own_thread() -> None:
+    heartbeat, is_reported = Heartbeat(), threading.Event()
+    watchdog = Watchdog({"bad": heartbeat}, 0.2, lambda *_: is_reported.set())
+    watchdog.start()
+
+    with heartbeat:
+        is_reported.wait()
+    watchdog.stop()
 
 
 def test_a_watch_that_was_stopped_ends() -> None:

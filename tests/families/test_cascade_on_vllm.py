@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from s1_mini.families.cascade.random import random_voice
 from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.types import Voice
 from tests.families.conftest import CPU
+from waiting import wait_until
 
 TEXTS = ["One.", "Two of them, here.", "A third one that is longer than they are.", "[laughs] Four! ♪ la la ♪"]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 16}
@@ -59,13 +59,6 @@ def expected(ours: ProductionTTSEngine) -> list[np.ndarray]:
 
 def stages(engine: ProductionTTSEngine) -> list[WorkedStage]:
     return [stage for stage in engine._running.synthesizer._chain.stages if isinstance(stage, WorkedStage)]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.01)
 
 
 def test_what_is_packed_for_vllm_is_what_the_models_read(loaded_cascade: LoadedCascade) -> None:
@@ -124,12 +117,12 @@ def test_a_seed_gives_the_same_sound_and_parameters_go_to_the_worker(
 def test_what_a_listener_leaves_is_dropped_by_the_worker(engine: ProductionTTSEngine) -> None:
     semantic = stages(engine)[0].worker
     streams = [engine.stream(text, temperature=0.0, max_new_tokens=700) for text in TEXTS]
-    until(lambda: semantic.num_sequences == 3)
+    wait_until(lambda: semantic.num_sequences == 3)
 
     for stream in streams:
         stream.close()
 
-    until(lambda: not any(stage.worker.num_sequences for stage in stages(engine)))
+    wait_until(lambda: not any(stage.worker.num_sequences for stage in stages(engine)))
     assert list(engine._running.synthesizer.core.scheduler.audit()) == []
 
 
@@ -138,7 +131,7 @@ def test_a_worker_that_is_killed_costs_what_it_was_at_and_nothing_after(
 ) -> None:
     coarse = stages(engine)[1].worker
     stream = engine.stream(TEXTS[2], temperature=0.0, max_new_tokens=700)
-    until(lambda: coarse.num_sequences > 0)
+    wait_until(lambda: coarse.num_sequences > 0)
 
     os.kill(coarse.pid, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
 

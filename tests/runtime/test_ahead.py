@@ -22,6 +22,7 @@ from s1_mini.runtime import ahead
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import Choice
+from waiting import wait_until
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
 
@@ -59,13 +60,6 @@ def nobody_waits_for_a_compiler_beyond_its_test() -> Iterator[None]:
     for thread in threading.enumerate():
         if thread.name == "s1_mini compiler":
             thread.join(60)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not is_so() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert is_so()
 
 
 def test_what_is_compiled_beside_the_engine_is_used_then_and_at_once_the_next_time(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice
 from voice_formats import BOOKS
+from waiting import wait_until
 
 SLOTS, POSITIONS = 6, 704
 
@@ -86,7 +85,7 @@ def test_who_breaks_off_takes_nothing_from_the_others(both: tuple[Synthesizer, S
         heard = np.concatenate([chunk.audio for chunk in queue])
         assert heard.shape == alone.shape
         assert np.abs(heard - alone).max() < 1e-4
-    wait_for(lambda: not both[0].core.num_requests)
+    wait_until(lambda: not both[0].core.num_requests)
     assert list(both[0].core.scheduler.audit()) == []
 
 
@@ -110,13 +109,6 @@ def test_a_frame_that_could_not_be_launched_ahead_is_launched_again(
 
     assert heard.shape == expected.shape
     assert np.abs(heard - expected).max() < 1e-4
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def begin(slot: int, prompt: torch.Tensor) -> Begin:

@@ -12,7 +12,7 @@ import pytest
 
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError
 from s1_mini.runtime.recordings import Check, Recordings
-from tests.server.conftest import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 
 class Kept:
@@ -93,7 +93,7 @@ def test_work_that_is_cancelled_under_way_ends_and_makes_room(line: Recordings) 
     wait_until(lambda: line.health()["running"] == 1)
     future.cancel()
 
-    assert ended.wait(5)
+    assert ended.wait(EVENTUALLY_S)
     assert line.submit(lambda _: "next").result(5) == "next"
 
 

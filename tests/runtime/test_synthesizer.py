@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from held_generation import SOUNDS, held_generation
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import (
@@ -27,6 +28,7 @@ from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice
+from waiting import wait_until
 
 SLOTS = 4
 FOREVER = float("inf")
@@ -118,15 +120,13 @@ def test_later_pieces_speak_with_the_voice_that_the_first_has_found(synthesizer:
 
 
 def test_what_a_listener_leaves_is_given_up_within_a_frame(synthesizer: Synthesizer) -> None:
-    queue = ask(synthesizer, frames=400)
-    listener = iter(queue)
-    next(listener)
+    with held_generation(SOUNDS):
+        queue = ask(synthesizer, frames=400)
+        listener = iter(queue)
+        next(listener)
 
-    listener.close()
-
-    until = time.monotonic() + 5
-    while synthesizer.core.num_requests and time.monotonic() < until:
-        time.sleep(0.01)
+        listener.close()
+        wait_until(lambda: not synthesizer.core.num_requests)
     assert queue.has_ended
     assert list(synthesizer.core.scheduler.audit()) == []
 
@@ -144,9 +144,10 @@ def test_the_last_chunk_tells_where_the_first_seconds_went(synthesizer: Synthesi
 
 
 def test_what_was_left_before_its_turn_tells_of_no_prefill(synthesizer: Synthesizer) -> None:
-    queues = [ask(synthesizer, frames=400) for _ in range(synthesizer.num_slots + 1)]
-    for queue in queues:
-        queue.close()
+    with held_generation():
+        queues = [ask(synthesizer, frames=400) for _ in range(synthesizer.num_slots + 1)]
+        for queue in queues:
+            queue.close()
 
     assert [chunk.timing.prefill_s for chunk in queues[-1] if chunk.timing] == [None]
 
@@ -154,11 +155,12 @@ def test_what_was_left_before_its_turn_tells_of_no_prefill(synthesizer: Synthesi
 def test_a_full_queue_refuses_and_what_was_taken_in_is_spoken(speaker: Speaker) -> None:
     synthesizer = start(speaker, max_queue_size=2, max_batch_size=1)
     queues, refusals = [], []
-    for i in range(8):
-        try:
-            queues.append(ask(synthesizer, f"Text {i}.", frames=30))
-        except QueueFullError as error:
-            refusals.append(error.retry_after_s)
+    with held_generation():
+        for i in range(8):
+            try:
+                queues.append(ask(synthesizer, f"Text {i}.", frames=30))
+            except QueueFullError as error:
+                refusals.append(error.retry_after_s)
 
     assert refusals
     assert min(refusals) >= 1
@@ -178,10 +180,11 @@ def test_stopping_finishes_what_was_taken_in_and_refuses_what_comes(speaker: Spe
 
 
 def test_a_request_past_its_deadline_ends_with_an_error_and_frees_its_slot(synthesizer: Synthesizer) -> None:
-    queue = ask(synthesizer, frames=400, deadline=time.monotonic() + 0.05)
+    with held_generation():
+        queue = ask(synthesizer, frames=400, deadline=time.monotonic() + 0.05)
 
-    with pytest.raises(RequestTimeoutError, match="not finished in time"):
-        sound(queue)
+        with pytest.raises(RequestTimeoutError, match="not finished in time"):
+            sound(queue)
     assert list(synthesizer.core.scheduler.audit()) == []
 
 

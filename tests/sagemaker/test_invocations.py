@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from container_room import SHORT, running, wait_until
+from container_room import SHORT, running
+from held_generation import held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
+from waiting import wait_until
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
@@ -188,9 +190,9 @@ def test_lines_wait_for_a_queue_that_is_full_instead_of_failing(container: Any, 
 
 def test_a_client_that_leaves_its_lines_leaves_nothing_behind(container: Any) -> None:
     body = "\n".join(json.dumps(SHORT | {"text": "One two three. " * 30, "max_new_tokens": 200}) for _ in range(20))
-    with container.http() as http:
-        headers = {"Content-Type": "application/jsonlines"}
-        with pytest.raises(httpx2.TimeoutException):
+    headers = {"Content-Type": "application/jsonlines"}
+    with held_generation():
+        with container.http() as http, pytest.raises(httpx2.TimeoutException):
             http.post("/invocations", content=body, headers=headers, timeout=0.5)
 
-    wait_until(lambda: container.engine.health_check()["requests"] == 0, within_s=5)
+        wait_until(lambda: container.engine.health_check()["requests"] == 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -16,12 +15,14 @@ import pytest
 import soundfile
 from botocore.exceptions import ClientError, EventStreamError
 
-from container_room import ENDPOINT, SHORT, wait_until
+from container_room import ENDPOINT, SHORT
+from held_generation import SOUNDS, held_generation
 from s1_mini.audio.stream_encoder import StreamEncoder
 from s1_mini.exceptions import ConfigurationError, GenerationError
 from s1_mini.sagemaker.async_store import FolderStore, open_store
 from s1_mini.sagemaker.local_endpoint import LocalEndpoint
 from s1_mini.sagemaker.settings import ContainerSettings
+from waiting import wait_until
 
 LONG: dict[str, Any] = SHORT | {"text": "One two three. " * 20, "max_new_tokens": 30, "chunk_profile": "ttfa"}
 
@@ -35,13 +36,9 @@ def path_of(location: str) -> Path:
 
 
 def wait_for(*locations: str) -> Path:
-    ends = time.monotonic() + 20
-    while time.monotonic() < ends:
-        for path in map(path_of, locations):
-            if path.exists():
-                return path
-        time.sleep(0.02)
-    raise AssertionError("nothing was written")
+    paths = [path_of(location) for location in locations]
+    wait_until(lambda: any(path.exists() for path in paths))
+    return next(path for path in paths if path.exists())
 
 
 def test_invoke_endpoint_gives_what_the_container_gives(runtime: Any, http: httpx2.Client) -> None:
@@ -77,12 +74,13 @@ def test_the_parts_of_a_response_stream_are_the_whole_answer(runtime: Any, http:
 
 
 def test_the_first_part_comes_before_the_last_is_made(runtime: Any) -> None:
-    started = time.monotonic()
-    answer = runtime.invoke_endpoint_with_response_stream(**call(**LONG, stream=True), Accept="audio/pcm")
-    times = [time.monotonic() - started for _ in answer["Body"]]
+    with held_generation(SOUNDS) as held:
+        answer = runtime.invoke_endpoint_with_response_stream(**call(**LONG, stream=True), Accept="audio/pcm")
+        parts = iter(answer["Body"])
+        next(parts)
+        held.release()
 
-    assert len(times) > 3
-    assert times[0] < 0.6 * times[-1]
+        assert len(list(parts)) > 2
 
 
 def test_a_failure_midway_is_a_model_stream_error_after_good_parts(
@@ -291,10 +289,11 @@ def test_a_model_that_is_not_loaded_never_is_another(runtime: Any, http: httpx2.
 
 def test_a_client_that_leaves_a_response_stream_frees_its_slot(runtime: Any, container: Any) -> None:
     long = LONG | {"text": "One two three. " * 200, "max_new_tokens": 200, "stream": True}
-    answer = runtime.invoke_endpoint_with_response_stream(**call(**long), Accept="audio/pcm")
-    next(iter(answer["Body"]))
-    assert container.engine.health_check()["requests"] == 1
+    with held_generation(SOUNDS):
+        answer = runtime.invoke_endpoint_with_response_stream(**call(**long), Accept="audio/pcm")
+        next(iter(answer["Body"]))
+        assert container.engine.health_check()["requests"] == 1
 
-    answer["Body"].close()
+        answer["Body"].close()
 
-    wait_until(lambda: container.engine.health_check()["requests"] == 0, within_s=5)
+        wait_until(lambda: container.engine.health_check()["requests"] == 0)

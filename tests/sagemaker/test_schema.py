@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.conftest import wait_until
 from tests.server.test_run import served
+from waiting import wait_until
 
 EXAMPLES = 10  # of each route, beside those that cover its fields one by one
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

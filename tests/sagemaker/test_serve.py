@@ -11,8 +11,9 @@ from pathlib import Path
 
 import httpx2
 
-from container_room import SHORT, wait_until
+from container_room import SHORT
 from s1_mini.sagemaker.contract import ENDING
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 CLIENT = """
@@ -41,7 +42,7 @@ def test_client_code_of_aws_speaks_with_the_command_line_and_a_signal_ends_it(ti
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: answers(url), within_s=60)
+        wait_until(lambda: answers(url))
         aws = {"AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": url, "AWS_DEFAULT_REGION": "eu-central-1"}
         aws |= {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "NO_PROXY": "127.0.0.1"}
         said = subprocess.check_output([sys.executable, "-c", CLIENT, json.dumps(SHORT)], env=environment | aws)

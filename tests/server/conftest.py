@@ -19,6 +19,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.app import create_app
 from s1_mini.server.run import make_config
 from s1_mini.server.settings import ServerSettings
+from waiting import EVENTUALLY_S, wait_until
 
 # Many pieces; without a seed all of them could end early by chance.
 LONG_SPEECH = {"text": "A sentence that goes on and on. " * 20, "seed": 1}
@@ -32,6 +33,8 @@ class Door:
     port: int
     app: FastAPI
     engine: ProductionTTSEngine
+    thread: threading.Thread
+    loop: asyncio.AbstractEventLoop
 
     def client(self) -> httpx2.Client:
         """Give a client of no TLS, which would read the machine's certificates for 25 ms of a processor."""
@@ -54,21 +57,41 @@ def serving(engine: ProductionTTSEngine, *, waits: bool = True, **settings: obje
     try:
         wait_until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
-        door = Door(f"http://127.0.0.1:{port}", port, app, engine)
+        door = Door(f"http://127.0.0.1:{port}", port, app, engine, thread, loops[0])
         if waits:
             wait_until(lambda: app.state.gate.refusal() is None)
         yield door
     finally:
         server.should_exit = True
-        thread.join(timeout=30)
+        thread.join(EVENTUALLY_S)
         assert not thread.is_alive()
 
 
-def wait_until(happens, within_s: float = 30.0) -> None:
-    ends = time.monotonic() + within_s
-    while not happens():
-        assert time.monotonic() < ends, "it did not happen"
-        time.sleep(0.01)
+class Clock:
+    """`time.monotonic`, which a test moves forward for one server's thread, and so for its event loop, too."""
+
+    def __init__(self) -> None:
+        self._plain = time.monotonic
+        self._shift_s: dict[int | None, float] = {}  # by thread
+
+    def __call__(self) -> float:
+        """Return the calling thread's time."""
+        return self._plain() + self._shift_s.get(threading.get_ident(), 0.0)
+
+    def advance(self, door: Door, seconds: float) -> None:
+        """Move the time forward; on return the server has handled what arrived and what became due."""
+        thread = door.thread.ident
+        self._shift_s[thread] = self._shift_s.get(thread, 0.0) + seconds
+        for _ in range(3):  # what is due is scheduled, called, and followed up
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), door.loop).result()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of servers that the test itself starts; their limits in seconds are longer than a machine stalls."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
 
 
 @pytest.fixture(scope="session")

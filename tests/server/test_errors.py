@@ -17,7 +17,7 @@ from s1_mini import exceptions
 from s1_mini.exceptions import S1MiniError
 from s1_mini.runtime.running import Running
 from s1_mini.server import errors
-from tests.server.conftest import wait_until
+from waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
 DEEP = b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"

@@ -15,7 +15,8 @@ import pytest
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.logs import JsonFormatter
 from s1_mini.types import EngineState
-from tests.server.conftest import Door, serving, wait_until
+from tests.server.conftest import Door, serving
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BODY = {"text": "Good morning.", "max_new_tokens": 8}

@@ -20,9 +20,13 @@ import soundfile
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from held_generation import held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.accounts import Resource
-from tests.server.conftest import LONG_SPEECH, Door, serving, wait_until
+from s1_mini.types import Reference, Voice
+from s1_mini.voices.reference import ReferenceEncoder
+from tests.server.conftest import LONG_SPEECH, Clock, Door, serving
+from waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
 LONG = LONG_SPEECH | {"stream": True, "format": "pcm", "max_new_tokens": 300}
@@ -36,8 +40,8 @@ def held_bytes(door: Door) -> int:
 
 @pytest.fixture(scope="module")
 def open_door(small_engine: ProductionTTSEngine) -> Iterator[Door]:
-    """A server that waits for nobody."""
-    with serving(small_engine, send_timeout_s=1.0, body_timeout_s=20.0, max_connections=32) as door:
+    """A server with a short send timeout and few connections."""
+    with serving(small_engine, send_timeout_s=1.0, max_connections=32) as door:
         yield door
 
 
@@ -104,7 +108,7 @@ def test_an_unknown_key_of_a_megabyte_is_not_sent_back(http: httpx2.Client) -> N
 
 def test_a_body_in_chunks_of_one_byte_is_refused(door: Door) -> None:
     lines = b"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with pinging(door) as took, socket.create_connection(("127.0.0.1", door.port), timeout=20) as plug:
+    with pinging(door) as took, socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug:
         plug.sendall(lines + b"Transfer-Encoding: chunked\r\n\r\n")
         received = b""
         try:
@@ -119,7 +123,7 @@ def test_a_body_in_chunks_of_one_byte_is_refused(door: Door) -> None:
 
 
 def test_what_is_no_http_is_refused_in_the_shape_of_all_errors(door: Door) -> None:
-    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as plug:
+    with socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug:
         plug.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         told, _, body = plug.makefile("rb").read().partition(b"\r\n\r\n")
 
@@ -130,7 +134,7 @@ def test_what_is_no_http_is_refused_in_the_shape_of_all_errors(door: Door) -> No
 def test_the_bodies_of_all_together_are_bounded(small_engine: ProductionTTSEngine) -> None:
     # a quarter of the bytes is kept for other clients, and one request may hold a third of the rest
     with serving(small_engine, max_bodies_bytes=400_000) as door, ExitStack() as held:
-        plugs = [held.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=20)) for _ in range(2)]
+        plugs = [held.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=60)) for _ in range(2)]
         plugs[0].sendall(head(90_000) + b" " * 80_000)
         wait_until(lambda: held_bytes(door) == 80_000)
         plugs[1].sendall(head(90_000) + b" " * 80_000)
@@ -152,7 +156,8 @@ def test_listeners_who_take_nothing_are_ended_and_others_are_served(open_door: D
             plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             plug.connect(("127.0.0.1", open_door.port))
             plug.sendall(head(len(body)) + body)
-        wait_until(lambda: open_door.app.state.gate.num_inside == 4)
+        with held_generation():
+            wait_until(lambda: open_door.app.state.gate.num_inside == 4)
         wait_until(lambda: open_door.app.state.gate.num_inside == 0)
 
         with open_door.client() as client:
@@ -165,8 +170,9 @@ def test_a_whole_answer_that_nobody_takes_is_ended_too(open_door: Door) -> None:
     with socket.socket() as plug:
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         plug.connect(("127.0.0.1", open_door.port))
-        plug.sendall(head(len(body)) + body)
-        wait_until(lambda: open_door.app.state.gate.num_inside == 1)
+        with held_generation():
+            plug.sendall(head(len(body)) + body)
+            wait_until(lambda: open_door.app.state.gate.num_inside == 1)
         wait_until(lambda: open_door.app.state.gate.num_inside == 0)
         wait_until(lambda: not open_door.app.state.connections._pool.busy)
 
@@ -176,7 +182,7 @@ def test_a_whole_answer_that_nobody_takes_is_ended_too(open_door: Door) -> None:
 def test_idle_connections_make_room_for_new_ones_and_say_so_once(open_door: Door, caplog) -> None:
     with ExitStack() as held, caplog.at_level(logging.WARNING, "s1_mini.server.connections"):
         for _ in range(100):
-            held.enter_context(socket.create_connection(("127.0.0.1", open_door.port), timeout=20))
+            held.enter_context(socket.create_connection(("127.0.0.1", open_door.port), timeout=60))
         with open_door.client() as client:
             assert client.get("/ping").status_code == 200
 
@@ -187,28 +193,22 @@ def test_idle_connections_make_room_for_new_ones_and_say_so_once(open_door: Door
 
 @pytest.mark.parametrize("path", ["/v1/tts", "/nowhere", "/ping"])
 def test_a_refused_request_whose_body_drips_holds_its_connection_for_seconds_only(
-    small_engine: ProductionTTSEngine, path: str
+    small_engine: ProductionTTSEngine, clock: Clock, path: str
 ) -> None:
-    with serving(small_engine, api_key="sesame") as door, socket.socket() as plug:
-        plug.settimeout(20)
-        plug.connect(("127.0.0.1", door.port))
+    with (
+        serving(small_engine, api_key="sesame") as door,
+        socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug,
+    ):
         plug.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n".encode())
-        started, received = time.monotonic(), b""
-        plug.settimeout(0.2)
-        while time.monotonic() - started < 15:
-            try:
+        received = plug.recv(65_536)
+        for _ in range(10):  # seconds
+            with suppress(OSError):
                 plug.sendall(b"x")
-                part = plug.recv(65_536)
-            except TimeoutError:
-                continue
-            except OSError:
-                break
-            if not part:
-                break
-            received += part
+            clock.advance(door, 1)
+        closed = is_closed(plug)
 
     assert received.split()[1] in (b"401", b"404", b"405")
-    assert time.monotonic() - started < 10
+    assert closed
 
 
 def flac(seconds: float, rate: int = 24_000) -> bytes:
@@ -228,7 +228,7 @@ def send_recording(door: Door, recording: bytes) -> socket.socket:
             files={"reference_audio": ("me.flac", recording)},
         )
     content = form.read()
-    plug = socket.create_connection(("127.0.0.1", door.port), timeout=20)
+    plug = socket.create_connection(("127.0.0.1", door.port), timeout=60)
     plug.sendall(head(len(content), form.headers["content-type"]) + content)
     return plug
 
@@ -239,6 +239,21 @@ def answered(plug: socket.socket) -> bytes:
     return plug.recv(65_536)
 
 
+@pytest.fixture
+def held_recordings(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """References wait to be encoded until this is set, or their clients disconnect."""
+    released, encode = threading.Event(), ReferenceEncoder.encode
+
+    def encode_later(encoder: ReferenceEncoder, reference: Reference, check: Callable[[], None]) -> Voice:
+        while not released.wait(0.005):
+            check()
+        return encode(encoder, reference, check)
+
+    monkeypatch.setattr(ReferenceEncoder, "encode", encode_later)
+    return released
+
+
+@pytest.mark.usefixtures("held_recordings")
 def test_recordings_of_clients_who_have_gone_are_gone(tiny) -> None:
     config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2)
     with ProductionTTSEngine(config) as engine, serving(engine) as door:
@@ -252,7 +267,9 @@ def test_recordings_of_clients_who_have_gone_are_gone(tiny) -> None:
         assert held_bytes(door) == 0
 
 
-def test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by(tiny) -> None:
+def test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by(
+    tiny, held_recordings: threading.Event
+) -> None:
     config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2, max_waiting_references=2)
     with ProductionTTSEngine(config) as engine, serving(engine) as door, ExitStack() as held:
         plugs = [held.enter_context(send_recording(door, flac(20))) for _ in range(8)]
@@ -260,6 +277,7 @@ def test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by(tiny
         with door.client() as client:
             assert client.post("/v1/tts", json={"text": "Hi.", "max_new_tokens": 4}).status_code == 200
         assert engine.health_check()["recordings"]["running"] > 0
+        held_recordings.set()
 
         answers = [answered(plug) for plug in plugs]
         refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503")]
@@ -268,7 +286,7 @@ def test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by(tiny
 
 
 def test_a_head_of_hundreds_of_headers_is_refused(door: Door) -> None:
-    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as plug:
+    with socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug:
         plug.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 200 + b"\r\n")
         told = plug.makefile("rb").read()
 
@@ -350,13 +368,14 @@ def test_who_leaves_after_the_first_bytes_of_another_request_leaves_the_slot_to_
     before = open_door.engine.metrics.ends["cancelled"]
     body = json.dumps(LONG_SPEECH | {"max_new_tokens": 400}).encode()
     head = f"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    with socket.create_connection(("127.0.0.1", open_door.port), timeout=20) as plug:
-        plug.sendall(head.encode() + b"\r\n\r\n" + body)
-        wait_until(lambda: open_door.engine.health_check()["requests"] == 1)
-        with suppress(ConnectionError):
-            plug.sendall(more[:10])
-            plug.sendall(more[10:])
-    wait_until(lambda: open_door.engine.health_check()["requests"] == 0)
+    with held_generation():
+        with socket.create_connection(("127.0.0.1", open_door.port), timeout=60) as plug:
+            plug.sendall(head.encode() + b"\r\n\r\n" + body)
+            wait_until(lambda: open_door.engine.health_check()["requests"] == 1)
+            with suppress(ConnectionError):
+                plug.sendall(more[:10])
+                plug.sendall(more[10:])
+        wait_until(lambda: open_door.engine.health_check()["requests"] == 0)
 
     assert open_door.engine.metrics.ends["cancelled"] > before
 
@@ -370,12 +389,18 @@ def test_an_upload_in_many_small_pieces_is_read(door: Door) -> None:
     assert answer.json()["error"]["code"] == "body_invalid"
 
 
-def test_a_late_body_of_a_refused_request_leaves_the_connection_to_the_next(door: Door) -> None:
-    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as plug:
+def test_a_late_body_of_a_refused_request_leaves_the_connection_to_the_next(
+    small_engine: ProductionTTSEngine, clock: Clock
+) -> None:
+    with (
+        serving(small_engine) as door,
+        socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug,
+    ):
         plug.sendall(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n")
         assert plug.recv(65_536).startswith(b"HTTP/1.1 404")
         plug.sendall(b"abc")
-        time.sleep(2.5)
+        clock.advance(door, 0)  # the server has read it
+        clock.advance(door, 5)
         plug.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
         received = b""
         while b"HTTP/1.1 200" not in received:
@@ -383,18 +408,19 @@ def test_a_late_body_of_a_refused_request_leaves_the_connection_to_the_next(door
             assert part
 
 
-def test_a_listener_who_takes_slowly_gets_all_of_it(open_door: Door) -> None:
-    """Twenty kilobytes a tenth of a second, from a server that gives up on who takes nothing for a second."""
+def test_a_client_that_reads_slowly_receives_the_whole_answer(small_engine: ProductionTTSEngine, clock: Clock) -> None:
+    """20 kB each ten seconds, from a server that ends a connection on which nothing is read for forty."""
     body = json.dumps(LONG | {"stream": False, "format": "wav", "max_new_tokens": 40}).encode()
-    with socket.socket() as plug:
+    limits = {"send_timeout_s": 40, "stream_timeout_s": 3600}
+    with serving(small_engine, **limits) as door, socket.socket() as plug:
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         plug.settimeout(60)
-        plug.connect(("127.0.0.1", open_door.port))
+        plug.connect(("127.0.0.1", door.port))
         plug.sendall(head(len(body)).replace(b"Host", b"Connection: close\r\nHost") + body)
         taken = b""
-        while part := plug.recv(20_000):
+        while part := plug.recv(20_000, socket.MSG_WAITALL):
             taken += part
-            time.sleep(0.1)
+            clock.advance(door, 10)
 
     told, _, sound = taken.partition(b"\r\n\r\n")
     length = int(told.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
@@ -404,7 +430,7 @@ def test_a_listener_who_takes_slowly_gets_all_of_it(open_door: Door) -> None:
 
 def websocket(door: Door) -> socket.socket:
     """A WebSocket on which frames are written by hand."""
-    plug = socket.create_connection(("127.0.0.1", door.port), timeout=20)
+    plug = socket.create_connection(("127.0.0.1", door.port), timeout=60)
     lines = ["GET /v1/audio/speech/stream HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket"]
     lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg=="]
     plug.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
@@ -461,11 +487,11 @@ def test_recordings_of_all_stretches_that_wait_count(small_engine: ProductionTTS
             session.send(json.dumps({"type": "session.config", "reference_audio": recording}))
             session.send(json.dumps({"type": "input.text", "text": "Hi there. And"}))
         while True:
-            session.recv(timeout=20)
+            session.recv(timeout=60)
 
     with serving(small_engine, max_bodies_bytes=1_000_000) as door:
         url = f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream"
-        with connect(url, proxy=None) as session, pytest.raises(ConnectionClosed) as closed:
+        with held_generation(), connect(url, proxy=None) as session, pytest.raises(ConnectionClosed) as closed:
             fill(session)
         wait_until(lambda: held_bytes(door) == 0)
 

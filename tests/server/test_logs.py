@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from s1_mini.server.logs import TextFormatter, set_up_logging
-from tests.server.conftest import wait_until
+from waiting import wait_until
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 

@@ -20,7 +20,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.mel.random import write_random_checkpoint
-from tests.server.conftest import Door, serving, wait_until
+from tests.server.conftest import Door, serving
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
@@ -187,7 +188,7 @@ def test_stop_is_heard_by_the_engine_too(visit: Open, voiced: ProductionTTSEngin
     expect(page.get_by_role("button", name="Speak")).to_be_focused()
     expect(page.get_by_role("link", name="Download")).to_be_visible()
     assert "generatedMs" not in data(page)
-    wait_until(lambda: voiced.health_check()["requests"] == 0, within_s=5)
+    wait_until(lambda: voiced.health_check()["requests"] == 0)
 
 
 @needs_browser

@@ -11,8 +11,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
-from tests.server.conftest import Door, serving, wait_until
+from tests.server.conftest import Clock, Door, serving
+from waiting import EVENTUALLY_S, wait_until
 
 PATH = "/v1/audio/speech/stream"
 CONFIG = {"type": "session.config", "seed": 1, "max_new_tokens": 20}
@@ -33,7 +35,7 @@ def hear(socket: ClientConnection) -> tuple[list[dict[str, object]], bytes, int]
     messages, sound = [], b""
     try:
         while True:
-            message = socket.recv(timeout=20)
+            message = socket.recv(timeout=EVENTUALLY_S)
             if isinstance(message, bytes):
                 sound += message
             else:
@@ -44,7 +46,7 @@ def hear(socket: ClientConnection) -> tuple[list[dict[str, object]], bytes, int]
 
 def test_a_client_that_never_rests_is_told_when_its_time_is_over(small_engine: ProductionTTSEngine) -> None:
     with serving(small_engine, max_websocket_s=1.0) as door, session(door) as socket:
-        messages, code = chatter(socket, 20)
+        messages, code = chatter(socket)
 
     assert messages[-1]["error"]["code"] == "session_timeout"
     assert code == 1008
@@ -54,21 +56,18 @@ def test_a_client_that_never_rests_is_told_that_the_server_goes_down(small_engin
     with serving(small_engine) as door, session(door) as socket:
         say(socket, **CONFIG)
         door.app.state.gate.is_draining = True
-        messages, code = chatter(socket, 20)
+        messages, code = chatter(socket)
 
     assert messages[-1]["error"]["code"] == "shutting_down"
     assert code == 1013
 
 
-def chatter(socket: ClientConnection, within_s: float) -> tuple[list[dict[str, object]], int]:
-    """Send a letter ten times a second until the server ends it; give its messages and close code."""
-    ends = time.monotonic() + within_s
-    try:
-        while time.monotonic() < ends:
+def chatter(socket: ClientConnection) -> tuple[list[dict[str, object]], int]:
+    """Send a letter ten times a second until the server closes the session; return its messages and close code."""
+    with suppress(ConnectionClosed):
+        for _ in range(1000):
             say(socket, type="input.text", text="a")
             time.sleep(0.1)
-    except ConnectionClosed:
-        pass
     messages, _, code = hear(socket)
     return messages, code
 
@@ -122,7 +121,7 @@ def test_the_first_sentence_sounds_while_the_second_is_still_written(door: Door,
         say(socket, **CONFIG)
         for piece in ("Good mor", "ning. How a"):
             say(socket, type="input.text", text=piece)
-        first, sound = json.loads(socket.recv(timeout=20)), socket.recv(timeout=20)
+        first, sound = json.loads(socket.recv(timeout=EVENTUALLY_S)), socket.recv(timeout=EVENTUALLY_S)
         say(socket, type="input.text", text="re you?")
         say(socket, type="input.done")
         rest, more, code = hear(socket)
@@ -191,17 +190,33 @@ def test_who_says_nothing_and_who_stays_too_long_is_shown_out(small_engine: Prod
         assert closed == 1008
 
 
-def test_who_waits_for_a_slot_is_not_idle(small_engine: ProductionTTSEngine) -> None:
-    with serving(small_engine, websocket_idle_s=0.5) as door, ExitStack() as others:
+def test_a_session_whose_sentence_waits_for_a_slot_is_not_idle(small_engine: ProductionTTSEngine, clock: Clock) -> None:
+    with (
+        serving(small_engine, websocket_idle_s=60) as door,
+        ExitStack() as others,
+        held_generation(SOUNDS) as held,
+    ):
         for _ in range(3 * small_engine.config.max_batch_size):
             other = others.enter_context(session(door))
             say(other, **CONFIG | {"max_new_tokens": 400})
             say(other, type="input.text", text="A sentence that goes on and on, longer than anybody waits. And")
         wait_until(lambda: door.engine.state().num_waiting > 0)
         with session(door) as socket:
+            waiting = door.engine.state().num_waiting
             say(socket, **CONFIG)
             say(socket, type="input.text", text="A sentence that waits. And")
-            messages, _, _ = hear(socket)
+            wait_until(lambda: door.engine.state().num_waiting > waiting)
+            for _ in range(3):
+                clock.advance(door, 61)
+            held.release()
+            others.pop_all().close()
+            messages = [json.loads(socket.recv(timeout=EVENTUALLY_S))]
+            while messages[-1]["type"] != "audio.done":
+                message = socket.recv(timeout=EVENTUALLY_S)
+                messages += [json.loads(message)] if isinstance(message, str) else []
+            clock.advance(door, 61)
+            more, _, _ = hear(socket)
+            messages += more
 
     assert [message["type"] for message in messages] == ["audio.start", "audio.done", "error"]
     assert messages[-1]["error"]["code"] == "session_timeout"
@@ -209,17 +224,18 @@ def test_who_waits_for_a_slot_is_not_idle(small_engine: ProductionTTSEngine) -> 
 
 def test_who_goes_away_leaves_the_slot_to_others(door: Door) -> None:
     before = door.engine.metrics.ends["cancelled"]
-    with session(door) as socket:
-        say(socket, type="input.text", text="A sentence that goes on and on. " * 30)
-        wait_until(lambda: door.engine.health_check()["requests"] == 1)
-    wait_until(lambda: door.engine.health_check()["requests"] == 0)
-    wait_until(lambda: door.app.state.gate.num_inside == 0)
+    with held_generation():
+        with session(door) as socket:
+            say(socket, type="input.text", text="A sentence that goes on and on. " * 30)
+            wait_until(lambda: door.engine.health_check()["requests"] == 1)
+        wait_until(lambda: door.engine.health_check()["requests"] == 0)
+        wait_until(lambda: door.app.state.gate.num_inside == 0)
 
     assert door.engine.metrics.ends["cancelled"] > before
 
 
 def test_a_flood_of_text_ends_the_session(door: Door) -> None:
-    with session(door) as socket:
+    with held_generation(), session(door) as socket:
         with suppress(ConnectionClosed):  # perhaps before all is sent
             for _ in range(3):
                 say(socket, type="input.text", text="One more. " * 1500)

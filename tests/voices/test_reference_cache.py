@@ -45,7 +45,7 @@ def test_a_recording_that_many_bring_at_once_is_encoded_once(encoder: Encoder) -
     gate, heard = threading.Event(), []
 
     def slow() -> dict[str, torch.Tensor]:
-        gate.wait(10)
+        gate.wait()
         return encoder()
 
     threads = [threading.Thread(target=lambda: heard.append(cache.get("key", slow))) for _ in range(8)]
