@@ -1,14 +1,24 @@
-"""Honest clients, clients that vanish, and attackers on one server: what the honest ones get, and what the others cost.
+"""Honest clients, clients that disconnect, and attackers on one server: what each costs the others.
 
-    python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --clients 200 --seconds 300
+    python tests/hostile_load.py --checkpoint tests/assets/s1_tiny
+    python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --attackers-from 127.0.0.1
+    python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --replicas 2
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --clients 16 --seconds 3600 --no-attacks
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --each
 
-The first mixes all at once and ends with SIGTERM in the middle; the second is a soak; `--each` makes one attack after
-the other against a server that does nothing else. Prints a table and one line of JSON; the exit code is 1 if anything
-of the honest clients was lost, doubled or different. Clients, attackers and the look at `/ping` are processes of their
-own; clients and attackers, who would be on other machines, give way to the server where cores are few. Linux only:
-memory is read from /proc.
+The first is the acceptance run: a server with honest clients alone for --undisturbed seconds, then a fresh server with
+the same clients and all attacks at once, and SIGTERM under that load. Honest clients connect from 127.0.0.1 and compare
+every answer with the one that they received from the idle server; 60 % disconnect before or during their answer.
+Attackers connect from another address (127.0.0.2) or, with --attackers-from 127.0.0.1, from the same one. A refused
+client (429, 503) waits for Retry-After and tries again: refusals are counted, and are not losses.
+
+Without attacks it is a soak test; --each runs one attack after the other against a server that does nothing else.
+
+Prints a table by minutes and one line of JSON. The exit code is 1 if an answer was lost, doubled or different, or none
+was received; the other figures are for you to judge. `/ping` of the server is measured beside `/ping` of an idle
+control process, so that stalls of the machine can be told from stalls of the server. Clients, attackers and the watcher
+are processes of their own with a lower priority than the server's. Linux only: memory is read from /proc, and
+127.0.0.2 exists only there without being configured.
 """
 
 from __future__ import annotations
@@ -16,6 +26,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import gzip
 import hashlib
 import io
 import json
@@ -27,12 +38,14 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -45,62 +58,96 @@ from benchmark.server_load import Answer, Place, quantile_ms
 from s1_mini.bench.clients import resident_bytes
 
 JSON = "application/json"
-VANISHING = 0.6
-GIVES_WAY = 5
+HONEST_HOST = "127.0.0.1"
+DISCONNECTING = 0.6  # of the honest clients' requests
+NICENESS = 5  # of clients and attackers, which would run on other machines
+WATCH_INTERVAL_S = 0.1
+ANSWER_TIMEOUT_S = 300  # an answer that takes longer is lost
+EXIT_TIMEOUT_S = 60  # after SIGTERM
 FRAMES = 12
 TEXT = "The morning train was late again, and nobody knew why."
 SEEDS = 4
-KINDS = ("whole", "stream", "batch", "lines", "reference", "websocket")
+KINDS = ("whole", "flac", "stream", "batch", "lines", "reference", "websocket", "openai")
 
 
 # ---- honest clients -----------------------------------------------------------------------------------------------
 
 
 def recording(seconds: float, rate: int, seed: int | None = None, kind: str = "WAV") -> bytes:
-    """A recording of soft noise: the same for a seed, else other each time."""
+    """Return a recording of soft noise: the same for the same seed, another each time without."""
     buffer = io.BytesIO()
     soundfile.write(buffer, np.random.default_rng(seed).uniform(-0.4, 0.4, int(seconds * rate)), rate, format=kind)
     return buffer.getvalue()
 
 
-def asked(kind: str, seed: int) -> tuple[str, str, bytes]:
-    """Path, content type and body of an honest request."""
-    own: dict[str, Any] = {"seed": seed, "max_new_tokens": FRAMES}
+def request_of(kind: str, seed: int) -> tuple[str, str, bytes]:
+    """Return path, content type and body of an honest request."""
+    fields: dict[str, Any] = {"seed": seed, "max_new_tokens": FRAMES}
     if kind == "batch":
-        return "/v1/tts/batch", JSON, json.dumps(own | {"items": [{"text": TEXT}, {"text": "Yes."}]}).encode()
+        return "/v1/tts/batch", JSON, json.dumps(fields | {"items": [{"text": TEXT}, {"text": "Yes."}]}).encode()
     if kind == "lines":
-        line = json.dumps(own | {"text": "Yes."}).encode()
+        line = json.dumps(fields | {"text": "Yes."}).encode()
         return "/invocations", "application/jsonlines", line + b"\n" + line
+    if kind == "openai":
+        return "/v1/audio/speech", JSON, json.dumps(fields | {"input": TEXT, "response_format": "mp3"}).encode()
     if kind == "reference":
         coded = base64.b64encode(recording(1.0, 16_000, seed)).decode()
-        own |= {"reference_audio": coded, "reference_text": "Ah."}
-    return "/v1/tts", JSON, json.dumps(own | {"text": TEXT, "format": "pcm", "stream": kind == "stream"}).encode()
+        fields |= {"reference_audio": coded, "reference_text": "Ah."}
+    fields |= {"text": TEXT, "format": "flac" if kind == "flac" else "pcm", "stream": kind == "stream"}
+    return "/v1/tts", JSON, json.dumps(fields).encode()
 
 
-async def ask(place: Place, kind: str, seed: int, *, leaves: bool = False) -> tuple[int, bytes]:
-    """Ask as `kind`; give the status and what is to be the same each time. Who leaves hears the beginning only."""
+class Outcome(NamedTuple):
+    """What a client received: a status, the bytes to compare, and the seconds to wait if it was refused."""
+
+    status: int
+    content: bytes = b""
+    retry_after_s: float = 1.0
+
+
+async def send(place: Place, kind: str, seed: int, *, leaves: str | None = None) -> Outcome:
+    """Send one request and read its answer. `leaves` is "before" or "middle" of the answer, or None."""
     if kind == "websocket":
-        return await converse(place, seed, leaves=leaves)
-    path, content_type, body = asked(kind, seed)
+        return await speak_in_session(place, seed, leaves=leaves)
+    path, content_type, body = request_of(kind, seed)
+    if leaves == "before":
+        _, writer = await asyncio.open_connection(place.host, place.port)
+        writer.write(post(path, body, content_type))
+        await asyncio.sleep(random.random() / 2)
+        writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
+        return Outcome(0)
     answer = await place.ask("POST", path, body, Content_Type=content_type)
     with answer:
-        if leaves:
+        if leaves == "middle":
+            await answer.reader.read(100)
             answer.writer.transport.abort()
-            return 0, b""
+            return Outcome(0)
         content = await body_of(answer)
-    if kind == "batch" and answer.status == 200:
-        told = json.loads(content)
-        if not told["success"]:
-            codes = {result["error_code"] for result in told["results"]} - {None}
+        if await answer.reader.read(1):  # the client sent `Connection: close`
+            return Outcome(599, b"bytes after the end of the answer")
+    return Outcome(*comparable(kind, answer.status, content), float(answer.headers.get("retry-after", 1)))
+
+
+def comparable(kind: str, status: int, content: bytes) -> tuple[int, bytes]:
+    """Return the status of all items of an answer, and the bytes that are equal each time."""
+    if kind == "batch" and status == 200:
+        batch = json.loads(content)
+        if not batch["success"]:
+            codes = {result["error_code"] for result in batch["results"]} - {None}
             return (503 if codes == {"queue_full"} else 500), " ".join(codes).encode()
-        content = b"".join(result["audio_base64"].encode() for result in told["results"])
-    if kind == "lines" and answer.status == 200:
-        content = b"".join(json.loads(line)["audio"].encode() for line in content.splitlines())
-    return answer.status, content
+        return status, b"".join(result["audio_base64"].encode() for result in batch["results"])
+    if kind == "lines" and status == 200:
+        lines = [json.loads(line) for line in content.splitlines()]
+        if any("audio" not in line for line in lines):
+            return 500, content[:200]
+        return status, b"".join(line["audio"].encode() for line in lines)
+    return status, content
 
 
 async def body_of(answer: Answer) -> bytes:
-    """Read an answer to its end; a stream without its end mark is an error."""
+    """Read an answer to its end. Raises if a stream ends without its end mark."""
     if answer.headers.get("transfer-encoding") == "chunked":
         parts = []
         while part := await answer.chunk():
@@ -109,110 +156,190 @@ async def body_of(answer: Answer) -> bytes:
     return await answer.reader.readexactly(int(answer.headers["content-length"]))
 
 
-async def converse(place: Place, seed: int, *, leaves: bool) -> tuple[int, bytes]:
-    """Speak one sentence over a WebSocket."""
-    sound = b""
-    url = f"ws://{place.host}:{place.port}/v1/audio/speech/stream"
+def session_url(place: Place) -> str:
+    return f"ws://{place.host}:{place.port}/v1/audio/speech/stream"
+
+
+async def speak_in_session(place: Place, seed: int, *, leaves: str | None) -> Outcome:
+    """Speak two sentences over a WebSocket; their order and texts are compared, too."""
+    audio, sentences = b"", []
     try:
-        async with websockets.connect(url, proxy=None, open_timeout=60, close_timeout=1) as plug:
-            await plug.send(json.dumps({"type": "session.config", "seed": seed, "max_new_tokens": FRAMES}))
-            await plug.send(json.dumps({"type": "input.text", "text": TEXT}))
-            if leaves:
-                plug.transport.abort()
-                return 0, b""
-            await plug.send(json.dumps({"type": "input.done"}))
-            async for message in plug:
+        async with websockets.connect(session_url(place), proxy=None, open_timeout=60, close_timeout=1) as session:
+            await session.send(json.dumps({"type": "session.config", "seed": seed, "max_new_tokens": FRAMES}))
+            await session.send(json.dumps({"type": "input.text", "text": f"{TEXT} Yes indeed. "}))
+            if leaves == "before":
+                session.transport.abort()
+                return Outcome(0)
+            await session.send(json.dumps({"type": "input.done"}))
+            async for message in session:
                 if isinstance(message, bytes):
-                    sound += message
-                elif (told := json.loads(message))["type"] == "error":
-                    code = told["error"]["code"]
-                    return 503 if code in ("queue_full", "server_busy") else 500, code.encode()
-                elif told["type"] == "session.done":
-                    return 200, sound
+                    audio += message
+                    if leaves:
+                        session.transport.abort()
+                        return Outcome(0)
+                    continue
+                event = json.loads(message)
+                if event["type"] == "error":
+                    code = event["error"]["code"]
+                    is_refused = code in ("queue_full", "server_busy", "too_many_requests")
+                    return Outcome(503 if is_refused else 500, code.encode())
+                if event["type"] == "audio.start":
+                    sentences.append((event["index"], event["text"]))
+                if event["type"] == "session.done":
+                    return Outcome(200, audio + repr(sentences).encode())
     except websockets.InvalidStatus as refused:
-        return refused.response.status_code, b""
-    return 500, b""
+        wait_s = float(refused.response.headers.get("Retry-After", 1))
+        return Outcome(refused.response.status_code, b"", wait_s)
+    return Outcome(500, b"the session ended without session.done")
 
 
 @dataclass
-class Seen:
-    """What the honest clients saw."""
+class Tally:
+    """What the honest clients received."""
 
     whole: Counter[str] = field(default_factory=Counter)
     left: int = 0
-    refused: int = 0  # with a status that says when to come again; asked again
+    refused: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
+    doubled: int = 0
     different: int = 0
+    latencies_s: list[float] = field(default_factory=list)
+
+    @property
+    def num_whole(self) -> int:
+        """Answers that were received whole."""
+        return sum(self.whole.values())
 
 
 class Honest:
-    """Clients who ask and compare what they get with what they got when nobody else was there."""
+    """Clients that compare every answer with that of the idle server."""
 
-    def __init__(self, place: Place, over: Any) -> None:
-        self._place, self._over, self.seen = place, over, Seen()
+    def __init__(self, place: Place, begun: Any, over: Any) -> None:
+        self._place, self._begun, self._over, self.tally = place, begun, over, Tally()
         self._expected: dict[tuple[str, int], bytes] = {}
 
-    async def run(self, clients: int, seconds: float) -> Seen:
-        """Keep so many clients asking until the time is over."""
+    async def run(self, clients: int) -> Tally:
+        """Learn the expected answers, then keep `clients` requests under way until it is over."""
         for kind in KINDS:
             for seed in range(SEEDS):
-                status, content = await ask(self._place, kind, seed)
-                assert status == 200, (kind, status)
-                self._expected[kind, seed] = hashlib.sha256(content).digest()
-        ends = time.monotonic() + seconds
-        await asyncio.gather(*(self._client(number, ends) for number in range(clients)))
-        return self.seen
+                outcome = await send(self._place, kind, seed)
+                assert outcome.status == 200, (kind, outcome)
+                self._expected[kind, seed] = hashlib.sha256(outcome.content).digest()
+        self._begun.set()
+        await asyncio.gather(*(self._client(number) for number in range(clients)))
+        return self.tally
 
-    async def _client(self, number: int, ends: float) -> None:
+    async def _client(self, number: int) -> None:
         chance = random.Random(number)
-        while time.monotonic() < ends and not self._over.is_set():
-            await asyncio.sleep(await self._once(chance))
+        while not self._over.is_set():
+            kind, seed = chance.choice(KINDS), chance.randrange(SEEDS)
+            leaves = chance.choice(("before", "middle")) if chance.random() < DISCONNECTING else None
+            wait_s = await self._once(kind, seed, leaves)
+            while wait_s and not self._over.is_set():
+                await asyncio.sleep(min(wait_s, 0.5))
+                wait_s = max(0.0, wait_s - 0.5)
 
-    async def _once(self, chance: random.Random) -> float:
-        """Ask once and note what came of it; give the seconds to wait before the next time."""
-        kind, seed, leaves = chance.choice(KINDS), chance.randrange(SEEDS), chance.random() < VANISHING
+    async def _once(self, kind: str, seed: int, leaves: str | None) -> float:
+        """Send one request and count its outcome; return the seconds to wait before the next."""
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(300):
-                status, content = await ask(self._place, kind, seed, leaves=leaves)
-        except Exception as error:
-            self._lose(f"{kind} {type(error).__name__}: {error}", leaves=leaves)
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                outcome = await send(self._place, kind, seed, leaves=leaves)
+        except Exception as error:  # whatever a client meets is counted
+            if leaves is None:
+                self._lose(f"{kind} {type(error).__name__}: {error}")
             return 0.1
-        if leaves:
-            self.seen.left += 1
-        elif status in (429, 503):
-            self.seen.refused += 1
-            return 1.0
-        elif status != 200:
-            self._lose(f"{kind} status {status} {content!r}")
-        elif hashlib.sha256(content).digest() != self._expected[kind, seed]:
-            self.seen.different += 1
-        else:
-            self.seen.whole[kind] += 1
+        if leaves and outcome.status == 0:
+            self.tally.left += 1
+        elif outcome.status in (429, 503):
+            if not self._over.is_set():
+                self.tally.refused[f"{outcome.status} {kind}"] += 1
+            return outcome.retry_after_s
+        elif outcome.status == 599:
+            self.tally.doubled += 1
+        elif outcome.status != 200:
+            self._lose(f"{kind} status {outcome.status} {outcome.content[:100]!r}")
+        elif hashlib.sha256(outcome.content).digest() != self._expected[kind, seed]:
+            self.tally.different += 1
+        elif not self._over.is_set():
+            self.tally.whole[kind] += 1
+            self.tally.latencies_s.append(time.monotonic() - began)
         return 0.0
 
-    def _lose(self, what: str, *, leaves: bool = False) -> None:
-        if not leaves and not self._over.is_set():  # after SIGTERM what is not finished ends with an error
-            self.seen.lost[what[:200]] += 1
+    def _lose(self, reason: str) -> None:
+        if not self._over.is_set():  # after SIGTERM, an unfinished request ends with an error
+            self.tally.lost[reason[:200]] += 1
+
+
+def run_honest(place: Place, clients: int, begun: Any, over: Any, results: Any) -> None:
+    os.nice(NICENESS)
+    results.send(asyncio.run(Honest(place, begun, over).run(clients)))
 
 
 # ---- attackers ----------------------------------------------------------------------------------------------------
 
 
-def form(audio: bytes, name: str = "a.wav") -> tuple[str, bytes]:
-    """Content type and body of a form with a recording."""
-    head = f'--x\r\nContent-Disposition: form-data; name="reference_audio"; filename="{name}"\r\n\r\n'.encode()
-    text = b'\r\n--x\r\nContent-Disposition: form-data; name="text"\r\n\r\nHi.\r\n--x--\r\n'
-    return "multipart/form-data; boundary=x", head + audio + text
+@dataclass(frozen=True)
+class Target:
+    """The server, and the address from which it is attacked."""
+
+    place: Place
+    source: str = HONEST_HOST
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection from the attackers' address."""
+        return await asyncio.open_connection(self.place.host, self.place.port, local_addr=(self.source, 0))
+
+    async def send(self, content: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection and send bytes on it."""
+        reader, writer = await self.connect()
+        writer.write(content)
+        await writer.drain()
+        return reader, writer
+
+    def session(self, **options: Any) -> Any:
+        """Open a WebSocket session from the attackers' address."""
+        url = session_url(self.place)
+        return websockets.connect(url, proxy=None, max_size=None, local_addr=(self.source, 0), **options)
 
 
-async def throw(place: Place, path: str, kind: str, body: bytes, stays_s: float = 60.0) -> int:
-    """Send a body and wait for the answer so long, then leave; give the status."""
-    try:
+def post(path: str, content: bytes, kind: str = JSON, **headers: str) -> bytes:
+    """Return a whole request."""
+    lines = {"Host": HONEST_HOST, "Content-Type": kind, "Content-Length": str(len(content)), **headers}
+    head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content
+
+
+def form(parts: dict[str, bytes], *, files: dict[str, bytes] | None = None, charset: str = "") -> tuple[str, bytes]:
+    """Return content type and body of a multipart form."""
+    content = b""
+    for name, value in parts.items():
+        content += f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + value + b"\r\n"
+    for name, value in (files or {}).items():
+        line = f'--x\r\nContent-Disposition: form-data; name="{name}"; filename="a.wav"\r\n\r\n'
+        content += line.encode() + value + b"\r\n"
+    return "multipart/form-data; boundary=x" + charset, content + b"--x--\r\n"
+
+
+def one_request(content: Callable[[], bytes], stays_s: float = 60.0) -> Callable[[Target], Awaitable[Any]]:
+    """Return the attack that sends one request and stays for `stays_s`, or until it is answered."""
+
+    async def attack(target: Target) -> None:
         async with asyncio.timeout(stays_s):
-            with await place.ask("POST", path, body, Content_Type=kind) as answer:
-                return answer.status
-    except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
-        return 0
+            reader, writer = await target.send(content())
+            with suppress(asyncio.LimitOverrunError):
+                await reader.readuntil(b"\r\n\r\n")
+            writer.transport.abort()
+
+    return attack
+
+
+def body(path: str, content: bytes, kind: str = JSON) -> Callable[[Target], Awaitable[Any]]:
+    return one_request(lambda: post(path, content, kind))
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: {HONEST_HOST}\r\nConnection: close\r\n\r\n".encode()
 
 
 NUMBERS = b'{"items":[' + b"1," * 4_000_000 + b"1]}"
@@ -222,100 +349,199 @@ DIGITS = b'{"text":"Hi.","seed":' + b"9" * 15_000_000 + b"}"
 ESCAPES = b'{"text":"' + b"\\n" * 7_000_000 + b'"}'
 MARKS = json.dumps({"text": "a" + "\u0301\u0323" * 9_900}).encode()
 TEXT_16MB = json.dumps({"text": "a" * 16_000_000}).encode()
+LONG_TEXT = "One two three four. " * 990  # just below the 20,000 characters that are allowed
+LONG = {"text": LONG_TEXT, "seed": 1, "max_new_tokens": 200}
+HANDSHAKE = (
+    f"GET /v1/audio/speech/stream HTTP/1.1\r\nHost: {HONEST_HOST}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+).encode()
 
 
-async def gone_recordings(place: Place) -> None:
-    """Recordings of ten megabytes whose senders leave after a quarter of a second."""
-    kind, body = form(recording(50, 96_000))
-    await throw(place, "/v1/tts", kind, body, stays_s=0.25)
+@cache
+def zip_bomb() -> bytes:
+    """Return a request to add a voice whose file of a few hundred bytes holds an array of 256 MiB."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_BZIP2) as archive, archive.open("speaker.npy", "w") as entry:
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (2**26,)}
+        np.lib.format.write_array_header_1_0(entry, shape)
+        for _ in range(256):
+            entry.write(bytes(2**20))
+    kind, content = form({"name": b"bomb", "text": b"Ah."}, files={"audio": buffer.getvalue()})
+    return post("/v1/voices", content.replace(b"a.wav", b"a.npz"), kind)
 
 
-async def rates(place: Place) -> None:
-    """A minute at 384 kHz in a small flac."""
+async def gone_recordings(target: Target) -> None:
+    """Recordings of ten megabytes whose clients disconnect after a quarter of a second."""
+    kind, content = form({"text": b"Hi."}, files={"reference_audio": recording(50, 96_000)})
+    await one_request(lambda: post("/v1/tts", content, kind), stays_s=0.25)(target)
+
+
+async def rates(target: Target) -> None:
+    """A minute at 384 kHz in a small FLAC file."""
     buffer = io.BytesIO()
     wave = np.zeros(60 * 384_000, np.int16)
     wave[:: random.randint(300, 400)] = 20_000
     soundfile.write(buffer, wave, 384_000, format="FLAC")
-    await throw(place, "/v1/tts", *form(buffer.getvalue(), "a.flac"), stays_s=20)
+    kind, content = form({"text": b"Hi."}, files={"reference_audio": buffer.getvalue()})
+    await one_request(lambda: post("/v1/tts", content, kind), stays_s=20)(target)
 
 
-async def unread(place: Place) -> None:
-    """A stream that nobody reads."""
-    body = json.dumps({"text": "One two three four. " * 40, "stream": True, "format": "pcm"}).encode()
-    with suppress(OSError):
-        plug = socket.create_connection((place.host, place.port), timeout=5)
-        with plug:
-            head = f"POST /v1/tts HTTP/1.1\r\nHost: {place.host}\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}"
-            plug.sendall(f"{head}\r\n\r\n".encode() + body)
-            await asyncio.sleep(60)
+async def unread(target: Target) -> None:
+    """Three streams that are never read."""
+    content = post("/v1/tts", json.dumps(LONG | {"stream": True, "format": "pcm"}).encode())
+    writers = []
+    try:
+        for _ in range(3):
+            reader, writer = await target.send(content)
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            writers.append(writer)
+        await asyncio.sleep(25)
+    finally:
+        for writer in writers:
+            writer.transport.abort()
 
 
-async def idle(place: Place) -> None:
-    """Three hundred connections that say nothing."""
-    plugs = []
-    with suppress(OSError):
-        for _ in range(300):
-            plugs.append((await asyncio.open_connection(place.host, place.port))[1])
-            await asyncio.sleep(0)
-    await asyncio.sleep(15)
-    for plug in plugs:
-        plug.close()
+async def read_slowly(target: Target) -> None:
+    """Eight streams, each read at 4 kB a second, so that none counts as stalled."""
+    content = post("/v1/tts", json.dumps(LONG | {"stream": True, "format": "pcm"}).encode())
+
+    async def one() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as plug:
+            plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            plug.setblocking(False)
+            plug.bind((target.source, 0))
+            await loop.sock_connect(plug, (target.place.host, target.place.port))
+            await loop.sock_sendall(plug, content)
+            for _ in range(45):
+                if not await loop.sock_recv(plug, 4096):
+                    break
+                await asyncio.sleep(1)
+
+    await asyncio.gather(*(one() for _ in range(8)), return_exceptions=True)
 
 
-async def drip(place: Place) -> None:
-    """A body at a byte every five seconds."""
-    with suppress(OSError, ConnectionError):
-        _, writer = await asyncio.open_connection(place.host, place.port)
-        head = f"POST /v1/tts HTTP/1.1\r\nHost: {place.host}\r\nContent-Type: {JSON}\r\nContent-Length: 1000\r\n\r\n"
-        writer.write(head.encode())
-        for _ in range(10):
-            await asyncio.sleep(5)
-            writer.write(b" ")
-            await writer.drain()
-        writer.close()
+async def hold_open(target: Target, count: int, first: bytes, seconds: float) -> None:
+    """Open connections, send the same first bytes on each, and keep them."""
+    writers = []
+    try:
+        with suppress(OSError):
+            for _ in range(count):
+                writers.append((await target.send(first))[1])
+        await asyncio.sleep(seconds)
+    finally:
+        for writer in writers:
+            writer.transport.abort()
 
 
-async def crumbs(place: Place) -> None:
+async def idle(target: Target) -> None:
+    """Three hundred connections on which nothing is sent."""
+    await hold_open(target, 300, b"", 15)
+
+
+async def silent_sessions(target: Target) -> None:
+    """200 WebSocket sessions in which nothing is sent."""
+    await hold_open(target, 200, HANDSHAKE, 30)
+
+
+async def new_sessions(target: Target) -> None:
+    """256 SageMaker sessions that are never closed."""
+    content = post("/invocations", b'{"requestType": "NEW_SESSION"}', **{"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"})
+    for _ in range(256):
+        await one_request(lambda: content, stays_s=10)(target)
+    await asyncio.sleep(5)
+
+
+async def pipelined(target: Target) -> None:
+    """A whole answer whose client disconnects after the first bytes of another request."""
+    _, writer = await target.send(post("/v1/tts", json.dumps(LONG).encode()))
+    await asyncio.sleep(0.5)
+    writer.write(post("/v1/tts", b"{}"))
+    await writer.drain()
+    await asyncio.sleep(0.2)
+    writer.transport.abort()
+
+
+async def session_recordings(target: Target) -> None:
+    """Recordings of 6 MB in a WebSocket session, each replaced by the next."""
+    coded = base64.b64encode(os.urandom(6 * 2**20)).decode()
+    async with target.session() as session:
+        for _ in range(8):
+            config = {"type": "session.config", "reference_audio": coded, "reference_text": "Hi."}
+            await session.send(json.dumps(config))
+            await session.send(json.dumps({"type": "input.text", "text": "Yes. No. "}))
+            await asyncio.sleep(0.3)
+        await asyncio.sleep(2)
+
+
+async def drip(target: Target) -> None:
+    """A body of one byte every five seconds."""
+    _, writer = await target.send(post("/v1/tts", b"")[:-2].replace(b"Length: 0", b"Length: 1000") + b"\r\n")
+    for _ in range(10):
+        await asyncio.sleep(5)
+        writer.write(b" ")
+        await writer.drain()
+    writer.close()
+
+
+async def crumbs(target: Target) -> None:
     """A body in chunks of one byte."""
-    with suppress(OSError, ConnectionError):
-        _, writer = await asyncio.open_connection(place.host, place.port)
-        head = (
-            f"POST /v1/tts HTTP/1.1\r\nHost: {place.host}\r\nContent-Type: {JSON}\r\nTransfer-Encoding: chunked\r\n\r\n"
-        )
-        writer.write(head.encode() + b"1\r\na\r\n" * 200_000)
-        await writer.drain()
-        writer.close()
+    head = f"POST /v1/tts HTTP/1.1\r\nHost: {HONEST_HOST}\r\nContent-Type: {JSON}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    _, writer = await target.send(head.encode() + b"1\r\na\r\n" * 200_000)
+    writer.close()
 
 
-async def noise(place: Place) -> None:
-    """What is no HTTP."""
-    with suppress(OSError, ConnectionError):
-        _, writer = await asyncio.open_connection(place.host, place.port)
-        writer.write(os.urandom(20_000) + b"\r\n\r\n")
-        await writer.drain()
-        writer.close()
+async def noise(target: Target) -> None:
+    """Random bytes instead of HTTP."""
+    _, writer = await target.send(os.urandom(20_000) + b"\r\n\r\n")
+    writer.close()
 
 
-async def chatter(place: Place) -> None:
-    """A WebSocket whose client never rests and listens to nothing."""
-    with suppress(Exception):
-        url = f"ws://{place.host}:{place.port}/v1/audio/speech/stream"
-        async with asyncio.timeout(30), websockets.connect(url, proxy=None) as plug:
-            while True:
-                await plug.send(json.dumps({"type": "input.text", "text": "a"}))
-                await asyncio.sleep(0.1)
+async def chatter(target: Target) -> None:
+    """A WebSocket session that sends a letter ten times a second and never reads."""
+    async with asyncio.timeout(30), target.session() as session:
+        while True:
+            await session.send(json.dumps({"type": "input.text", "text": "a"}))
+            await asyncio.sleep(0.1)
 
 
-def body(path: str, content: bytes, kind: str = JSON) -> Callable[[Place], Awaitable[Any]]:
-    """The attack that is one body."""
+def flood(path: str, per_second: float) -> Callable[[Target], Awaitable[Any]]:
+    """Return the attack that requests a page again and again for ten seconds."""
 
-    async def attack(place: Place) -> int:
-        return await throw(place, path, kind, content)
+    async def attack(target: Target) -> None:
+        async def one() -> None:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(10):
+                    reader, writer = await target.send(get(path))
+                    await reader.read()
+                    writer.close()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(int(10 * per_second)):
+                group.create_task(one())
+                await asyncio.sleep(1 / per_second)
 
     return attack
 
 
-ATTACKS: dict[str, Callable[[Place], Awaitable[Any]]] = {
+BATCH = json.dumps({"items": [{"text": LONG_TEXT}] * 32, "seed": 1, "max_new_tokens": 200}).encode()
+PUNYCODE = form({"text-": b"b" * 120_000}, charset="; charset=punycode")
+GZIPPED = gzip.compress(bytes(100 * 2**20))
+
+ATTACKS: dict[str, Callable[[Target], Awaitable[Any]]] = {
+    "a batch of 32 texts of 20 kB": body("/v1/tts/batch", BATCH),
+    "a text of 20 kB": body("/v1/tts", json.dumps(LONG).encode()),
+    "a form in punycode": body("/v1/tts", PUNYCODE[1], PUNYCODE[0]),
+    "a zip bomb as a voice": one_request(zip_bomb),
+    "100 MB of zeros, gzipped": one_request(lambda: post("/v1/tts", GZIPPED, Content_Encoding="gzip")),
+    "recordings in a WebSocket session": session_recordings,
+    "200 silent WebSocket sessions": silent_sessions,
+    "256 SageMaker sessions": new_sessions,
+    "streams read at 4 kB/s": read_slowly,
+    "streams that are never read": unread,
+    "disconnecting behind a pipelined request": pipelined,
+    "a flood of /v1/voices": flood("/v1/voices", 20),
+    "a flood of /metrics": flood("/metrics", 10),
     "8 MB of numbers as items": body("/v1/tts/batch", NUMBERS),
     "15 MB of items": body("/v1/tts/batch", ITEMS),
     "15 MB of unknown keys": body("/v1/tts", KEYS),
@@ -323,204 +549,345 @@ ATTACKS: dict[str, Callable[[Place], Awaitable[Any]]] = {
     "14 MB of escapes": body("/v1/tts", ESCAPES),
     "16 MB of text": body("/v1/tts", TEXT_16MB),
     "20,000 combining marks": body("/v1/tts", MARKS),
-    "16 MB of no audio": body("/v1/tts", form(bytes(16_000_000))[1], form(b"")[0]),
-    "recordings of clients who leave": gone_recordings,
+    "16 MB that are no audio": body(
+        "/v1/tts", *reversed(form({"text": b"Hi."}, files={"reference_audio": bytes(16_000_000)}))
+    ),
+    "recordings of clients that disconnect": gone_recordings,
     "a minute at 384 kHz": rates,
-    "a stream that nobody reads": unread,
     "300 idle connections": idle,
-    "a body that drips": drip,
+    "a body of one byte in five seconds": drip,
     "chunks of one byte": crumbs,
-    "what is no HTTP": noise,
-    "a WebSocket that never rests": chatter,
+    "random bytes": noise,
+    "a WebSocket session that never rests": chatter,
 }
+ATTACKER_PROCESSES = 4
 
 
-async def attack_all(place: Place, over: Any) -> None:
-    """Make every attack again and again, each as soon as it has ended."""
+def run_attacks(target: Target, names: list[str], begun: Any, over: Any, results: Any) -> None:
+    """Repeat some attacks, each as soon as it has ended, until it is over; send how often each was begun."""
+    made: Counter[str] = Counter()
 
-    async def again(attack: Callable[[Place], Awaitable[Any]]) -> None:
+    async def again(name: str) -> None:
         while not over.is_set():
-            with suppress(Exception):
-                await attack(place)
+            made[name] += 1
+            with suppress(Exception):  # refused, reset, timed out: the attack has ended
+                await ATTACKS[name](target)
             await asyncio.sleep(0.2)
 
-    os.nice(GIVES_WAY)
-    await asyncio.gather(*(again(attack) for attack in ATTACKS.values()))
-
-
-# ---- the look from outside ----------------------------------------------------------------------------------------
-
-
-def watch(place: Place, pid: int, told: Any, over: Any) -> None:
-    """Ask `/ping` ten times a second and read the memory, in a process of its own, until it is over."""
-    with told, socket.socket() as plug:
-        plug.connect((place.host, place.port))
+    async def until_over() -> None:
+        attacks = [asyncio.ensure_future(again(name)) for name in names]
         while not over.is_set():
-            started = time.monotonic()
+            await asyncio.sleep(0.2)
+        for attack in attacks:
+            attack.cancel()
+        await asyncio.gather(*attacks, return_exceptions=True)
+
+    os.nice(NICENESS)
+    begun.wait()
+    asyncio.run(until_over())
+    results.send(made)
+
+
+# ---- the watcher --------------------------------------------------------------------------------------------------
+
+
+class Look(NamedTuple):
+    """One look at the server and at the control process."""
+
+    at: float
+    ping_s: float
+    status: int  # 0 if there was no answer
+    control_s: float
+    resident: int  # bytes of the server's processes
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all that it has started."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, ValueError, IndexError):
+            if folder.name.isdigit():
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(folder.name))
+    found, left = [], [pid]
+    while left:
+        found.append(left.pop())
+        left += children.get(found[-1], [])
+    return found
+
+
+class Pinger:
+    """Sends `GET /ping` on a connection that is kept; connects again once it was closed."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._plug = place, None
+
+    def ping(self) -> tuple[float, int]:
+        """Return the seconds that an answer took, and its status: 0 if there was none in a minute."""
+        began, status = time.monotonic(), 0
+        for _ in range(2):  # the server may have closed a connection at rest
+            is_kept = self._plug is not None
             try:
-                plug.sendall(f"GET /ping HTTP/1.1\r\nHost: {place.host}\r\n\r\n".encode())
-                status = int(plug.recv(4096).split()[1])
+                if self._plug is None:
+                    self._plug = socket.create_connection((self._place.host, self._place.port), timeout=60)
+                self._plug.sendall(f"GET /ping HTTP/1.1\r\nHost: {self._place.host}\r\n\r\n".encode())
+                status = int(self._plug.recv(4096).split()[1])
+                break
             except (OSError, IndexError):
-                return
-            told.send((started, time.monotonic() - started, status, resident_bytes(pid)))
-            time.sleep(0.1)
+                if self._plug is not None:
+                    self._plug.close()
+                self._plug = None
+                if not is_kept:
+                    break
+        return time.monotonic() - began, status
+
+
+def run_watcher(places: tuple[Place, Place], pid: int, begun: Any, over: Any, results: Any) -> None:
+    """Ping the server and the control process ten times a second until it is over; send all looks."""
+    server, idle_server = map(Pinger, places)
+    looks: list[Look] = []
+    begun.wait()
+    while not over.is_set():
+        at = time.monotonic()
+        control_s, _ = idle_server.ping()
+        ping_s, status = server.ping()
+        if len(looks) % 10 == 0:
+            pids = family(pid)
+        looks.append(Look(at, ping_s, status, control_s, sum(resident_bytes(each) for each in pids)))
+        time.sleep(WATCH_INTERVAL_S)
+    results.send(looks)
+
+
+def run_control(ports: Any) -> None:
+    """Answer `/ping` in a process that does nothing else."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                await writer.drain()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        ports.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(serve())
+
+
+# ---- the server ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def served(checkpoint: Path, slots: int) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
-    """A server of its own process."""
+def served(options: argparse.Namespace) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
+    """Start a server, or several replicas, in processes of their own."""
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind((HONEST_HOST, 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "s1_mini", "serve", "--port", str(port), "--checkpoint", str(checkpoint)]
+    command = [sys.executable, "-m", "s1_mini", "serve", "--port", str(port), "--host", HONEST_HOST]
+    command += ["--checkpoint", str(options.checkpoint), "--max-batch-size", str(options.slots)]
+    command += ["--replicas", str(options.replicas)] if options.replicas > 1 else []
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     with (
         Path(os.environ.get("HOSTILE_LOG", os.devnull)).open("wb") as log,
-        subprocess.Popen([*command, "--max-batch-size", str(slots)], stderr=log, env=environment) as process,
+        subprocess.Popen(command, stderr=log, env=environment) as process,
     ):
-        place, ends = Place("127.0.0.1", port), time.monotonic() + 120
-        while time.monotonic() < ends and process.poll() is None:
-            with suppress(OSError):
-                if asyncio.run(place.get("/ping"))[0] == 200:
-                    break
-            time.sleep(0.1)
+        place, ends = Place(HONEST_HOST, port), time.monotonic() + 180
         try:
+            while not is_ready(place, options.replicas):
+                if process.poll() is not None or time.monotonic() > ends:
+                    raise SystemExit(f"the server did not start (exit code {process.poll()}); set HOSTILE_LOG=FILE")
+                time.sleep(0.2)
             yield place, process
         finally:
+            for pid in family(process.pid)[1:]:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
             process.kill()
 
 
-def looks_of(pipe: Any) -> list[tuple[float, float, int, int]]:
-    """All that `watch` has seen: when, seconds of the ping, its status, bytes of memory."""
-    seen = []
+def is_ready(place: Place, replicas: int) -> bool:
+    with suppress(OSError, asyncio.IncompleteReadError, ValueError):
+        if replicas > 1:
+            status, content = asyncio.run(place.get("/health"))
+            states = [replica["state"] for replica in json.loads(content).get("replicas", ())]
+            return status == 200 and states == ["ready"] * replicas
+        return asyncio.run(place.get("/ready"))[0] == 200
+    return False
+
+
+class Helpers:
+    """Processes beside the server, and what each of them sends back at its end."""
+
+    def __init__(self) -> None:
+        self._running: list[tuple[Any, Any]] = []
+
+    def start(self, run: Callable[..., None], *arguments: Any) -> Any:
+        """Start a process; return the pipe on which it sends."""
+        receives, sends = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.Process(target=run, args=(*arguments, sends), daemon=True)
+        process.start()
+        sends.close()
+        self._running.append((process, receives))
+        return receives
+
+    def end(self) -> None:
+        """End all of them."""
+        for process, receives in self._running:
+            process.kill()
+            process.join()
+            receives.close()
+
+
+def received(pipe: Any, within_s: float = ANSWER_TIMEOUT_S) -> Any:
+    """Return what a process sends at its end; None if it sends nothing."""
     with suppress(EOFError):
-        while pipe.poll():
-            seen.append(pipe.recv())
-    return seen
+        if pipe.poll(within_s):
+            return pipe.recv()
+    return None
 
 
-def mixed(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything at once, and SIGTERM in the middle of it."""
-    over = multiprocessing.Event()
-    with served(options.checkpoint, options.slots) as (place, process):
-        pipe, told = multiprocessing.Pipe(duplex=False)
-        helpers = [multiprocessing.Process(target=watch, args=(place, process.pid, told, over))]
-        if options.attacks:
-            helpers.append(multiprocessing.Process(target=lambda: asyncio.run(attack_all(place, over))))
-        began, looks = time.monotonic(), []
-        for helper in helpers:
-            helper.start()
-        told.close()
-
-        async def run() -> Seen:
-            async def collect() -> None:
-                while True:
-                    looks.extend(looks_of(pipe))
-                    await asyncio.sleep(1)
-
-            collecting = asyncio.ensure_future(collect())
-            asking = asyncio.ensure_future(Honest(place, over).run(options.clients, options.seconds + 30))
-            await asyncio.sleep(options.seconds)
+def measure(options: argparse.Namespace, seconds: float, *, attacks: bool) -> dict[str, Any]:
+    """Run honest clients, with or without attacks, on a fresh server; end it with SIGTERM under load."""
+    begun, over, helpers = multiprocessing.Event(), multiprocessing.Event(), Helpers()
+    with served(options) as (place, process):
+        try:
+            control = Place("127.0.0.1", helpers.start(run_control).recv())
+            watching = helpers.start(run_watcher, (place, control), process.pid, begun, over)
+            honest = helpers.start(run_honest, place, options.clients, begun, over)
+            target, names = Target(place, options.attackers_from), list(ATTACKS) if attacks else []
+            shares = [names[number::ATTACKER_PROCESSES] for number in range(ATTACKER_PROCESSES)]
+            attacking = [helpers.start(run_attacks, target, share, begun, over) for share in shares if share]
+            if not begun.wait(ANSWER_TIMEOUT_S):
+                raise SystemExit("the idle server did not answer every kind of honest request")
+            began = time.monotonic()
+            time.sleep(seconds)
             over.set()
             process.send_signal(signal.SIGTERM)
             signalled = time.monotonic()
-            while process.poll() is None and time.monotonic() < signalled + 60:
-                await asyncio.sleep(0.05)
-            ended.append(time.monotonic() - signalled)
-            collecting.cancel()
-            return await asking
-
-        ended: list[float] = []
-        os.nice(GIVES_WAY)
-        seen = asyncio.run(run())
-        for helper in helpers:
-            helper.kill()
-            helper.join()
-        looks = [look for look in looks if look[0] < began + options.seconds]
-        minutes = minutes_of(looks, began)
-        return {
-            "clients": options.clients,
-            "seconds": options.seconds,
-            "attacks": options.attacks,
-            "whole": dict(seen.whole),
-            "left": seen.left,
-            "refused": seen.refused,
-            "lost": dict(seen.lost),
-            "different": seen.different,
-            "ping_ms_p50": quantile_ms([look[1] for look in looks], 0.5),
-            "ping_ms_p99": quantile_ms([look[1] for look in looks], 0.99),
-            "ping_ms_max": quantile_ms([look[1] for look in looks], 1),
-            "minutes": minutes,
-            "sigterm_s": round(ended[0], 1),
-            "exit_code": process.returncode,
-        }
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(EXIT_TIMEOUT_S)
+            exit_s = time.monotonic() - signalled
+            tally = received(honest)
+            looks = [look for look in received(watching) or [] if look.at < began + seconds]
+            made = sum((received(each, 30) or Counter() for each in attacking), Counter())
+        finally:
+            helpers.end()
+    assert tally is not None, "the honest clients' process died"
+    return summary(tally, looks, began) | {
+        "seconds": seconds,
+        "attacks": dict(made),
+        "sigterm_s": round(exit_s, 1),
+        "exit_code": process.returncode,
+    }
 
 
-def minutes_of(looks: list[tuple[float, float, int, int]], began: float) -> list[dict[str, float]]:
-    """Ping and memory of each minute."""
-    found: dict[int, list[tuple[float, float, int, int]]] = {}
+def summary(tally: Tally, looks: list[Look], began: float) -> dict[str, Any]:
+    """Return the figures of one run."""
+    facts = vars(tally) | {"num_whole": tally.num_whole}
+    latencies = facts.pop("latencies_s")
+    facts |= {f"answer_ms_p{round(100 * part)}": quantile_ms(latencies, part) for part in (0.5, 0.99) if latencies}
+    for name, times in (("ping", [look.ping_s for look in looks]), ("control", [look.control_s for look in looks])):
+        facts |= {f"{name}_ms_{part}": quantile_ms(times, at) for part, at in (("p50", 0.5), ("p99", 0.99), ("max", 1))}
+    facts["ping_failures"] = sum(look.status != 200 for look in looks)
+    facts["minutes"] = minutes_of(looks, began)
+    return facts
+
+
+def minutes_of(looks: list[Look], began: float) -> list[dict[str, float]]:
+    """Return ping and memory of each minute."""
+    found: dict[int, list[Look]] = {}
     for look in looks:
-        found.setdefault(int((look[0] - began) // 60), []).append(look)
+        found.setdefault(int(max(0.0, look.at - began) // 60), []).append(look)
     return [
         {
-            "ping_ms_p99": quantile_ms([look[1] for look in part], 0.99),
-            "ping_ms_max": quantile_ms([look[1] for look in part], 1),
-            "mib": round(sum(look[3] for look in part) / len(part) / 2**20, 1),
-            "mib_max": round(max(look[3] for look in part) / 2**20, 1),
+            "ping_ms_p99": quantile_ms([look.ping_s for look in part], 0.99),
+            "ping_ms_max": quantile_ms([look.ping_s for look in part], 1),
+            "control_ms_max": quantile_ms([look.control_s for look in part], 1),
+            "mib": round(sum(look.resident for look in part) / len(part) / 2**20, 1),
+            "mib_max": round(max(look.resident for look in part) / 2**20, 1),
         }
         for _, part in sorted(found.items())
     ]
 
 
+def mixed(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the honest clients alone, then with everything at once on a fresh server."""
+    facts: dict[str, Any] = {
+        "clients": options.clients,
+        "replicas": options.replicas,
+        "attackers_from": options.attackers_from if options.attacks else None,
+    }
+    if options.attacks and options.undisturbed:
+        alone = measure(options, options.undisturbed, attacks=False)
+        facts["undisturbed"] = {name: alone[name] for name in ("seconds", "num_whole", "ping_ms_p99", "control_ms_p99")}
+    facts |= measure(options, options.seconds, attacks=options.attacks)
+    if "undisturbed" in facts:
+        rates_a_second = facts["num_whole"] / options.seconds, alone["num_whole"] / options.undisturbed
+        facts["throughput_kept"] = round(rates_a_second[0] / rates_a_second[1], 3) if rates_a_second[1] else None
+        for name in ("lost", "doubled", "different"):
+            facts["undisturbed"][name] = alone[name]
+    return facts
+
+
 def each(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One attack after the other, four at a time for ten seconds: the largest ping, memory, time to the refusal."""
+    """Run one attack after the other, alone and then four at a time: the largest ping, memory, time to its end."""
     rows = []
     for name, attack in ATTACKS.items():
-        over = multiprocessing.Event()
-        with served(options.checkpoint, options.slots) as (place, process):
-            before = resident_bytes(process.pid)
-            pipe, told = multiprocessing.Pipe(duplex=False)
-            watching = multiprocessing.Process(target=watch, args=(place, process.pid, told, over))
-            watching.start()
-            told.close()
-
-            async def run(place: Place = place, attack: Callable[[Place], Awaitable[Any]] = attack) -> float:
-                async def timed() -> float:
-                    started = time.monotonic()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(30):
-                            await attack(place)
-                    return time.monotonic() - started
-
-                took = await timed()
-                await asyncio.gather(*(timed() for _ in range(4)))
-                return took
-
-            took = asyncio.run(run())
-            time.sleep(0.5)
-            looks = looks_of(pipe)
-            over.set()
-            watching.join()
+        begun, over, helpers = multiprocessing.Event(), multiprocessing.Event(), Helpers()
+        with served(options) as (place, process):
+            try:
+                control = Place("127.0.0.1", helpers.start(run_control).recv())
+                before = sum(resident_bytes(pid) for pid in family(process.pid))
+                watching = helpers.start(run_watcher, (place, control), process.pid, begun, over)
+                begun.set()
+                took_s = asyncio.run(run_one(attack, Target(place, options.attackers_from)))
+                time.sleep(0.5)
+                over.set()
+                looks = received(watching)
+            finally:
+                helpers.end()
         rows.append(
             {
                 "attack": name,
-                "seconds": round(took, 2),
-                "ping_ms_max": quantile_ms([look[1] for look in looks], 1),
+                "seconds": round(took_s, 2),
+                "ping_ms_max": quantile_ms([look.ping_s for look in looks], 1),
+                "control_ms_max": quantile_ms([look.control_s for look in looks], 1),
                 "mib_before": round(before / 2**20),
-                "mib_max": round(max((look[3] for look in looks), default=0) / 2**20),
+                "mib_max": round(max((look.resident for look in looks), default=0) / 2**20),
             }
         )
         print(rows[-1], flush=True)
     return rows
 
 
+async def run_one(attack: Callable[[Target], Awaitable[Any]], target: Target) -> float:
+    """Run an attack alone, then four at a time; return the seconds that the first took, 30 at most."""
+
+    async def timed() -> float:
+        began = time.monotonic()
+        with suppress(Exception):  # refused, reset, timed out: the attack has ended
+            async with asyncio.timeout(30):
+                await attack(target)
+        return time.monotonic() - began
+
+    took_s = await timed()
+    await asyncio.gather(*(timed() for _ in range(4)))
+    return took_s
+
+
 def main() -> int:
-    """Run what was asked for."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="directory of the model to serve")
+    parser.add_argument("--clients", type=int, default=150, help="honest requests under way at once (150)")
+    parser.add_argument("--seconds", type=float, default=120, help="length of the run (120)")
+    parser.add_argument(
+        "--undisturbed", type=float, metavar="SECONDS", default=60, help="run without attacks before it; 0: none (60)"
+    )
+    parser.add_argument("--slots", type=int, default=16, help="--max-batch-size of each server (16)")
+    parser.add_argument("--replicas", type=int, default=1, help="servers behind one port; more than 1 needs HAProxy")
+    parser.add_argument("--attackers-from", metavar="ADDRESS", default="127.0.0.2", help="their address (127.0.0.2)")
     parser.add_argument("--attacks", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--each", action="store_true", help="one attack after the other, and nothing else")
     options = parser.parse_args()
@@ -529,12 +896,12 @@ def main() -> int:
         print(json.dumps(each(options)))
         return 0
     facts = mixed(options)
-    print(f"{'minute':>6} {'ping p99':>9} {'max':>7} {'MiB':>7} {'max':>7}")
+    print(f"{'minute':>6} {'ping p99':>9} {'max':>8} {'control max':>12} {'MiB':>8} {'max':>8}")
     for number, minute in enumerate(facts["minutes"], 1):
-        told = f"{number:>6} {minute['ping_ms_p99']:>9} {minute['ping_ms_max']:>7}"
-        print(f"{told} {minute['mib']:>7} {minute['mib_max']:>7}")
+        pings = f"{number:>6} {minute['ping_ms_p99']:>9} {minute['ping_ms_max']:>8} {minute['control_ms_max']:>12}"
+        print(f"{pings} {minute['mib']:>8} {minute['mib_max']:>8}")
     print(json.dumps(facts))
-    return int(bool(facts["lost"] or facts["different"] or not sum(facts["whole"].values())))
+    return int(bool(facts["lost"] or facts["doubled"] or facts["different"] or not facts["num_whole"]))
 
 
 if __name__ == "__main__":

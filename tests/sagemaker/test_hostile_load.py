@@ -1,0 +1,92 @@
+"""The load test's own clients: they accept what the server sends, and notice what a broken server would send."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+
+import pytest
+
+from benchmark.server_load import Place
+from container_room import Container
+from tests import hostile_load
+from tests.hostile_load import KINDS, SEEDS, Honest, Outcome, Target, post, run_one, send
+
+
+@pytest.fixture
+def place(container: Container) -> Place:
+    return Place("127.0.0.1", int(container.url.rpartition(":")[2]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_honest_request_is_answered_alike_each_time(place: Place, kind: str) -> None:
+    first, second = (asyncio.run(send(place, kind, 1)) for _ in range(2))
+
+    assert (first.status, len(first.content) > 100) == (200, True)
+    assert first == second
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("leaves", ["before", "middle"])
+def test_a_client_that_disconnects_has_no_answer_to_compare(place: Place, kind: str, leaves: str) -> None:
+    assert asyncio.run(send(place, kind, 1, leaves=leaves)) == Outcome(0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counted"),
+    [
+        (lambda right: right, "whole"),
+        (lambda right: right._replace(content=right.content + b"!"), "different"),
+        (lambda right: right._replace(status=500), "lost"),
+        (lambda right: right._replace(status=599), "doubled"),
+        (lambda right: right._replace(status=429), "refused"),
+        (lambda right: right._replace(status=503), "refused"),
+        (lambda _: ConnectionResetError(), "lost"),
+    ],
+    ids=["whole", "different", "500", "doubled", "429", "503", "reset"],
+)
+def test_every_outcome_is_counted_as_what_it_is(
+    place: Place, monkeypatch: pytest.MonkeyPatch, outcome: object, counted: str
+) -> None:
+    begun, over, answers = threading.Event(), threading.Event(), 0
+
+    async def answer(_: Place, kind: str, seed: int, *, leaves: str | None = None) -> Outcome:
+        nonlocal answers
+        answers += 1
+        right = Outcome(200, f"{kind} {seed}".encode())
+        if not begun.is_set():
+            return right
+        if answers == len(KINDS) * SEEDS + 20:
+            over.set()
+        await asyncio.sleep(0)
+        result = outcome(right)  # type: ignore[operator]
+        if isinstance(result, Exception):
+            raise result
+        return result._replace(retry_after_s=0.0)
+
+    monkeypatch.setattr(hostile_load, "send", answer)
+    tally = asyncio.run(Honest(place, begun, over).run(4))
+    totals = {
+        "whole": tally.num_whole,
+        "different": tally.different,
+        "lost": sum(tally.lost.values()),
+        "doubled": tally.doubled,
+        "refused": sum(tally.refused.values()),
+    }
+
+    assert totals.pop(counted) > 0
+    assert set(totals.values()) == {0}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address of Linux without being configured")
+def test_attackers_connect_from_their_own_address(place: Place) -> None:
+    async def attack(target: Target) -> None:
+        _, writer = await target.send(post("/nowhere", b"{}"))
+        addresses.append(writer.get_extra_info("sockname")[0])
+        writer.close()
+
+    addresses: list[str] = []
+    asyncio.run(run_one(attack, Target(place, "127.0.0.2")))
+
+    assert addresses == ["127.0.0.2"] * 5
