@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from s1_mini.cluster.engine import ClusterEngine
 from s1_mini.cluster.stage import StageEngine
 from s1_mini.cluster.work import Call
 from s1_mini.families.registry import family_of
+from waiting import wait_until
 
 Wrap = Callable[[str, Call], Call]  # a stage's name and what has it work: gives what stands before it
 
@@ -24,14 +24,15 @@ class Apart:
 
     def wait_until_idle(self) -> None:
         """Wait until no stage has anything in hand, nor holds anything for nobody."""
-        ends, left = time.monotonic() + 60, ["not looked at"]
-        while left:
-            assert time.monotonic() < ends, left
+
+        def left() -> list[str]:
             left = [f"requests of {each.facts.stage}" for each in self.stages if each.core.num_requests]
             left += [told for each in self.stages for told in each.core.scheduler.audit()]
             told = self.engine.health_check()
-            left += ["requests"] if told["requests"] or told["slots"]["free"] < told["slots"]["total"] else []
-            time.sleep(0.01)
+            is_busy = told["requests"] or told["slots"]["free"] < told["slots"]["total"]
+            return left + (["requests"] if is_busy else [])
+
+        wait_until(lambda: not left())
 
 
 @contextmanager

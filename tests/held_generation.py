@@ -23,7 +23,7 @@ from s1_mini.families.s1.language_model import LanguageModel
 
 FILE = "HELD_GENERATION_FILE"
 POLL_INTERVAL_S = 0.005  # a held engine asks for the same step again and again
-SOUNDS = 12  # frames after which every chunk profile has produced audio
+SOUNDS = 12  # frames after which every chunk profile has produced audio; needs a seed whose text is longer
 
 
 class HeldGeneration:

@@ -19,7 +19,7 @@ import pytest
 
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.replicas.proxy import find_proxy
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
@@ -108,7 +108,7 @@ def replicated(checkpoint: Path, store: Path, *options: str, count: int = 2, **e
         finally:
             process.terminate()
             try:
-                process.wait(timeout=40)
+                process.wait(EVENTUALLY_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise

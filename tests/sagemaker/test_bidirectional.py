@@ -7,6 +7,8 @@ from typing import Any
 
 from websockets.sync.client import connect
 
+from waiting import EVENTUALLY_S
+
 
 def test_sound_of_the_first_sentence_comes_while_text_still_arrives(container: Any) -> None:
     url = container.url.replace("http", "ws") + "/invocations-bidirectional-stream"
@@ -26,6 +28,6 @@ def test_sound_of_the_first_sentence_comes_while_text_still_arrives(container: A
 def messages_until(socket: Any, last: str) -> list[Any]:
     heard: list[Any] = []
     while not (heard and isinstance(heard[-1], dict) and heard[-1]["type"] == last):
-        message = socket.recv(timeout=20)
+        message = socket.recv(timeout=EVENTUALLY_S)
         heard.append(message if isinstance(message, bytes) else json.loads(message))
     return heard

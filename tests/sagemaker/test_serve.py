@@ -13,7 +13,7 @@ import httpx2
 
 from container_room import SHORT
 from s1_mini.sagemaker.contract import ENDING
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 CLIENT = """
@@ -47,7 +47,7 @@ def test_client_code_of_aws_speaks_with_the_command_line_and_a_signal_ends_it(ti
         aws |= {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "NO_PROXY": "127.0.0.1"}
         said = subprocess.check_output([sys.executable, "-c", CLIENT, json.dumps(SHORT)], env=environment | aws)
         server.send_signal(ENDING.signal)
-        code = server.wait(timeout=30)
+        code = server.wait(EVENTUALLY_S)
     finally:
         server.kill()
         server.wait()

@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from s1_mini.server.logs import TextFormatter, set_up_logging
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
 
@@ -137,7 +137,7 @@ def test_on_a_terminal_a_person_reads_one_line_for_each_event_and_no_other(tiny:
         page = client.get(found[1])
         statuses = [client.get(found[1] + path).status_code for path in ("ping", "ready", "static/page.js", "nowhere")]
         process.send_signal(signal.SIGINT)
-        code = process.wait(timeout=30)
+        code = process.wait(EVENTUALLY_S)
         wait_until(lambda: any("stopping" in line for line in lines()))
 
     assert page.headers["content-type"].startswith("text/html")
@@ -151,7 +151,7 @@ def test_on_a_terminal_a_person_reads_one_line_for_each_event_and_no_other(tiny:
 @pytest.mark.skipif(os.name == "nt", reason="a terminal of Linux or macOS")
 def test_on_a_terminal_a_checkpoint_that_cannot_be_loaded_is_told_as_by_any_verb(tmp_path: Path) -> None:
     with on_a_terminal(tmp_path) as (process, lines):
-        code = process.wait(timeout=60)
+        code = process.wait(EVENTUALLY_S)
         wait_until(lambda: len(lines()) == 2)
 
     assert code == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from s1_mini.types import Voice
 from s1_mini.voices.fingerprint import fingerprint
 from s1_mini.voices.library import FOLDER, write_voice
 from voice_formats import BOOKS
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -54,12 +54,8 @@ def settled() -> Callable[[ProductionTTSEngine], dict[str, Any]]:
     """Waits until nothing is left to be done in the background; gives what health tells of voices."""
 
     def wait(engine: ProductionTTSEngine) -> dict[str, Any]:
-        end = time.monotonic() + 30
-        while time.monotonic() < end:
-            told: dict[str, Any] = engine.health_check()["voices"]
-            if told["warming"] == 0:
-                return told
-            time.sleep(0.01)
-        raise TimeoutError(engine.health_check()["voices"])
+        wait_until(lambda: engine.health_check()["voices"]["warming"] == 0)
+        voices: dict[str, Any] = engine.health_check()["voices"]
+        return voices
 
     return wait
