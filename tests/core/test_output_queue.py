@@ -121,7 +121,7 @@ def test_a_listener_that_never_began_leaves_too(queue: OutputQueue, closings: li
 
 def test_unread_audio_is_counted_until_it_is_taken(queue: OutputQueue) -> None:
     taken: list[int] = []
-    queue.on_take = lambda: taken.append(queue.unread_bytes)
+    queue.on_take, queue.reports_takes = lambda: taken.append(queue.unread_bytes), True
     for value in (0.1, 0.2):
         queue.put(chunk(value))
     assert queue.unread_bytes == 2 * chunk(0.1).audio.nbytes

@@ -120,7 +120,7 @@ class RemoteCore:
         """Take a request in. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
         if self._is_closed():
             raise EngineNotReadyError("the engine is stopping and takes in nothing more")
-        self.line.submit(request, max(1.0, 2.0 * len(self.line) / self._max_open))
+        self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self._max_open))
         request.speech.queue.on_take = partial(self._soon, self._admit)
         self.ledger.add(request)
         if self._is_closed():  # the end of all may have missed it
@@ -142,7 +142,7 @@ class RemoteCore:
         """Take in no more; finish what was taken in, or end it with `EngineNotReadyError`."""
         self._takes_in = False
         for request in self.ledger.all():
-            request.speech.window_s = NEVER  # its consumer may be who waits for the end
+            request.speech.set_window(NEVER)  # its consumer may be who waits for the end
         self._soon(self._admit)
         ends = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while drains and self.ledger and time.monotonic() < ends and self._thread.is_alive():

@@ -22,8 +22,15 @@ class Ledger:
         return list(self.requests.values())
 
     def late(self, now: float) -> list[Request]:
-        """Those whose time is over."""
-        return [request for request in self.requests.values() if now > request.deadline]
+        """Return the requests past their deadline.
+
+        Time that a stream is paused for its consumer does not count: its deadline begins anew.
+        """
+        late = [request for request in self.requests.values() if now > request.deadline]
+        for request in late:
+            if request.is_paused:
+                request.deadline = now + (request.deadline - request.arrived)
+        return [request for request in late if now > request.deadline]
 
     def add(self, request: Request) -> None:
         """Take one in."""

@@ -1,7 +1,7 @@
 """The way out of the engine: each request's own queue of sound, from the threads that make it to who listens.
 
-The engine never waits for a consumer. One that goes away is reported once through `on_close`. Each chunk that is taken
-from a stream is reported through `on_take`, so that a request that was paused for unread audio goes on.
+The engine never waits for a consumer. One that goes away is reported once through `on_close`. While a request is paused
+for unread audio, each chunk that is taken is reported through `on_take`, so that it goes on.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class OutputQueue:
         self._ended = False
         self.unread_bytes = 0  # of audio that the consumer has not taken; readable from any thread
         self.on_take: Callable[[], None] | None = None
+        self.reports_takes = False  # while the request is paused
         self._changed = threading.Condition()
         self._wake: Callable[[], None] | None = None  # of a listener in an event loop
         self._told: dict[str, Any] = {}  # with the first chunk
@@ -106,7 +107,7 @@ class OutputQueue:
         return chunk
 
     def _report_take(self) -> None:
-        if self.on_take is not None and not self._whole and not self._ended:
+        if self.reports_takes and self.on_take is not None and not self._ended:
             self.on_take()
 
     def _take(self) -> tuple[AudioChunk | None, bool]:

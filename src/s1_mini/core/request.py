@@ -146,10 +146,10 @@ class Request:
         """
         speech = self.speech
         if speech.is_full:
-            self.was_behind = True
+            self.was_behind = speech.queue.reports_takes = True
         elif self.was_behind:
             pending_s = sum(utterance.pending_s for utterance in self.utterances)
-            self.was_behind = speech.unread_s + pending_s > speech.window_s
+            self.was_behind = speech.queue.reports_takes = speech.unread_s + pending_s > speech.window_s
         return self.was_behind
 
     def take_later(self, count: int) -> list[Callable[[], Utterance]]:

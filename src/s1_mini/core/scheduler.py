@@ -74,7 +74,7 @@ class Scheduler:
             if not self._takes_in:
                 raise EngineNotReadyError("the engine is stopping and takes in nothing more")
             # A guess of when there will be room: an utterance takes some seconds, and all slots work at once.
-            self.line.submit(request, max(1.0, 2.0 * len(self.line) / self.stages[0].policy.slots))
+            self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self.stages[0].policy.slots))
             request.speech.queue.on_take = self._look_again
             self.ledger.add(request)
             if not self.takes_in:  # `tell_all` did not wait, and may have missed it
@@ -100,7 +100,7 @@ class Scheduler:
         with self._lock:
             self._takes_in, self._drains = False, drains
             for request in self.ledger.all():
-                request.speech.window_s = NEVER  # its consumer may be who waits for the end
+                request.speech.set_window(NEVER)  # its consumer may be who waits for the end
             self._wake_all()
 
     def end_all(self, error: S1MiniError) -> None:

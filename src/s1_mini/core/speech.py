@@ -25,14 +25,19 @@ class Speech:
         self.first_sent: float | None = None
         self.sent_s = 0.0
         self.runs_dry = NEVER  # when the listener will have heard all of it; never, if nobody listens
-        self.window_s = WINDOW_S if is_streamed else NEVER  # a whole response is read at its end
         self.underruns = 0  # chunks that came after the listener had heard all before them
         self._sample_rate, self._joiner = sample_rate, Joiner(sample_rate=sample_rate)
+        self.set_window(WINDOW_S if is_streamed else NEVER)  # a whole response is read at its end
 
     @property
     def is_awaited(self) -> bool:
         """Whether somebody waits for the first sound."""
         return self.is_streamed and self.first_sent is None
+
+    def set_window(self, seconds: float) -> None:
+        """Set how much audio may be unread before the request is paused."""
+        self.window_s = seconds
+        self._window_bytes = seconds * NOTHING.itemsize * self._sample_rate
 
     @property
     def unread_s(self) -> float:
@@ -42,7 +47,7 @@ class Speech:
     @property
     def is_full(self) -> bool:
         """Whether more than the window is unread."""
-        return self.unread_s > self.window_s
+        return self.queue.unread_bytes > self._window_bytes
 
     def push(self, wave: np.ndarray, items: int, now: float) -> None:
         """Give out what `items` items of the last stage but one became."""

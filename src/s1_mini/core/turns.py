@@ -40,6 +40,11 @@ class Turns(Generic[Flow]):
         """Return the round of a flow's next turn."""
         return self._next[flow]
 
+    @property
+    def first(self) -> int:
+        """The round of the earliest turn that a flow waits for; flows that skipped rounds do not hold it back."""
+        return max(self.round, min(self._next.values(), default=0))
+
     def charge(self, flow: Flow, *, early: bool = False) -> None:
         """Charge a flow for a turn; an early one does not advance the round."""
         turn = self._next[flow]

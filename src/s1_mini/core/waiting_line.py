@@ -9,6 +9,7 @@ not count. Pure bookkeeping with the time as an argument.
 from __future__ import annotations
 
 import heapq
+import itertools
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ HISTORY = 1000  # admissions that the statistics tell of
 
 
 Group = str | int  # an unnamed group is the number of its only request
-Entry = tuple[int, float, int, Request]  # the group's next turn, due, request number
+Entry = tuple[int, float, int, int, Request]  # the group's next turn, due, request number, a number that breaks ties
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class WaitingLine:
         self._waiting: dict[Request, deque[Utterance]] = {}
         self._clients: Turns[str] = Turns()
         self._groups: dict[str, Turns[Group]] = {}  # by client
+        self._heaps: dict[str, list[Entry]] = {}  # by client
+        self._ties = itertools.count()
         self._members: Counter[tuple[str, Group]] = Counter()  # waiting requests of a group
         self._lock = threading.Lock()
         self._accepted = self._refused = 0
@@ -63,6 +66,11 @@ class WaitingLine:
             return self._count()
 
     @property
+    def num_requests(self) -> int:
+        """Requests in the queue, with those that are paused."""
+        return len(self._waiting)
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing waits, not even of paused requests."""
         return not self._waiting
@@ -70,8 +78,7 @@ class WaitingLine:
     def submit(self, request: Request, retry_after_s: float) -> None:
         """Add the utterances of a new request. Raises `QueueFullError` if they do not fit."""
         with self._lock:
-            waiting = self._count()
-            if waiting >= self.max_size:
+            if len(self._waiting) >= self.max_size and (waiting := self._count()) >= self.max_size:
                 self._refused += 1
                 raise QueueFullError(waiting, self.max_size, retry_after_s)
             self._accepted += 1
@@ -91,17 +98,22 @@ class WaitingLine:
         if free <= 0 or not self._waiting:
             return []
         with self._lock:
-            requests = self._eligible()
-            if not requests or self._delay(requests, free, now) > 0:
+            if self.batch_timeout_s and self._delay(self._eligible(), free, now) > 0:
                 return []
-            ready = self._by_client(requests)
             taken: list[Utterance] = []
-            while len(taken) < free and (request := self._next(ready)) is not None:
+            paused: list[tuple[str, Entry]] = []
+            groups = self.grouping
+            while len(taken) < free and (request := self._next(paused)) is not None:
+                if taken and groups and not self._shares(request, taken[0].prompt.prefix_key):
+                    groups = False  # its turn comes after those that share the voice of the first
+                    taken += self._take_like(taken[0].prompt.prefix_key, free - len(taken))
+                    continue
                 taken.append(self._pop(request))
-                if len(taken) == 1 and self.grouping:
-                    taken += self._take_like(taken[0], ready, free - 1)
-            self._waits.extend(max(0.0, now - utterance.due) for utterance in taken)
-            self._batches.append(len(taken))
+            for client, entry in paused:
+                heapq.heappush(self._heaps.setdefault(client, []), entry)
+            if taken:
+                self._waits.extend(max(0.0, now - utterance.due) for utterance in taken)
+                self._batches.append(len(taken))
             return taken
 
     def wakes(self, now: float, free: int) -> float | None:
@@ -164,10 +176,11 @@ class WaitingLine:
         client, group = _flow(request)
         if client not in self._clients:
             self._clients.join(client)
-            self._groups[client] = Turns()
+            self._groups[client], self._heaps[client] = Turns(), []
         if not self._members[client, group]:
             self._groups[client].join(group)
         self._members[client, group] += 1
+        heapq.heappush(self._heaps.setdefault(client, []), self._entry(request))
 
     def _leave(self, request: Request) -> None:
         client, group = _flow(request)
@@ -177,6 +190,7 @@ class WaitingLine:
             self._groups[client].leave(group)
             if not len(self._groups[client]):
                 del self._groups[client]
+                self._heaps.pop(client, None)
                 self._clients.leave(client)
 
     def _pop(self, request: Request, *, early: bool = False) -> Utterance:
@@ -193,64 +207,66 @@ class WaitingLine:
 
     def _entry(self, request: Request) -> Entry:
         client, group = _flow(request)
-        return self._groups[client].next(group), self._waiting[request][0].due, request.number, request
+        return (
+            self._groups[client].next(group),
+            self._waiting[request][0].due,
+            request.number,
+            next(self._ties),
+            request,
+        )
 
-    def _by_client(self, requests: Sequence[Request]) -> dict[str, list[Entry]]:
-        ready: dict[str, list[Entry]] = {}
-        for request in requests:
-            ready.setdefault(request.flow[0], []).append(self._entry(request))
-        for entries in ready.values():
-            heapq.heapify(entries)
-        return ready
+    def _next(self, paused: list[tuple[str, Entry]]) -> Request | None:
+        """Return the request whose turn is next; entries of paused requests are moved to `paused`.
 
-    def _next(self, ready: dict[str, list[Entry]]) -> Request | None:
-        """Return the request whose turn is next; entries of `ready` may be out of date, and are updated here."""
-        for client in [each for each in ready if each not in self._clients]:
-            del ready[client]
-        while ready:
-            client = min(ready, key=lambda each: (self._clients.next(each), ready[each][0][1:3]))
-            entries = ready[client]
-            request = entries[0][-1]
-            if request in self._waiting:
-                current = self._entry(request)
-                if current[:3] == entries[0][:3]:
-                    return request
-                heapq.heapreplace(entries, current)
+        Entries of the heaps may be out of date; those at the top are updated here.
+        """
+        while self._heaps:
+            client = min(self._heaps, key=self._client_order)
+            heap = self._heaps[client]
+            request = heap[0][-1] if heap else None
+            if request is None or request not in self._waiting:
+                if heap:
+                    heapq.heappop(heap)
+                if not heap:
+                    del self._heaps[client]
+            elif (current := self._entry(request))[:3] != heap[0][:3]:
+                heapq.heapreplace(heap, current)
+            elif request.is_paused:
+                paused.append((client, heapq.heappop(heap)))
+                if not heap:
+                    del self._heaps[client]
             else:
-                heapq.heappop(entries)
-                if not entries:
-                    del ready[client]
+                return request
         return None
 
-    def _take_like(self, first: Utterance, ready: dict[str, list[Entry]], count: int) -> list[Utterance]:
-        """Take up to `count` first utterances of requests that share the voice of `first`, which is prefilled once.
+    def _client_order(self, client: str) -> tuple[float, ...]:
+        heap = self._heaps[client]
+        if not heap or client not in self._clients:
+            return (-1.0,)  # to be removed
+        return (self._clients.next(client), *heap[0][1:3])
+
+    def _shares(self, request: Request, key: str) -> bool:
+        """Whether the first utterance of a request is next, and begins with this prefix."""
+        utterance = self._waiting[request][0]
+        return bool(key) and utterance.index == 0 and utterance.prompt.prefix_key == key
+
+    def _take_like(self, key: str, count: int) -> list[Utterance]:
+        """Take up to `count` first utterances that begin with this prefix, which is prefilled once.
 
         They are charged as if their turn had come, and may overtake others by one turn at most.
         """
-        key = first.prompt.prefix_key
-        if not key or count <= 0:
-            return []
-        entries = [entry for each in ready.values() for entry in each if entry[-1] in self._waiting]
-        like = [entry for entry in entries if self._is_first(entry[-1], key)]
-        like.sort(key=lambda entry: (self._clients.next(entry[-1].flow[0]), *entry[:3]))
-        first_client = min((self._clients.next(client) for client in ready if client in self._clients), default=0)
-        first_groups = {
-            client: min((self._entry(each)[0] for *_, each in entries if each in self._waiting), default=0)
-            for client, entries in ready.items()
-        }
+        like = [each for each in self._waiting if self._shares(each, key) and not each.is_paused]
+        entries = [(self._clients.next(each.flow[0]), *self._entry(each)) for each in like]
+        first = self._clients.first
+        first_groups = {client: groups.first for client, groups in self._groups.items()}
         taken: list[Utterance] = []
-        for *_, request in like:
+        for *_, request in heapq.nsmallest(len(entries), entries):
             client, group = _flow(request)
-            is_ahead = self._clients.next(client) > first_client + 1
-            if not is_ahead and self._groups[client].next(group) <= first_groups[client] + 1:
+            if self._clients.next(client) <= first + 1 and self._groups[client].next(group) <= first_groups[client] + 1:
                 taken.append(self._pop(request, early=True))
             if len(taken) == count:
                 break
         return taken
-
-    def _is_first(self, request: Request, key: str) -> bool:
-        utterance = self._waiting[request][0]
-        return utterance.index == 0 and utterance.prompt.prefix_key == key
 
 
 def _flow(request: Request) -> tuple[str, Group]:

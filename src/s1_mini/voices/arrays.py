@@ -66,5 +66,6 @@ def _read(data: bytes) -> np.ndarray:
         raise ValueError(f"it has the shape {list(shape)}")
     if math.prod(shape) * dtype.itemsize != len(data) - file.tell():  # before numpy allocates the array
         raise ValueError(f"it has the shape {list(shape)} of {dtype}, and {len(data) - file.tell():,} bytes")
-    array = np.frombuffer(data, dtype, offset=file.tell()) if math.prod(shape) else np.empty(0, dtype)
+    is_empty = not math.prod(shape)
+    array = np.empty(0, dtype) if is_empty else np.frombuffer(bytearray(data), dtype, offset=file.tell())  # writable
     return array.reshape(shape, order="F" if is_fortran else "C")
