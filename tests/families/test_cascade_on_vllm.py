@@ -13,12 +13,19 @@ import numpy as np
 import pytest
 import torch
 
+from reference_bark import Reference
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError
 from s1_mini.families.cascade.config import read_cascade_config
 from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
 from s1_mini.families.cascade.on_vllm import launch
-from s1_mini.families.cascade.on_vllm.packing import pack_coarse, pack_semantic, unpack_coarse, unpack_semantic
+from s1_mini.families.cascade.on_vllm.packing import (
+    next_is_second,
+    pack_coarse,
+    pack_semantic,
+    unpack_coarse,
+    unpack_semantic,
+)
 from s1_mini.families.cascade.on_vllm.stage import WorkedStage
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.random import random_voice
@@ -77,6 +84,44 @@ def test_what_is_packed_for_vllm_is_what_the_models_read(loaded_cascade: LoadedC
     assert (not is_pair[-1], int(text[-1])) == (True, numbers.semantic_infer)
     assert np.array_equal(unpack_coarse(config, torch.from_numpy(flat).int()), codes)
     assert sorted(flat[codes >= 10_000]) == [0, 2047, 2048, 2050, 2095]
+
+
+@pytest.mark.parametrize(("length", "is_odd"), [(0, False), (60, True), (191, True), (192, False), (193, True)])
+def test_the_id_before_each_code_determines_its_codebook_as_in_transformers(
+    bark: Reference, loaded_cascade: LoadedCascade, length: int, is_odd: bool
+) -> None:
+    config = loaded_cascade.config
+    voice = random_voice(config, length) if length else None
+    windows: list[list[int]] = []  # what transformers' coarse model reads, by window
+
+    def record(_: object, __: object, given: dict[str, torch.Tensor]) -> None:
+        ids = given["input_ids"][0].tolist()
+        if len(ids) > 1:
+            windows.append(ids)
+        else:
+            windows[-1] += ids
+
+    hook = bark.model.coarse_acoustics.register_forward_pre_hook(record, with_kwargs=True)
+    made = bark.model.coarse_acoustics.generate(
+        torch.randint(0, 10_000, (1, 45), generator=torch.Generator().manual_seed(2)),
+        semantic_generation_config=bark.semantic,
+        coarse_generation_config=bark.coarse,
+        history_prompt=voice,
+    )
+    hook.remove()
+
+    numbers = config.numbers
+    codes, at = made[0].numpy(), 0
+    history = len(windows[0]) - numbers.max_coarse_text - numbers.window  # the last code is not read again
+    assert (history % 2 == 1) is is_odd
+    assert len(windows) == 3
+    for ids in windows:
+        count = min(numbers.window, len(codes) - at)
+        before = pack_coarse(config, np.array(ids[-count:]))
+        is_second = codes[at : at + count] >= numbers.semantic_size + numbers.codebook_size
+        assert np.array_equal(next_is_second(config, before), is_second)
+        at += count
+    assert at == len(codes)
 
 
 def test_it_sounds_as_our_own_stages_do_batched_single_and_streamed(

@@ -17,6 +17,7 @@ from s1_mini.families.cascade.random import random_voice
 from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.families.cascade.verify import run_stage, verify_cascade
 from s1_mini.types import Voice
+from tests.families.cascade_runs import coarse_runs, piece_runs
 from tests.families.conftest import CPU
 
 TOKENS = [5, 9, 77, 30, 2]
@@ -85,6 +86,27 @@ def test_many_coarse_windows_are_those_of_transformers(
 
     assert np.array_equal(made.reshape(-1) % 1024, (expected[0].numpy() - 10_000) % 1024)
     assert (made[:, 1] >= 1024).any(), "ids beyond the second book's codes, as transformers allows them"
+
+
+def test_coarse_codes_equal_transformers_for_voices_of_consecutive_lengths(
+    bark: Reference, loaded_cascade: LoadedCascade
+) -> None:
+    lengths = [60, *range(190, 209)]
+
+    runs = coarse_runs(loaded_cascade, loaded_cascade.chain(1, 1024), bark, lengths, num_semantic=21)
+
+    assert [
+        length for length, (made, expected) in zip(lengths, runs, strict=True) if not np.array_equal(made, expected)
+    ] == []
+
+
+@pytest.mark.parametrize("first_length", [60, 61])
+def test_each_piece_of_a_text_has_the_coarse_codes_of_transformers(
+    bark: Reference, loaded_cascade: LoadedCascade, first_length: int
+) -> None:
+    runs = piece_runs(loaded_cascade, loaded_cascade.chain(1, 1024), bark, first_length)
+
+    assert [torch.equal(made, expected) for made, expected in runs] == [True] * 4
 
 
 @pytest.mark.parametrize(("length", "frames"), [(0, 1024), (0, 1025), (0, 1600), (100, 1300), (420, 512), (420, 1100)])

@@ -17,6 +17,13 @@ from safetensors.torch import load_file, save_file
 from reference_bark import Reference
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, GenerationError
+from s1_mini.families.base import Chain
+from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
+from s1_mini.families.cascade.prompt import build_prompt
+from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.families.cascade.verify import run_stage
+from tests.families.cascade_runs import coarse_runs, piece_runs
+from tests.families.conftest import CPU
 from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +79,49 @@ def test_tokens_are_those_of_our_own_stages_and_of_transformers(
     assert all(np.array_equal(*both) for both in zip(together, expected[::2], strict=True))
     wave = bark.speak(encode(TEXTS[0]), most=60).wave.numpy()
     assert np.abs(wave - together[0])[2000:-4000].max() < 1e-5  # what joins utterances fades their ends
+
+
+@pytest.fixture(scope="module")
+def one_slot(published_cascade: Path, python: Path) -> Iterator[tuple[LoadedCascade, Chain]]:
+    """Stages for one utterance at a time."""
+    settings = CascadeSettings(vllm_stages="semantic,coarse", vllm_python=python)
+    loaded = open_cascade(published_cascade, CPU, settings)
+    chain = loaded.chain(1, loaded.max_positions)
+    yield loaded, chain
+    for stage in chain.stages:
+        stage.close()
+
+
+def test_coarse_codes_equal_transformers_for_voices_of_20_consecutive_lengths(
+    one_slot: tuple[LoadedCascade, Chain], bark: Reference
+) -> None:
+    lengths = [0, 60, *range(190, 210)]  # of which every third or so makes an odd number of codes in the prompt
+
+    runs = coarse_runs(*one_slot, bark, lengths, num_semantic=45)
+
+    different = [length for length, pair in zip(lengths, runs, strict=True) if not np.array_equal(*pair)]
+    assert different == []
+
+
+@pytest.mark.parametrize("first_length", [60, 61])  # an odd and an even number of codes in the prompts of the others
+def test_each_of_four_pieces_of_a_text_has_the_coarse_codes_of_transformers(
+    one_slot: tuple[LoadedCascade, Chain], bark: Reference, first_length: int
+) -> None:
+    runs = piece_runs(*one_slot, bark, first_length)
+
+    assert [torch.equal(*pair) for pair in runs] == [True] * 4
+
+
+def test_a_semantic_stage_of_one_slot_generates_up_to_the_last_position(
+    one_slot: tuple[LoadedCascade, Chain], published_cascade: Path
+) -> None:
+    loaded, chain = one_slot
+    ours = open_cascade(published_cascade, CPU, CascadeSettings()).chain(1, loaded.max_positions)
+    prompt = build_prompt(loaded.config.numbers, [5, 9, 77, 30, 2], None)
+
+    made, expected = (run_stage(each, 0, prompt.items, prompt, max_steps=768) for each in (chain, ours))
+
+    assert np.array_equal(made, expected)
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_beside_others(engine: ProductionTTSEngine) -> None:

@@ -18,8 +18,8 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-from s1_mini.families.cascade.config import NUM_COARSE, GPTConfig
-from s1_mini.families.cascade.on_vllm.packing import num_chosen, unpack_coarse, unpack_semantic
+from s1_mini.families.cascade.config import GPTConfig
+from s1_mini.families.cascade.on_vllm.packing import next_is_second, num_chosen, unpack_coarse, unpack_semantic
 from s1_mini.families.cascade.weights import read_config, read_models, translate
 
 NEVER = float("-inf")
@@ -112,9 +112,9 @@ class CascadeStage(nn.Module):
         inputs_embeds: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """Give the last layer's x [N, W]; of the coarse model [N, W + 1], where the last says which book is next."""
+        """Return the last layer's x [N, W]; of the coarse model [N, W + 1], whose last is 1 before a second book."""
+        assert input_ids is not None, "prompts are ids"
         if inputs_embeds is None:
-            assert input_ids is not None
             inputs_embeds = self.embed_input_ids(input_ids)
         x = inputs_embeds + self.position_embeds_layer(positions)
         for layer in self.layers:
@@ -122,10 +122,9 @@ class CascadeStage(nn.Module):
         x = self.layernorm_final(x)
         if self.stage == "semantic":
             return x
-        # `compute_logits` sees no position: so which book comes next goes along. A window's codes begin behind the
-        # semantic tokens and the one that asks, and are an even number.
-        book = (positions - self._config.numbers.max_coarse_text) % NUM_COARSE
-        return torch.cat([x, book.to(x.dtype).unsqueeze(-1)], dim=-1)
+        # `compute_logits` sees neither ids nor positions: the codebook that is next is one more channel of x.
+        is_second = next_is_second(self._config, input_ids)
+        return torch.cat([x, is_second.to(x.dtype).unsqueeze(-1)], dim=-1)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         """Give logits [N, V + 1]; the last is chosen, and nothing else can be, where a row's are not finite."""

@@ -51,6 +51,15 @@ def unpack_coarse(config: CascadeConfig, ids: Any) -> Any:
     return (ids + first) * is_code + (ids - count - 1).clip(0) * ~is_code
 
 
+def next_is_second(config: CascadeConfig, ids: Any) -> Any:
+    """Return, for each packed coarse id [S], whether the id after it is a code of the second codebook.
+
+    Codes alternate, and those of a voice end with the second codebook, but may begin with either: a voice's history
+    of an odd number of codes begins with the second. Only the id itself is reliable, not its position.
+    """
+    return ids < config.numbers.codebook_size
+
+
 def check_range(config: CascadeConfig) -> None:
     """Raise `ConfigurationError` where a pair would be no number of vLLM's."""
     numbers = config.numbers

@@ -109,7 +109,8 @@ def open_vllm(opening: Mapping[str, Any]) -> tuple[VllmMaker, Mapping[str, Any]]
         "max_position_embeddings": config.block_size + 1,
     }
     item = {"float32": 4}.get(opening["dtype"], 2)
-    blocks = opening["slots"] * -(-(opening["positions"] + 1) // BLOCK) + 1  # vLLM keeps one for itself
+    length = min(opening["positions"], config.block_size) + 1  # vLLM counts the last token, which is never read
+    blocks = opening["slots"] * -(-length // BLOCK) + 1  # vLLM keeps one for itself
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(told))
         engine = LLMEngine.from_engine_args(
@@ -119,6 +120,7 @@ def open_vllm(opening: Mapping[str, Any]) -> tuple[VllmMaker, Mapping[str, Any]]
                 skip_tokenizer_init=True,
                 dtype=opening["dtype"],
                 enforce_eager=True,
+                max_model_len=length,  # else vLLM asks for the memory of max_position_embeddings
                 max_num_seqs=opening["slots"],
                 kv_cache_memory_bytes=2 * blocks * BLOCK * config.num_layers * config.width * item,
                 enable_prefix_caching=False,
