@@ -131,6 +131,35 @@ def test_texts_encoded_together_and_filled_up_are_as_encoded_alone(tmp_path: Pat
         assert (together[row, : len(text)] - model.encode(text.unsqueeze(0))[0]).abs().max() <= 1e-5
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_step_has_the_same_bits_in_every_slot_with_any_neighbours(tmp_path: Path, threads: int) -> None:
+    model, steps = opened(written(tmp_path / "checkpoint"), stop_threshold=9.0).model, 80
+    before = torch.get_num_threads()
+
+    def frames(slots: dict[int, int], slot: int) -> torch.Tensor:
+        """Return the frames of a slot; `slots` maps each to the seed of its text."""
+        state = model.allocate(8, 300)
+        for at, seed in slots.items():
+            tokens = torch.randint(4, 70, (1, 20 + 30 * seed), generator=torch.Generator().manual_seed(seed))
+            model.begin(state, at, speaker(seed), 0)
+            model.read(state, tokens, torch.tensor([at]))
+            model.keep(state, at, 0, model.draw_kept(seed, 0, 0, steps))
+            state.active[at] = True
+        spans = {0: (128, 64), 3: (128, 128), 7: (256, 300)}[max(slots)]
+        return torch.stack([model.step(state, *spans, 1 + max(slots))[slot] for _ in range(steps)])
+
+    torch.set_num_threads(threads)
+    try:
+        alone = frames({0: 1}, 0)
+
+        assert torch.equal(alone, frames({3: 1}, 3))
+        assert torch.equal(alone, frames({0: 2, 3: 1}, 3))
+        assert torch.equal(alone, frames({slot: slot or 8 for slot in range(8)}, 1))
+        assert torch.equal(alone, frames({**{slot: slot + 2 for slot in range(7)}, 7: 1}, 7))
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_graphs_of_steps_and_texts_do_what_is_done_without(tmp_path: Path) -> None:
     """On a CPU the captured calls run step by step: shapes and rows are those of a GPU."""
     from s1_mini.core.messages import Begin, Conditions, Prefill

@@ -91,6 +91,8 @@ def decode_attention(
         rows = query.flatten(1).contiguous()  # they may be a part of a joint projection
         return _attend_triton(rows, keys, values, position, span, slots=slots).view(query.shape)
     chosen = slice(len(query)) if slots is None else slots
+    if query.device.type == "cpu" and query.dtype == torch.float32:
+        return _attend_by_products(query, keys[chosen, :, :span].float(), values[chosen, :, :span].float(), mask)
     out = F.scaled_dot_product_attention(
         query.unsqueeze(2),
         keys[chosen, :, :span].to(query.dtype),
@@ -99,6 +101,20 @@ def decode_attention(
         enable_gqa=keys.shape[1] != query.shape[1],
     )
     return out.squeeze(2)
+
+
+def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the same by two products, whose bits do not depend on the other rows.
+
+    On a CPU with several threads, `scaled_dot_product_attention` rounds a row by the thread that computes it (torch
+    2.13), and so by how many rows there are.
+    """
+    rows, heads, size = query.shape
+    groups = keys.shape[1]
+    scores = (query * size**-0.5).view(rows, groups, heads // groups, size) @ keys.transpose(-1, -2)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return (scores.softmax(-1) @ values).view(rows, heads, size)
 
 
 def _can_attend(x: Tensor, size: int) -> bool:

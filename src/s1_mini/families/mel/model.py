@@ -22,7 +22,7 @@ from s1_mini.layers.quantized import quantize_linears
 from s1_mini.layers.randomness import random_bytes
 from s1_mini.layers.staging import stage
 
-CPU_ROWS = 4  # of a product on a CPU, or a multiple: two or three are slower than four. One alone takes half the time
+CPU_ROWS = 4  # rows of a product on a CPU are a multiple of this: products of 1 to 3 rows round differently
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class MelModel:
         return (kept.float() / (1 - self.config.prenet_dropout)).unflatten(-1, (self.config.prenet_layers, -1))
 
     def _width(self, state: MelState, rows: int) -> int:
-        """Rows to compute with."""
-        if self.device.type != "cpu" or rows == 1:
+        """Return the rows to compute, so that on a CPU a row's bits do not depend on the number of rows."""
+        if self.device.type != "cpu":
             return rows
         return min(-(-rows // CPU_ROWS) * CPU_ROWS, len(state.position))
