@@ -186,6 +186,7 @@ def test_bad_lines_are_told_with_line_id_and_reason_and_the_others_are_spoken(
         b'{"id": "long", "text": "' + b"a" * 21_000 + b'"}',
         b'["a list"]',
         b'{"id": "broken", "text": "\xff"}',
+        b'{"id": "empty", "text": ""}',
     ]
     (tmp_path / "texts.jsonl").write_bytes(b"\n".join(given))
 
@@ -205,12 +206,14 @@ def test_bad_lines_are_told_with_line_id_and_reason_and_the_others_are_spoken(
         (11, "long"),
         (12, None),
         (13, None),
+        (14, "empty"),
     ]
     expected = ["is not JSON", "text: is missing", "text: it is empty", "id: is missing", "seed: -1 is not"]
-    expected += ["knows no heat", "nobody", "21000 characters are too many", "holds a JSON list", "is not UTF-8"]
+    expected += ["knows no heat", "nobody", "21000 characters are too many", "holds a JSON list"]
+    expected += ["is not UTF-8", "text: is empty"]
     for (_, _, reason), part in zip(told, expected, strict=True):
         assert part in str(reason)
-    assert "10 lines could not be spoken" in capsys.readouterr().err
+    assert "11 lines could not be spoken" in capsys.readouterr().err
 
 
 def test_a_text_that_the_engine_fails_at_is_tried_once_more_and_then_told(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from itertools import combinations
@@ -14,7 +16,7 @@ from s1_mini import EngineConfig
 from s1_mini.cli.app import app
 from s1_mini.config import LoadSettings, known_variables
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.families.registry import FAMILIES, family_of, family_settings, find_family, get_family
+from s1_mini.families.registry import FAMILIES, check_files, family_of, family_settings, find_family, get_family
 
 
 def test_settings_are_read_without_torch() -> None:
@@ -53,6 +55,23 @@ def test_a_foreign_checkpoint_is_refused_with_the_names_that_are_known(name: obj
 
     assert all(known in str(caught.value) for known in FAMILIES)
     assert len(str(caught.value)) < 200
+
+
+def test_a_config_without_model_type_that_is_not_s1s_is_refused_with_its_fields_and_the_families(
+    published_cascade: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(published_cascade, tmp_path / "bark")
+    config = json.loads((directory / "config.json").read_text())
+    del config["model_type"]
+    (directory / "config.json").write_text(json.dumps(config))
+
+    for read in (family_of, check_files):
+        with pytest.raises(CheckpointMismatchError) as caught:
+            read(directory)
+
+        assert "config.json has no model_type" in str(caught.value)
+        assert "'coarse_acoustics_config', 'codec_config'" in str(caught.value)
+        assert "Set model_type to one of dual_ar, bark, speecht5" in str(caught.value)
 
 
 def test_a_random_checkpoint_is_of_a_family_and_a_size_that_there_is(tmp_path: Path) -> None:

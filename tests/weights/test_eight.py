@@ -19,6 +19,7 @@ from s1_mini.families.s1 import convert as s1_convert
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.runtime.loader import load
+from s1_mini.weights.stream import Target
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,11 @@ def narrow(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def speak(checkpoint: Path) -> np.ndarray:
     with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine:
         return engine.generate("Same voice.", seed=1, max_new_tokens=12).audio
+
+
+@pytest.mark.parametrize(("shape", "is_int8"), [((2**14, 2), False), ((2**14, 3), True), ((2**14,), False)])
+def test_rows_that_their_scale_would_make_larger_keep_their_precision(shape: tuple[int, ...], is_int8: bool) -> None:
+    assert s1_convert._may_narrow(Target("weight", shape, ("weight",), 1)) is is_int8
 
 
 def test_eight_bits_are_half_of_sixteen_and_no_number_is_far_off(published: Path, narrow: Path, tmp_path: Path) -> None:

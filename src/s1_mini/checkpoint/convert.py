@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from s1_mini.exceptions import CheckpointNotFoundError
 from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
 from s1_mini.families.registry import family_of
 from s1_mini.voices.library import FOLDER as VOICES
+from s1_mini.voices.library import SUFFIX
 from s1_mini.weights.members import write_member
 from s1_mini.weights.origin import FILE as ORIGIN_FILE
 from s1_mini.weights.origin import KEY as ORIGIN
 from s1_mini.weights.origin import origin_of
 from s1_mini.weights.write import new_directory, write_json
+
+PUBLISHED_VOICES = {".npy", ".npz"}
 
 
 def convert_checkpoint(
@@ -37,8 +41,19 @@ def convert_checkpoint(
         for member in members:
             write_member(folder, member)
         if (source / VOICES).is_dir():
-            shutil.copytree(source / VOICES, folder / VOICES, dirs_exist_ok=True)
+            shutil.copytree(source / VOICES, folder / VOICES, dirs_exist_ok=True, ignore=_replaced(folder / VOICES))
         if origin is not None:
             write_json(folder / ORIGIN_FILE, {ORIGIN: origin.data()})
     files = sorted(path for path in target.rglob("*") if path.is_file())
     return {path.relative_to(target).as_posix(): path.stat().st_size for path in files}
+
+
+def _replaced(voices: Path) -> Callable[[str, list[str]], list[str]]:
+    """Return a filter of published voice files that exist in the engine's format, in `voices` or beside them."""
+
+    def ignored(_: str, names: list[str]) -> list[str]:
+        published = [name for name in names if Path(name).suffix in PUBLISHED_VOICES]
+        compact = {name: Path(name).with_suffix(SUFFIX).name for name in published}
+        return [name for name in published if compact[name] in names or (voices / compact[name]).exists()]
+
+    return ignored

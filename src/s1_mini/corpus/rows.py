@@ -87,7 +87,7 @@ def check(line: Line, number: int, file: str, columns: Columns, defaults: Defaul
         identity = id_of(line, number, columns)
         text = _value(line, columns.text)
         if text is None:
-            raise ParameterError(columns.text, "is missing")
+            raise ParameterError(columns.text, "is empty" if columns.text in line.values else "is missing")
         given = _parameters(line, columns, defaults)
         sampling = given.sampling
         if sampling.seed is None:

@@ -27,6 +27,11 @@ DEFAULT = "dual_ar"  # of a config.json that says nothing, and where no checkpoi
 
 def find_family(config: Mapping[str, Any]) -> Family:
     """Give the family of a checkpoint's config. Raises `CheckpointMismatchError` for a foreign one."""
+    if config and "model_type" not in config and "dim" not in config:
+        raise CheckpointMismatchError(
+            f"config.json has no model_type, and its fields ({reprlib.repr(sorted(config))[1:-1]}) are not those of "
+            f"{DEFAULT}, which has 'dim'. Set model_type to one of {', '.join(FAMILIES)}"
+        )
     name = config.get("model_type", DEFAULT)
     if not isinstance(name, str) or name not in FAMILIES:
         raise CheckpointMismatchError(

@@ -80,8 +80,8 @@ def _is_narrow(file: TensorFile, target: Target) -> bool:
 
 
 def _may_narrow(target: Target) -> bool:
-    """Whether a tensor is large enough for eight bits, and has rows."""
-    return len(target.shape) > 1 and target.num_elements >= _NARROW
+    """Whether a tensor has rows and is large enough for int8: rows of one or two numbers would grow by their scale."""
+    return len(target.shape) > 1 and target.num_elements >= max(_NARROW, 3 * target.shape[0])
 
 
 def _untie(
