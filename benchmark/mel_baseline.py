@@ -3,13 +3,16 @@
 The baseline is in float32, one request at a time, keeps no keys and values (every step computes its whole prefix anew,
 causally, so that the result is the same), waits for the device after every request, and brings all that lies between to
 the host. Prenet dropout is off on all sides, so that sounds can be compared. Numbers of frames are fixed by the text,
-fifteen characters a second, since random weights end anywhere. `transformers` speaks a checkpoint as published, too.
+fifteen characters a second, since random weights end anywhere. `transformers` is measured, too, with a checkpoint in
+the published form. Every figure is measured but the column `derived` and `GMAC`, and the number of runs is printed.
 
+s1-mini random-checkpoint speecht5 --family mel --size full --form published
 python -m benchmark.mel_baseline --checkpoint speecht5 --output mel.json
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import math
 import statistics
@@ -139,10 +142,13 @@ class Original:
         self._model.speecht5.decoder.prenet._consistent_dropout = lambda x, _: x  # it has no switch
 
     @staticmethod
-    def can_read(directory: Path | None) -> bool:
-        """Whether `transformers` is there, and the checkpoint as it was published."""
-        is_published = directory is not None and (directory / "pytorch_model.bin").is_file()
-        return is_published and importlib.util.find_spec("transformers") is not None
+    def obstacle(directory: Path | None) -> str | None:
+        """Return why `transformers` cannot be measured with a checkpoint, or None if it can."""
+        if importlib.util.find_spec("transformers") is None:
+            return "transformers is not installed"
+        if directory is None or not (directory / "pytorch_model.bin").is_file():
+            return "the checkpoint has no pytorch_model.bin; transformers reads the published form only"
+        return None
 
     @torch.inference_mode()
     def speak(self, text: str, steps: int, vector: Tensor) -> np.ndarray:
@@ -176,6 +182,7 @@ class Latencies:
         total = sum(self.seconds)
         return [
             self.name,
+            str(len(self.seconds)),
             1e3 * statistics.mean(self.seconds),
             1e3 * float(np.percentile(self.seconds, 95)),
             total / self.sound_s,
@@ -186,13 +193,14 @@ class Latencies:
 
     def data(self) -> dict[str, Any]:
         """Everything for a machine."""
-        names = ("name", "average_ms", "p95_ms", "real_time_factor", "processor_s_per_s", "requests_per_s")
+        names = ("name", "runs", "average_ms", "p95_ms", "real_time_factor", "processor_s_per_s", "requests_per_s")
         named = dict(zip((*names, "largest_difference"), self.row(), strict=True))
-        return named | {"seconds": self.seconds, "sound_s": self.sound_s}
+        return named | {"runs": len(self.seconds), "seconds": self.seconds, "sound_s": self.sound_s}
 
 
 LATENCY_HEAD = [
     "one at a time",
+    "runs",
     "average ms",
     "p95 ms",
     "real-time factor",
@@ -266,7 +274,8 @@ class Comparison:
         self.config = EngineConfig(**common, **fixed, **limits, precision=precision, weights_dtype=weights_dtype)
         self.most, self.device = most, self.plain.model.device
         self.baseline = Baseline(self.plain)
-        self.original = Original(checkpoint, self.plain) if checkpoint and Original.can_read(checkpoint) else None
+        self.obstacle = Original.obstacle(checkpoint)
+        self.original = Original(checkpoint, self.plain) if checkpoint and self.obstacle is None else None
         self._stage: Stage | None = None
         self._clock = Clock(self.device, SECTIONS)  # of the engine's sections
         self.engine = ProductionTTSEngine(self.config)
@@ -331,28 +340,36 @@ class Comparison:
             difference = max(difference, float(np.abs(made - wave).max()))
         return watch.tell("transformers", sum(map(len, waves)) / self.engine.sample_rate, difference)
 
-    def batches(self, requests: Sequence[int]) -> list[dict[str, Any]]:
-        """Let the engine speak fifty characters as often as is asked for at once; the baseline does so one by one."""
+    def batches(self, requests: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+        """Measure requests of fifty characters that arrive at once: the engine `repeats` times, the baseline once.
+
+        The baseline takes the requests in turn, so that its first N of the largest number are a queue of N.
+        """
         text, steps, found = FIFTY, self.steps(FIFTY), []
-        begun = time.perf_counter()
-        wave = self.baseline.speak(text, steps)
-        alone_s = time.perf_counter() - begun
+        begun, ends = time.perf_counter(), []
+        for _ in range(max(requests)):
+            wave = self.baseline.speak(text, steps)
+            ends.append(time.perf_counter() - begun)
         sound_s = len(wave) / self.engine.sample_rate
         self.engine.generate_batch([text] * min(4, max(requests)), max_new_tokens=steps)
         for count in requests:
-            made = self.engine.generate_batch([text] * count, max_new_tokens=steps)
-            latencies = [item.generation_time for item in made.results]
+            rounds = [self.engine.generate_batch([text] * count, max_new_tokens=steps) for _ in range(repeats)]
+            results = [item for made in rounds for item in made.results]
+            latencies = [item.generation_time for item in results]
+            total_s = sum(made.total_time for made in rounds)
             found.append(
                 {
                     "requests": count,
-                    "baseline_average_ms": 1e3 * alone_s * (count + 1) / 2,
-                    "baseline_requests_per_s": 1 / alone_s,
+                    "rounds": repeats,
+                    "baseline_average_ms": 1e3 * statistics.mean(ends[:count]),
+                    "baseline_requests_per_s": count / ends[count - 1],
                     "average_ms": 1e3 * statistics.mean(latencies),
                     "p95_ms": 1e3 * float(np.percentile(latencies, 95)),
-                    "requests_per_s": count / made.total_time,
-                    "sound_s_per_s": count * sound_s / made.total_time,
-                    "failed": sum(not item.success for item in made.results),
-                    "seconds": made.total_time,
+                    "requests_per_s": repeats * count / total_s,
+                    "sound_s_per_s": repeats * count * sound_s / total_s,
+                    "failed": sum(not item.success for item in results),
+                    "seconds": total_s / repeats,
+                    "seconds_of_rounds": [made.total_time for made in rounds],
                     "gpu_use": None,
                 }
             )
@@ -479,7 +496,16 @@ def section_data(sections: dict[str, Section]) -> dict[str, Any]:
 
 def tell(result: dict[str, Any], latencies: Sequence[Latencies], sections: Sequence[dict[str, Section]]) -> str:
     """Lay out everything that was measured."""
-    batch_head = ["requests at once", "baseline ms", "average ms", "p95 ms", "baseline/s", "requests/s", "sound s/s"]
+    batch_head = [
+        "requests at once",
+        "rounds",
+        "baseline ms",
+        "average ms",
+        "p95 ms",
+        "baseline/s",
+        "requests/s",
+        "sound s/s",
+    ]
     batch_head.append("GPU use %")
     batch_keys = ("baseline_average_ms", "average_ms", "p95_ms", "baseline_requests_per_s", "requests_per_s")
     section_head = [
@@ -504,6 +530,7 @@ def tell(result: dict[str, Any], latencies: Sequence[Latencies], sections: Seque
             [
                 [
                     str(one["requests"]),
+                    str(one["rounds"]),
                     *(one[key] for key in (*batch_keys, "sound_s_per_s")),
                     None if one["gpu_use"] is None else 100 * one["gpu_use"],
                 ]
@@ -525,7 +552,12 @@ def main() -> int:
     parser.add_argument("--weights-dtype", default="full", help="of its large products: full, int8 or fp8")
     parser.add_argument("--texts", type=numbers, default=range(1, 1 + len(TEXTS)), help="which of the ten, as 1,2,10")
     parser.add_argument("--requests", type=numbers, default=REQUESTS, help="at once, as 1,2,4")
-    parser.add_argument("--repeats", type=int, default=3, help="of each text by the engine")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        help="of each text and each number of requests by the engine; the baseline runs once [3]",
+    )
     parser.add_argument("--growth", type=numbers, default=(50, 100, 200), help="steps at which growth is timed")
     parser.add_argument("--max-steps", type=int, default=1000, help="of one text at most")
     parser.add_argument("--output", type=Path, help="a file for the JSON")
@@ -539,7 +571,7 @@ def main() -> int:
     compared.start()
     try:
         latencies, before = compared.latencies(texts, options.repeats)
-        batches = compared.batches(options.requests)
+        batches = compared.batches(options.requests, options.repeats)
         after = compared.sections(texts[-1])
         health = compared.engine.health_check()
         growth = compared.growth(options.growth)
@@ -553,6 +585,7 @@ def main() -> int:
         "characters": [len(text) for text in texts],
         "steps": [compared.steps(text) for text in texts],
         "load_average": load_average(),
+        "transformers": compared.obstacle or importlib.metadata.version("transformers"),
     }
     if compared.device.type == "cuda":
         facts["gpu_memory_gb"] = round(health["vram"]["used_gb"], 2)

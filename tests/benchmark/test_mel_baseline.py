@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmark.command import run
-from benchmark.mel_baseline import FIFTY, SECTIONS, TEXTS, Comparison, decoder_macs, encoder_macs, main
+from benchmark.mel_baseline import FIFTY, SECTIONS, TEXTS, Comparison, Original, decoder_macs, encoder_macs, main
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.random import write_random_checkpoint
 
@@ -53,7 +54,7 @@ def test_the_derived_figures_are_those_counted_of_the_real_size() -> None:
 def test_the_command_tells_every_table_and_a_line_of_json(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["mel_baseline", "--checkpoint", str(checkpoint), "--device", "cpu", "--texts", "1,2", "--repeats", "1"]
+    command = ["mel_baseline", "--checkpoint", str(checkpoint), "--device", "cpu", "--texts", "1,2", "--repeats", "2"]
     more = ["--requests", "1,5", "--growth", "4,8", "--max-steps", "30", "--output", str(tmp_path / "it.json")]
     monkeypatch.setattr(sys, "argv", command + more)
 
@@ -66,6 +67,8 @@ def test_the_command_tells_every_table_and_a_line_of_json(
     assert [way["name"] for way in told["latencies"]] == ["baseline", "transformers", "engine", "engine, first sound"]
     assert all(way["largest_difference"] <= 1e-4 for way in told["latencies"][1:3])
     assert [batch["failed"] for batch in told["batches"]] == [0, 0]
+    assert [way["runs"] for way in told["latencies"]] == [2, 2, 4, 2]
+    assert [(batch["rounds"], len(batch["seconds_of_rounds"])) for batch in told["batches"]] == [(2, 2), (2, 2)]
     before, after = told["sections"]["before"], told["sections"]["after"]
     assert list(before) == list(SECTIONS)
     assert list(after) == [*SECTIONS, "scheduling"]
@@ -77,3 +80,35 @@ def test_the_command_tells_every_table_and_a_line_of_json(
     assert {one["part"] for one in told["growth"]} == {"decode, baseline", "decode, engine", "encode"}
     for words in ("one at a time", "before use %", "requests at once", "section", "Bottlenecks before", "derived"):
         assert words in printed
+
+
+def test_the_baselines_latencies_are_measured_in_a_queue_of_all_requests(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    compared = Comparison(checkpoint, "cpu", "auto", "full", 10)
+    compared.start()
+    waves, ends = compared.baseline.speak(FIFTY, 10), iter([1.0, 3.0, 7.0])  # the second takes 2 s, the third 4 s
+
+    def speak(*_: object) -> np.ndarray:
+        now[0] = next(ends)
+        return waves
+
+    monkeypatch.setattr(compared.baseline, "speak", speak)
+    monkeypatch.setattr("benchmark.mel_baseline.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    try:
+        one, three = compared.batches([1, 3], 1)
+    finally:
+        compared.engine.stop()
+
+    assert one["baseline_average_ms"] == 1000.0
+    assert three["baseline_average_ms"] == pytest.approx(1000 * (1 + 3 + 7) / 3)
+    assert three["baseline_requests_per_s"] == pytest.approx(3 / 7)
+
+
+def test_without_a_published_checkpoint_the_reason_for_no_transformers_row_is_reported(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "compact")
+
+    assert Original.obstacle(tmp_path / "compact") == (
+        "the checkpoint has no pytorch_model.bin; transformers reads the published form only"
+    )
