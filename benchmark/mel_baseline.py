@@ -300,20 +300,21 @@ class Comparison:
         return steps_of(text, self.plain, self.most)
 
     def latencies(self, texts: Sequence[str], repeats: int) -> tuple[list[Latencies], dict[str, Section]]:
-        """Speak all texts one after the other, the baseline once, the engine `repeats` times, whole and streamed.
+        """Measure all texts one after the other, `repeats` times; the engine whole and streamed.
 
-        Also give the baseline's sections of the last text.
+        Also return the baseline's sections of the last text.
         """
         self.baseline.speak(texts[0], WARM_UP_STEPS)
         watch, waves = Stopwatch(), []
-        for text in texts:
+        for text in [*texts] * repeats:
             clock = Clock(self.device, SECTIONS)
             with watch.one():
                 waves.append(self.baseline.speak(text, self.steps(text), clock))
-        sound_s = sum(map(len, waves)) / self.engine.sample_rate
+        waves = waves[: len(texts)]
+        sound_s = repeats * sum(map(len, waves)) / self.engine.sample_rate
         found = [watch.tell("baseline", sound_s)]
         if self.original is not None:
-            found.append(self._originals(self.original, texts, waves))
+            found.append(self._originals(self.original, texts, waves, repeats))
         for text in texts:
             self.engine.generate(text, max_new_tokens=self.steps(text))  # to warm up
         watch, difference = Stopwatch(), 0.0
@@ -321,9 +322,9 @@ class Comparison:
             with watch.one():
                 made = self.engine.generate(text, max_new_tokens=self.steps(text))
             difference = max(difference, float(np.abs(made.audio - wave).max()))
-        found.append(watch.tell("engine", sound_s * repeats, difference))
+        found.append(watch.tell("engine", sound_s, difference))
         watch = Stopwatch()
-        for text in texts:
+        for text in [*texts] * repeats:
             with watch.one():
                 chunks = self.engine.stream(text, max_new_tokens=self.steps(text), chunk_profile="ttfa")
                 next(chunk for chunk in chunks if len(chunk.audio))
@@ -331,14 +332,17 @@ class Comparison:
         found.append(watch.tell("engine, first sound", sound_s))
         return found, clock.sections
 
-    def _originals(self, original: Original, texts: Sequence[str], waves: Sequence[np.ndarray]) -> Latencies:
+    def _originals(
+        self, original: Original, texts: Sequence[str], waves: Sequence[np.ndarray], repeats: int
+    ) -> Latencies:
         vector, watch, difference = self.baseline.vector, Stopwatch(), 0.0
         original.speak(texts[0], WARM_UP_STEPS, vector)
-        for text, wave in zip(texts, waves, strict=True):
+        for text, wave in [*zip(texts, waves, strict=True)] * repeats:
             with watch.one():
                 made = original.speak(text, self.steps(text), vector)
             difference = max(difference, float(np.abs(made - wave).max()))
-        return watch.tell("transformers", sum(map(len, waves)) / self.engine.sample_rate, difference)
+        sound_s = repeats * sum(map(len, waves)) / self.engine.sample_rate
+        return watch.tell("transformers", sound_s, difference)
 
     def batches(self, requests: Sequence[int], repeats: int) -> list[dict[str, Any]]:
         """Measure requests of fifty characters that arrive at once: the engine `repeats` times, the baseline once.
@@ -556,7 +560,7 @@ def main() -> int:
         "--repeats",
         type=int,
         default=3,
-        help="of each text and each number of requests by the engine; the baseline runs once [3]",
+        help="of each text, and of each batch by the engine; the baseline's run once [3]",
     )
     parser.add_argument("--growth", type=numbers, default=(50, 100, 200), help="steps at which growth is timed")
     parser.add_argument("--max-steps", type=int, default=1000, help="of one text at most")
