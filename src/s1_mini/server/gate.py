@@ -15,7 +15,9 @@ from s1_mini.server.errors import DrainingError
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.server.record import Record
     from s1_mini.server.settings import ServerSettings
+    from s1_mini.types import EngineState
 
 FRESH_S = 0.02  # health cache TTL
 RETRY_AFTER_S = 1.0
@@ -43,33 +45,29 @@ class Gate:
             self._health, self._looked = self._engine.health_check(), now
         return self._health
 
-    @property
-    def num_waiting(self) -> int:
-        """Pieces in the engine's queue."""
-        return self._engine.state().num_waiting
-
-    def refusal(self) -> S1MiniError | None:
-        """Why nothing is spoken now: starting, failed or going down; None if all is well."""
+    def refusal(self, state: EngineState | None = None) -> S1MiniError | None:
+        """Return why no request is admitted: starting, failed or shutting down; None if the engine is ready."""
         if self.is_draining:
             return DrainingError("the server is going down; ask another one")
         if self.failure is not None:
             return EngineNotReadyError("the engine could not be started, or has died; the server's log tells why")
-        state = self._engine.state()
+        state = state or self._engine.state()
         if not state.is_ready:
             doing = "starting" if state.status == "stopped" else state.status
             return EngineNotReadyError(f"the engine is {doing}; try again later")
         return None
 
-    def admission(self, client: str) -> S1MiniError | None:
+    def admission(self, record: Record) -> S1MiniError | None:
         """Return why a request to speak is refused before its body is read; None if it is admitted."""
-        if (refused := self.refusal()) is not None:
-            return refused
         state = self._engine.state()
+        record.waiting = state.num_waiting
+        if (refused := self.refusal(state)) is not None:
+            return refused
         if state.num_waiting >= state.max_waiting:
             return QueueFullError(state.num_waiting, state.max_waiting, RETRY_AFTER_S)
         queue_and_slots = state.max_waiting + self._engine.num_slots
         self.accounts.limits[Resource.REQUESTS] = min(self._settings.max_requests, queue_and_slots)
-        return self.accounts.refusal(client, Resource.REQUESTS, 1)
+        return self.accounts.refusal(record.client, Resource.REQUESTS, 1)
 
     def enter(self) -> None:
         """Count a request in."""

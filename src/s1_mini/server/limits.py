@@ -99,8 +99,7 @@ class Limits:
             return None
         if scope["type"] == "websocket":  # its sentences are admitted one by one
             return self.gate.refusal()
-        record.waiting = self.gate.num_waiting
-        return self.gate.admission(record.client)
+        return self.gate.admission(record)
 
     async def _refuse(self, error: S1MiniError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer without the route; what the client still sends is read for a moment, else the connection ends."""
