@@ -428,27 +428,44 @@ class ProductionTTSEngine:
         return self._add_voice(name, Reference(reference_audio, reference_text), description, replace=replace).result()
 
     async def add_voice_async(
-        self, name: str, reference_audio: Audio, reference_text: str, *, description: str = "", replace: bool = False
+        self,
+        name: str,
+        reference_audio: Audio,
+        reference_text: str,
+        *,
+        description: str = "",
+        replace: bool = False,
+        client: str = "",
     ) -> VoiceInfo:
-        """Do as `add_voice` without blocking the event loop; cancelling it leaves the voices as they were."""
-        reference = Reference(reference_audio, reference_text)
-        return await asyncio.wrap_future(self._add_voice(name, reference, description, replace=replace))
+        """Do as `add_voice` without blocking the event loop; cancelling it leaves the voices as they were.
 
-    def _add_voice(self, name: str, reference: Reference, description: str, *, replace: bool) -> Future[VoiceInfo]:
+        Recordings of one `client` take turns with those of others.
+        """
+        reference = Reference(reference_audio, reference_text)
+        adding = self._add_voice(name, reference, description, replace=replace, client=client)
+        return await asyncio.wrap_future(adding)
+
+    def _add_voice(
+        self, name: str, reference: Reference, description: str, *, replace: bool, client: str = ""
+    ) -> Future[VoiceInfo]:
         running = self._ready()
 
         def add(check: Check) -> VoiceInfo:
             return running.voices.add(name, reference, description=description, replace=replace, check=check)
 
-        return running.recordings.submit(add)
+        return running.recordings.submit(add, client)
 
-    async def prepare_reference_async(self, reference_audio: Audio, reference_text: str = "") -> None:
-        """Encode a reference now, so that requests that bring it later need not wait for that.
+    async def prepare_reference_async(
+        self, reference_audio: Audio, reference_text: str = "", *, client: str = ""
+    ) -> None:
+        """Encode a reference now, so that later requests with it need not wait for that.
+
+        Recordings of one `client` take turns with those of others.
 
         Raises `ReferenceAudioError`, `TextError` or `EngineError`.
         """
         reference, running = Reference(reference_audio, reference_text), self._ready()
-        prepared = await in_thread(lambda: Prepared(Script(""), [], [running.listen(reference)]))
+        prepared = await in_thread(lambda: Prepared(Script(""), [], [running.listen(reference, client)]))
         await prepared.voices_async(self._deadline())
 
     def delete_voice(self, name: str) -> None:

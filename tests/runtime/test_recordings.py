@@ -115,3 +115,25 @@ def test_a_close_finishes_all_or_ends_all(line: Recordings, drains: bool) -> Non
         for future in (first, second):
             with pytest.raises(EngineNotReadyError):
                 future.result(0)
+
+
+def test_clients_take_turns_and_one_client_leaves_places_to_others() -> None:
+    go, done = threading.Event(), []
+    recordings = Recordings(max_waiting=8, threads=1)
+    recordings.submit(until(go), "hog")
+    wait_until(lambda: recordings.health()["running"] == 1)
+
+    def note(client: str, number: int) -> Callable[[Check], None]:
+        return lambda _: done.append((client, number))
+
+    futures = [recordings.submit(note("hog", number), "hog") for number in range(6)]
+    with pytest.raises(QueueFullError):
+        recordings.submit(note("hog", 6), "hog")
+    futures += [recordings.submit(note("other", number), "other") for number in range(1)]
+    go.set()
+    for future in futures:
+        future.result(EVENTUALLY_S)
+    recordings.close(drains=True)
+
+    assert done.index(("other", 0)) <= 1
+    assert [number for client, number in done if client == "hog"] == list(range(6))

@@ -1,7 +1,8 @@
-"""Recordings in work: a few at once, some more in line, and no others. Decoding and encoding one takes seconds.
+"""Recordings being decoded and encoded, which takes seconds: a few at once, some more queued, further ones refused.
 
-Requests without a recording never wait here. What nobody wants any more leaves the line at once, with what it holds,
-and ends soon if it has begun: work calls `check` now and then, which raises `CancelledError` then.
+Clients take turns, and one client holds at most `CLIENT_SHARE` of the places that others leave. Requests without a
+recording never wait here. Cancelled work leaves the queue at once, with what it holds, and ends soon if it has begun:
+work calls `check` now and then, which raises `CancelledError` then.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from s1_mini.core.turns import Turns
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError
 
 Result = TypeVar("Result")
 Check = Callable[[], None]
 
 MAX_THREADS = 4
+CLIENT_SHARE = 3 / 4  # as the server's other limits
 USUAL_S = 1.0  # that a recording takes, before one has been seen
 ENDING_S = 1.0  # given at a stop to work that has begun and is unwanted now
 
@@ -29,23 +32,25 @@ ENDING_S = 1.0  # given at a stop to work that has begun and is unwanted now
 class _Waiting(NamedTuple):
     future: Future[Any]
     work: Callable[[Check], Any]
+    client: str
 
 
 class Recordings:
-    """Runs work in the order in which it came, in a few threads that begin with the first of it."""
+    """Runs work in a few threads, which start with the first of it: in order of arrival, clients taking turns."""
 
     def __init__(self, *, max_waiting: int, threads: int | None = None) -> None:
         self.max_waiting = max_waiting
         self._num_threads = threads or max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
         self._waiting: deque[_Waiting] = deque()
+        self._turns: Turns[str] = Turns()
         self._running: set[Future[Any]] = set()
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._is_closed = False
         self._usual_s = USUAL_S
 
-    def submit(self, work: Callable[[Check], Result]) -> Future[Result]:
-        """Let `work` wait for its turn; cancelling the future, at any time, ends it.
+    def submit(self, work: Callable[[Check], Result], client: str = "") -> Future[Result]:
+        """Queue `work`; cancelling the future, at any time, ends it. An unnamed client may fill the queue.
 
         Raises `QueueFullError`, or `EngineNotReadyError` once closed.
         """
@@ -53,9 +58,13 @@ class Recordings:
         with self._changed:
             if self._is_closed:
                 raise EngineNotReadyError("the engine is stopping and takes in nothing more")
-            if len(self._waiting) >= self.max_waiting:
+            num_own = sum(each.client == client for each in self._waiting)
+            allowed = max(1.0, CLIENT_SHARE * (self.max_waiting - len(self._waiting) + num_own))
+            if len(self._waiting) >= self.max_waiting or (client and num_own + 1 > allowed):
                 raise QueueFullError(len(self._waiting), self.max_waiting, self._retry_after_s(), "recordings")
-            self._waiting.append(_Waiting(future, work))
+            self._waiting.append(_Waiting(future, work, client))
+            if client not in self._turns:
+                self._turns.join(client)
             if len(self._threads) < self._num_threads:
                 self._threads.append(threading.Thread(target=self._run, name="s1_mini recordings", daemon=True))
                 self._threads[-1].start()
@@ -73,6 +82,7 @@ class Recordings:
                 self._changed.wait_for(lambda: not self._waiting and not self._running, left)
             unfinished = [each.future for each in self._waiting] + list(self._running)
             self._waiting.clear()
+            self._turns = Turns()
             self._changed.notify_all()
         for future in unfinished:
             with suppress(InvalidStateError):
@@ -92,13 +102,13 @@ class Recordings:
         with self._changed:
             for each in self._waiting:
                 if each.future is future:
-                    self._waiting.remove(each)
+                    self._remove(each)
                     break
             self._changed.notify_all()
 
     def _run(self) -> None:
         while (next_one := self._next()) is not None:
-            future, work = next_one
+            future, work, _ = next_one
             started = time.monotonic()
             try:
                 result = work(partial(_check, future))
@@ -121,9 +131,16 @@ class Recordings:
                 if self._is_closed:
                     return None
                 self._changed.wait()
-            taken = self._waiting.popleft()
+            taken = min(self._waiting, key=lambda each: self._turns.next(each.client))  # the first of those
+            self._turns.charge(taken.client)
+            self._remove(taken)
             self._running.add(taken.future)
             return taken
+
+    def _remove(self, waiting: _Waiting) -> None:
+        self._waiting.remove(waiting)
+        if not any(each.client == waiting.client for each in self._waiting):
+            self._turns.leave(waiting.client)
 
 
 def _check(future: Future[Any]) -> None:

@@ -45,14 +45,14 @@ class Running:
         self.synthesizer.close(drains=drains, timeout_s=left_s)
         self.voices.join()
 
-    def listen(self, reference: Reference) -> Future[Voice]:
-        """Give the voice of a reference: at once if it is known, else when its turn has come. Raises at once, too.
+    def listen(self, reference: Reference, client: str = "") -> Future[Voice]:
+        """Return the voice of a reference: at once if it is cached, else when it is encoded. Also raises at once.
 
-        From the future come `ReferenceAudioError` and `EngineError`.
+        The future raises `ReferenceAudioError` and `EngineError`.
         """
         known = self.references.find(reference)
         if known is None:
-            return self.recordings.submit(partial(self.references.encode, reference))
+            return self.recordings.submit(partial(self.references.encode, reference), client)
         done: Future[Voice] = Future()
         done.set_result(known)
         return done
@@ -63,7 +63,7 @@ class Running:
         prepared = Prepared(script, self._pieces(script), [])
         try:
             for reference in request.references:
-                prepared.listening.append(self.listen(reference))
+                prepared.listening.append(self.listen(reference, request.flow[0]))
         except BaseException:
             prepared.close()
             raise

@@ -200,7 +200,9 @@ async def _open_session(
     if body.voice is not None:
         await asyncio.to_thread(engine.describe_voice, body.voice)  # a name that is none is told now
     if recording is not None:  # one that is none is told now, and the session's first words need not wait for it
-        preparing = engine.prepare_reference_async(recording, body.reference_text or "")
+        preparing = engine.prepare_reference_async(
+            recording, body.reference_text or "", client=record_of(request).client
+        )
         await while_listened(request.receive, preparing)
     known = request.app.state.sessions
     session = known.open(

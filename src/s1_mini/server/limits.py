@@ -60,7 +60,8 @@ class Limits:
         headers, record = Headers(scope=scope), record_of(HTTPConnection(scope))
         key = self._key_of(headers)
         address = client_of(scope["client"][0] if scope.get("client") else "")
-        record.client = address if key is None else f"key {key}"
+        if self.accounts.by_client:
+            record.client = address if key is None else f"key {key}"
         if scope["path"] not in OPEN and (delay_s := self.accounts.delay_s(record.client)):
             await asyncio.sleep(delay_s)
         refused = self._no_access(scope, headers, has_key=key is not None) or self._no_room(scope, headers, record)

@@ -12,6 +12,7 @@ from s1_mini.server.answers import while_listened
 from s1_mini.server.bodies import FORM, content_type, read_form, said
 from s1_mini.server.errors import ContentTypeError, InvalidError
 from s1_mini.server.openapi import body_of, failures
+from s1_mini.server.record import record_of
 from s1_mini.server.schemas import VoiceAnswer, VoiceForm, VoicesAnswer
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ async def add_voice(request: Request) -> VoiceAnswer:
     form, recording = await read_form(request, VoiceForm, "audio")
     if recording is None:
         raise InvalidError("audio", "is missing; send the recording as a file")
-    return await while_listened(request.receive, voices.add(_engine(request), form, recording))
+    return await while_listened(
+        request.receive, voices.add(_engine(request), form, recording, record_of(request).client)
+    )
 
 
 @router.delete(

@@ -34,11 +34,11 @@ def describe(engine: ProductionTTSEngine, name: str) -> VoiceAnswer:
     return _told(engine.describe_voice(name))
 
 
-async def add(engine: ProductionTTSEngine, form: VoiceForm, audio: bytes) -> VoiceAnswer:
+async def add(engine: ProductionTTSEngine, form: VoiceForm, audio: bytes, client: str) -> VoiceAnswer:
     """Keep a recording as a named voice. Raises `RequestError`, by the fields of the form, or `EngineError`."""
     try:
         info = await engine.add_voice_async(
-            form.name, audio, form.text, description=form.description, replace=form.replace
+            form.name, audio, form.text, description=form.description, replace=form.replace, client=client
         )
         return _told(info)
     except RequestError as error:
