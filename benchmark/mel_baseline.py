@@ -556,12 +556,7 @@ def main() -> int:
     parser.add_argument("--weights-dtype", default="full", help="of its large products: full, int8 or fp8")
     parser.add_argument("--texts", type=numbers, default=range(1, 1 + len(TEXTS)), help="which of the ten, as 1,2,10")
     parser.add_argument("--requests", type=numbers, default=REQUESTS, help="at once, as 1,2,4")
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        default=3,
-        help="of each text, and of each batch by the engine; the baseline's run once [3]",
-    )
+    parser.add_argument("--repeats", type=int, default=3, help="of each text; of each batch by the engine [3]")
     parser.add_argument("--growth", type=numbers, default=(50, 100, 200), help="steps at which growth is timed")
     parser.add_argument("--max-steps", type=int, default=1000, help="of one text at most")
     parser.add_argument("--output", type=Path, help="a file for the JSON")
