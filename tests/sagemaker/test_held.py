@@ -23,6 +23,7 @@ from websockets.sync.client import connect
 
 from container_room import ENDPOINT, Container, running, wait_until
 from s1_mini import ProductionTTSEngine
+from s1_mini.audio.container import encode
 from s1_mini.runtime.running import Running
 from s1_mini.server.accounts import Resource
 from s1_mini.server.websocket import MESSAGES
@@ -32,6 +33,9 @@ NUM_CLIENTS = 3
 MAX_COPIES = 3  # Python objects for each charged byte: a body is kept as bytes, as text and as a decoded recording
 FIXED_BYTES = 3_000_000  # of modules and caches that the first request of a kind loads
 RECORDING = b"RIFF\0\0\0\0WAVE" + np.random.default_rng(1).bytes(NUM_BYTES)
+AUDIO = base64.b64encode(
+    encode(np.random.default_rng(2).uniform(-0.1, 0.1, 700_000).astype(np.float32), 44_100, "wav")
+).decode()
 LONG = {"text": "A sentence that goes on and on. " * 60, "seed": 1, "max_new_tokens": 200}
 
 
@@ -124,9 +128,11 @@ def recordings_of_sessions(rig: Rig) -> None:
 
 
 def sticky_sessions(rig: Rig) -> None:
+    rig.release()
     with rig.container.http() as http:
         for _ in range(NUM_CLIENTS):
-            assert http.post("/invocations", json={"requestType": "NEW_SESSION"}).status_code == 200
+            answer = http.post("/invocations", json={"requestType": "NEW_SESSION", "reference_audio": AUDIO})
+            assert answer.status_code == 200, answer.text
 
 
 def unread_whole_answers(rig: Rig) -> None:
@@ -157,7 +163,7 @@ SCENARIOS = {
         recordings_of_sessions,
         ("session.config", "input.text", "input.done"),
     ),
-    "sticky sessions": Scenario((Resource.STICKY_SESSIONS,), sticky_sessions, outlives=True),
+    "sticky sessions": Scenario((Resource.STICKY_SESSIONS, Resource.STICKY_BYTES), sticky_sessions, outlives=True),
     "whole answers that are not read": Scenario((Resource.AUDIO_BYTES,), unread_whole_answers),
     "batches that are not read": Scenario((Resource.AUDIO_BYTES,), unread_batches),
 }
@@ -212,7 +218,8 @@ def test_what_a_client_holds_is_charged_and_released_when_it_disconnects(rig: Ri
         last = allocated()
         while (now := settled(allocated)) > last + 10_000:
             last = now
-        charged = accounts.total(Resource.BODY_BYTES) + accounts.total(Resource.AUDIO_BYTES)
+        kinds = (Resource.BODY_BYTES, Resource.AUDIO_BYTES, Resource.STICKY_BYTES)
+        charged = sum(accounts.total(kind) for kind in kinds)
         assert last <= MAX_COPIES * charged + FIXED_BYTES, accounts.describe()
     rig.connections.close()
     rig.release()

@@ -116,15 +116,21 @@ def test_a_client_with_many_sessions_replaces_its_own() -> None:
     assert len(sessions) == 3
 
 
-def test_recordings_of_all_sessions_together_are_bounded_and_charged_until_they_close() -> None:
+def test_recordings_of_all_sessions_are_bounded_by_closing_old_ones_and_charged_until_they_close() -> None:
     charged = accounts()
     sessions = Sessions(ContainerSettings(max_session_mb=0.001), charged)
-    session = sessions.open("client", reference_audio=bytes(600))
+    small = sessions.open("other", reference_audio=bytes(100))
+    old = sessions.open("client", reference_audio=bytes(600))
 
+    session = sessions.open("client", reference_audio=bytes(700))
+
+    with pytest.raises(SessionNotFoundError):
+        sessions.get(old.id)
+    assert sessions.get(small.id) == small
+    assert charged.of("client", Resource.STICKY_BYTES) == 700
     with pytest.raises(SessionsFullError):
-        sessions.open("client", reference_audio=bytes(600))
-    assert len(sessions) == 1
-    assert charged.of("client", Resource.BODY_BYTES) == 600
+        sessions.open("client", reference_audio=bytes(1001))
+    sessions.close(small.id)
 
     sessions.close(session.id)
     assert charged.clients == []

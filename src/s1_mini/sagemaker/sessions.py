@@ -1,6 +1,6 @@
 """Sticky sessions: a reference is sent once and then used by the session's id. Bounded in number, size and time.
 
-At the limit, a new session replaces the one that was not used for longest.
+At a limit, a new session replaces those that were not used for longest, first those of the client with the most.
 
 SageMaker sends requests of one session to one instance, so they live in the memory of this process and nowhere else.
 """
@@ -75,6 +75,7 @@ class Sessions:
         self._settings, self._accounts, self._clock, self._suffix = settings, accounts, clock, suffix
         self._sessions: dict[str, tuple[Session, Holding]] = {}
         accounts.limits[Resource.STICKY_SESSIONS] = settings.max_sessions
+        accounts.limits[Resource.STICKY_BYTES] = round(settings.max_session_mb * 1e6)
         self._pool: IdlePool[str] = IdlePool(accounts, Resource.STICKY_SESSIONS, self._forget)
 
     def __len__(self) -> int:
@@ -88,18 +89,19 @@ class Sessions:
         reference_audio: bytes | None = None,
         reference_text: str | None = None,
     ) -> Session:
-        """Open a session. Raises `SessionsFullError`, or what `Holding.set` raises for its recording."""
+        """Open a session, closing others to make room. Raises `SessionsFullError` for a recording that never fits."""
         self._expire()
         allowed = self._settings
         ends = self._clock() + allowed.session_s
         session = Session(secrets.token_hex(16) + self._suffix, ends, voice, reference_audio, reference_text)
-        total = session.num_bytes + sum(each.num_bytes for each, _ in self._sessions.values())
-        if total > allowed.max_session_mb * 1e6:
-            raise SessionsFullError(
-                f"The recordings of all sessions may have {allowed.max_session_mb:g} MB. Close one."
-            )
+        max_bytes = self._accounts.limits[Resource.STICKY_BYTES]
+        if session.num_bytes > max_bytes:
+            raise SessionsFullError(f"The recording has {session.num_bytes:,} bytes; sessions may hold {max_bytes:,}.")
+        while self._accounts.total(Resource.STICKY_BYTES) + session.num_bytes > max_bytes:
+            self._pool.evict_one(Resource.STICKY_BYTES)
+        client = client if self._accounts.by_client else ""
         holding = self._accounts.hold(client)
-        holding.set(Resource.BODY_BYTES, session.num_bytes)
+        holding.set(Resource.STICKY_BYTES, session.num_bytes, checked=False)
         self._pool.add(session.id, client)
         self._sessions[session.id] = session, holding
         return session

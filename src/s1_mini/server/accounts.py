@@ -40,6 +40,7 @@ class Resource(StrEnum):
     CONNECTIONS = "connections"
     SESSIONS = "sessions"  # WebSocket
     STICKY_SESSIONS = "sticky_sessions"  # SageMaker
+    STICKY_BYTES = "sticky_bytes"  # recordings of these
     REQUESTS = "requests"  # texts being spoken, a batch counts as its items; each takes a queue position or a slot
     BODY_BYTES = "body_bytes"  # bodies, unfinished messages and recordings
     AUDIO_BYTES = "audio_bytes"  # generated and not yet sent
@@ -214,7 +215,7 @@ class IdlePool(Generic[Member]):
 
     def add(self, member: Member, client: str, *, can_evict: Callable[[Member], bool] = lambda _: True) -> bool:
         """Add an idle member, evicting another one at the limit; return False if all are busy."""
-        if len(self) >= self.limit and not self._evict_one(can_evict):
+        if len(self) >= self.limit and not self.evict_one(self._resource, can_evict):
             return False
         client = client if self._accounts.by_client else ""
         self._holdings[member], self._clients[member] = self._accounts.hold(client), client
@@ -249,8 +250,9 @@ class IdlePool(Generic[Member]):
         if not idle:
             self._idle.pop(client, None)
 
-    def _evict_one(self, can_evict: Callable[[Member], bool]) -> bool:
-        by_size = sorted(self._idle, key=lambda client: self._accounts.of(client, self._resource), reverse=True)
+    def evict_one(self, resource: Resource, can_evict: Callable[[Member], bool] = lambda _: True) -> bool:
+        """Evict the longest idle member of the client that holds most of `resource`; return False if all are busy."""
+        by_size = sorted(self._idle, key=lambda client: self._accounts.of(client, resource), reverse=True)
         found = (member for client in by_size for member in self._idle[client] if can_evict(member))
         if (member := next(found, None)) is None:
             return False
