@@ -15,7 +15,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import MAX_QUEUED, Request
-from s1_mini.exceptions import CapacityError, EngineError, RequestTimeoutError
+from s1_mini.exceptions import CapacityError, EngineError
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice
@@ -192,7 +192,7 @@ def test_stopping_finishes_a_stream_that_its_caller_reads_afterwards(
     assert len(audio_of(queue))
 
 
-def test_a_paused_stream_past_its_deadline_ends_with_an_error(
+def test_time_that_a_stream_is_paused_for_its_consumer_does_not_count_as_late(
     speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
@@ -202,9 +202,9 @@ def test_a_paused_stream_past_its_deadline_ends_with_an_error(
     assert not queue.has_ended
 
     (request,) = synthesizer.core.scheduler.ledger.all()
-    request.deadline = time.monotonic()
+    past = request.deadline = time.monotonic()
+    wait_until(lambda: request.deadline > past)
 
-    with pytest.raises(RequestTimeoutError):
-        audio_of(queue)
+    assert len(audio_of(queue))
     synthesizer.close()
     assert list(synthesizer.core.scheduler.audit()) == []

@@ -123,10 +123,12 @@ def test_totals_are_the_sums_of_all_holdings_whatever_happens() -> None:
     held = accounts(200)
     holdings = [(client, held.hold(client)) for client in "abcd" for _ in range(5)]
     for _ in range(5000):
-        _, holding = chance.choice(holdings)
+        owner, holding = chance.choice(holdings)
         resource = chance.choice([REQUESTS, BYTES])
         if chance.random() < 0.2:
             holding.release()
+            number = holdings.index((owner, holding))
+            holdings[number] = owner, held.hold(owner)
         elif chance.random() < 0.3:
             holding.part().set(resource, chance.randrange(3), checked=False)
         else:
@@ -136,6 +138,18 @@ def test_totals_are_the_sums_of_all_holdings_whatever_happens() -> None:
             assert held.total(each) == sum(one.sum(each) for _, one in holdings)
             for name in "abcd":
                 assert held.of(name, each) == sum(one.sum(each) for other, one in holdings if other == name)
+
+
+def test_nothing_is_charged_to_what_was_released() -> None:
+    held = accounts(100)
+    whole = held.hold("client")
+    part = whole.part()
+    whole.release()
+
+    for each in (whole, part, whole.part()):
+        each.set(BYTES, 10)
+
+    assert held.total(BYTES) == 0
 
 
 # ---- eviction
@@ -163,9 +177,9 @@ def test_the_longest_idle_member_of_the_largest_client_makes_room(pool: IdlePool
     assert len(pool) == 4
 
 
-def test_busy_members_are_never_evicted(pool: IdlePool[str], evicted: list[str]) -> None:
+def test_busy_members_of_clients_within_their_share_are_never_evicted(pool: IdlePool[str], evicted: list[str]) -> None:
     for name in ("a", "b", "c", "d"):
-        pool.add(name, "client")
+        pool.add(name, "even" if name in "bd" else "odd")
         pool.mark_busy(name)
 
     assert not pool.add("new", "other")
@@ -173,6 +187,28 @@ def test_busy_members_are_never_evicted(pool: IdlePool[str], evicted: list[str])
     assert pool.add("new", "other")
     assert evicted == ["c"]
     assert sorted(pool.busy) == ["a", "b", "d"]
+
+
+def test_a_client_that_keeps_all_members_busy_loses_its_oldest_to_another_client(
+    pool: IdlePool[str], evicted: list[str]
+) -> None:
+    for name in ("a", "b", "c", "d"):
+        pool.add(name, "hog")
+        pool.mark_busy(name)
+
+    assert not pool.add("e", "hog")
+    assert pool.add("new", "other")
+    assert evicted == ["a"]
+
+
+def test_a_busy_member_whose_client_does_not_read_makes_room_for_anybody(evicted: list[str]) -> None:
+    pool = IdlePool(accounts(2), CONNECTIONS, evicted.append, lambda name: name == "stalled")
+    for name in ("reading", "stalled"):
+        pool.add(name, "client")
+        pool.mark_busy(name)
+
+    assert pool.add("new", "client")
+    assert evicted == ["stalled"]
 
 
 def test_members_that_cannot_be_evicted_are_passed_over(pool: IdlePool[str], evicted: list[str]) -> None:

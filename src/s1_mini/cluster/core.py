@@ -183,6 +183,7 @@ class RemoteCore:
     async def _live(self) -> None:
         while not self._is_over.is_set():
             await asyncio.sleep(LOOK_S)
+            self._admit()  # a consumer may have caught up between two looks at it
             for request in self.ledger.late(time.monotonic()):
                 told = f"not finished in time, after {request.speech.sent_s:.1f} s of sound"
                 self._end(request, RequestTimeoutError(told))

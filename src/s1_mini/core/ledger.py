@@ -29,7 +29,7 @@ class Ledger:
         late = [request for request in self.requests.values() if now > request.deadline]
         for request in late:
             if request.is_paused:
-                request.deadline = now + (request.deadline - request.arrived)
+                request.deadline = now + request.allowed_s
         return [request for request in late if now > request.deadline]
 
     def add(self, request: Request) -> None:

@@ -132,6 +132,10 @@ class Request:
     has_ended: bool = False
     num_finished: int = 0  # items of finished utterances
     was_behind: bool = False  # the consumer: see `is_paused`
+    allowed_s: float = field(init=False)  # from arrival to the deadline
+
+    def __post_init__(self) -> None:
+        self.allowed_s = self.deadline - self.arrived
 
     @property
     def has_more(self) -> bool:

@@ -5,6 +5,8 @@ The thread that makes its next sound writes to it, of which there is one at a ti
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from s1_mini.audio.join import Joiner
@@ -27,6 +29,7 @@ class Speech:
         self.runs_dry = NEVER  # when the listener will have heard all of it; never, if nobody listens
         self.underruns = 0  # chunks that came after the listener had heard all before them
         self._sample_rate, self._joiner = sample_rate, Joiner(sample_rate=sample_rate)
+        self._bytes_per_s: float = NOTHING.itemsize * sample_rate
         self.set_window(WINDOW_S if is_streamed else NEVER)  # a whole response is read at its end
 
     @property
@@ -37,12 +40,12 @@ class Speech:
     def set_window(self, seconds: float) -> None:
         """Set how much audio may be unread before the request is paused."""
         self.window_s = seconds
-        self._window_bytes = seconds * NOTHING.itemsize * self._sample_rate
+        self._window_bytes = seconds * self._bytes_per_s
 
     @property
     def unread_s(self) -> float:
         """Seconds of audio that the consumer has not taken."""
-        return self.queue.unread_bytes / (NOTHING.itemsize * self._sample_rate)
+        return self.queue.unread_bytes / self._bytes_per_s
 
     @property
     def is_full(self) -> bool:
@@ -89,6 +92,8 @@ class Outlet(Speech):
     def __init__(self, queue: OutputQueue, made: Spec, *, arrived: float, is_streamed: bool) -> None:
         super().__init__(queue, sample_rate=max(1, round(made.rate)), arrived=arrived, is_streamed=is_streamed)
         self._nothing = np.zeros((0, *made.shape), made.dtype)
+        self._bytes_per_s = max(1.0, made.rate * np.dtype(made.dtype).itemsize * math.prod(made.shape))
+        self.set_window(self.window_s)
 
     def push(self, wave: np.ndarray, items: int, now: float) -> None:
         """Give out what a stage made of so many items; it is copied, for the stage may use that memory again."""

@@ -24,6 +24,7 @@ HISTORY = 1000  # admissions that the statistics tell of
 
 Group = str | int  # an unnamed group is the number of its only request
 Entry = tuple[int, float, int, int, Request]  # the group's next turn, due, request number, a number that breaks ties
+ClientTurn = tuple[int, float, int, str]  # the client's next turn, due and number of its first request, its name
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ class WaitingLine:
                 return []
             taken: list[Utterance] = []
             paused: list[tuple[str, Entry]] = []
-            groups = self.grouping
-            while len(taken) < free and (request := self._next(paused)) is not None:
+            groups, order = self.grouping, self._order()
+            while len(taken) < free and (request := self._next(order, paused)) is not None:
                 if taken and groups and not self._shares(request, taken[0].prompt.prefix_key):
                     groups = False  # its turn comes after those that share the voice of the first
                     taken += self._take_like(taken[0].prompt.prefix_key, free - len(taken))
@@ -215,35 +216,41 @@ class WaitingLine:
             request,
         )
 
-    def _next(self, paused: list[tuple[str, Entry]]) -> Request | None:
+    def _order(self) -> list[ClientTurn]:
+        """Return a heap of the clients by their turns, of which `_next` keeps it up to date."""
+        order = [self._client_turn(client) for client in self._heaps]
+        heapq.heapify(order)
+        return order
+
+    def _next(self, order: list[ClientTurn], paused: list[tuple[str, Entry]]) -> Request | None:
         """Return the request whose turn is next; entries of paused requests are moved to `paused`.
 
         Entries of the heaps may be out of date; those at the top are updated here.
         """
-        while self._heaps:
-            client = min(self._heaps, key=self._client_order)
-            heap = self._heaps[client]
-            request = heap[0][-1] if heap else None
-            if request is None or request not in self._waiting:
-                if heap:
-                    heapq.heappop(heap)
-                if not heap:
-                    del self._heaps[client]
+        while order:
+            client = order[0][-1]
+            heap = self._heaps.get(client)
+            if not heap or client not in self._clients:
+                self._heaps.pop(client, None)
+                heapq.heappop(order)
+                continue
+            request = heap[0][-1]
+            if request not in self._waiting:
+                heapq.heappop(heap)
             elif (current := self._entry(request))[:3] != heap[0][:3]:
                 heapq.heapreplace(heap, current)
             elif request.is_paused:
                 paused.append((client, heapq.heappop(heap)))
-                if not heap:
-                    del self._heaps[client]
-            else:
+            elif (turn := self._client_turn(client)) == order[0]:
                 return request
+            else:
+                heapq.heapreplace(order, turn)
         return None
 
-    def _client_order(self, client: str) -> tuple[float, ...]:
+    def _client_turn(self, client: str) -> ClientTurn:
         heap = self._heaps[client]
-        if not heap or client not in self._clients:
-            return (-1.0,)  # to be removed
-        return (self._clients.next(client), *heap[0][1:3])
+        due, number = heap[0][1:3] if heap else (0.0, 0)
+        return self._clients.next(client) if client in self._clients else 0, due, number, client
 
     def _shares(self, request: Request, key: str) -> bool:
         """Whether the first utterance of a request is next, and begins with this prefix."""

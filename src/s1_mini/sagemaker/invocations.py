@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -214,7 +215,8 @@ async def _open_session(
     try:
         return await _speak(request, engine, _to_request(body, recording), body.format, headers)
     except BaseException:
-        known.close(session.id)  # its id is told with a good answer only
+        with suppress(sessions.SessionNotFoundError):  # evicted meanwhile
+            known.close(session.id)  # its id is told with a good answer only
         raise
 
 

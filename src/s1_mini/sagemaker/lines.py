@@ -88,6 +88,8 @@ async def _speak(engine: ProductionTTSEngine, asked: Asked, settings: ServerSett
         try:
             speech = await speak(engine, request, settings=settings, record=own)
         except (QueueFullError, BusyError, TooManyRequestsError) as error:
+            if own.first_chunk is not None:
+                raise  # its audio was too much: it would be so again
             full = error
             await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFullError) else RETRY_S)
         else:

@@ -32,6 +32,7 @@ MAX_DELAY_S = 1.0  # per request
 MAX_CPU_CLIENTS = 10_000  # clients whose event-loop time is remembered after they disconnect
 
 Member = TypeVar("Member", bound=Hashable)
+Result = TypeVar("Result")
 
 
 class Resource(StrEnum):
@@ -149,10 +150,12 @@ class Holding:
         self._accounts, self._client, self._whole = accounts, client, whole
         self._held: Counter[Resource] = Counter()
         self._parts: set[Holding] = set()
+        self._is_released = False
 
     def part(self) -> Holding:
         """Return an empty holding within this one."""
         part = Holding(self._accounts, self._client, self)
+        part._is_released = self._is_released
         self._parts.add(part)
         return part
 
@@ -171,6 +174,8 @@ class Holding:
         for resources whose limit is kept by evicting others.
         """
         change = amount - self._held[resource]
+        if change > 0 and self._is_released:
+            return  # what still refers to it has ended
         if change > 0 and checked:
             whole = self._whole or self
             refused = self._accounts.refusal(self._client, resource, change, whole.sum(resource))
@@ -185,7 +190,8 @@ class Holding:
         self.set(resource, self._held[resource] + amount)
 
     def release(self) -> None:
-        """Free everything that it and its parts hold."""
+        """Free everything that it and its parts hold; nothing can be added any more."""
+        self._is_released = True
         for part in list(self._parts):
             part.release()
         for resource in list(self._held):
@@ -197,27 +203,33 @@ class Holding:
 class IdlePool(Generic[Member]):
     """Open connections or sessions, at most `limit`; the one that has been idle longest makes room for a new one.
 
-    It is taken from the client that has most of them, so that a client with many cannot evict those of others.
+    It is taken from the client that has most of them, so that a client with many cannot evict those of others. If none
+    is idle, a stalled one makes room, or one of a client that has more than its share.
     """
 
     def __init__(
-        self, accounts: Accounts, resource: Resource, evict: Callable[[Member], None], limit: int | None = None
+        self,
+        accounts: Accounts,
+        resource: Resource,
+        evict: Callable[[Member], None],
+        is_stalled: Callable[[Member], bool] = lambda _: False,
     ) -> None:
-        """`evict` ends a member, which leaves the pool before."""
+        """`evict` ends a member, which has left the pool; `is_stalled` says that its client does not read."""
         self._accounts, self._resource, self._evict = accounts, resource, evict
         self._holdings: dict[Member, Holding] = {}
         self._clients: dict[Member, str] = {}
         self._idle: dict[str, OrderedDict[Member, None]] = {}  # by client, longest idle first
-        self.limit = accounts.limits[resource] if limit is None else limit
+        self._is_stalled = is_stalled
+        self.limit = accounts.limits[resource]
 
     def __len__(self) -> int:
         return len(self._holdings)
 
     def add(self, member: Member, client: str, *, can_evict: Callable[[Member], bool] = lambda _: True) -> bool:
-        """Add an idle member, evicting another one at the limit; return False if all are busy."""
-        if len(self) >= self.limit and not self.evict_one(self._resource, can_evict):
-            return False
+        """Add an idle member, evicting another one at the limit; return False if none can be evicted."""
         client = client if self._accounts.by_client else ""
+        if len(self) >= self.limit and not self.evict_one(self._resource, can_evict) and not self._evict_busy(client):
+            return False
         self._holdings[member], self._clients[member] = self._accounts.hold(client), client
         self._holdings[member].set(self._resource, 1, checked=False)
         self.mark_idle(member)
@@ -254,7 +266,21 @@ class IdlePool(Generic[Member]):
         """Evict the longest idle member of the client that holds most of `resource`; return False if all are busy."""
         by_size = sorted(self._idle, key=lambda client: self._accounts.of(client, resource), reverse=True)
         found = (member for client in by_size for member in self._idle[client] if can_evict(member))
-        if (member := next(found, None)) is None:
+        return self._end(next(found, None))
+
+    def _evict_busy(self, newcomer: str) -> bool:
+        """Evict the oldest stalled member, or the oldest one of a client that has more than its share."""
+        stalled = [member for member in self._clients if self._is_stalled(member)]
+        if stalled:
+            return self._end(max(stalled, key=lambda member: self._accounts.of(self._clients[member], self._resource)))
+        largest = max(self._clients.values(), key=lambda client: self._accounts.of(client, self._resource))
+        has_too_many = self._accounts.of(largest, self._resource) > CLIENT_SHARE * self.limit
+        if largest == newcomer or not has_too_many:
+            return False
+        return self._end(next(member for member, client in self._clients.items() if client == largest))
+
+    def _end(self, member: Member | None) -> bool:
+        if member is None:
             return False
         self.remove(member)
         self._evict(member)
@@ -284,13 +310,13 @@ class CpuShares:
         return max(0.0, seconds - CPU_SHARE * (self._clock() - since))
 
 
-class Metered(Awaitable[None]):
-    """A coroutine whose event-loop CPU time is charged to a client."""
+class Metered(Awaitable[Result]):
+    """A coroutine whose event-loop CPU time is charged to a client; tasks that it starts are not."""
 
-    def __init__(self, work: Awaitable[None], accounts: Accounts, client: str) -> None:
+    def __init__(self, work: Awaitable[Result], accounts: Accounts, client: str) -> None:
         self._work, self._accounts, self._client = work, accounts, client
 
-    def __await__(self) -> Generator[Any, Any, None]:
+    def __await__(self) -> Generator[Any, Any, Result]:
         steps = self._work.__await__()
         value: Any = None
         error: BaseException | None = None
@@ -298,8 +324,9 @@ class Metered(Awaitable[None]):
             began = time.thread_time()
             try:
                 yielded = steps.send(value) if error is None else steps.throw(error)
-            except StopIteration:
-                return
+            except StopIteration as stop:
+                result: Result = stop.value
+                return result
             finally:
                 self._accounts.spend(self._client, time.thread_time() - began)
             value = error = None

@@ -38,7 +38,9 @@ class Connections:
     """Open connections of one server; at the limit, the longest idle one of the largest client is closed."""
 
     def __init__(self, settings: ServerSettings, accounts: Accounts) -> None:
-        self._pool: IdlePool[asyncio.Transport] = IdlePool(accounts, Resource.CONNECTIONS, self._evict)
+        self._pool: IdlePool[asyncio.Transport] = IdlePool(
+            accounts, Resource.CONNECTIONS, self._evict, lambda transport: not _has_sent_all(transport)
+        )
         self._stall_s = settings.send_timeout_s
         self._told = Told()
 

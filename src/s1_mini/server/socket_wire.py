@@ -28,6 +28,7 @@ class SocketWire(WebSocketsSansIOProtocol):
         super().__init__(*arguments, **named)
         self._accounts: Accounts = self.config.app.state.accounts  # type: ignore[union-attr]
         self._held: Holding | None = None
+        self._owner = ""
         self._began = self.loop.time()
         self._num_frames = 0
 
@@ -35,12 +36,12 @@ class SocketWire(WebSocketsSansIOProtocol):
         """Begin; who asks over a Unix socket is the proxy, which has no address."""
         super().connection_made(transport)
         self.client = self.client or (PROXY, 0)
-        self._held = self._accounts.hold(client_of(self.client[0]))
+        self._owner = client_of(self.client[0])
+        self._held = self._accounts.hold(self._owner)
 
     def data_received(self, data: bytes) -> None:
         """Read on, in slices, as long as the client keeps within its bounds."""
         assert self._held is not None
-        assert self.client is not None
         began = time.thread_time()
         for start in range(0, len(data), SLICE_BYTES):
             if self.transport.is_closing():
@@ -49,13 +50,24 @@ class SocketWire(WebSocketsSansIOProtocol):
             allowed = FREE_FRAMES + FRAMES_A_SECOND * (self.loop.time() - self._began)
             if self._num_frames > allowed:
                 self._end(FLOODED, "too many frames")
+        self._set_owner()
         try:
             num_bytes = len(self.conn.reader.buffer) + sum(len(frame) for frame in self.frames)
             self._held.set(Resource.BODY_BYTES, num_bytes)
         except S1MiniError as error:
             self._end(TOO_BUSY, str(error)[:MAX_REASON])
-        if self.client[0] != PROXY:
-            self._accounts.spend(client_of(self.client[0]), time.thread_time() - began)
+        self._accounts.spend(self._owner, time.thread_time() - began)
+
+    def _set_owner(self) -> None:
+        """Charge the client that the handshake's key or proxy names, once that is known, instead of the address."""
+        record = getattr(self, "scope", {}).get("state", {}).get("record")
+        if record is not None and record.client != self._owner:
+            assert self._held is not None
+            num_bytes = self._held.get(Resource.BODY_BYTES)
+            self._held.release()
+            self._owner = record.client
+            self._held = self._accounts.hold(self._owner)
+            self._held.set(Resource.BODY_BYTES, num_bytes, checked=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count its bytes no more."""

@@ -109,12 +109,15 @@ async def _noted(
 
     if request.streams:  # a whole answer is taken as it is generated, and charged then
         record.charge_unread = charge_unread
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate, chunk.timing)
-            if request.streams and holding.get(Resource.AUDIO_BYTES):
-                charge_unread()
-            yield chunk
+    try:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate, chunk.timing)
+                if request.streams and holding.get(Resource.AUDIO_BYTES):
+                    charge_unread()
+                yield chunk
+    finally:
+        record.charge_unread = None
 
 
 async def _whole(

@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 from collections import deque
+from collections.abc import Coroutine
 from contextlib import aclosing, suppress
 from typing import Annotated, Any, cast
 
@@ -20,7 +21,7 @@ from starlette.websockets import WebSocketState
 
 from s1_mini.audio.reference import read_recording
 from s1_mini.exceptions import NothingToSpeakError, S1MiniError, TextError
-from s1_mini.server.accounts import Resource
+from s1_mini.server.accounts import Metered, Resource
 from s1_mini.server.bodies import SMALL_BYTES, in_turn
 from s1_mini.server.errors import (
     BodyError,
@@ -44,6 +45,7 @@ from s1_mini.text.tidy import is_speakable
 router = APIRouter()
 
 MAX_REST = 1000  # characters without the end of a sentence; then the text is cut at a space
+SMALL_TEXT = 2000  # characters, split in the event loop; longer texts take milliseconds
 LOOK_S = 0.25  # between looks at the clock and at whether the server goes down
 
 Input = Annotated[SessionConfig | InputText | InputDone, Field(discriminator="type")]
@@ -98,7 +100,7 @@ class Session:
 
     async def run(self) -> None:
         """Read and speak until both have ended, or one has failed."""
-        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._speak())]
+        tasks = [asyncio.ensure_future(self._metered(work)) for work in (self._read(), self._speak())]
         try:
             await asyncio.gather(*tasks)
             if self._unspeakable is not None and not self._num_spoken:
@@ -114,6 +116,9 @@ class Session:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._forget()
+
+    def _metered(self, work: Coroutine[Any, Any, None]) -> Metered[None]:
+        return Metered(work, self._state.accounts, self._record.client)
 
     def _forget(self) -> None:
         """Drop the recordings now: reference cycles keep this session until the garbage collector runs."""
@@ -155,6 +160,8 @@ class Session:
                     self._last_moved = now
                     if await self._take(message):
                         break
+                    if delay_s := self._state.accounts.delay_s(self._record.client):
+                        await asyncio.sleep(delay_s)
                 elif not self._unspoken and now - self._last_moved > settings.websocket_idle_s:
                     raise IdleError(f"nothing came for {settings.websocket_idle_s:g} s")
             await self._watch(ends)
@@ -197,7 +204,7 @@ class Session:
                 await self._configure(config)
                 return False
             case InputText(text=text):
-                self._add(text)
+                await self._add(text)
                 return False
             case _:
                 self._put(self._rest, is_last=True)
@@ -214,22 +221,26 @@ class Session:
         self._recording, self._config = recording, config
         self._count_recordings()
 
-    def _count_recordings(self) -> None:
+    def _count_recordings(self, *, checked: bool = True) -> None:
         """Charge the recordings that are still needed. Raises `BusyError` or `TooManyRequestsError`."""
         recordings = [self._recording, *(request.reference_audio for request in self._unspoken)]
         distinct = {id(recording): len(recording) for recording in recordings if recording is not None}
         if self._unspoken:
             distinct.pop(id(self._unspoken[0].reference_audio), None)  # charged by `speak`
-        self._holding.set(Resource.BODY_BYTES, sum(distinct.values()))
+        self._holding.set(Resource.BODY_BYTES, sum(distinct.values()), checked=checked)
 
-    def _add(self, text: str) -> None:
+    async def _add(self, text: str) -> None:
         # Not read further instead, the client would not be heard when it goes away or answers a ping.
         allowed = self._state.engine.config.max_text_length
         ahead = self._num_waiting + len(text)
         if ahead > allowed:
             raise TextError("text", f"is {ahead} characters ahead of what is spoken; at most {allowed} are allowed")
         self._says = bool(self._says)
-        whole, self._rest = split_arriving(self._rest + text)
+        text = self._rest + text
+        if len(text) <= SMALL_TEXT:
+            whole, self._rest = split_arriving(text)
+        else:
+            whole, self._rest = await in_turn(self._state, split_arriving, text)
         while len(self._rest) > MAX_REST:
             cut = self._rest.rfind(" ", 1, MAX_REST) + 1 or MAX_REST
             whole, self._rest = f"{whole} {self._rest[:cut]}", self._rest[cut:]
@@ -267,7 +278,7 @@ class Session:
                 self._warnings += [error.warning] if error.warning else []
             self._num_waiting -= len(request.text)
             self._unspoken.popleft()
-            self._count_recordings()
+            self._count_recordings(checked=False)  # `speak` has charged this one until now
             if not self._unspoken:
                 self._state.websockets.mark_idle(self)
             self._stretches.task_done()

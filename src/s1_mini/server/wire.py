@@ -70,8 +70,11 @@ class Wire(H11Protocol):
         self._look()
         if self._watching is None:
             self._watch()
-        if self.client is not None and self.client[0] != PROXY:
-            self._accounts.spend(client_of(self.client[0]), time.thread_time() - began)
+        # the client that the last request's key or proxy named; until then, the address
+        scope: dict[str, Any] = getattr(self, "scope", None) or {}  # none before the first request
+        record = scope.get("state", {}).get("record")
+        owner = record.client if record is not None else client_of(self.client[0] if self.client else "")
+        self._accounts.spend(owner, time.thread_time() - began)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
