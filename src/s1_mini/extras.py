@@ -33,5 +33,6 @@ def require(extra: Extra, what: str) -> None:
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise ConfigurationError(
-            f'{what} needs {", ".join(missing)}, which {verb} not installed: pip install "s1-mini[{extra}]"'
+            f'{what} needs {", ".join(missing)}, which {verb} not installed: pip install "s1-mini[{extra}]", '
+            f'or in a checkout pip install -e ".[{extra}]"'
         )

@@ -168,6 +168,10 @@ BAD_CALLS = {
         ["say", "Hi.", "--on-unsupported", "no"],
         " --on-unsupported: 'no' is not known; there are error",
     ),
+    "unsupported character": (
+        ["say", "Look 猫 now.", "--checkpoint", str(DEFAULT_MODEL)],
+        "cannot pronounce '猫' (character 6). Remove it, or use --on-unsupported skip.",
+    ),
     "nothing left": (
         ["say", "猫", "--on-unsupported", "skip", "--checkpoint", str(DEFAULT_MODEL)],
         " TEXT: this voice speaks English; nothing of '猫' is left",

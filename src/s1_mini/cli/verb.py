@@ -101,7 +101,10 @@ def _hint(error: Exception) -> str:
 def _named(error: S1MiniError, ctx: Context) -> S1MiniError:
     if isinstance(error, RequestError):
         name = _spelling(error.field, ctx)
-        return type(error)(name, str(error).removeprefix(f"{error.field}: ")) if name else error
+        message = str(error).removeprefix(f"{error.field}: ")
+        if option := _spelling("on_unsupported", ctx):
+            message = message.replace('set on_unsupported to "skip"', f"use {option} skip")
+        return type(error)(name or error.field, message)
     found = re.match(r"(\w+)=", str(error))  # as all settings' errors begin
     if isinstance(error, ConfigurationError) and found:
         name = _origin(found[1], ctx)
