@@ -60,6 +60,8 @@ def _latencies(axes: Any, found: Mapping[str, Any]) -> None:
 def _batches(axes: Any, found: Mapping[str, Any]) -> None:
     counts = [batch["requests"] for batch in found["batches"]]
     for name, key in (("baseline", "baseline_average_ms"), ("engine", "average_ms")):
+        if key not in found["batches"][0]:  # older figures have no measured baseline
+            continue
         seconds = [batch[key] / 1e3 for batch in found["batches"]]
         axes.plot(counts, seconds, marker="o", markersize=3, label=name, color=COLOURS[name])
     axes.set(title="Requests at once, 50 characters each", xlabel="requests", ylabel="average seconds")
