@@ -118,6 +118,7 @@ def test_what_a_verb_lacks_is_one_sentence_with_the_command_before_anything_is_m
 
     for (extra, verb), (code, sentence) in zip(wanted, told, strict=True):
         packages = ", ".join(MODULES[extra]).replace("_", "-")
-        ending = rf' needs {packages}, which (is|are) not installed: pip install "s1-mini\[{extra}\]"\n'
+        commands = rf'pip install "s1-mini\[{extra}\]", or in a checkout pip install -e "\.\[{extra}\]"'
+        ending = rf" needs {packages}, which (is|are) not installed: {commands}\n"
         assert (code, bool(re.fullmatch(f"s1-mini: .+{ending}", sentence))) == (1, True), (verb, sentence)
     assert set(tmp_path.iterdir()) == before
