@@ -136,7 +136,8 @@ def comparable(kind: str, status: int, content: bytes) -> tuple[int, bytes]:
         batch = json.loads(content)
         if not batch["success"]:
             codes = {result["error_code"] for result in batch["results"]} - {None}
-            return (503 if codes == {"queue_full"} else 500), " ".join(codes).encode()
+            is_refused = codes <= {"queue_full", "server_busy", "too_many_requests"}
+            return (503 if is_refused else 500), " ".join(codes).encode()
         return status, b"".join(result["audio_base64"].encode() for result in batch["results"])
     if kind == "lines" and status == 200:
         lines = [json.loads(line) for line in content.splitlines()]

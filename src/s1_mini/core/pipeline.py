@@ -164,6 +164,7 @@ class Pipeline:
             queue.release(sequence)
             if not queue.index:
                 utterance.release_prompt()
+                self._line.charge(utterance.request, sequence.produced)
             if queue.is_last:
                 self._end_utterance(utterance)
             else:
@@ -222,6 +223,8 @@ class Pipeline:
             for utterance in request.utterances:
                 for sequence in utterance.sequences:
                     self.stages[sequence.stage].drop(sequence)
+                if utterance.sequences and not utterance.sequences[0].is_done:
+                    self._line.charge(request, utterance.sequences[0].produced)
         finally:
             self.ledger.end(request, error, reason, self._clock())
             self._on_end()

@@ -1,7 +1,7 @@
 """Fair queueing among flows: who takes the next turn.
 
-Every flow has one turn a round (self-clocked fair queueing with equal weights and a cost of one). A new flow joins the
-round after the current one, so flows that keep coming cannot starve one that waits.
+Self-clocked fair queueing with equal weights: a turn costs one round, and what it turns out to cost beyond that is
+charged later. A new flow joins the round after the current one, so flows that keep coming cannot starve one that waits.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Turns(Generic[Flow]):
     """The round of each waiting flow's next turn."""
 
     def __init__(self) -> None:
-        self.round = 0  # of the last turn that was taken in order
-        self._next: dict[Flow, int] = {}
-        self._left: dict[Flow, int] = {}  # of flows that left with turns taken early
+        self.round = 0.0  # of the last turn that was taken in order
+        self._next: dict[Flow, float] = {}
+        self._left: dict[Flow, float] = {}  # of flows that left with turns that are charged beyond the next round
 
     def __len__(self) -> int:
         return len(self._next)
@@ -28,7 +28,7 @@ class Turns(Generic[Flow]):
 
     def join(self, flow: Flow) -> None:
         """Add a flow that has something waiting."""
-        self._next[flow] = max(self.round + 1, self._left.pop(flow, 0))
+        self._next[flow] = max(self.round + 1, self._left.pop(flow, 0.0))
 
     def leave(self, flow: Flow) -> None:
         """Remove a flow that has nothing waiting; turns that it took early stay charged."""
@@ -36,14 +36,21 @@ class Turns(Generic[Flow]):
         if turn > self.round + 1:
             self._left[flow] = turn
 
-    def next(self, flow: Flow) -> int:
+    def add_cost(self, flow: Flow, rounds: float) -> None:
+        """Charge a flow for what its turns have cost beyond one round each."""
+        if flow in self._next:
+            self._next[flow] += rounds
+        else:
+            self._left[flow] = max(self.round + 1, self._left.get(flow, 0.0)) + rounds
+
+    def next(self, flow: Flow) -> float:
         """Return the round of a flow's next turn."""
         return self._next[flow]
 
     @property
-    def first(self) -> int:
+    def first(self) -> float:
         """The round of the earliest turn that a flow waits for; flows that skipped rounds do not hold it back."""
-        return max(self.round, min(self._next.values(), default=0))
+        return max(self.round, min(self._next.values(), default=0.0))
 
     def charge(self, flow: Flow, *, early: bool = False) -> None:
         """Charge a flow for a turn; an early one does not advance the round."""

@@ -1,9 +1,10 @@
 """The queue of utterances that wait for a slot of the first stage: bounded, fair to clients, grouped by voice.
 
 A request that finds the queue full is refused at once with a time to retry after; an accepted request is never lost.
-Clients take turns. Within a client, groups of requests take turns. Within a group, utterances leave in the order in
-which they are due. A request counts once, however many of its utterances wait; paused requests stay in the queue and do
-not count. Pure bookkeeping with the time as an argument.
+Clients take turns, and are charged by steps, so that long utterances count more than short ones. Within a client,
+groups of requests do likewise. Within a group, utterances leave in the order in which they are due. A request counts
+once, however many of its utterances wait; paused requests stay in the queue and do not count. Pure bookkeeping with the
+time as an argument.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from s1_mini.core.request import Request, Utterance
 from s1_mini.core.turns import Turns
 from s1_mini.exceptions import QueueFullError
 
+STEPS_A_TURN = 10  # of the first stage: what a turn costs, before more is charged
 HISTORY = 1000  # admissions that the statistics tell of
 
 
 Group = str | int  # an unnamed group is the number of its only request
-Entry = tuple[int, float, int, int, Request]  # the group's next turn, due, request number, a number that breaks ties
-ClientTurn = tuple[int, float, int, str]  # the client's next turn, due and number of its first request, its name
+Entry = tuple[float, float, int, int, Request]  # the group's next turn, due, request number, a number that breaks ties
+ClientTurn = tuple[float, float, int, str]  # the client's next turn, due and number of its first request, its name
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,16 @@ class WaitingLine:
         with self._lock:
             requests = self._eligible()
             return self._delay(requests, free, now) if requests else None
+
+    def charge(self, request: Request, steps: int) -> None:
+        """Charge a request's client and group for the steps of an utterance that has left its slot."""
+        if steps > STEPS_A_TURN:
+            client, group = _flow(request)
+            rounds = steps / STEPS_A_TURN - 1
+            with self._lock:
+                self._clients.add_cost(client, rounds)
+                if client in self._groups:
+                    self._groups[client].add_cost(group, rounds)
 
     def remove(self, request: Request) -> None:
         """Remove a request's utterances."""

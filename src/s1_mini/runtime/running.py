@@ -63,7 +63,7 @@ class Running:
         prepared = Prepared(script, self._pieces(script), [])
         try:
             for reference in request.references:
-                prepared.listening.append(self.listen(reference, request.flow[0]))
+                prepared.listening.append(self.listen(reference, request.flow[0] or request.flow[1]))
         except BaseException:
             prepared.close()
             raise

@@ -110,6 +110,7 @@ class LocalEndpoint:
             body = call.body
             if isinstance(body, str):
                 body = await asyncio.to_thread(store.read, body, self.settings.max_async_bytes)
+                scope["state"]["record"].holding.set(Resource.BODY_BYTES, len(body))
             headers = [(name, value) for name, value in translated(scope) if name != "content-length"]
             inner = InnerCall(self.app, scope, headers)
             async with asyncio.timeout(call.allowed_s):

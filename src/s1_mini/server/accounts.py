@@ -129,7 +129,16 @@ class Accounts:
 
     def delay_s(self, client: str) -> float:
         """Return how long the next request of a client has to wait, because it used more than its share of the CPU."""
-        return self._cpu.delay_s(client) if len(self._clients) > 1 else 0.0
+        delay_s = self._cpu.delay_s(client)
+        return delay_s if delay_s and self._has_others(client) else 0.0
+
+    def _has_others(self, client: str) -> bool:
+        """Return whether other clients hold more than connections."""
+        return any(
+            any(amount for resource, amount in held.items() if resource is not Resource.CONNECTIONS)
+            for other, held in self._clients.items()
+            if other != client
+        )
 
     def _change(self, client: str, resource: Resource, change: int) -> None:
         held = self._clients.setdefault(client, Counter())
@@ -228,8 +237,10 @@ class IdlePool(Generic[Member]):
     def add(self, member: Member, client: str, *, can_evict: Callable[[Member], bool] = lambda _: True) -> bool:
         """Add an idle member, evicting another one at the limit; return False if none can be evicted."""
         client = client if self._accounts.by_client else ""
-        if len(self) >= self.limit and not self.evict_one(self._resource, can_evict) and not self._evict_busy(client):
-            return False
+        if len(self) >= self.limit:
+            least = self._accounts.of(client, self._resource)  # who has less than the newcomer's client is left alone
+            if not self.evict_one(self._resource, can_evict, client, least) and not self._evict_busy(client, least):
+                return False
         self._holdings[member], self._clients[member] = self._accounts.hold(client), client
         self._holdings[member].set(self._resource, 1, checked=False)
         self.mark_idle(member)
@@ -262,16 +273,31 @@ class IdlePool(Generic[Member]):
         if not idle:
             self._idle.pop(client, None)
 
-    def evict_one(self, resource: Resource, can_evict: Callable[[Member], bool] = lambda _: True) -> bool:
-        """Evict the longest idle member of the client that holds most of `resource`; return False if all are busy."""
-        by_size = sorted(self._idle, key=lambda client: self._accounts.of(client, resource), reverse=True)
+    def evict_one(
+        self,
+        resource: Resource,
+        can_evict: Callable[[Member], bool] = lambda _: True,
+        newcomer: str = "",
+        least: int = 0,
+    ) -> bool:
+        """Evict the longest idle member of the client that holds most of `resource`, and `least` of it at least.
+
+        Members of the newcomer's own client may always be evicted. Return False if there is none.
+        """
+        sizes = {client: self._accounts.of(client, resource) for client in self._idle}
+        able = [client for client, size in sizes.items() if client == newcomer or size >= least]
+        by_size = sorted(able, key=lambda client: sizes[client], reverse=True)
         found = (member for client in by_size for member in self._idle[client] if can_evict(member))
         return self._end(next(found, None))
 
-    def _evict_busy(self, newcomer: str) -> bool:
+    def _evict_busy(self, newcomer: str, least: int) -> bool:
         """Evict the oldest stalled member, or the oldest one of a client that has more than its share."""
-        stalled = [member for member in self._clients if self._is_stalled(member)]
-        if stalled:
+        able = (
+            member
+            for member, client in self._clients.items()
+            if client == newcomer or self._accounts.of(client, self._resource) >= least
+        )
+        if stalled := [member for member in able if self._is_stalled(member)]:
             return self._end(max(stalled, key=lambda member: self._accounts.of(self._clients[member], self._resource)))
         largest = max(self._clients.values(), key=lambda client: self._accounts.of(client, self._resource))
         has_too_many = self._accounts.of(largest, self._resource) > CLIENT_SHARE * self.limit

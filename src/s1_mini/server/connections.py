@@ -39,8 +39,9 @@ class Connections:
 
     def __init__(self, settings: ServerSettings, accounts: Accounts) -> None:
         self._pool: IdlePool[asyncio.Transport] = IdlePool(
-            accounts, Resource.CONNECTIONS, self._evict, lambda transport: not _has_sent_all(transport)
+            accounts, Resource.CONNECTIONS, self._evict, lambda transport: transport in self._unread
         )
+        self._unread: set[asyncio.Transport] = set()  # of which the client has read nothing for a while
         self._stall_s = settings.send_timeout_s
         self._told = Told()
 
@@ -82,7 +83,12 @@ class Connections:
 
     def leave(self, transport: asyncio.Transport) -> None:
         """Remove a closed connection."""
+        self._unread.discard(transport)
         self._pool.remove(transport)
+
+    def note_reading(self, transport: asyncio.Transport, *, reads: bool) -> None:
+        """Note whether the client has read anything between two looks."""
+        (self._unread.discard if reads else self._unread.add)(transport)
 
     def stalled(self, transport: asyncio.Transport) -> None:
         """Abort a connection whose client stopped reading."""
@@ -128,6 +134,7 @@ class Outflow:
         self._num_same = self._num_same + 1 if waiting and waiting == self._waiting else 0
         self._num_closing += is_closing
         self._waiting = waiting
+        self._connections.note_reading(self._transport, reads=not self._num_same)
         if self._num_same == LOOKS or buffered > MAX_WAITING_BYTES or self._num_closing > MAX_CLOSING_LOOKS:
             self._connections.stalled(self._transport)
             self._connections.leave(self._transport)

@@ -17,7 +17,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
-from s1_mini.server.accounts import Accounts, Holding, Metered, Resource, client_of
+from s1_mini.server.accounts import MAX_DELAY_S, Accounts, Holding, Metered, Resource, client_of
 from s1_mini.server.errors import (
     BodyError,
     BodyTooLargeError,
@@ -25,6 +25,7 @@ from s1_mini.server.errors import (
     ClientGoneError,
     ContentTypeError,
     OriginError,
+    TooManyRequestsError,
     UnauthorizedError,
     error_response,
 )
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 GUARDED = ("/v1/", "/invocations", "/models", "/endpoints/")  # behind the key
 SPEAKING = ("/v1/tts", "/v1/audio/", "/v1/voices", "/invocations", "/models/", "/endpoints/")  # need room in the queue
+HEALTH = ("/ping", "/ready")  # never delayed
 OPEN = ("/ping", "/ready", "/health", "/metrics")  # by whatever name a load balancer calls us
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 PORTS = {"http": 80, "https": 443}
@@ -62,9 +64,11 @@ class Limits:
         address = client_of(scope["client"][0] if scope.get("client") else "")
         if self.accounts.by_client:
             record.client = address if key is None else f"key {key}"
-        if scope["path"] not in OPEN and (delay_s := self.accounts.delay_s(record.client)):
-            await asyncio.sleep(delay_s)
+        delay_s = 0.0 if scope["path"] in HEALTH else self.accounts.delay_s(record.client)
+        await asyncio.sleep(delay_s) if delay_s else None
         refused = self._no_access(scope, headers, has_key=key is not None) or self._no_room(scope, headers, record)
+        if delay_s >= MAX_DELAY_S:
+            refused = TooManyRequestsError("Your requests take more CPU time than your share. Retry in one second.")
         if refused is not None:
             await self._refuse(refused, scope, receive, send)
             return
