@@ -24,6 +24,7 @@ from s1_mini.exceptions import S1MiniError
 from s1_mini.server.errors import BusyError, TooManyRequestsError
 
 CLIENT_SHARE = 3 / 4
+MAX_NAME = 64  # characters of a client that is no address
 IPV6_CLIENT_BITS = 64  # one subscriber usually controls a whole /64
 
 CPU_SHARE = 0.5  # of one core, for the event-loop time of one client while there are others
@@ -367,7 +368,7 @@ def client_of(address: str) -> str:
     try:
         parsed = ip_address(address)
     except ValueError:
-        return address  # "" or the proxy's socket
+        return address[:MAX_NAME]  # "", the proxy's socket, or what a trusted proxy sends
     if isinstance(parsed, IPv6Address):
         if parsed.ipv4_mapped is not None:
             return str(parsed.ipv4_mapped)
