@@ -167,6 +167,15 @@ def test_a_stream_that_nobody_reads_pauses_and_goes_on_unchanged(
     assert list(synthesizer.core.scheduler.audit()) == []
 
 
+def paused_stream(speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch) -> tuple[Synthesizer, OutputQueue]:
+    """Start a stream that nothing reads, and wait until it is paused."""
+    monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
+    synthesizer = start(speaker)
+    queue = submit(synthesizer, PIECES, voice)
+    wait_until(lambda: queue.unread_bytes > 0 and is_idle(synthesizer))
+    return synthesizer, queue
+
+
 def test_a_whole_response_does_not_pause_and_counts_its_unread_audio(
     synthesizer: Synthesizer, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,10 +190,7 @@ def test_a_whole_response_does_not_pause_and_counts_its_unread_audio(
 def test_stopping_finishes_a_stream_that_its_caller_reads_afterwards(
     speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
-    synthesizer = start(speaker)
-    queue = submit(synthesizer, PIECES, voice)
-    wait_until(lambda: queue.unread_bytes > 0 and is_idle(synthesizer))
+    synthesizer, queue = paused_stream(speaker, voice, monkeypatch)
 
     synthesizer.close()
 
@@ -195,10 +201,7 @@ def test_stopping_finishes_a_stream_that_its_caller_reads_afterwards(
 def test_time_that_a_stream_is_paused_for_its_consumer_does_not_count_as_late(
     speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
-    synthesizer = start(speaker)
-    queue = submit(synthesizer, PIECES, voice)
-    wait_until(lambda: queue.unread_bytes > 0 and is_idle(synthesizer))
+    synthesizer, queue = paused_stream(speaker, voice, monkeypatch)
     assert not queue.has_ended
 
     (request,) = synthesizer.core.scheduler.ledger.all()

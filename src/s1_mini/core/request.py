@@ -131,7 +131,6 @@ class Request:
     begun: float | None = None  # when its first prompt was read
     has_ended: bool = False
     num_finished: int = 0  # items of finished utterances
-    was_behind: bool = False  # the consumer: see `is_paused`
     allowed_s: float = field(init=False)  # from arrival to the deadline
 
     def __post_init__(self) -> None:
@@ -148,13 +147,13 @@ class Request:
 
         That begins with a full window of unread audio, and ends when that and what waits for the last stage fit it.
         """
-        speech = self.speech
+        speech, queue = self.speech, self.speech.queue
         if speech.is_full:
-            self.was_behind = speech.queue.reports_takes = True
-        elif self.was_behind:
+            queue.reports_takes = True
+        elif queue.reports_takes:
             pending_s = sum(utterance.pending_s for utterance in self.utterances)
-            self.was_behind = speech.queue.reports_takes = speech.unread_s + pending_s > speech.window_s
-        return self.was_behind
+            queue.reports_takes = speech.unread_s + pending_s > speech.window_s
+        return queue.reports_takes
 
     def take_later(self, count: int) -> list[Callable[[], Utterance]]:
         """Remove and return what builds the next `count` utterances, if there are so many.

@@ -66,7 +66,7 @@ class WaitingLine:
 
     def __len__(self) -> int:
         with self._lock:
-            return self._count()
+            return len(self._eligible())
 
     @property
     def num_requests(self) -> int:
@@ -81,7 +81,7 @@ class WaitingLine:
     def submit(self, request: Request, retry_after_s: float) -> None:
         """Add the utterances of a new request. Raises `QueueFullError` if they do not fit."""
         with self._lock:
-            if len(self._waiting) >= self.max_size and (waiting := self._count()) >= self.max_size:
+            if len(self._waiting) >= self.max_size and (waiting := len(self._eligible())) >= self.max_size:
                 self._refused += 1
                 raise QueueFullError(waiting, self.max_size, retry_after_s)
             self._accepted += 1
@@ -105,7 +105,8 @@ class WaitingLine:
                 return []
             taken: list[Utterance] = []
             paused: list[tuple[str, Entry]] = []
-            groups, order = self.grouping, self._order()
+            groups, order = self.grouping, [self._client_turn(client) for client in self._heaps]
+            heapq.heapify(order)
             while len(taken) < free and (request := self._next(order, paused)) is not None:
                 if taken and groups and not self._shares(request, taken[0].prompt.prefix_key):
                     groups = False  # its turn comes after those that share the voice of the first
@@ -155,7 +156,7 @@ class WaitingLine:
         """Current statistics."""
         with self._lock:
             return QueueStats(
-                waiting=self._count(),
+                waiting=len(self._eligible()),
                 accepted=self._accepted,
                 refused=self._refused,
                 mean_wait_s=sum(self._waits) / len(self._waits) if self._waits else 0.0,
@@ -164,9 +165,6 @@ class WaitingLine:
             )
 
     # ---- with the lock held ---------------------------------------------------------------------------------------
-
-    def _count(self) -> int:
-        return len(self._eligible())
 
     def _eligible(self) -> list[Request]:
         return [request for request in self._waiting if not request.is_paused]
@@ -189,7 +187,7 @@ class WaitingLine:
         client, group = _flow(request)
         if client not in self._clients:
             self._clients.join(client)
-            self._groups[client], self._heaps[client] = Turns(), []
+            self._groups[client] = Turns()
         if not self._members[client, group]:
             self._groups[client].join(group)
         self._members[client, group] += 1
@@ -228,21 +226,16 @@ class WaitingLine:
             request,
         )
 
-    def _order(self) -> list[ClientTurn]:
-        """Return a heap of the clients by their turns, of which `_next` keeps it up to date."""
-        order = [self._client_turn(client) for client in self._heaps]
-        heapq.heapify(order)
-        return order
-
     def _next(self, order: list[ClientTurn], paused: list[tuple[str, Entry]]) -> Request | None:
         """Return the request whose turn is next; entries of paused requests are moved to `paused`.
 
-        Entries of the heaps may be out of date; those at the top are updated here.
+        `order` is a heap of the clients by their turns. Entries of it, and of the clients' heaps, may be out of date;
+        those at the top are updated here.
         """
         while order:
             client = order[0][-1]
             heap = self._heaps.get(client)
-            if not heap or client not in self._clients:
+            if not heap:  # nothing of it waits, or only what is paused
                 self._heaps.pop(client, None)
                 heapq.heappop(order)
                 continue
@@ -262,7 +255,7 @@ class WaitingLine:
     def _client_turn(self, client: str) -> ClientTurn:
         heap = self._heaps[client]
         due, number = heap[0][1:3] if heap else (0.0, 0)
-        return self._clients.next(client) if client in self._clients else 0, due, number, client
+        return self._clients.next(client), due, number, client
 
     def _shares(self, request: Request, key: str) -> bool:
         """Whether the first utterance of a request is next, and begins with this prefix."""
