@@ -103,7 +103,7 @@ def spoken_json(rig: Rig) -> None:
 
 def spoken_form(rig: Rig) -> None:
     rig.post("/v1/tts", *form("reference_audio", text="Hi.", reference_text="Hi."))
-    rig.post("/v1/voices", *form("audio", name="new", text="Hi."), missing=0)
+    rig.post("/v1/voices", *form("audio", name="new", text="Hi."))
 
 
 def spoken_batch(rig: Rig) -> None:

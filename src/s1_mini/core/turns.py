@@ -1,4 +1,4 @@
-"""Fair queueing among flows: who takes the next turn.
+"""Fairness among clients: who takes the next turn, and how much one client may hold.
 
 Self-clocked fair queueing with equal weights: a turn costs one round, and what it turns out to cost beyond that is
 charged later. A new flow joins the round after the current one, so flows that keep coming cannot starve one that waits.
@@ -10,6 +10,13 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Flow = TypeVar("Flow", bound=Hashable)
+
+CLIENT_SHARE = 3 / 4  # of what other clients leave of a resource
+
+
+def client_share(limit: int, total: int, own: int) -> float:
+    """Return how much of `limit` a client may hold that holds `own` of the `total` that all clients hold."""
+    return CLIENT_SHARE * (limit - total + own)
 
 
 class Turns(Generic[Flow]):

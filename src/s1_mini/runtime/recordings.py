@@ -1,7 +1,7 @@
 """Recordings being decoded and encoded, which takes seconds: a few at once, some more queued, further ones refused.
 
-Clients take turns, and one client holds at most `CLIENT_SHARE` of the places that others leave. Requests without a
-recording never wait here. Cancelled work leaves the queue at once, with what it holds, and ends soon if it has begun:
+Clients take turns, and one client holds at most its `client_share` of the places. Requests without a recording never
+wait here. Cancelled work leaves the queue at once, with what it holds, and ends soon if it has begun:
 work calls `check` now and then, which raises `CancelledError` then.
 """
 
@@ -17,14 +17,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from s1_mini.core.turns import Turns
+from s1_mini.core.turns import Turns, client_share
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError
 
 Result = TypeVar("Result")
 Check = Callable[[], None]
 
 MAX_THREADS = 4
-CLIENT_SHARE = 3 / 4  # as the server's other limits
 USUAL_S = 1.0  # that a recording takes, before one has been seen
 ENDING_S = 1.0  # given at a stop to work that has begun and is unwanted now
 
@@ -59,7 +58,7 @@ class Recordings:
             if self._is_closed:
                 raise EngineNotReadyError("the engine is stopping and takes in nothing more")
             num_own = sum(each.client == client for each in self._waiting)
-            allowed = max(1.0, CLIENT_SHARE * (self.max_waiting - len(self._waiting) + num_own))
+            allowed = max(1.0, client_share(self.max_waiting, len(self._waiting), num_own))
             if len(self._waiting) >= self.max_waiting or (client and num_own + 1 > allowed):
                 raise QueueFullError(len(self._waiting), self.max_waiting, self._retry_after_s(), "recordings")
             self._waiting.append(_Waiting(future, work, client))

@@ -99,7 +99,6 @@ class Sessions:
             raise SessionsFullError(f"The recording has {session.num_bytes:,} bytes; sessions may hold {max_bytes:,}.")
         while self._accounts.total(Resource.STICKY_BYTES) + session.num_bytes > max_bytes:
             self._pool.evict_one(Resource.STICKY_BYTES)
-        client = client if self._accounts.by_client else ""
         holding = self._accounts.hold(client)
         holding.set(Resource.STICKY_BYTES, session.num_bytes, checked=False)
         self._pool.add(session.id, client)

@@ -1,6 +1,6 @@
 """Resource accounts: everything the server holds for clients, charged in one place, per client and in total.
 
-A client is its API key if it sent one, otherwise its address (`client_of`). Three rules bound every resource:
+A client is its API key if it sent one, otherwise its address (`Accounts.client`). Three rules bound every resource:
 
 1. all clients together hold at most the limit;
 2. one client holds at most `CLIENT_SHARE` of what the other clients leave;
@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Hashable
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable
 from enum import StrEnum
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Generic, TypeVar
 
+from s1_mini.core.turns import CLIENT_SHARE, client_share
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server.errors import BusyError, TooManyRequestsError
 
-CLIENT_SHARE = 3 / 4
 MAX_NAME = 64  # characters of a client that is no address
 IPV6_CLIENT_BITS = 64  # one subscriber usually controls a whole /64
 
@@ -71,6 +71,15 @@ class Accounts:
         self._clients: dict[str, Counter[Resource]] = {}
         self._cpu = CpuShares()
 
+    def client(self, address: str, key: int | None = None) -> str:
+        """Return who is charged for a request from `address` that has the API key of this number, if it has one.
+
+        Without `by_client` that is one client for all, without a name.
+        """
+        if not self.by_client:
+            return ""
+        return client_of(address) if key is None else f"key {key}"
+
     def hold(self, client: str) -> Holding:
         """Return the empty holding of a new request or connection."""
         return Holding(self, client)
@@ -114,7 +123,7 @@ class Accounts:
             return TooManyRequestsError(f"You have reached the limit of {most} {name}. Wait for one to finish.")
         allowed: float = limit
         if self.by_client:
-            allowed = CLIENT_SHARE * (limit - self._total[resource] + of_client)
+            allowed = client_share(limit, self._total[resource], of_client)
             if of_client + amount > max(1, allowed):
                 return TooManyRequestsError(
                     f"You hold {of_client:,} of {limit:,} {name}, which is your share. Wait for one to finish."
@@ -237,7 +246,6 @@ class IdlePool(Generic[Member]):
 
     def add(self, member: Member, client: str, *, can_evict: Callable[[Member], bool] = lambda _: True) -> bool:
         """Add an idle member, evicting another one at the limit; return False if none can be evicted."""
-        client = client if self._accounts.by_client else ""
         if len(self) >= self.limit:
             least = self._accounts.of(client, self._resource)  # who has less than the newcomer's client is left alone
             if not self.evict_one(self._resource, can_evict, client, least) and not self._evict_busy(client, least):
@@ -285,26 +293,26 @@ class IdlePool(Generic[Member]):
 
         Members of the newcomer's own client may always be evicted. Return False if there is none.
         """
-        sizes = {client: self._accounts.of(client, resource) for client in self._idle}
-        able = [client for client, size in sizes.items() if client == newcomer or size >= least]
-        by_size = sorted(able, key=lambda client: sizes[client], reverse=True)
+        sizes = self._sizes(self._idle, resource, newcomer, least)
+        by_size = sorted(sizes, key=lambda client: sizes[client], reverse=True)
         found = (member for client in by_size for member in self._idle[client] if can_evict(member))
         return self._end(next(found, None))
 
     def _evict_busy(self, newcomer: str, least: int) -> bool:
         """Evict the oldest stalled member, or the oldest one of a client that has more than its share."""
-        able = (
-            member
-            for member, client in self._clients.items()
-            if client == newcomer or self._accounts.of(client, self._resource) >= least
-        )
-        if stalled := [member for member in able if self._is_stalled(member)]:
-            return self._end(max(stalled, key=lambda member: self._accounts.of(self._clients[member], self._resource)))
-        largest = max(self._clients.values(), key=lambda client: self._accounts.of(client, self._resource))
-        has_too_many = self._accounts.of(largest, self._resource) > CLIENT_SHARE * self.limit
-        if largest == newcomer or not has_too_many:
+        sizes = self._sizes(set(self._clients.values()), self._resource, newcomer, least)
+        members = [member for member, client in self._clients.items() if client in sizes]
+        if stalled := [member for member in members if self._is_stalled(member)]:
+            return self._end(max(stalled, key=lambda member: sizes[self._clients[member]]))
+        largest = max(sizes, key=lambda client: sizes[client], default=newcomer)
+        if largest == newcomer or sizes[largest] <= CLIENT_SHARE * self.limit:
             return False
-        return self._end(next(member for member, client in self._clients.items() if client == largest))
+        return self._end(next(member for member in members if self._clients[member] == largest))
+
+    def _sizes(self, clients: Iterable[str], resource: Resource, newcomer: str, least: int) -> dict[str, int]:
+        """Return what those clients hold that may be evicted for a newcomer whose client holds `least`."""
+        sizes = {client: self._accounts.of(client, resource) for client in clients}
+        return {client: size for client, size in sizes.items() if client == newcomer or size >= least}
 
     def _end(self, member: Member | None) -> bool:
         if member is None:

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from s1_mini.server.accounts import Accounts, IdlePool, Resource, client_of
+from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.settings import ServerSettings
 
 if sys.platform != "win32":  # which has no such limit
@@ -38,6 +38,7 @@ class Connections:
     """Open connections of one server; at the limit, the longest idle one of the largest client is closed."""
 
     def __init__(self, settings: ServerSettings, accounts: Accounts) -> None:
+        self._accounts = accounts
         self._pool: IdlePool[asyncio.Transport] = IdlePool(
             accounts, Resource.CONNECTIONS, self._evict, lambda transport: transport in self._unread
         )
@@ -61,7 +62,7 @@ class Connections:
     def enter(self, transport: asyncio.Transport) -> bool:
         """Register a connection, evicting an idle one if necessary. Abort it and return False if all are busy."""
         is_full = len(self) >= self.max_connections
-        if not self._pool.add(transport, client_of(_address(transport)), can_evict=_has_sent_all):
+        if not self._pool.add(transport, self._accounts.client(_address(transport)), can_evict=_has_sent_all):
             self._told.tell("connections refused: all are busy", connections=len(self))
             transport.abort()
             return False

@@ -17,7 +17,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
-from s1_mini.server.accounts import MAX_DELAY_S, Accounts, Holding, Metered, Resource, client_of
+from s1_mini.server.accounts import MAX_DELAY_S, Accounts, Holding, Metered, Resource
 from s1_mini.server.errors import (
     BodyError,
     BodyTooLargeError,
@@ -61,11 +61,10 @@ class Limits:
             return
         headers, record = Headers(scope=scope), record_of(HTTPConnection(scope))
         key = self._key_of(headers)
-        address = client_of(scope["client"][0] if scope.get("client") else "")
-        if self.accounts.by_client:
-            record.client = address if key is None else f"key {key}"
+        record.client = self.accounts.client(scope["client"][0] if scope.get("client") else "", key)
         delay_s = 0.0 if scope["path"] in HEALTH else self.accounts.delay_s(record.client)
-        await asyncio.sleep(delay_s) if delay_s else None
+        if delay_s:
+            await asyncio.sleep(delay_s)
         refused = self._no_access(scope, headers, has_key=key is not None) or self._no_room(scope, headers, record)
         if delay_s >= MAX_DELAY_S:
             refused = TooManyRequestsError("Your requests take more CPU time than your share. Retry in one second.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,12 @@ def record_of(connection: HTTPConnection) -> Record:
     """Give the record that the edge made for this request."""
     record = connection.state.record
     assert isinstance(record, Record)
+    return record
+
+
+def record_in(scope: Mapping[str, Any] | None) -> Record | None:
+    """Return the record of the request that a protocol is at, or None before its first."""
+    record: Record | None = (scope or {}).get("state", {}).get("record")
     return record
 
 

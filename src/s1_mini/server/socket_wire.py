@@ -10,8 +10,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from s1_mini.exceptions import S1MiniError
-from s1_mini.server.accounts import Accounts, Holding, Resource, client_of
+from s1_mini.server.accounts import Accounts, Holding, Resource
 from s1_mini.server.member import PROXY
+from s1_mini.server.record import record_in
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class SocketWire(WebSocketsSansIOProtocol):
         """Begin; who asks over a Unix socket is the proxy, which has no address."""
         super().connection_made(transport)
         self.client = self.client or (PROXY, 0)
-        self._owner = client_of(self.client[0])
+        self._owner = self._accounts.client(self.client[0])
         self._held = self._accounts.hold(self._owner)
 
     def data_received(self, data: bytes) -> None:
@@ -60,7 +61,7 @@ class SocketWire(WebSocketsSansIOProtocol):
 
     def _set_owner(self) -> None:
         """Charge the client that the handshake's key or proxy names, once that is known, instead of the address."""
-        record = getattr(self, "scope", {}).get("state", {}).get("record")
+        record = record_in(getattr(self, "scope", None))  # set with the handshake
         if record is not None and record.client != self._owner:
             assert self._held is not None
             num_bytes = self._held.get(Resource.BODY_BYTES)

@@ -56,15 +56,14 @@ class Speech:
     headers: dict[str, str]
     sample_rate: int
     body: AsyncIterator[bytes]
+    holding: Holding  # what it is charged for
     content: bytes | None = None  # the whole of it, if it is whole; `body` gives the same
     spoken_text: str | None = None
     warning: str | None = None  # skipped characters, or a text in another language
-    holding: Holding | None = None  # what it is charged for
 
     def release(self) -> None:
         """Stop charging its client for it."""
-        if self.holding is not None:
-            self.holding.release()
+        self.holding.release()
 
 
 async def speak(
@@ -143,7 +142,7 @@ async def _whole(
         "X-Finish-Reason": heard[-1].finish_reason or "stop",
     }
     holding.set(Resource.AUDIO_BYTES, len(content), checked=False)
-    return _told(Speech(type_of(audio_format, rate), headers, rate, _once(content), content, holding=holding), heard[0])
+    return _told(Speech(type_of(audio_format, rate), headers, rate, _once(content), holding, content), heard[0])
 
 
 async def _stream(
@@ -169,7 +168,7 @@ async def _stream(
     body = _rest(chunks, encoder, begun, end_deadline, holding)
     headers = {"X-Sample-Rate": str(first.sample_rate)}
     kind = type_of(audio_format, first.sample_rate)
-    return _told(Speech(kind, headers, first.sample_rate, body, holding=holding), first)
+    return _told(Speech(kind, headers, first.sample_rate, body, holding), first)
 
 
 def _told(speech: Speech, first: AudioChunk) -> Speech:

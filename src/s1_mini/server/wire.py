@@ -20,10 +20,11 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from s1_mini.server.accounts import Accounts, client_of
+from s1_mini.server.accounts import Accounts
 from s1_mini.server.connections import Connections, has_left, unread
 from s1_mini.server.errors import HeadTooSlowError, HttpError, ServerError, describe, row_of
 from s1_mini.server.member import PROXY
+from s1_mini.server.record import record_in
 from s1_mini.server.socket_wire import SocketWire
 
 logger = logging.getLogger(__name__)
@@ -71,9 +72,8 @@ class Wire(H11Protocol):
         if self._watching is None:
             self._watch()
         # the client that the last request's key or proxy named; until then, the address
-        scope: dict[str, Any] = getattr(self, "scope", None) or {}  # none before the first request
-        record = scope.get("state", {}).get("record")
-        owner = record.client if record is not None else client_of(self.client[0] if self.client else "")
+        record = record_in(self.scope)
+        owner = record.client if record is not None else self._accounts.client(self.client[0] if self.client else "")
         self._accounts.spend(owner, time.thread_time() - began)
 
     def connection_lost(self, exc: Exception | None) -> None:
