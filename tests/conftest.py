@@ -32,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Shorten the names of tests whose parameters are long."""
+    text = str(val)
+    return f"{text[:40]}..{len(text)}" if isinstance(val, (str, dict, list, tuple)) and len(text) > 80 else None
+
+
 def pytest_collection_finish() -> None:
     """Let the garbage collector work, on what the tests themselves make."""
     gc.freeze()

@@ -3,7 +3,7 @@
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --attackers-from 127.0.0.1
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --replicas 2
-    python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --clients 16 --seconds 3600 --no-attacks
+    python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --clients 16 --seconds 3600 --attacks none
     python tests/hostile_load.py --checkpoint tests/assets/s1_tiny --each
 
 The first is the acceptance run: a server with honest clients alone for --undisturbed seconds, then a fresh server with
@@ -39,7 +39,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -529,18 +529,23 @@ BATCH = json.dumps({"items": [{"text": LONG_TEXT}] * 32, "seed": 1, "max_new_tok
 PUNYCODE = form({"text-": b"b" * 120_000}, charset="; charset=punycode")
 GZIPPED = gzip.compress(bytes(100 * 2**20))
 
-ATTACKS: dict[str, Callable[[Target], Awaitable[Any]]] = {
+Attacks = dict[str, Callable[[Target], Awaitable[Any]]]
+HOLDING: Attacks = {  # what the server holds for a client: turns, memory, connections, sessions
     "a batch of 32 texts of 20 kB": body("/v1/tts/batch", BATCH),
     "a text of 20 kB": body("/v1/tts", json.dumps(LONG).encode()),
     "a form in punycode": body("/v1/tts", PUNYCODE[1], PUNYCODE[0]),
     "a zip bomb as a voice": one_request(zip_bomb),
-    "100 MB of zeros, gzipped": one_request(lambda: post("/v1/tts", GZIPPED, Content_Encoding="gzip")),
     "recordings in a WebSocket session": session_recordings,
     "200 silent WebSocket sessions": silent_sessions,
     "256 SageMaker sessions": new_sessions,
     "streams read at 4 kB/s": read_slowly,
     "streams that are never read": unread,
     "disconnecting behind a pipelined request": pipelined,
+    "recordings of clients that disconnect": gone_recordings,
+    "300 idle connections": idle,
+}
+ATTACKS: Attacks = HOLDING | {  # and bodies that take long to read
+    "100 MB of zeros, gzipped": one_request(lambda: post("/v1/tts", GZIPPED, Content_Encoding="gzip")),
     "a flood of /v1/voices": flood("/v1/voices", 20),
     "a flood of /metrics": flood("/metrics", 10),
     "8 MB of numbers as items": body("/v1/tts/batch", NUMBERS),
@@ -553,9 +558,7 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[Any]]] = {
     "16 MB that are no audio": body(
         "/v1/tts", *reversed(form({"text": b"Hi."}, files={"reference_audio": bytes(16_000_000)}))
     ),
-    "recordings of clients that disconnect": gone_recordings,
     "a minute at 384 kHz": rates,
-    "300 idle connections": idle,
     "a body of one byte in five seconds": drip,
     "chunks of one byte": crumbs,
     "random bytes": noise,
@@ -693,6 +696,7 @@ def served(options: argparse.Namespace) -> Iterator[tuple[Place, subprocess.Pope
         Path(os.environ.get("HOSTILE_LOG", os.devnull)).open("wb") as log,
         subprocess.Popen(command, stderr=log, env=environment) as process,
     ):
+        os.sched_setaffinity(process.pid, options.server_cores)
         place, ends = Place(HONEST_HOST, port), time.monotonic() + 180
         try:
             while not is_ready(place, options.replicas):
@@ -717,11 +721,21 @@ def is_ready(place: Place, replicas: int) -> bool:
     return False
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process and all that it has started."""
+    ticks = 0
+    for each in family(pid):
+        with suppress(OSError):
+            ticks += sum(map(int, Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Helpers:
     """Processes beside the server, and what each of them sends back at its end."""
 
     def __init__(self) -> None:
         self._running: list[tuple[Any, Any]] = []
+        self.pids_of: defaultdict[str, list[int]] = defaultdict(list)  # process numbers by what they do
 
     def start(self, run: Callable[..., None], *arguments: Any) -> Any:
         """Start a process; return the pipe on which it sends."""
@@ -730,7 +744,12 @@ class Helpers:
         process.start()
         sends.close()
         self._running.append((process, receives))
+        self.pids_of[run.__name__.removeprefix("run_")] += [process.pid]
         return receives
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the CPU time of each kind of process."""
+        return {name: sum(map(cpu_s, pids)) for name, pids in self.pids_of.items()}
 
     def end(self) -> None:
         """End all of them."""
@@ -748,7 +767,7 @@ def received(pipe: Any, within_s: float = ANSWER_TIMEOUT_S) -> Any:
     return None
 
 
-def measure(options: argparse.Namespace, seconds: float, *, attacks: bool) -> dict[str, Any]:
+def measure(options: argparse.Namespace, seconds: float, attacks: Attacks) -> dict[str, Any]:
     """Run honest clients, with or without attacks, on a fresh server; end it with SIGTERM under load."""
     begun, over, helpers = multiprocessing.Event(), multiprocessing.Event(), Helpers()
     with served(options) as (place, process):
@@ -756,13 +775,15 @@ def measure(options: argparse.Namespace, seconds: float, *, attacks: bool) -> di
             control = Place("127.0.0.1", helpers.start(run_control).recv())
             watching = helpers.start(run_watcher, (place, control), process.pid, begun, over)
             honest = helpers.start(run_honest, place, options.clients, begun, over)
-            target, names = Target(place, options.attackers_from), list(ATTACKS) if attacks else []
+            target, names = Target(place, options.attackers_from), list(attacks)
             shares = [names[number::ATTACKER_PROCESSES] for number in range(ATTACKER_PROCESSES)]
             attacking = [helpers.start(run_attacks, target, share, begun, over) for share in shares if share]
             if not begun.wait(ANSWER_TIMEOUT_S):
                 raise SystemExit("the idle server did not answer every kind of honest request")
-            began = time.monotonic()
+            helpers.pids_of["server"] = [process.pid]
+            began, before = time.monotonic(), helpers.cpu_s()
             time.sleep(seconds)
+            cpu = {name: round(spent - before[name], 1) for name, spent in helpers.cpu_s().items()}
             over.set()
             process.send_signal(signal.SIGTERM)
             signalled = time.monotonic()
@@ -777,6 +798,7 @@ def measure(options: argparse.Namespace, seconds: float, *, attacks: bool) -> di
     assert tally is not None, "the honest clients' process died"
     return summary(tally, looks, began) | {
         "seconds": seconds,
+        "cpu_s": cpu,
         "attacks": dict(made),
         "sigterm_s": round(exit_s, 1),
         "exit_code": process.returncode,
@@ -814,15 +836,18 @@ def minutes_of(looks: list[Look], began: float) -> list[dict[str, float]]:
 
 def mixed(options: argparse.Namespace) -> dict[str, Any]:
     """Run the honest clients alone, then with everything at once on a fresh server."""
+    attacks: Attacks = {"all": ATTACKS, "holding": HOLDING, "none": {}}[options.attacks]
     facts: dict[str, Any] = {
         "clients": options.clients,
         "replicas": options.replicas,
-        "attackers_from": options.attackers_from if options.attacks else None,
+        "server_cores": len(options.server_cores),
+        "attackers_from": options.attackers_from if attacks else None,
     }
-    if options.attacks and options.undisturbed:
-        alone = measure(options, options.undisturbed, attacks=False)
-        facts["undisturbed"] = {name: alone[name] for name in ("seconds", "num_whole", "ping_ms_p99", "control_ms_p99")}
-    facts |= measure(options, options.seconds, attacks=options.attacks)
+    if attacks and options.undisturbed:
+        alone = measure(options, options.undisturbed, {})
+        names = ("seconds", "num_whole", "cpu_s", "ping_ms_p99", "control_ms_p99")
+        facts["undisturbed"] = {name: alone[name] for name in names}
+    facts |= measure(options, options.seconds, attacks)
     if "undisturbed" in facts:
         rates_a_second = facts["num_whole"] / options.seconds, alone["num_whole"] / options.undisturbed
         facts["throughput_kept"] = round(rates_a_second[0] / rates_a_second[1], 3) if rates_a_second[1] else None
@@ -889,10 +914,19 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=16, help="--max-batch-size of each server (16)")
     parser.add_argument("--replicas", type=int, default=1, help="servers behind one port; more than 1 needs HAProxy")
     parser.add_argument("--attackers-from", metavar="ADDRESS", default="127.0.0.2", help="their address (127.0.0.2)")
-    parser.add_argument("--attacks", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument(
+        "--attacks", choices=("all", "holding", "none"), default="all", help="holding: without large bodies (all)"
+    )
+    parser.add_argument(
+        "--server-cores", type=int, metavar="N", help="the server gets N cores to itself, clients and attackers others"
+    )
     parser.add_argument("--each", action="store_true", help="one attack after the other, and nothing else")
     options = parser.parse_args()
     multiprocessing.set_start_method("fork")
+    cores = sorted(os.sched_getaffinity(0))
+    options.server_cores = set(cores[: options.server_cores])
+    if options.server_cores != set(cores):
+        os.sched_setaffinity(0, set(cores) - options.server_cores)
     if options.each:
         print(json.dumps(each(options)))
         return 0

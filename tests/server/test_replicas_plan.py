@@ -35,6 +35,7 @@ CORES = Machine(num_gpus=0, num_cores=2, free_bytes=4e9)
         (1, "auto", GPUS, 1),
         (3, "auto", GPUS, 3),
         (2, "cpu", CORES, 2),
+        (3, "cpu", CORES, 3),
     ],
 )
 def test_there_is_one_replica_for_each_gpu_or_as_many_as_are_asked_for(
@@ -49,7 +50,6 @@ def test_there_is_one_replica_for_each_gpu_or_as_many_as_are_asked_for(
         (5, "auto", GPUS, 4e7, "replicas=5: each has a GPU of its own, and 4 GPUs are here; auto takes all of them"),
         (2, "auto", Machine(1, 8, 9e9), 4e7, "replicas=2: each has a GPU of its own, and 1 GPU is here;"),
         (2, "cuda:1", GPUS, 4e7, "replicas=2: device=cuda:1 is one device; say auto, cuda or cpu"),
-        (3, "cpu", CORES, 4e7, "replicas=3: each needs a core of its own, and this process may use 2"),
         (2, "auto", CORES, 2e9, "replicas=2: each takes about 4.5 GB of memory, and 4.0 GB are free: enough for 0"),
         (2, "auto", Machine(4, 32, 9e9, is_windows=True), 4e7, "replicas=2: several replicas need Linux or macOS;"),
     ],
@@ -61,6 +61,12 @@ def test_what_has_no_place_is_told(
         count_replicas(wanted, EngineConfig(device=device), machine, int(checkpoint))
 
     assert str(told.value).startswith(sentence)
+
+
+def test_more_replicas_than_cores_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    count_replicas(3, EngineConfig(device="cpu"), CORES, 40_000_000)
+
+    assert caplog.messages == ["replicas=3: only 2 cores are available; more replicas than cores are slower"]
 
 
 def test_each_replica_sees_its_own_gpu_only_or_its_share_of_the_cores() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -13,6 +14,8 @@ from typing import Literal
 
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
@@ -58,14 +61,14 @@ def count_replicas(wanted: Wanted, config: EngineConfig, machine: Machine, check
             there = f"{machine.num_gpus} GPU{'s are' if machine.num_gpus > 1 else ' is'} here"
             raise ConfigurationError(f"{given}: each has a GPU of its own, and {there}; auto takes all of them")
         return wanted
-    if wanted > machine.num_cores:
-        raise ConfigurationError(f"{given}: each needs a core of its own, and this process may use {machine.num_cores}")
     each = PROCESS_BYTES + WORKING_SHARE * checkpoint_bytes + (config.kv_cache_gb or 0) * GB
     if wanted * each > machine.free_bytes:
         raise ConfigurationError(
             f"{given}: each takes about {each / 1e9:.1f} GB of memory, and {machine.free_bytes / 1e9:.1f} GB are free: "
             f"enough for {int(machine.free_bytes // each)}"
         )
+    if wanted > machine.num_cores:
+        logger.warning("%s: only %d cores are available; more replicas than cores are slower", given, machine.num_cores)
     return wanted
 
 
