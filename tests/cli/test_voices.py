@@ -95,6 +95,9 @@ CALLS = {
         f" RECORDING: {__file__!r}: the file",
     ),
     "no transcript": (["add", "me", "a.wav", "--text", "...", "--voices-path", "{tmp}"], " --text: '...' has nothing"),
+    "no file": (["add", "me", "no.wav", "--text", "Ah.", "--voices-path", "{tmp}"], " RECORDING: "),
+    "no name": (["add", "a/b", "no.wav", "--text", "Ah.", "--voices-path", "{tmp}"], " NAME: "),
+    "taken": (["add", "clara", "no.wav", "--text", "Ah.", "--voices-path", "{tmp}"], " NAME: 'clara' is a voice of"),
     "not there": (["delete", "nobody", "--voices-path", "{tmp}"], "'nobody' is not a voice here"),
 }
 

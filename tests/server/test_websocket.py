@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -232,6 +233,19 @@ def test_who_goes_away_leaves_the_slot_to_others(door: Door) -> None:
         wait_until(lambda: door.app.state.gate.num_inside == 0)
 
     assert door.engine.metrics.ends["cancelled"] > before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address of Linux without being configured")
+def test_a_session_that_makes_room_ends_even_after_its_text_is_done(small_engine: ProductionTTSEngine) -> None:
+    with serving(small_engine, max_websockets=1) as door, held_generation(), session(door) as first:
+        say(first, type="input.text", text="A sentence that goes on and on. " * 30)
+        say(first, type="input.done")
+        wait_until(lambda: door.engine.health_check()["requests"] == 1)
+        with session(door, source_address=("127.0.0.2", 0)):
+            messages, _, code = hear(first)
+
+    assert messages[-1]["error"]["code"] == "server_busy"
+    assert code == 1013
 
 
 def test_a_flood_of_text_ends_the_session(door: Door) -> None:

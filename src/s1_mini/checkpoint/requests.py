@@ -7,7 +7,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import check_files, family_of
 from s1_mini.text.form import TextForm
-from s1_mini.types import TTSRequest
+from s1_mini.types import Reference, TTSRequest
 from s1_mini.voices.reference import ReferenceReader
 from s1_mini.weights.directory import read_json
 
@@ -28,8 +28,15 @@ def check_request(request: TTSRequest, config: EngineConfig) -> None:
     )
     if request.voice is not None:
         list_voices(config).info(request.voice)
-    limits = ReferenceReader(
-        description.voice, config.max_reference_s, config.max_reference_bytes, config.max_text_length
-    )
     for reference in request.references:
-        limits.check(reference)
+        check_reference(reference, config)
+
+
+def check_reference(reference: Reference, config: EngineConfig) -> None:
+    """Raise what an engine of these settings would raise for a reference, as far as that needs no weights.
+
+    Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
+    """
+    directory = check_files(find_checkpoint(config.checkpoint_path))
+    form = family_of(directory).describe(directory).voice
+    ReferenceReader(form, config.max_reference_s, config.max_reference_bytes, config.max_text_length).check(reference)

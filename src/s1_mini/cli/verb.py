@@ -104,6 +104,8 @@ def _named(error: S1MiniError, ctx: Context) -> S1MiniError:
         message = str(error).removeprefix(f"{error.field}: ")
         if option := _spelling("on_unsupported", ctx):
             message = message.replace('set on_unsupported to "skip"', f"use {option} skip")
+        if option := _spelling("replace", ctx):
+            message = message.replace("or set replace", f"or use {option}")
         return type(error)(name or error.field, message)
     found = re.match(r"(\w+)=", str(error))  # as all settings' errors begin
     if isinstance(error, ConfigurationError) and found:

@@ -10,6 +10,7 @@ import typer
 from s1_mini.cli.engine_options import Checkpoint
 from s1_mini.cli.verb import Group, Verb, engine_config
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.types import Reference
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
@@ -87,6 +88,11 @@ def add_voice(
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, warm_voices="", max_batch_size=1)
     if config.voices_path is None:
         raise _no_directory()
+
+    from s1_mini.checkpoint.requests import check_reference
+
+    with _roster(config).adding(voice, replace=replace):
+        check_reference(Reference(reference_audio, reference_text), config)
 
     from s1_mini.engine import ProductionTTSEngine
 

@@ -83,7 +83,7 @@ class Session:
     def __init__(self, socket: WebSocket) -> None:
         self._socket, self._state = socket, socket.app.state
         self._record = record_of(socket)
-        self._evicted = False
+        self._evicted = asyncio.Event()
         self._config = SessionConfig(type="session.config")
         self._recording: bytes | None = None
         assert self._record.holding is not None
@@ -128,7 +128,7 @@ class Session:
 
     def evict(self) -> None:
         """End the session soon, because a new one needs its place."""
-        self._evicted = True
+        self._evicted.set()
 
     async def _fail(self, error: S1MiniError) -> None:
         self._record.code = code_of(error)
@@ -151,8 +151,8 @@ class Session:
                 now = time.monotonic()
                 if now > ends:
                     raise self._too_long()
-                if self._evicted:
-                    raise BusyError("The session was idle and made room for a new one. Reconnect to continue.")
+                if self._evicted.is_set():
+                    raise _evicted_error()
                 if self._state.gate.is_draining:
                     raise DrainingError("the server is going down; connect anew")
                 if receiving.done():
@@ -173,16 +173,18 @@ class Session:
         """Read on after the text is done, so that a client that goes away is noticed."""
         watching = asyncio.ensure_future(self._until_gone())
         spoken = asyncio.ensure_future(self._stretches.join())
+        evicted = asyncio.ensure_future(self._evicted.wait())
         left_s = max(0.0, ends - time.monotonic())
         try:
-            await asyncio.wait({watching, spoken}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({watching, spoken, evicted}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 watching.result()
-            if not spoken.done():
-                raise self._too_long()
+            if spoken.done():
+                return
+            raise _evicted_error() if evicted.done() else self._too_long()
         finally:
-            watching.cancel()
-            spoken.cancel()
+            for task in (watching, spoken, evicted):
+                task.cancel()
 
     def _too_long(self) -> IdleError:
         return IdleError(f"a session may last {self._state.settings.max_websocket_s:g} s")
@@ -325,3 +327,7 @@ def _parse(text: str) -> SessionConfig | InputText | InputDone:
             each["loc"] = each["loc"][1:]  # the first part is the message's type
         raise from_validation(problems, kind.model_fields if kind else ()) from None
     return parsed
+
+
+def _evicted_error() -> BusyError:
+    return BusyError("The session was idle and made room for a new one. Reconnect to continue.")
