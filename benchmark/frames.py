@@ -20,12 +20,12 @@ from benchmark.command import make_parser, numbers, run
 from s1_mini.bench.report import describe_machine, table
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions
-from s1_mini.execution.rows import SPAN
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import LoadedS1, as_s1
 from s1_mini.families.s1.model import S1Model
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.loader import load
+from s1_mini.runtime.rows import SPAN
 from s1_mini.runtime.synthesizer import choose_threads
 from s1_mini.types import SamplingParams
 

@@ -39,10 +39,10 @@ from s1_mini.capacity.cards import card_in
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.engine import ProductionTTSEngine
-from s1_mini.execution.stage import Stage
 from s1_mini.families.mel.loaded import LoadedMel, as_mel
 from s1_mini.families.mel.voice import SPEAKER
 from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.stage import Stage
 from s1_mini.text.tidy import tidied
 from s1_mini.types import SamplingParams
 

@@ -23,7 +23,7 @@ from s1_mini.bench.report import describe_machine, table
 from s1_mini.core.messages import Begin, StepResult
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
-from s1_mini.execution.stage import Pending, SimpleStage
+from s1_mini.runtime.stage import Pending, SimpleStage
 
 ROWS, TURNS, BLOCKS = (1, 16, 64, 128), 500, 10
 SAMPLE_RATE, SAMPLES, CODEBOOKS = 16_000, 640, 10  # 25 frames a second

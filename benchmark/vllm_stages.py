@@ -23,7 +23,6 @@ from benchmark.cascade import random_checkpoint
 from benchmark.command import make_parser, numbers, run
 from s1_mini.bench.report import load_average, table
 from s1_mini.core.messages import Begin, Conditions, Prefill
-from s1_mini.execution.stage import Stage
 from s1_mini.families.base import Chain, Placement
 from s1_mini.families.cascade.config import CascadeConfig
 from s1_mini.families.cascade.loaded import open_cascade
@@ -31,6 +30,7 @@ from s1_mini.families.cascade.on_vllm.stage import WorkedStage
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.random import random_voice
 from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.runtime.stage import Stage
 from s1_mini.types import SamplingParams, Voice
 
 STAGES = ("semantic", "coarse")

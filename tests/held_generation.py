@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from s1_mini.core.messages import Begin, StepResult
-from s1_mini.execution.stage import Pending
 from s1_mini.families.s1.language_model import LanguageModel
+from s1_mini.runtime.stage import Pending
 
 FILE = "HELD_GENERATION_FILE"
 POLL_INTERVAL_S = 0.005  # a held engine asks for the same step again and again

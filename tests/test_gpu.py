@@ -18,8 +18,8 @@ from s1_mini.codecs.dac.stage import DacDecoder
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.stage import Chunks, Spec
-from s1_mini.execution.graphs import STREAMS, graph_stream
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
+from s1_mini.runtime.graphs import STREAMS, graph_stream
 from s1_mini.runtime.loader import load
 from s1_mini.types import SamplingParams
 

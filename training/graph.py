@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from s1_mini.execution.graphs import no_collections
+from s1_mini.runtime.graphs import no_collections
 
 Step = Callable[[], None]
 

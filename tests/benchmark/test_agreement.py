@@ -10,9 +10,9 @@ import torch
 
 from benchmark.agreement import Agreement, NoiseRows, measure_agreement
 from s1_mini.config import EngineConfig
-from s1_mini.execution.graphs import WARM_UPS, StepGraphs
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model
+from s1_mini.runtime.graphs import WARM_UPS, StepGraphs
 from s1_mini.runtime.loader import load
 
 

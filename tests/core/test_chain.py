@@ -16,8 +16,8 @@ from s1_mini.byte_cache import ByteCache
 from s1_mini.core.messages import Plan, Report, StepResult
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CapacityError, EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
-from s1_mini.execution.stage import Pending
 from s1_mini.runtime.engine_core import EngineCore, Threads
+from s1_mini.runtime.stage import Pending
 from tests.core.conftest import ONE_THREAD, THREE_THREADS, ask, settle, sound, start
 from tests.toy.stages import SAMPLES, Frames, Text, Vocoder, policies
 from waiting import wait_until

@@ -16,8 +16,8 @@ from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import Request, Utterance
 from s1_mini.core.speech import Outlet
 from s1_mini.core.waiting_line import WaitingLine
-from s1_mini.execution.stage import Stage
 from s1_mini.runtime.engine_core import EngineCore, Threads
+from s1_mini.runtime.stage import Stage
 from s1_mini.types import SamplingParams
 from tests.core.conftest import numbers, settle
 from tests.toy import stages

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from kernel_checks import assert_close
-from s1_mini.execution.shared_prefixes import SharedPrefixes
 from s1_mini.kernels import common_attention, decode_attention
 from s1_mini.kernels.backend import HAS_TRITON, one_order
 from s1_mini.kernels.common_attention import CommonPrefixes
 from s1_mini.kernels.rope_store import HeadNorms
+from s1_mini.runtime.shared_prefixes import SharedPrefixes
 
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -17,9 +17,9 @@ import pytest
 
 from s1_mini import ProductionTTSEngine
 from s1_mini.config import EngineConfig
-from s1_mini.execution.compiled import Compilable
 from s1_mini.runtime import ahead
 from s1_mini.runtime.ahead import AheadCompiler
+from s1_mini.runtime.compiled import Compilable
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import Choice
 from waiting import wait_until

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from s1_mini.core.messages import Begin, Conditions, Prefill
-from s1_mini.execution.graphs import StepGraphs
 from s1_mini.families.s1.language_model import READS, LanguageModel
 from s1_mini.runtime.engine_core import EngineCore
+from s1_mini.runtime.graphs import StepGraphs
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice

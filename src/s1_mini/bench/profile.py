@@ -26,10 +26,10 @@ from s1_mini.core.speech import Speech
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CheckpointError, VoiceUnsupportedError
-from s1_mini.execution.stage import Pending, Stage
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.stage import Pending, Stage
 from s1_mini.runtime.synthesizer import choose_threads
 from s1_mini.text.tidy import tidied
 from s1_mini.types import AudioFormat, SamplingParams

@@ -30,11 +30,11 @@ from s1_mini.core.messages import Saved
 from s1_mini.core.request import MAX_QUEUED, Request, Utterance
 from s1_mini.core.speech import NEVER
 from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
-from s1_mini.execution.runner import as_error
-from s1_mini.execution.tasks import Steps, Tasks
 from s1_mini.families.base import Chain
 from s1_mini.metrics import EngineMetrics
+from s1_mini.runtime.runner import as_error
 from s1_mini.runtime.synthesizer import make_line
+from s1_mini.runtime.tasks import Steps, Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -27,13 +27,13 @@ from s1_mini.core.request import Request, Utterance
 from s1_mini.core.speech import Outlet
 from s1_mini.core.stage import Progress, StagePolicy
 from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, S1MiniError
-from s1_mini.execution.runner import as_error
 from s1_mini.families.base import Chain
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import check_files, family_of
 from s1_mini.metrics import EngineMetrics
 from s1_mini.packaging.verify import is_packaged, verify_directory
 from s1_mini.runtime.loader import load
+from s1_mini.runtime.runner import as_error
 from s1_mini.runtime.sizing import measure_slots
 from s1_mini.runtime.synthesizer import WARM_UP_TEXT, make_core
 from s1_mini.types import SamplingParams

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from s1_mini.capacity.sizes import Formats, Sizes
     from s1_mini.core.prompt import Prompt
     from s1_mini.core.stage import StagePolicy
-    from s1_mini.execution.stage import Stage
+    from s1_mini.runtime.stage import Stage
     from s1_mini.types import SamplingParams, Voice
     from s1_mini.voices.format import VoiceFormat
     from s1_mini.weights.members import Member

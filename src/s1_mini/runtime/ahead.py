@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from s1_mini.config import EngineConfig
-from s1_mini.execution.compiled import Compilable
-from s1_mini.execution.stage import Stage
+from s1_mini.runtime.compiled import Compilable
 from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.stage import Stage
 from s1_mini.types import Choice
 
 logger = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.core.watchdog import Watchdog
 from s1_mini.exceptions import EngineError, EngineNotReadyError
-from s1_mini.execution.runner import StageRunner
-from s1_mini.execution.stage import Stage
-from s1_mini.execution.tasks import Steps, Tasks
 from s1_mini.metrics import EngineMetrics
+from s1_mini.runtime.runner import StageRunner
+from s1_mini.runtime.stage import Stage
+from s1_mini.runtime.tasks import Steps, Tasks
 from s1_mini.runtime.worker import StageWorker
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from s1_mini.core.messages import Plan, Report
 from s1_mini.core.scheduler import Scheduler
 from s1_mini.core.watchdog import Heartbeat
-from s1_mini.execution.runner import StageRunner, as_error
-from s1_mini.execution.tasks import Tasks
+from s1_mini.runtime.runner import StageRunner, as_error
+from s1_mini.runtime.tasks import Tasks
 
 FIRSTS_A_TURN = 2  # small first sounds that another stage's thread makes between its own steps
 

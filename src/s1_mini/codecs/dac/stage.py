@@ -17,11 +17,11 @@ from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
-from s1_mini.execution.compiled import Compilable
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs, Wait
-from s1_mini.execution.rows import fit
-from s1_mini.execution.stage import Pending, SimpleStage, made, whole_units
 from s1_mini.kernels.backend import one_order
+from s1_mini.runtime.compiled import Compilable
+from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs, Wait
+from s1_mini.runtime.rows import fit
+from s1_mini.runtime.stage import Pending, SimpleStage, made, whole_units
 
 Snake = Callable[[Tensor, Tensor], Tensor]
 

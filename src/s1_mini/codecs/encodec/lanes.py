@@ -20,7 +20,7 @@ from torch import Tensor
 from s1_mini.codecs.encodec.carry import Carry, Memory
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.execution.graphs import capture, one_capture
+from s1_mini.runtime.graphs import capture, one_capture
 
 Numbered = tuple[int, np.ndarray]
 

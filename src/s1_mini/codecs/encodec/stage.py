@@ -19,9 +19,9 @@ from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs, Wait
-from s1_mini.execution.rows import fit
-from s1_mini.execution.stage import Pending, SimpleStage, made, whole_units
+from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs, Wait
+from s1_mini.runtime.rows import fit
+from s1_mini.runtime.stage import Pending, SimpleStage, made, whole_units
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
 MAX_FRAMES = 1600  # of all slots of one captured call: beyond, a GPU is full, and first sounds would wait

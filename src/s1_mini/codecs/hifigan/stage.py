@@ -18,9 +18,9 @@ from s1_mini.codecs.hifigan.model import HifiGan
 from s1_mini.codecs.hifigan.window import Edges
 from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
-from s1_mini.execution.rows import fit
-from s1_mini.execution.stage import Pending, SimpleStage, made, whole_units
+from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.runtime.rows import fit
+from s1_mini.runtime.stage import Pending, SimpleStage, made, whole_units
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # units of the captured calls: a call runs in the smallest that holds it
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, StepResult
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
-from s1_mini.execution.stage import Pending, SimpleStage
 from s1_mini.families.cascade.config import NUM_COARSE
 from s1_mini.families.cascade.language_model import stage_uniforms
 from s1_mini.families.cascade.network import FineGPT
 from s1_mini.families.cascade.policies import FinePolicy, FineWindow
 from s1_mini.families.cascade.sampling import MIN_TEMPERATURE, choose_plain
 from s1_mini.layers.staging import stage
+from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.runtime.stage import Pending, SimpleStage
 
 ROWS = (8, 4, 2, 1)  # windows of the captured calls, beside the most of one: a call runs in the smallest that holds it
 

@@ -18,9 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, StepResult
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
-from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
-from s1_mini.execution.stage import Pending, SimpleStage
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
 from s1_mini.families.cascade.network import CausalGPT, Where
 from s1_mini.families.cascade.policies import CoarseWindows
@@ -30,6 +27,9 @@ from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
+from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
+from s1_mini.runtime.stage import Pending, SimpleStage
 
 BLOCK = 128  # positions of a prompt that a CPU reads at once
 CPU_ROWS = 4  # at the least: a CPU rounds products of one to three rows otherwise than those of more

@@ -17,8 +17,6 @@ from s1_mini.codecs.encodec.weights import build_encodec
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError, VoiceUnsupportedError
-from s1_mini.execution.stage import Stage
-from s1_mini.execution.token_worker import TokenWorker
 from s1_mini.families.base import Chain, Placement
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
 from s1_mini.families.cascade.costs import kv_bytes, measure_demands
@@ -34,6 +32,8 @@ from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.families.cascade.tokenizer import CascadeTokenizer, find_vocabulary
 from s1_mini.families.cascade.weights import PREFIXES, Models, build_models, read_config, read_models
 from s1_mini.layers.quantized import quantize_linears
+from s1_mini.runtime.stage import Stage
+from s1_mini.runtime.token_worker import TokenWorker
 from s1_mini.types import ChunkProfile, Voice
 
 logger = logging.getLogger(__name__)

@@ -17,11 +17,11 @@ from torch import Tensor
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Progress, StagePolicy
-from s1_mini.execution.stage import Stage
 from s1_mini.families.base import Chain, Check, Placement
 from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.runtime.stage import Stage
 from s1_mini.types import SamplingParams, Voice
 
 INPUTS = ("text", "tokens", "semantic_prompt", "coarse_prompt", "fine_prompt", "min_eos_p")

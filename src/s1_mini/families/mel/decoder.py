@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, StepResult
-from s1_mini.execution.compiled import Compilable, CompiledSlots, Step, can_compile
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
-from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
-from s1_mini.execution.stage import Pending, SimpleStage
 from s1_mini.families.mel.model import MelModel
 from s1_mini.families.mel.voice import SPEAKER
+from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compile
+from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
+from s1_mini.runtime.stage import Pending, SimpleStage
 
 READ_ROWS = (1, 4)  # texts of the captured encodings …
 READ_TOKENS = (64, 128, 256)  # … and their tokens, up to the model's most

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
-from s1_mini.execution.compiled import Compilable, CompiledSlots, Step, can_compile
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs
-from s1_mini.execution.rows import SteppingSlots, fit, ladder, whole_spans
-from s1_mini.execution.shared_prefixes import SharedPrefixes
-from s1_mini.execution.stage import Pending, SimpleStage
 from s1_mini.families.s1.model import Frames, S1Model, SamplingTensors
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
+from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compile
+from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
+from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
+from s1_mini.runtime.shared_prefixes import SharedPrefixes
+from s1_mini.runtime.stage import Pending, SimpleStage
 
 READS = (16, 32, 64, 128, 256)  # positions of prompts that are read in one go
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from s1_mini.core.messages import Begin, StepResult
-from s1_mini.execution.stage import Pending, SimpleStage
-from s1_mini.execution.token_worker import TokenWorker
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
 from s1_mini.families.cascade.on_vllm.packing import num_chosen, pack_coarse, pack_semantic
 from s1_mini.families.cascade.policies import CoarseWindows
 from s1_mini.families.cascade.prompt import window_prompt
 from s1_mini.families.cascade.sampling import MIN_TEMPERATURE
+from s1_mini.runtime.stage import Pending, SimpleStage
+from s1_mini.runtime.token_worker import TokenWorker
 
 WAIT_S = 0.05  # for a token; then the thread looks whether somebody has left or come
 

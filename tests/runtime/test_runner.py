@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from s1_mini.core.messages import Begin, Conditions, Plan, StepResult
-from s1_mini.execution import runner as module
-from s1_mini.execution.runner import StageRunner
-from s1_mini.execution.stage import Pending, SimpleStage
+from s1_mini.runtime import runner as module
+from s1_mini.runtime.runner import StageRunner
+from s1_mini.runtime.stage import Pending, SimpleStage
 from s1_mini.types import SamplingParams
 
 

@@ -14,7 +14,7 @@ import torch
 
 from s1_mini.core.messages import Begin, Load, Plan, Prefill, Report, StepResult
 from s1_mini.exceptions import CapacityError, GenerationError, S1MiniError
-from s1_mini.execution.stage import Pending, Stage
+from s1_mini.runtime.stage import Pending, Stage
 
 logger = logging.getLogger(__name__)
 

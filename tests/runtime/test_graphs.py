@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.execution.graphs import Buffer, GraphOptions, StepGraphs, capture, graph_stream, no_collections
+from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs, capture, graph_stream, no_collections
 
 CPU = torch.device("cpu")
 DEVICES = [

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError
-from s1_mini.execution.runner import as_error
+from s1_mini.runtime.runner import as_error
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]

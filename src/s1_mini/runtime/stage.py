@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
-from s1_mini.execution.compiled import Compilable
+from s1_mini.runtime.compiled import Compilable
 
 Pending = Callable[[], StepResult]  # waits for a step that was launched
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, GenerationError
-from s1_mini.execution.token_worker import TokenWorker
+from s1_mini.runtime.token_worker import TokenWorker
 from waiting import EVENTUALLY_S, wait_until
 
 # It counts up from the prompt's number. Some numbers are its end: it dies, hangs, or writes what is no message.
 COUNTER = """
 import os, sys, time
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.execution.token_server import serve
+from s1_mini.runtime.token_server import serve
 
 DIES, HANGS, RAVES = 1000, 2000, 3000
 
@@ -183,7 +183,7 @@ def test_an_interpreter_that_is_not_there_is_told(start: Start, monkeypatch: pyt
 
 PARENT = """
 import os, sys
-from s1_mini.execution.token_worker import TokenWorker
+from s1_mini.runtime.token_worker import TokenWorker
 worker = TokenWorker("first", [sys.executable, "-c", sys.argv[1]], {}, environment=os.environ, start_s=60, silent_s=60)
 worker.wait()
 worker.begin({"prompt": [0], "steps": 10**5})
