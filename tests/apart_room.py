@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from leaks import leaks
 from s1_mini import EngineConfig
 from s1_mini.cluster.engine import ClusterEngine
 from s1_mini.cluster.stage import StageEngine
@@ -27,7 +28,7 @@ class Apart:
 
         def left() -> list[str]:
             left = [f"requests of {each.facts.stage}" for each in self.stages if each.core.num_requests]
-            left += [told for each in self.stages for told in each.core.scheduler.audit()]
+            left += [told for each in self.stages for told in leaks(each.core.scheduler)]
             told = self.engine.health_check()
             is_busy = told["requests"] or told["slots"]["free"] < told["slots"]["total"]
             return left + (["requests"] if is_busy else [])

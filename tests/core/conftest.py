@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leaks import leaks
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
@@ -57,7 +58,7 @@ def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **o
 def settle(core: EngineCore) -> None:
     """Wait until nothing is open, and look that nothing is held."""
     wait_until(lambda: not core.num_requests and not any(queue.in_flight for queue in core.scheduler.stages))
-    assert list(core.scheduler.audit()) == []
+    assert leaks(core.scheduler) == []
 
 
 def sound(queue: OutputQueue) -> np.ndarray:

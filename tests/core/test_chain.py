@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from leaks import leaks
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.messages import Plan, Report, StepResult
 from s1_mini.core.waiting_line import WaitingLine
@@ -38,7 +39,7 @@ def test_requests_sound_alike_alone_and_together_wherever_the_stages_are(threads
         assert np.array_equal(sound(queue), wave)
     for each in (alone, together):
         each.stop()
-        assert list(each.scheduler.audit()) == []
+        assert leaks(each.scheduler) == []
 
 
 @pytest.mark.parametrize("profile", ["ttfa", "balanced", "throughput"])
@@ -180,7 +181,7 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind()
             assert np.array_equal(sound(queue), sound(ask(plain, texts, seed, **options)))
     for each in (core, plain):
         each.stop()
-        assert list(each.scheduler.audit()) == []
+        assert leaks(each.scheduler) == []
 
 
 def test_a_step_that_is_late_is_asked_for_again_and_changes_nothing() -> None:
@@ -299,7 +300,7 @@ def test_a_stop_at_once_does_not_wait_for_the_last_step(threads: dict, ahead: bo
 
 def test_reading_is_put_off_for_who_runs_dry_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one thread for all: somebody is always about to run dry, and a long prompt is read all the same."""
-    monkeypatch.setattr("s1_mini.core.urgency.RESERVE_S", 1e6)
+    monkeypatch.setattr("s1_mini.core.stage_queue.RESERVE_S", 1e6)
     core = start(ONE_THREAD)
     endless = iter(ask(core, max_steps=10**6, temperature=0.0, profile="ttfa"))
     next(endless)

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.messages import Plan, Saved
 from s1_mini.core.request import Request, StageSequence
-from s1_mini.core.slots import Slots
-from s1_mini.core.stage_queue import StageQueue
-from s1_mini.core.urgency import MAX_PASSED_OVER
+from s1_mini.core.stage_queue import MAX_PASSED_OVER, Slots, StageQueue
 from tests.core.room import CODEC, MODEL, SIZES, request, sequence, with_items
 
 READER = replace(MODEL, prefill_positions=8)

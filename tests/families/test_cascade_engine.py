@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from leaks import leaks
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.exceptions import ConfigurationError, GenerationError, ParameterError, TextError, VoiceUnsupportedError
@@ -48,7 +49,7 @@ def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: Producti
         assert np.allclose(wave, np.concatenate([chunk.audio for chunk in chunks]), atol=1e-6)
     again = list(engine.stream(TEXTS[1], seed=3, max_new_tokens=24))
     assert np.array_equal(alone[1], np.concatenate([chunk.audio for chunk in again]))
-    assert list(engine._running.synthesizer.core.scheduler.audit()) == []
+    assert leaks(engine._running.synthesizer.core.scheduler) == []
 
 
 def test_voices_texts_and_seeds_are_heard(engine: ProductionTTSEngine) -> None:

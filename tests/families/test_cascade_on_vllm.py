@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from leaks import leaks
 from reference_bark import Reference
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError
@@ -168,7 +169,7 @@ def test_what_a_listener_leaves_is_dropped_by_the_worker(engine: ProductionTTSEn
         stream.close()
 
     wait_until(lambda: not any(stage.worker.num_sequences for stage in stages(engine)))
-    assert list(engine._running.synthesizer.core.scheduler.audit()) == []
+    assert leaks(engine._running.synthesizer.core.scheduler) == []
 
 
 def test_a_worker_that_is_killed_costs_what_it_was_at_and_nothing_after(

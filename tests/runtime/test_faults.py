@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from leaks import leaks
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, GenerationError, QueueFullError
@@ -66,7 +67,7 @@ def test_a_model_that_fails_for_all_is_an_error_to_each(speaker: Speaker) -> Non
             sound(queue)
     assert synthesizer.core.is_alive
     synthesizer.close()
-    assert list(synthesizer.core.scheduler.audit()) == []
+    assert leaks(synthesizer.core.scheduler) == []
 
 
 @pytest.mark.parametrize(("what", "who"), [("begin", "of model"), ("step", "of model"), ("decode", "of sound")])
@@ -230,7 +231,7 @@ def test_a_chunk_that_is_made_again_is_made_once(speaker: Speaker) -> None:
     assert all(np.array_equal(sound(queue), expected[seed]) for seed, queue in enumerate(queues))
     assert calls[0] > 20
     synthesizer.close()
-    assert list(synthesizer.core.scheduler.audit()) == []
+    assert leaks(synthesizer.core.scheduler) == []
     plain.close()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from leaks import leaks
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
@@ -141,7 +142,7 @@ def test_a_later_prompt_that_fails_ends_its_request_alone(
     assert np.array_equal(audio_of(good), expected)
     with pytest.raises(EngineError, match="a bad prompt"):
         audio_of(bad)
-    assert list(synthesizer.core.scheduler.audit()) == []
+    assert leaks(synthesizer.core.scheduler) == []
 
 
 def test_a_stream_that_nobody_reads_pauses_and_goes_on_unchanged(
@@ -164,7 +165,7 @@ def test_a_stream_that_nobody_reads_pauses_and_goes_on_unchanged(
     assert not queue.has_ended
     assert np.array_equal(audio_of(queue), expected)
     synthesizer.close()
-    assert list(synthesizer.core.scheduler.audit()) == []
+    assert leaks(synthesizer.core.scheduler) == []
 
 
 def paused_stream(speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch) -> tuple[Synthesizer, OutputQueue]:
@@ -210,4 +211,4 @@ def test_time_that_a_stream_is_paused_for_its_consumer_does_not_count_as_late(
 
     assert len(audio_of(queue))
     synthesizer.close()
-    assert list(synthesizer.core.scheduler.audit()) == []
+    assert leaks(synthesizer.core.scheduler) == []

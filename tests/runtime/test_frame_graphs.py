@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from leaks import leaks
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.s1.language_model import READS, LanguageModel
 from s1_mini.runtime.engine_core import EngineCore
@@ -57,7 +58,7 @@ def test_an_engine_with_graphs_says_what_one_without_says(both: tuple[Synthesize
     for ours, theirs in zip(*heard, strict=True):
         assert ours.shape == theirs.shape
         assert np.abs(ours - theirs).max() < 1e-4
-    assert list(both[0].core.scheduler.audit()) == []
+    assert leaks(both[0].core.scheduler) == []
 
 
 def test_a_slot_may_be_filled_to_its_last_column(both: tuple[Synthesizer, Synthesizer]) -> None:
@@ -69,7 +70,7 @@ def test_a_slot_may_be_filled_to_its_last_column(both: tuple[Synthesizer, Synthe
     frames = sum(chunk.frames for chunk in ours)
     assert frames == sum(chunk.frames for chunk in theirs)
     assert 0 < frames < 64
-    assert list(both[0].core.scheduler.audit()) == []
+    assert leaks(both[0].core.scheduler) == []
 
 
 def test_who_breaks_off_takes_nothing_from_the_others(both: tuple[Synthesizer, Synthesizer]) -> None:
@@ -86,7 +87,7 @@ def test_who_breaks_off_takes_nothing_from_the_others(both: tuple[Synthesizer, S
         assert heard.shape == alone.shape
         assert np.abs(heard - alone).max() < 1e-4
     wait_until(lambda: not both[0].core.num_requests)
-    assert list(both[0].core.scheduler.audit()) == []
+    assert leaks(both[0].core.scheduler) == []
 
 
 def test_a_frame_that_could_not_be_launched_ahead_is_launched_again(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from leaks import leaks
 from s1_mini.codecs.dac.stage import MAX_FRAMES, ROWS, DacDecoder
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.output_queue import OutputQueue
@@ -64,7 +65,7 @@ def test_requests_of_any_length_sound_as_they_do_one_by_one(
     for ours, theirs in zip(map(sound, together), map(sound, alone), strict=True):
         assert ours.shape == theirs.shape
         assert np.abs(ours - theirs).max() < 1e-5
-    assert list(both[0].core.scheduler.audit()) == []
+    assert leaks(both[0].core.scheduler) == []
 
 
 def test_a_call_decodes_no_more_frames_than_it_may(speaker: Speaker) -> None:
@@ -115,4 +116,4 @@ def test_a_request_whose_sound_is_not_finite_fails_alone(speaker: Speaker) -> No
     with pytest.raises(GenerationError, match="not finite"):
         sound(bad)
     synthesizer.close()
-    assert list(synthesizer.core.scheduler.audit()) == []
+    assert leaks(synthesizer.core.scheduler) == []

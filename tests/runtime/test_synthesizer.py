@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from held_generation import SOUNDS, held_generation
+from leaks import leaks
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import (
@@ -128,7 +129,7 @@ def test_what_a_listener_leaves_is_given_up_within_a_frame(synthesizer: Synthesi
         listener.close()
         wait_until(lambda: not synthesizer.core.num_requests)
     assert queue.has_ended
-    assert list(synthesizer.core.scheduler.audit()) == []
+    assert leaks(synthesizer.core.scheduler) == []
 
 
 def test_the_last_chunk_tells_where_the_first_seconds_went(synthesizer: Synthesizer) -> None:
@@ -185,7 +186,7 @@ def test_a_request_past_its_deadline_ends_with_an_error_and_frees_its_slot(synth
 
         with pytest.raises(RequestTimeoutError, match="not finished in time"):
             sound(queue)
-    assert list(synthesizer.core.scheduler.audit()) == []
+    assert leaks(synthesizer.core.scheduler) == []
 
 
 def test_a_request_larger_than_a_slot_is_refused_at_once(synthesizer: Synthesizer, speaker: Speaker) -> None:
@@ -300,7 +301,7 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(s
 
     assert len(outcomes) == 500
     assert all(queue.has_ended for queue in ended)
-    assert list(synthesizer.core.scheduler.audit()) == []
+    assert leaks(synthesizer.core.scheduler) == []
     assert synthesizer.core.prefixes.stats.num_bytes <= 0.2e6
     assert sorted(runs_out) == ["decode", "prefill", "step"]
     failed = {i for i, outcome in outcomes.items() if isinstance(outcome, S1MiniError)}

@@ -14,6 +14,7 @@ import soundfile
 from typer.testing import CliRunner
 
 from container_room import running
+from leaks import leaks
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import (
     CheckpointMismatchError,
@@ -66,7 +67,7 @@ def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: Producti
     for wave, other, chunks in zip(alone, together, streamed, strict=True):
         assert np.array_equal(wave, other.audio)
         assert np.array_equal(wave, np.concatenate([chunk.audio for chunk in chunks]))
-    assert list(engine._running.synthesizer.core.scheduler.audit()) == []
+    assert leaks(engine._running.synthesizer.core.scheduler) == []
 
 
 def test_a_text_is_split_at_what_the_model_reads_at_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,13 @@ class Pipeline:
         queue = self.stages[0]
         return 0 if self._line.is_empty or self.is_behind(0) else max(0, queue.slots.num_free - len(queue.ready))
 
+    def has_work(self, stage: int, now: float) -> bool:
+        """Whether a plan of a stage would do anything."""
+        if self.stages[stage].has_work(holds_back=stage > 0 and self.is_behind(stage)):
+            return True
+        held_back = self._line.wakes(now, self.num_free) if stage == 0 else None
+        return held_back is not None and held_back <= 0
+
     def admit(self, now: float) -> None:
         """Let waiting utterances into the first stage, as many as it has slots for."""
         for utterance in self._line.take(self.num_free, now):

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
 LOOK_S = 0.01  # and otherwise
-MAX_PUT_OFF = 4  # plans in a row that do not prefill, since a listener is about to run dry
 
 
 class Scheduler:
@@ -55,11 +54,10 @@ class Scheduler:
         threads = [list(range(len(policies)))] if threads is None else threads
         # Prefill takes nothing from those who wait for sound if that is made in another thread.
         self._puts_off = any(0 in stages and last in stages for stages in threads)
-        self._num_put_off = 0
         self._lock = threading.Lock()
         changed = [threading.Condition(self._lock) for _ in threads]
         self._changed = {stage: changed[thread] for thread, stages in enumerate(threads) for stage in stages}
-        self._takes_in, self._drains = True, True
+        self._closed, self._drains = threading.Event(), True
         self._cancelled: deque[Request] = deque()
         self._pipeline = Pipeline(
             self.stages, self.ledger, line, wake=self._wake, on_end=self._wake_all, extend=self.extend, clock=clock
@@ -71,13 +69,13 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Take a request in. Raises `QueueFullError`, or `EngineNotReadyError` once closed."""
         with self._lock:
-            if not self._takes_in:
+            if self._closed.is_set():
                 raise EngineNotReadyError("the engine is stopping and takes in nothing more")
             # A guess of when there will be room: an utterance takes some seconds, and all slots work at once.
             self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self.stages[0].policy.slots))
             request.speech.queue.on_take = self._look_again
             self.ledger.add(request)
-            if not self.takes_in:  # `tell_all` did not wait, and may have missed it
+            if self._closed.is_set():  # by `tell_all`, which does not wait for the lock and may have missed it
                 self.ledger.tell_end(request, EngineNotReadyError("the engine has died"))
             self._wake(0)
 
@@ -98,7 +96,8 @@ class Scheduler:
     def close(self, *, drains: bool) -> None:
         """Take in no more; what was taken in is finished, or left where it is."""
         with self._lock:
-            self._takes_in, self._drains = False, drains
+            self._drains = drains
+            self._closed.set()
             for request in self.ledger.all():
                 request.speech.set_window(NEVER)  # its consumer may be who waits for the end
             self._wake_all()
@@ -114,7 +113,8 @@ class Scheduler:
 
     def tell_all(self, error: S1MiniError) -> None:
         """Take in no more and tell every listener, in spite of a thread that does not come back, even with the lock."""
-        self._takes_in = self._drains = False
+        self._drains = False
+        self._closed.set()
         held = self._lock.acquire(timeout=LOOK_S)
         try:
             for request in self.ledger.all():
@@ -122,11 +122,6 @@ class Scheduler:
         finally:
             if held:
                 self._lock.release()
-
-    @property
-    def takes_in(self) -> bool:
-        """Whether requests are taken in."""
-        return self._takes_in
 
     # ---- for the threads of stages --------------------------------------------------------------------------------
 
@@ -137,10 +132,10 @@ class Scheduler:
             while True:
                 now = self.clock()
                 self._end_unwanted(now)
-                if not self._takes_in and (not self._drains or not (self.ledger or has_other_work())):
+                if self._closed.is_set() and (not self._drains or not (self.ledger or has_other_work())):
                     self._wake_all()
                     return False
-                if has_other_work() or any(self._has_work(stage, now) for stage in stages):
+                if has_other_work() or any(self._pipeline.has_work(stage, now) for stage in stages):
                     return True
                 wakes = self.line.wakes(now, self._pipeline.num_free) if 0 in stages else None
                 changed.wait(min(POLL_S, wakes) if wakes else POLL_S)
@@ -157,10 +152,11 @@ class Scheduler:
             self._end_unwanted(now)
             if stage == 0:
                 self._pipeline.admit(now)
-            if not (self._takes_in or self._drains):
+            if not (self._drains or not self._closed.is_set()):
                 return None
             holds_back = stage > 0 and self._pipeline.is_behind(stage)
-            puts_off = stage == 0 and self._put_off(queue)
+            runs_dry = self._puts_off and self.stages[-1].urgency.somebody_runs_dry
+            puts_off = stage == 0 and queue.puts_off(runs_dry=runs_dry)
             plan = queue.plan(now, only_first=only_first, holds_back=holds_back, puts_off=puts_off)
             return None if plan.is_empty else plan
 
@@ -205,49 +201,16 @@ class Scheduler:
         with self._lock:
             self._pipeline.end(request, error)
 
-    def is_busy(self, stage: int) -> bool:
-        """Whether a plan of a stage is being carried out."""
-        return bool(self.stages[stage].in_flight)
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether the first stage has prompts to read."""
-        return bool(self.stages[0].reading or self.stages[0].ready)
+    def may_help(self, stage: int) -> bool:
+        """Whether a thread of the first stage has time for this one: it is busy, and no prompts wait to be read."""
+        return bool(self.stages[stage].in_flight) and not (self.stages[0].reading or self.stages[0].ready)
 
     @property
     def has_speech(self) -> bool:
         """Whether an autoregressive stage has something to do."""
         return any(queue.reading or queue.running for queue in self.stages if queue.policy.is_autoregressive)
 
-    def audit(self) -> Iterator[str]:
-        """Tell what is held though no request holds it; nothing, if all is well."""
-        with self._lock:
-            if self.ledger or any(queue.in_flight for queue in self.stages):
-                return
-            for queue in self.stages:
-                if queue.slots.num_free != queue.slots.count:
-                    yield f"{queue.slots.count - queue.slots.num_free} slots of the stage {queue.policy.name}"
-                if queue.ready or queue.reading or queue.running:
-                    yield f"sequences of the stage {queue.policy.name}"
-            if not self.line.is_empty:
-                yield "waiting utterances"
-
     # ---- with the lock held ---------------------------------------------------------------------------------------
-
-    def _has_work(self, stage: int, now: float) -> bool:
-        queue = self.stages[stage]
-        if queue.has_work(holds_back=stage > 0 and self._pipeline.is_behind(stage)):
-            return True
-        held_back = self.line.wakes(now, self._pipeline.num_free) if stage == 0 else None
-        return held_back is not None and held_back <= 0
-
-    def _put_off(self, queue: StageQueue) -> bool:
-        """Whether this plan reads nothing, for the sake of who is about to run dry; not so for ever."""
-        is_put_off = self._puts_off and self.stages[-1].urgency.somebody_runs_dry
-        self._num_put_off = self._num_put_off + 1 if is_put_off and queue.reading else 0
-        if self._num_put_off > MAX_PUT_OFF:
-            self._num_put_off = 0
-        return self._num_put_off > 0
 
     def _end_unwanted(self, now: float) -> None:
         """End what nobody waits for any more, and what takes too long."""

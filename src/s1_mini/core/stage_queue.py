@@ -5,17 +5,20 @@ Pure bookkeeping with the time as an argument; whoever calls holds the scheduler
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.messages import Begin, Load, Plan, Prefill, Saved
 from s1_mini.core.request import StageSequence
-from s1_mini.core.slots import Slots
 from s1_mini.core.stage import StagePolicy
-from s1_mini.core.urgency import Urgency
 
 MIN_SHARED = 16  # positions; shorter prefixes are read sooner than they are found
-
+RESERVE_S = 0.1  # a listener with less than this left to hear is about to run dry
+# Choices in a row that may fall upon others while somebody waits in a class: urgent, first, dry, the rest.
+MAX_PASSED_OVER = (9, 1, 3, 4)
+MAX_PUT_OFF = 4  # plans in a row that do not prefill, since a listener is about to run dry
 
 Owners = dict[int, tuple[StageSequence, int]]  # by slot: whose it is, and how many units were over then
 
@@ -26,6 +29,31 @@ class Flight:
 
     owners: Owners
     begun: list[StageSequence]  # whose prompt it reads to its end
+
+
+class Slots:
+    """Rows 0 … count - 1 of a stage's state; the lowest free one is allocated first: few are in use at low load."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = list(range(count))
+        self._used: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        """Free slots."""
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """Return a free slot; there must be one."""
+        slot = heapq.heappop(self._free)
+        self._used.add(slot)
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Free a slot, which must be allocated."""
+        self._used.remove(slot)
+        heapq.heappush(self._free, slot)
 
 
 class StageQueue:
@@ -41,6 +69,7 @@ class StageQueue:
         self._dropped: list[int] = []  # slots whose unit was given up since the last plan
         self._saving: set[str] = set()  # keys of prefixes whose report is not in
         self._num_plans = 0
+        self._num_put_off = 0  # plans in a row that did not prefill
 
     # ---- what there is to do --------------------------------------------------------------------------------------
 
@@ -162,6 +191,13 @@ class StageQueue:
             sequence.num_launched += 1
             plan.steps.append(sequence.slot)
 
+    def puts_off(self, *, runs_dry: bool) -> bool:
+        """Whether the next plan prefills nothing, because a consumer is about to run dry; not for ever."""
+        self._num_put_off = self._num_put_off + 1 if runs_dry and self.reading else 0
+        if self._num_put_off > MAX_PUT_OFF:
+            self._num_put_off = 0
+        return self._num_put_off > 0
+
     # ---- prefill --------------------------------------------------------------------------------------------------
 
     def _read(self, plan: Plan) -> list[StageSequence]:
@@ -242,6 +278,65 @@ class StageQueue:
             self._dropped.append(sequence.slot)
         if self.policy.is_autoregressive or sequence.unit is None:
             self.release(sequence)
+
+
+class Urgency:
+    """Chooses among the sequences of one stage: about to run dry, first audio, has run dry, then the rest.
+
+    Each class has its own order and is passed over a few times in a row at most, so that no sequence starves.
+    """
+
+    def __init__(self) -> None:
+        self.somebody_runs_dry = False  # as of the last choice
+        self._passed_over = [0, 0, 0, 0]  # in a row, by class
+        self._num_choices = 0
+
+    def choose(self, ready: Sequence[StageSequence], now: float) -> StageSequence:
+        """Return the most urgent of `ready`, which is not empty."""
+        classes = classify(ready, now)
+        self.somebody_runs_dry = bool(classes[0])
+        waiting = [number for number, sequences in enumerate(classes) if sequences]
+        overdue = [number for number in waiting if self._passed_over[number] >= MAX_PASSED_OVER[number]]
+        taken = (overdue or waiting)[0]
+        for number in waiting:
+            self._passed_over[number] += 1
+        self._passed_over[taken] = 0
+        return classes[taken][0]
+
+    def order(self, ready: Sequence[StageSequence], now: float) -> list[StageSequence]:
+        """Return sequences in the order of their classes."""
+        return [sequence for sequences in classify(ready, now) for sequence in sequences]
+
+    def note(self, sequence: StageSequence) -> None:
+        """Record that a sequence was chosen; in the last class, the one chosen longest ago comes first."""
+        self._num_choices += 1
+        sequence.last_choice = self._num_choices
+
+
+def classify(ready: Sequence[StageSequence], now: float) -> tuple[list[StageSequence], ...]:
+    """Return the sequences whose consumers are about to run dry, wait for first audio, have run dry, and the rest."""
+    urgent: list[StageSequence] = []
+    firsts: list[StageSequence] = []
+    dry: list[StageSequence] = []
+    rest: list[StageSequence] = []
+    for sequence in ready:
+        speech = sequence.request.speech
+        if now <= speech.runs_dry < now + RESERVE_S:
+            urgent.append(sequence)
+        elif speech.is_awaited:
+            firsts.append(sequence)
+        elif speech.runs_dry < now:
+            dry.append(sequence)
+        else:
+            rest.append(sequence)
+    urgent.sort(key=_runs_dry)
+    dry.sort(key=_runs_dry)
+    rest.sort(key=lambda sequence: sequence.last_choice)
+    return urgent, firsts, dry, rest
+
+
+def _runs_dry(sequence: StageSequence) -> float:
+    return sequence.request.speech.runs_dry
 
 
 def _size(sequence: StageSequence) -> int:

@@ -13,7 +13,8 @@ import heapq
 import itertools
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from s1_mini.core.request import Request, Utterance
@@ -54,11 +55,7 @@ class WaitingLine:
         self.batch_timeout_s = batch_timeout_ms / 1000
         self.grouping = grouping
         self._waiting: dict[Request, deque[Utterance]] = {}
-        self._clients: Turns[str] = Turns()
-        self._groups: dict[str, Turns[Group]] = {}  # by client
-        self._heaps: dict[str, list[Entry]] = {}  # by client
-        self._ties = itertools.count()
-        self._members: Counter[tuple[str, Group]] = Counter()  # waiting requests of a group
+        self._order = _FairOrder(self._waiting)
         self._lock = threading.Lock()
         self._accepted = self._refused = 0
         self._waits: deque[float] = deque(maxlen=HISTORY)
@@ -104,17 +101,14 @@ class WaitingLine:
             if self.batch_timeout_s and self._delay(self._eligible(), free, now) > 0:
                 return []
             taken: list[Utterance] = []
-            paused: list[tuple[str, Entry]] = []
-            groups, order = self.grouping, [self._client_turn(client) for client in self._heaps]
-            heapq.heapify(order)
-            while len(taken) < free and (request := self._next(order, paused)) is not None:
-                if taken and groups and not self._shares(request, taken[0].prompt.prefix_key):
-                    groups = False  # its turn comes after those that share the voice of the first
-                    taken += self._take_like(taken[0].prompt.prefix_key, free - len(taken))
-                    continue
-                taken.append(self._pop(request))
-            for client, entry in paused:
-                heapq.heappush(self._heaps.setdefault(client, []), entry)
+            groups = self.grouping
+            with self._order.turns() as following:
+                while len(taken) < free and (request := following()) is not None:
+                    if taken and groups and not self._shares(request, taken[0].prompt.prefix_key):
+                        groups = False  # its turn comes after those that share the voice of the first
+                        taken += self._take_like(taken[0].prompt.prefix_key, free - len(taken))
+                        continue
+                    taken.append(self._pop(request))
             if taken:
                 self._waits.extend(max(0.0, now - utterance.due) for utterance in taken)
                 self._batches.append(len(taken))
@@ -131,18 +125,14 @@ class WaitingLine:
     def charge(self, request: Request, steps: int) -> None:
         """Charge a request's client and group for the steps of an utterance that has left its slot."""
         if steps > STEPS_A_TURN:
-            client, group = _flow(request)
-            rounds = steps / STEPS_A_TURN - 1
             with self._lock:
-                self._clients.add_cost(client, rounds)
-                if client in self._groups:
-                    self._groups[client].add_cost(group, rounds)
+                self._order.add_cost(request, steps / STEPS_A_TURN - 1)
 
     def remove(self, request: Request) -> None:
         """Remove a request's utterances."""
         with self._lock:
             if self._waiting.pop(request, None) is not None:
-                self._leave(request)
+                self._order.leave(request)
 
     def forget(self) -> None:
         """Reset the statistics."""
@@ -178,12 +168,59 @@ class WaitingLine:
         return max(0.0, min(request.arrived for request in requests) + self.batch_timeout_s - now)
 
     def _push(self, request: Request, utterances: Sequence[Utterance]) -> None:
-        if not utterances:
-            return
         if request in self._waiting:
             self._waiting[request].extend(utterances)
-            return
-        self._waiting[request] = deque(utterances)
+        elif utterances:
+            self._waiting[request] = deque(utterances)
+            self._order.join(request)
+
+    def _pop(self, request: Request, *, early: bool = False) -> Utterance:
+        """Remove a request's next utterance and charge its client and group for it."""
+        utterances = self._waiting[request]
+        utterance = utterances.popleft()
+        self._order.charge(request, early=early)
+        if not utterances:
+            del self._waiting[request]
+            self._order.leave(request)
+        return utterance
+
+    def _shares(self, request: Request, key: str) -> bool:
+        """Whether the first utterance of a request is next, and begins with this prefix."""
+        utterance = self._waiting[request][0]
+        return bool(key) and utterance.index == 0 and utterance.prompt.prefix_key == key
+
+    def _take_like(self, key: str, count: int) -> list[Utterance]:
+        """Take up to `count` first utterances that begin with this prefix, which is prefilled once.
+
+        They are charged as if their turn had come, and may overtake others by one turn at most.
+        """
+        like = [each for each in self._waiting if self._shares(each, key) and not each.is_paused]
+        may_be_next = self._order.next_round()
+        taken: list[Utterance] = []
+        for request in self._order.sorted(like):
+            if may_be_next(request):
+                taken.append(self._pop(request, early=True))
+            if len(taken) == count:
+                break
+        return taken
+
+
+class _FairOrder:
+    """Turns of the clients, and within a client of its groups of requests; within a group the earliest due is first.
+
+    `waiting` is the queue's own dictionary: the waiting utterances of each request.
+    """
+
+    def __init__(self, waiting: Mapping[Request, deque[Utterance]]) -> None:
+        self._waiting = waiting
+        self._clients: Turns[str] = Turns()
+        self._groups: dict[str, Turns[Group]] = {}  # by client
+        self._heaps: dict[str, list[Entry]] = {}  # by client
+        self._ties = itertools.count()
+        self._members: Counter[tuple[str, Group]] = Counter()  # waiting requests of a group
+
+    def join(self, request: Request) -> None:
+        """Add a request that has utterances waiting."""
         client, group = _flow(request)
         if client not in self._clients:
             self._clients.join(client)
@@ -193,7 +230,8 @@ class WaitingLine:
         self._members[client, group] += 1
         heapq.heappush(self._heaps.setdefault(client, []), self._entry(request))
 
-    def _leave(self, request: Request) -> None:
+    def leave(self, request: Request) -> None:
+        """Remove a request that has nothing waiting."""
         client, group = _flow(request)
         self._members[client, group] -= 1
         if not self._members[client, group]:
@@ -204,17 +242,45 @@ class WaitingLine:
                 self._heaps.pop(client, None)
                 self._clients.leave(client)
 
-    def _pop(self, request: Request, *, early: bool = False) -> Utterance:
-        """Remove a request's next utterance and charge its client and group for it."""
+    def charge(self, request: Request, *, early: bool) -> None:
+        """Charge a request's client and group for a turn."""
         client, group = _flow(request)
-        utterances = self._waiting[request]
-        utterance = utterances.popleft()
         self._clients.charge(client, early=early)
         self._groups[client].charge(group, early=early)
-        if not utterances:
-            del self._waiting[request]
-            self._leave(request)
-        return utterance
+
+    def add_cost(self, request: Request, rounds: float) -> None:
+        """Charge a request's client and group for what a turn has cost beyond one round."""
+        client, group = _flow(request)
+        self._clients.add_cost(client, rounds)
+        if client in self._groups:
+            self._groups[client].add_cost(group, rounds)
+
+    @contextmanager
+    def turns(self) -> Iterator[Callable[[], Request | None]]:
+        """Yield a function that returns the request whose turn is next, passing over those that are paused."""
+        paused: list[tuple[str, Entry]] = []
+        order = [self._client_turn(client) for client in self._heaps]
+        heapq.heapify(order)
+        yield lambda: self._next(order, paused)
+        for client, entry in paused:
+            heapq.heappush(self._heaps.setdefault(client, []), entry)
+
+    def sorted(self, requests: Sequence[Request]) -> list[Request]:
+        """Return requests in the order of their turns."""
+        return sorted(requests, key=lambda each: (self._clients.next(each.flow[0]), *self._entry(each)[:-1]))
+
+    def next_round(self) -> Callable[[Request], bool]:
+        """Return whether a request is at most one turn ahead of all others, as of now."""
+        first = self._clients.first
+        first_groups = {client: groups.first for client, groups in self._groups.items()}
+
+        def is_in_it(request: Request) -> bool:
+            client, group = _flow(request)
+            return (
+                self._clients.next(client) <= first + 1 and self._groups[client].next(group) <= first_groups[client] + 1
+            )
+
+        return is_in_it
 
     def _entry(self, request: Request) -> Entry:
         client, group = _flow(request)
@@ -256,29 +322,6 @@ class WaitingLine:
         heap = self._heaps[client]
         due, number = heap[0][1:3] if heap else (0.0, 0)
         return self._clients.next(client), due, number, client
-
-    def _shares(self, request: Request, key: str) -> bool:
-        """Whether the first utterance of a request is next, and begins with this prefix."""
-        utterance = self._waiting[request][0]
-        return bool(key) and utterance.index == 0 and utterance.prompt.prefix_key == key
-
-    def _take_like(self, key: str, count: int) -> list[Utterance]:
-        """Take up to `count` first utterances that begin with this prefix, which is prefilled once.
-
-        They are charged as if their turn had come, and may overtake others by one turn at most.
-        """
-        like = [each for each in self._waiting if self._shares(each, key) and not each.is_paused]
-        entries = [(self._clients.next(each.flow[0]), *self._entry(each)) for each in like]
-        first = self._clients.first
-        first_groups = {client: groups.first for client, groups in self._groups.items()}
-        taken: list[Utterance] = []
-        for *_, request in heapq.nsmallest(len(entries), entries):
-            client, group = _flow(request)
-            if self._clients.next(client) <= first + 1 and self._groups[client].next(group) <= first_groups[client] + 1:
-                taken.append(self._pop(request, early=True))
-            if len(taken) == count:
-                break
-        return taken
 
 
 def _flow(request: Request) -> tuple[str, Group]:

@@ -94,7 +94,7 @@ class StageWorker:
 
     def _help(self) -> None:
         """Make first sounds for a thread that is at others'."""
-        if self._helps is None or not self._scheduler.is_busy(self._helps[0]) or self._scheduler.is_reading:
+        if self._helps is None or not self._scheduler.may_help(self._helps[0]):
             return
         stage, runner = self._helps
         for _ in range(FIRSTS_A_TURN):
