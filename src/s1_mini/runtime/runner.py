@@ -101,14 +101,13 @@ class StageRunner:
     def _wait(plan: Plan, part: Part, report: Report) -> StepResult | None:
         """Wait for some steps; what fails only now is the error of all of them."""
         rows, pending = part
-        try:
-            result = pending()
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
+
+        def fail(error: Exception) -> None:
             report.errors |= {plan.steps[row]: as_error(error) for row in rows}
-            return None
-        report.skipped |= set(result.late)
+
+        result = _attempt(pending, fail)
+        if result is not None:
+            report.skipped |= set(result.late)
         return result
 
     def _each(self, rows: Sequence[Row], work: Callable[[Sequence[Row]], object], report: Report) -> None:
@@ -116,14 +115,12 @@ class StageRunner:
         rows = [row for row in rows if row.slot not in report.errors]
         if not rows:
             return
-        try:
-            self._with_memory(lambda: work(rows))
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            if len(rows) == 1:
-                report.errors[rows[0].slot] = as_error(error)
-                return
+        failures: list[Exception] = []
+        _attempt(lambda: with_memory(lambda: work(rows), self._let_go), failures.append)
+        if failures and len(rows) == 1:
+            report.errors[rows[0].slot] = as_error(failures[0])
+        elif failures:
+            failures.clear()  # with what the failed attempt still holds of the device's memory
             for row in rows:
                 self._each([row], work, report)
 
@@ -132,43 +129,59 @@ class StageRunner:
         slots = [plan.steps[row] for row in rows]
         if not rows:
             return []
-        try:
-            return [(rows, self._with_memory(lambda: self.stage.step(slots, plan.size)))]
-        except torch.AcceleratorError:
-            raise  # the device is lost, and all that comes would fail
-        except Exception as error:
-            if isinstance(error, torch.OutOfMemoryError) and plan.is_autoregressive:
-                report.errors[slots[-1]] = as_error(error)  # the newest makes room for the others
-                report.skipped |= set(slots[:-1])
-                return []
-            logger.warning("a step failed; each slot is tried alone", exc_info=error)
-            return self._step_alone(plan, rows, report)
+        failures: list[Exception] = []
+        pending = _attempt(
+            lambda: with_memory(lambda: self.stage.step(slots, plan.size), self._let_go), failures.append
+        )
+        if pending is not None:
+            return [(rows, pending)]
+        error = failures.pop()
+        if isinstance(error, torch.OutOfMemoryError) and plan.is_autoregressive:
+            report.errors[slots[-1]] = as_error(error)  # the newest makes room for the others
+            report.skipped |= set(slots[:-1])
+            return []
+        logger.warning("a step failed; each slot is tried alone", exc_info=error)
+        del error
+        return self._step_alone(plan, rows, report)
 
     def _step_alone(self, plan: Plan, rows: Sequence[int], report: Report) -> list[Part]:
         parts: list[Part] = []
         for row in rows:
-            slot = plan.steps[row]
-            try:
-                result = self._with_memory(partial(self._make_step, slot, plan.size))
-            except torch.AcceleratorError:
-                raise
-            except Exception as error:
-                report.errors[slot] = as_error(error)
+            slot, failures = plan.steps[row], list[Exception]()
+            step = partial(self._step_one, slot, plan.size)
+            result = _attempt(partial(with_memory, step, self._let_go), failures.append)
+            if result is None:
+                report.errors[slot] = as_error(failures[0])
             else:
                 parts.append(([row], partial(_same, result)))
         return parts
 
-    def _make_step(self, slot: int, size: int) -> StepResult:
+    def _step_one(self, slot: int, size: int) -> StepResult:
         return self.stage.step([slot], size)()
 
-    def _with_memory(self, work: Callable[[], Result]) -> Result:
-        """Do some work; if the memory runs out, let go of what can be made anew and try once more."""
-        try:
-            return work()
-        except torch.OutOfMemoryError:
-            pass  # what it held is let go of with the exception, before it is tried again
-        self._let_go()
+
+def with_memory(work: Callable[[], Result], free: Callable[[], object]) -> Result:
+    """Return the result of `work`; if memory runs out, call `free` and try once more."""
+    try:
         return work()
+    except torch.OutOfMemoryError:
+        pass  # the exception holds memory of the failed attempt: it is dropped before the next
+    free()
+    return work()
+
+
+def _attempt(work: Callable[[], Result], on_error: Callable[[Exception], object]) -> Result | None:
+    """Return the result of `work`, or None after passing what it raised to `on_error`.
+
+    Raises `torch.AcceleratorError`: the device is lost, and everything that follows would fail.
+    """
+    try:
+        return work()
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:  # models, kernels and drivers raise anything; it is the error of these slots alone
+        on_error(error)
+        return None
 
 
 def as_error(error: Exception) -> S1MiniError:

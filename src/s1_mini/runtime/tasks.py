@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError
-from s1_mini.runtime.runner import as_error
+from s1_mini.runtime.runner import as_error, with_memory
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
@@ -32,17 +32,15 @@ class _Task:
     @torch.inference_mode()
     def step(self) -> bool:
         """Do the next bit; tell whether that was the last. Raises what it fails with, and can be called again."""
-        if self._steps is None:
-            self._steps = self._make()
+        steps = self._make() if self._steps is None else self._steps
+        self._steps = None  # it begins anew if this fails
         try:
-            next(self._steps)
+            next(steps)
         except StopIteration as end:
             with suppress(InvalidStateError):
                 self.future.set_result(end.value)
             return True
-        except BaseException:
-            self._steps = None
-            raise
+        self._steps = steps
         return False
 
     def end(self, error: Exception) -> None:
@@ -88,7 +86,7 @@ class Tasks:
             return
         task, started = self._tasks[0], self._clock()
         try:
-            is_over = task.future.cancelled() or self._with_memory(task)
+            is_over = task.future.cancelled() or with_memory(task.step, self._let_go)
         except torch.AcceleratorError:
             raise
         except Exception as error:
@@ -105,11 +103,3 @@ class Tasks:
             self._is_open = False
         for task in list(self._tasks):
             (task.fail if tells_only else task.end)(error)
-
-    def _with_memory(self, task: _Task) -> bool:
-        try:
-            return task.step()
-        except torch.OutOfMemoryError:
-            pass
-        self._let_go()
-        return task.step()
