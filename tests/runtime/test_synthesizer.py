@@ -176,7 +176,7 @@ def test_stopping_finishes_what_was_taken_in_and_refuses_what_comes(speaker: Spe
     synthesizer.close()
 
     assert all(len(sound(queue)) for queue in queues)
-    with pytest.raises(EngineNotReadyError, match="takes in nothing more"):
+    with pytest.raises(EngineNotReadyError, match="accepts no further requests"):
         ask(synthesizer)
 
 

@@ -1,4 +1,4 @@
-"""Requests that were taken in and have not ended, and what is counted of them. Each ends exactly once."""
+"""Open requests and their metrics. Each request ends exactly once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ledger:
         return len(self.requests)
 
     def all(self) -> list[Request]:
-        """All of them, in the order in which they came."""
+        """All open requests in order of arrival."""
         return list(self.requests.values())
 
     def late(self, now: float) -> list[Request]:
@@ -33,23 +33,23 @@ class Ledger:
         return [request for request in late if now > request.deadline]
 
     def add(self, request: Request) -> None:
-        """Take one in."""
+        """Add a request."""
         self.requests[request.number] = request
 
     def count_admitted(self, request: Request, now: float) -> None:
-        """Count that one got its first slot; only the first time counts."""
+        """Record that a request got its first slot."""
         if request.admitted is None:
             request.admitted = now
             self.metrics.queue_s.observe(now - request.arrived)
 
     def count_begun(self, request: Request, now: float) -> None:
-        """Count that its first prompt is read; likewise."""
+        """Record that a request's first prompt is prefilled."""
         if request.begun is None and request.admitted is not None:
             request.begun = now
             self.metrics.prefill_s.observe(now - request.admitted)
 
     def end(self, request: Request, error: S1MiniError | None, reason: str, now: float) -> None:
-        """Count an end, and tell it to who listens."""
+        """Record the end of a request and notify its consumer."""
         metrics, speech, took = self.metrics, request.speech, now - request.arrived
         metrics.ends[error.code if error else reason] += 1
         metrics.total_s.observe(took)
@@ -62,6 +62,6 @@ class Ledger:
         self.tell_end(request, error)
 
     def tell_end(self, request: Request, error: S1MiniError | None) -> None:
-        """Do the least of that, unless another thread has just done so."""
+        """Notify the consumer only, unless another thread just did."""
         if self.requests.pop(request.number, None) is not None:
             request.speech.queue.end(error)

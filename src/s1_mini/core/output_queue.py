@@ -1,4 +1,4 @@
-"""The way out of the engine: each request's own queue of sound, from the threads that make it to who listens.
+"""A queue of audio for each request, from the engine's threads to the consumer.
 
 The engine never waits for a consumer. One that goes away is reported once through `on_close`. While a request is paused
 for unread audio, each chunk that is taken is reported through `on_take`, so that it goes on.
@@ -19,10 +19,10 @@ from s1_mini.types import AudioChunk
 
 
 class OutputQueue:
-    """Chunks of one request in order, then nothing more or an error; read by one listener, from any thread."""
+    """Chunks of one request in order, then the end or an error; read by one consumer, from any thread."""
 
     def __init__(self, on_close: Callable[[], None], *, whole: bool = False) -> None:
-        """A listener who wants all of it at once, `whole`, is woken at the end alone."""
+        """With `whole` the consumer is woken only at the end."""
         self._on_close, self._whole = on_close, whole
         self._chunks: deque[AudioChunk] = deque()
         self._error: BaseException | None = None
@@ -31,10 +31,10 @@ class OutputQueue:
         self.on_take: Callable[[], None] | None = None
         self.reports_takes = False  # while the request is paused
         self._changed = threading.Condition()
-        self._wake: Callable[[], None] | None = None  # of a listener in an event loop
+        self._wake: Callable[[], None] | None = None  # of a consumer in an event loop
         self._told: dict[str, Any] = {}  # with the first chunk
 
-    # For the engine.
+    # Called by the engine.
 
     def put(self, chunk: AudioChunk) -> None:
         """Deliver a chunk; one that was still being made when the request ended is dropped."""
@@ -46,11 +46,11 @@ class OutputQueue:
                     self._notify()
 
     def tell(self, **told: Any) -> None:
-        """Set fields of the first chunk, before anybody listens."""
+        """Set fields of the first chunk, before it is read."""
         self._told = told
 
     def end(self, error: BaseException | None = None) -> None:
-        """Deliver the end: all was said, or what went wrong. Comes exactly once."""
+        """End the stream, normally or with an error. Must be called exactly once."""
         with self._changed:
             assert not self._ended, "a request ended twice"
             self._ended, self._error = True, error
@@ -58,22 +58,22 @@ class OutputQueue:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine has done with this request."""
+        """Whether the engine has ended this request."""
         return self._ended
 
-    # For the listener.
+    # Called by the consumer.
 
     def close(self) -> None:
-        """Listen no more; the engine stops working on this request, if it still does."""
+        """Cancel the request if it has not ended."""
         if not self._ended:
             self._on_close()
 
     def __iter__(self) -> OutputIterator:
-        """Give chunks as they come; raises what went wrong. Closing the iterator cancels the request."""
+        """Yield chunks as they arrive; raises the request's error. Closing the iterator cancels the request."""
         return OutputIterator(self)
 
     async def __aiter__(self) -> AsyncIterator[AudioChunk]:
-        """Do the same without blocking the event loop."""
+        """Yield chunks without blocking the event loop."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         with self._changed:
             self._wake = partial(_set_in_loop, loop, changed)
@@ -95,7 +95,7 @@ class OutputQueue:
             self.close()
 
     def wait(self) -> AudioChunk | None:
-        """Wait for the next chunk; None after the last. Raises what went wrong."""
+        """Wait for the next chunk; None after the last. Raises the request's error."""
         with self._changed:
             while True:
                 chunk, over = self._take()
@@ -126,7 +126,7 @@ class OutputQueue:
 
 
 class OutputIterator(Iterator[AudioChunk]):
-    """The chunks of one queue; who closes it, or lets go of it, even before the first, leaves the request."""
+    """The chunks of one queue. Closing or dropping the iterator, even before the first chunk, cancels the request."""
 
     def __init__(self, queue: OutputQueue) -> None:
         self._queue, self._is_closed = queue, False
@@ -142,7 +142,7 @@ class OutputIterator(Iterator[AudioChunk]):
         return chunk
 
     def close(self) -> None:
-        """Listen no more."""
+        """Cancel the request if it has not ended."""
         if not self._is_closed:
             self._is_closed = True
             self._queue.close()
@@ -180,5 +180,5 @@ class AudioStream(AsyncIterator[AudioChunk]):
 
 
 def _set_in_loop(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # the event loop is closed: nobody listens there
+    with suppress(RuntimeError):  # the event loop is closed
         loop.call_soon_threadsafe(event.set)

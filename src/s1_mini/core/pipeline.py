@@ -1,6 +1,6 @@
-"""How utterances get from stage to stage, and what becomes of a request when the last is done, or something fails.
+"""Moves utterances from stage to stage and ends requests.
 
-Pure bookkeeping; whoever calls holds the scheduler's lock.
+Pure bookkeeping; the caller holds the scheduler's lock.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from s1_mini.exceptions import GenerationError, S1MiniError
 
 @dataclass(frozen=True)
 class Follow:
-    """What is to be done for a request once the lock is let go."""
+    """Work for a request to be done after the lock is released."""
 
     request: Request
     work: Callable[[], None]
 
 
 class Pipeline:
-    """The stages of a family, one behind the other."""
+    """The chain of stages of a model family."""
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class Pipeline:
         extend: Callable[[Request, list[Utterance]], None],
         clock: Callable[[], float],
     ) -> None:
-        """`wake` is called with a stage that has something to do, `extend` with a request's further utterances."""
+        """`wake` is called with a stage that has work, `extend` with a request's further utterances."""
         self.stages, self.ledger, self._line = stages, ledger, line
         self._wake, self._on_end, self._extend, self._clock = wake, on_end, extend, clock
         self._follows: list[Follow] = []
-        # The stage whose items and calls are counted: the last that is autoregressive.
+        # The stage whose items and calls are counted: the last autoregressive one.
         self.counted = max((stage.index for stage in stages if stage.policy.is_autoregressive), default=0)
 
     def is_behind(self, stage: int) -> bool:
-        """Whether so many only wait for the next stage that no more are begun: items must not pile up."""
+        """Back-pressure: the next stage is full."""
         if stage + 1 == len(self.stages):
             return False
         return self.stages[stage + 1].num_waiting >= self.stages[stage].slots.count
@@ -69,7 +69,7 @@ class Pipeline:
         return held_back is not None and held_back <= 0
 
     def admit(self, now: float) -> None:
-        """Let waiting utterances into the first stage, as many as it has slots for."""
+        """Admit waiting utterances to the first stage, up to its free slots."""
         for utterance in self._line.take(self.num_free, now):
             self._build_later(utterance.request)
             utterance.sequences = [StageSequence(utterance, stage.index, stage.policy.output) for stage in self.stages]
@@ -77,7 +77,7 @@ class Pipeline:
             self._feed(utterance.sequences[0], utterance.num_given, is_final=utterance.has_arrived)
 
     def arrive(self, utterance: Utterance, items: np.ndarray, *, is_final: bool) -> None:
-        """Take in what another process has made for the first stage."""
+        """Add items from another process as input of the first stage."""
         assert utterance.arriving is not None
         utterance.arriving.extend(items)
         utterance.has_arrived |= is_final
@@ -85,7 +85,7 @@ class Pipeline:
             self._feed(utterance.sequences[0], len(items), is_final=is_final)
 
     def report(self, plan: Plan, report: Report) -> list[Follow]:
-        """Take what came of a plan; give what is to be done without the lock."""
+        """Process the report of a plan; return work to be done without the lock."""
         queue = self.stages[plan.stage]
         flight = queue.in_flight.pop(plan.number)
         self.ledger.metrics.count_stage(queue.policy.name, len(plan.steps) - len(report.skipped), report.seconds)
@@ -96,7 +96,7 @@ class Pipeline:
                 queue.keep(part.key, report.saved.get(part.key))
         for slot, error in report.errors.items():
             sequence, units = flight.owners[slot]
-            if sequence.units == units:  # else it was launched ahead of a stop, for nothing
+            if sequence.units == units:  # otherwise it was launched ahead of a stop
                 self.end(sequence.request, error)
         if report.result is not None:
             self._take_steps(queue, plan, report, flight.owners)
@@ -112,7 +112,7 @@ class Pipeline:
         for row, slot in enumerate(plan.steps):
             sequence, units = owners[slot]
             if sequence.units != units or sequence.request.has_ended:
-                continue  # it was launched ahead of an end, for nothing
+                continue  # launched ahead of an end
             if slot in report.skipped:
                 sequence.num_launched -= 1
             elif not result.valid[row]:
@@ -126,13 +126,13 @@ class Pipeline:
             self.ledger.metrics.frames += num_items
 
     def _take(self, queue: StageQueue, sequence: StageSequence, result: StepResult, row: int) -> None:
-        """Take what a step made of a sequence."""
+        """Process the output of one step of a sequence."""
         unit, count, is_over = sequence.unit, result.counts[row], result.stops[row]
         assert unit is not None
         sequence.num_steps += 1
         if count:
             sequence.produced += count
-            if not queue.is_last or queue.policy.is_autoregressive:  # which may see its own last items
+            if not queue.is_last or queue.policy.is_autoregressive:  # it may see its own last items
                 items = result.values[row]
                 sequence.items.extend(items if len(items) == count else items[:count])
             if not queue.is_last:
@@ -162,7 +162,7 @@ class Pipeline:
         self._consider(sequence)
 
     def _consider(self, sequence: StageSequence) -> None:
-        """See whether a sequence that has no work can begin some, or is done."""
+        """Queue the next unit of a sequence without work, or finish it."""
         if sequence.unit is not None or sequence.next_unit is not None or sequence.is_done:
             return
         queue, utterance, progress = self.stages[sequence.stage], sequence.utterance, sequence.progress
@@ -183,7 +183,7 @@ class Pipeline:
             if sequence.next_unit is None:
                 sequence.asks_at = queue.policy.asks_at(progress)
             else:
-                sequence.asks_at = NEVER  # until it is over
+                sequence.asks_at = NEVER  # until it is finished
                 queue.ready.append(sequence)
                 self._wake(queue.index)
 
@@ -208,7 +208,7 @@ class Pipeline:
             self._follows.append(Follow(request, work))
 
     def _end_utterance(self, utterance: Utterance) -> None:
-        """Go on to a request's next utterance; after the last it ends."""
+        """Continue with the request's next utterance, or end it after the last."""
         request, now = utterance.request, self._clock()
         request.front += 1
         request.utterances.remove(utterance)
@@ -221,7 +221,7 @@ class Pipeline:
             self.end(request)
 
     def end(self, request: Request, error: S1MiniError | None = None, *, reason: str = "spoken") -> None:
-        """Let go of all that a request has, and tell its listener; does nothing the second time."""
+        """Release everything a request holds and notify its consumer; does nothing if it has ended."""
         if request.has_ended:
             return
         request.has_ended = True

@@ -1,7 +1,7 @@
-"""The requests of a chain of stages, from submission to their end, which comes exactly once.
+"""Scheduler of a chain of stages: requests from submission to their end, which comes exactly once.
 
-Threads that carry out the plans of some stages ask `wait` and `plan` what to do, and `report` what came of it. One lock
-guards everything; no stage works with it held.
+Stage threads call `wait` and `plan`, carry out the plan, and call `report`. One lock guards everything; no stage
+computes while it is held.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from s1_mini.exceptions import (
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.1  # how often deadlines are looked at while nothing else happens
-LOOK_S = 0.01  # and otherwise
+POLL_S = 0.1  # poll interval for deadlines while idle
+LOOK_S = 0.01  # poll interval for deadlines while busy
 
 
 class Scheduler:
-    """Decides what each stage does next. `threads` says which stages are one thread's."""
+    """Decides what each stage does next. `threads` lists the stages of each thread."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Scheduler:
         self.line, self.prefixes, self.clock = line, prefixes, clock
         self.ledger = Ledger()
         threads = [list(range(len(policies)))] if threads is None else threads
-        # Prefill takes nothing from those who wait for sound if that is made in another thread.
+        # Prefill does not delay audio that another thread generates.
         self._puts_off = any(0 in stages and last in stages for stages in threads)
         self._lock = threading.Lock()
         changed = [threading.Condition(self._lock) for _ in threads]
@@ -62,16 +62,16 @@ class Scheduler:
         self._pipeline = Pipeline(
             self.stages, self.ledger, line, wake=self._wake, on_end=self._wake_all, extend=self.extend, clock=clock
         )
-        self._next_look = 0.0  # for requests whose time is over
+        self._next_look = 0.0  # for requests past their deadline
 
-    # ---- for callers ----------------------------------------------------------------------------------------------
+    # ---- called by the engine ---------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Take a request in. Raises `QueueFullError`, or `EngineNotReadyError` once closed."""
+        """Queue a request. Raises `QueueFullError`, or `EngineNotReadyError` once closed."""
         with self._lock:
             if self._closed.is_set():
-                raise EngineNotReadyError("the engine is stopping and takes in nothing more")
-            # A guess of when there will be room: an utterance takes some seconds, and all slots work at once.
+                raise EngineNotReadyError("the engine is stopping and accepts no further requests")
+            # An estimate: an utterance takes some seconds, and all slots work at once.
             self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self.stages[0].policy.slots))
             request.speech.queue.on_take = self._look_again
             self.ledger.add(request)
@@ -80,26 +80,26 @@ class Scheduler:
             self._wake(0)
 
     def cancel(self, request: Request) -> None:
-        """End a request whose listener has gone, soon; does nothing if it has ended.
+        """Cancel a request soon; does nothing if it has ended.
 
-        It may be called by the garbage collector, in any thread, even in one that holds the lock: so it takes none.
+        Takes no lock: the garbage collector may call it in any thread, even in one that holds the lock.
         """
         self._cancelled.append(request)
         self._look_again()
 
     def _look_again(self) -> None:
-        """Wake all threads, unless the lock is held: then they look for themselves within `POLL_S`."""
+        """Wake all threads, unless the lock is held: then they notice within `POLL_S`."""
         if self._lock.acquire(blocking=False):
             self._wake_all()
             self._lock.release()
 
     def close(self, *, drains: bool) -> None:
-        """Take in no more; what was taken in is finished, or left where it is."""
+        """Accept no further requests; finish the accepted ones, or leave them unfinished."""
         with self._lock:
             self._drains = drains
             self._closed.set()
             for request in self.ledger.all():
-                request.speech.set_window(NEVER)  # its consumer may be who waits for the end
+                request.speech.set_window(NEVER)  # the consumer may be the caller that waits for the end
             self._wake_all()
 
     def end_all(self, error: S1MiniError) -> None:
@@ -108,11 +108,11 @@ class Scheduler:
             for request in self.ledger.all():
                 try:
                     self._pipeline.end(request, error)
-                except Exception:  # of bookkeeping that is broken; the listener has been told, and the others must be
+                except Exception:  # broken bookkeeping; its consumer was notified, and the others must be
                     logger.exception("the end of a request failed")
 
     def tell_all(self, error: S1MiniError) -> None:
-        """Take in no more and tell every listener, in spite of a thread that does not come back, even with the lock."""
+        """Accept no further requests and end all with an error, even if a thread hangs while it holds the lock."""
         self._drains = False
         self._closed.set()
         held = self._lock.acquire(timeout=LOOK_S)
@@ -123,10 +123,10 @@ class Scheduler:
             if held:
                 self._lock.release()
 
-    # ---- for the threads of stages --------------------------------------------------------------------------------
+    # ---- called by stage threads ------------------------------------------------------------------------------------
 
     def wait(self, stages: Sequence[int], has_other_work: Callable[[], bool] = lambda: False) -> bool:
-        """Wait for work at some stages, all of one thread; tell whether to go on at all."""
+        """Wait for work at the stages of one thread; return False when the thread should end."""
         changed = self._changed[stages[0]]
         with self._lock:
             while True:
@@ -141,12 +141,12 @@ class Scheduler:
                 changed.wait(min(POLL_S, wakes) if wakes else POLL_S)
 
     def wake(self, stage: int) -> None:
-        """Let the thread of a stage look for work."""
+        """Wake the thread of a stage."""
         with self._lock:
             self._wake(stage)
 
     def plan(self, stage: int, *, only_first: bool = False) -> Plan | None:
-        """Choose what a stage does next; None if there is nothing to do. With `only_first` small first sounds alone."""
+        """Return a stage's next plan, or None. With `only_first` only small units of first audio."""
         with self._lock:
             now, queue = self.clock(), self.stages[stage]
             self._end_unwanted(now)
@@ -161,7 +161,7 @@ class Scheduler:
             return None if plan.is_empty else plan
 
     def deliver(self, plan: Plan, report: Report) -> None:
-        """Give out the sound of a plan of the last stage; called before `report`, and without the lock."""
+        """Send the audio of a plan of the last stage; called before `report`, without the lock."""
         result, now = report.result, self.clock()
         if result is None:
             return
@@ -174,16 +174,16 @@ class Scheduler:
                 sequence.request.speech.push(result.values[row][: result.counts[row]], unit.consumes, now)
 
     def report(self, plan: Plan, report: Report) -> list[Follow]:
-        """Take what came of a plan; give what is to be done without the lock."""
+        """Process the report of a plan; return work to be done without the lock."""
         with self._lock:
             follows = self._pipeline.report(plan, report)
             self._wake(plan.stage)
             if plan.stage:
-                self._wake(plan.stage - 1)  # which may have waited for this one
+                self._wake(plan.stage - 1)  # it may have waited for this stage
             return follows
 
     def extend(self, request: Request, utterances: list[Utterance]) -> None:
-        """Let further utterances of a request wait that was taken in before."""
+        """Queue further utterances of an accepted request."""
         with self._lock:
             request.is_building = False
             if not request.has_ended:
@@ -192,7 +192,7 @@ class Scheduler:
                 self._wake(0)
 
     def arrive(self, utterance: Utterance, items: np.ndarray, *, is_final: bool) -> None:
-        """Take in items [n, *shape] that another process has made for the first stage."""
+        """Add items [n, *shape] from another process as input of the first stage."""
         with self._lock:
             self._pipeline.arrive(utterance, items, is_final=is_final)
 
@@ -207,13 +207,13 @@ class Scheduler:
 
     @property
     def has_speech(self) -> bool:
-        """Whether an autoregressive stage has something to do."""
+        """Whether an autoregressive stage has work."""
         return any(queue.reading or queue.running for queue in self.stages if queue.policy.is_autoregressive)
 
-    # ---- with the lock held ---------------------------------------------------------------------------------------
+    # ---- with the lock held -----------------------------------------------------------------------------------------
 
     def _end_unwanted(self, now: float) -> None:
-        """End what nobody waits for any more, and what takes too long."""
+        """End cancelled requests and those past their deadline."""
         while self._cancelled:
             request = self._cancelled.popleft()
             if not request.has_ended:

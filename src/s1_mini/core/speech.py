@@ -1,6 +1,6 @@
-"""What a request gives: its utterances joined into one stream of sound, and how its listener fares.
+"""The audio of a request: its utterances joined into one stream, and how much of it the client has yet to play.
 
-The thread that makes its next sound writes to it, of which there is one at a time, and whoever ends the request.
+Written by the thread that generates the next audio, one at a time, and by the code that ends the request.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ WINDOW_S = 30.0  # unread audio of a stream from which its next utterances are n
 
 
 class Speech:
-    """The sound of one request on its way to a listener. Times are seconds of one monotonic clock."""
+    """The audio stream of one request. Times are seconds of one monotonic clock."""
 
     def __init__(self, queue: OutputQueue, *, sample_rate: int, arrived: float, is_streamed: bool = False) -> None:
         self.queue, self.is_streamed, self._arrived = queue, is_streamed, arrived
         self.first_sent: float | None = None
         self.sent_s = 0.0
-        self.runs_dry = NEVER  # when the listener will have heard all of it; never, if nobody listens
-        self.underruns = 0  # chunks that came after the listener had heard all before them
+        self.runs_dry = (
+            NEVER  # when a client that plays in real time has played everything; never if nothing is streamed
+        )
+        self.underruns = 0  # chunks that came after the client had played everything before
         self._sample_rate, self._joiner = sample_rate, Joiner(sample_rate=sample_rate)
         self._bytes_per_s: float = NOTHING.itemsize * sample_rate
         self.set_window(WINDOW_S if is_streamed else NEVER)  # a whole response is read at its end
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for the first sound."""
+        """Whether a streaming client still waits for first audio."""
         return self.is_streamed and self.first_sent is None
 
     def set_window(self, seconds: float) -> None:
@@ -53,15 +55,15 @@ class Speech:
         return self.queue.unread_bytes > self._window_bytes
 
     def push(self, wave: np.ndarray, items: int, now: float) -> None:
-        """Give out what `items` items of the last stage but one became."""
+        """Send the audio of `items` items of the last stage but one."""
         self._put(self._joiner.push(wave), items, now)
 
     def end_utterance(self, now: float) -> None:
-        """Give out what was held back; another utterance follows."""
+        """Send the audio held back for joining; another utterance follows."""
         self._put(self._joiner.end_piece(), 0, now)
 
     def finish(self, reason: FinishReason, now: float, *, queue_s: float | None, prefill_s: float | None) -> None:
-        """Give out the last chunk, with the reason of the end and where the first seconds went."""
+        """Send the last chunk, with the finish reason and the timing."""
         wave = NOTHING if reason == "cancelled" else self._joiner.finish()
         self._count(wave, now)
         first_s = None if self.first_sent is None else self.first_sent - self._arrived
@@ -73,7 +75,7 @@ class Speech:
         self.queue.put(AudioChunk(wave, self._sample_rate, items))
 
     def _count(self, wave: np.ndarray, now: float) -> None:
-        """Count sound; a listener who had run dry before it goes on with it now."""
+        """Count audio; after an underrun, playback goes on from now."""
         if not len(wave):
             return
         seconds = len(wave) / self._sample_rate
@@ -87,7 +89,7 @@ class Speech:
 
 
 class Outlet(Speech):
-    """Gives out the items of a stage as they are, and counts the seconds of speech that they are."""
+    """Sends the items of a stage unchanged, and counts the seconds of speech they stand for."""
 
     def __init__(self, queue: OutputQueue, made: Spec, *, arrived: float, is_streamed: bool) -> None:
         super().__init__(queue, sample_rate=max(1, round(made.rate)), arrived=arrived, is_streamed=is_streamed)
@@ -96,9 +98,9 @@ class Outlet(Speech):
         self.set_window(self.window_s)
 
     def push(self, wave: np.ndarray, items: int, now: float) -> None:
-        """Give out what a stage made of so many items; it is copied, for the stage may use that memory again."""
+        """Send a copy of a stage's output: the stage may reuse the memory."""
         self._put(np.array(wave), items, now)
 
     def finish(self, reason: FinishReason, now: float, *, queue_s: float | None, prefill_s: float | None) -> None:  # noqa: ARG002
-        """Give out the reason of the end."""
+        """Send the finish reason."""
         self.queue.put(AudioChunk(self._nothing, self._sample_rate, 0, reason))

@@ -1,4 +1,4 @@
-"""What the scheduler knows of a stage: what it takes and gives, and which unit of work comes next.
+"""What the scheduler knows about a stage: its input and output, and which unit of work comes next.
 
 A family is a chain of stages. An item is what one stage hands to the next: a token, a frame of codes or of a mel, a
 sample. A unit of work begins in a slot with a window of items; it may prefill, then it makes steps. One form fits all
@@ -24,17 +24,17 @@ class Spec:
 
     dtype: str  # numpy's name
     shape: tuple[int, ...] = ()  # of one item
-    rate: float = 0.0  # items a second of speech; 0 for what is no speech yet, such as a prompt
+    rate: float = 0.0  # items per second of speech; 0 for a stream that is not speech, such as a prompt
 
 
 class Progress(NamedTuple):
     """Where one utterance stands at one stage, in items."""
 
-    available: int  # that the stage before has put out
-    is_final: bool  # whether that is all there will be
-    consumed: int  # of these, by units that are over
-    produced: int  # that this stage has put out
-    units: int  # that are over
+    available: int  # from the stage before
+    is_final: bool  # whether no more will come
+    consumed: int  # of these, by finished units
+    produced: int  # by this stage
+    units: int  # finished
     max_steps: int  # that the request allows an autoregressive stage
     profile: ChunkProfile
     facts: Mapping[str, int] = MappingProxyType({})  # of the utterance's prompt
@@ -54,7 +54,7 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StagePolicy:
-    """A stage as the scheduler sees it. `next_unit` decides all that differs between stages."""
+    """A stage as the scheduler sees it. Stages differ in `next_unit`."""
 
     name: str
     input: Spec
@@ -63,63 +63,61 @@ class StagePolicy:
     holds: Literal["utterance", "unit"] = "utterance"  # how long a slot is kept: state is carried over, or is not
     is_autoregressive: bool = True  # all units step together; else the most urgent are chosen for each call
     stops: bool = False  # whether a unit ends by itself; if so, running out of steps cuts the speech off
-    is_elsewhere: bool = (
-        False  # another process does the work: a thread of its own waits for that, and tells it of ends
-    )
-    helped_size: int = 0  # first sounds of units up to this size another thread may make, too, at the same time
-    items_a_turn: int = 0  # of a thread with several stages, before the next one's turn; one call at the least
-    prefill_positions: int = 256  # of all units, that one plan reads
-    max_prefills: int = 4  # of one plan: each costs some time of its own, however short
-    not_finite: str = "the model's output was not finite"  # what is told when a step's values are no numbers
+    is_elsewhere: bool = False  # runs in another process; a thread waits for it and reports dropped slots
+    helped_size: int = 0  # another thread may generate first audio of units up to this size at the same time
+    items_a_turn: int = 0  # per turn of a thread with several stages; one call at least
+    prefill_positions: int = 256  # per plan, of all units
+    max_prefills: int = 4  # per plan: each has a fixed cost
+    not_finite: str = "the model's output was not finite"  # error message for NaN and infinity
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Give the next unit of work, or None until more is there.
+        """Return the next unit of work, or None if more input is needed.
 
-        What is available may decide when it answers, never what: else sound would depend on timing.
+        The available input may decide when a unit is returned, never which: otherwise audio would depend on timing.
         """
         raise NotImplementedError
 
     def asks_at(self, progress: Progress) -> int:
-        """Give the items that must be there before `next_unit`, which has none now, is asked again.
+        """Return how many items must be available before `next_unit`, which returned None, is called again.
 
-        That spares the bookkeeping of items that change nothing; once all items are there, it is asked anyway.
+        It is called in any case when the input is complete.
         """
         return progress.available + 1
 
     def is_done(self, progress: Progress) -> bool:
-        """Tell whether nothing is left to do for the utterance, all of whose items are there."""
+        """Return whether the utterance, whose input is complete, needs no further unit."""
         return progress.is_final and progress.consumed >= progress.available
 
     def most_together(self, size: int) -> int:  # noqa: ARG002 - others have other bounds for large ones
-        """Give how many units of this size one call takes."""
+        """Return the most units of this size in one call."""
         return self.slots
 
 
 @dataclass(frozen=True, kw_only=True)
 class Autoregressive(StagePolicy):
-    """One unit: all input is read, then steps are made until the model stops.
+    """One unit: prefill the whole input, then step until the model stops.
 
-    The last `held_back` positions are not prefilled: the first step reads them.
+    The last `held_back` positions are not prefilled: they are the input of the first step.
     """
 
     held_back: int = 0
     stops: bool = True
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Give the one unit, as soon as the input is complete."""
+        """Return the only unit once the input is complete."""
         if not progress.is_final or progress.units:
             return None
         length = progress.available
         return Unit(0, length, length, progress.max_steps, prefill=max(0, length - self.held_back))
 
     def asks_at(self, progress: Progress) -> int:  # noqa: ARG002 - it waits for the end
-        """Give a number that is never reached."""
+        """Return a number that is never reached."""
         return NEVER
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks(StagePolicy):
-    """Items in, items out, chunk by chunk: a causal codec that carries its state, a vocoder that looks ahead.
+    """Chunks of items in, chunks out: a causal codec with state, or a vocoder with look-ahead.
 
     `sizes` are the items of the first, second, … chunk, the last for all further ones; only the end is shorter.
     """
@@ -128,7 +126,7 @@ class Chunks(StagePolicy):
     sizes: Mapping[ChunkProfile, tuple[int, ...]]
     context: int = 0  # items before a chunk that it sees again
     look_ahead: int = 0  # items after a chunk that it must see, unless the utterance ends before
-    rows: Sequence[int] = (1,)  # units of one call: any number up to the largest of these that `max_items` allow
+    rows: Sequence[int] = (1,)  # batch sizes; up to the largest that `max_items` allows
     max_items: int = 1  # of all units of one call, unless it is a single one
 
     @property
@@ -138,12 +136,12 @@ class Chunks(StagePolicy):
 
     @property
     def calls(self) -> list[tuple[int, int]]:
-        """All calls that are captured: how many units, and their size; the largest first."""
+        """All (batch size, chunk size) that are captured, largest first."""
         made = [(rows, size) for size in self.classes for rows in self.rows if rows <= self.most_together(size)]
         return sorted(made, key=lambda call: -call[0] * call[1])
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Give the next chunk, once all that it must see is there."""
+        """Return the next chunk once its input, look-ahead included, is available."""
         sizes = self.sizes[progress.profile]
         size, rest = sizes[min(progress.units, len(sizes) - 1)], progress.available - progress.consumed
         if rest < size + self.look_ahead and not (progress.is_final and rest):
@@ -157,10 +155,10 @@ class Chunks(StagePolicy):
         )
 
     def asks_at(self, progress: Progress) -> int:
-        """Give where the next chunk and what it looks ahead to end."""
+        """Return the end of the next chunk with its look-ahead."""
         sizes = self.sizes[progress.profile]
         return progress.consumed + sizes[min(progress.units, len(sizes) - 1)] + self.look_ahead
 
     def most_together(self, size: int) -> int:
-        """Give how many chunks of this size one call takes."""
+        """Return the largest batch of chunks of this size."""
         return max(rows for rows in self.rows if rows == 1 or rows * size <= self.max_items)

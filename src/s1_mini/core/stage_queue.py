@@ -1,6 +1,6 @@
-"""The sequences of one stage that can go on: ready for a unit of work, reading their prefill, or making steps.
+"""The sequences of one stage: ready for a unit of work, in prefill, or running.
 
-Pure bookkeeping with the time as an argument; whoever calls holds the scheduler's lock.
+Pure bookkeeping with the time as an argument; the caller holds the scheduler's lock.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from s1_mini.core.messages import Begin, Load, Plan, Prefill, Saved
 from s1_mini.core.request import StageSequence
 from s1_mini.core.stage import StagePolicy
 
-MIN_SHARED = 16  # positions; shorter prefixes are read sooner than they are found
-RESERVE_S = 0.1  # a listener with less than this left to hear is about to run dry
-# Choices in a row that may fall upon others while somebody waits in a class: urgent, first, dry, the rest.
+MIN_SHARED = 16  # positions; a shorter prefix is computed faster than it is looked up
+RESERVE_S = 0.1  # a client with less audio left to play is about to run dry
+# Choices in a row that may pass over a waiting class: urgent, first, dry, the rest.
 MAX_PASSED_OVER = (9, 1, 3, 4)
-MAX_PUT_OFF = 4  # plans in a row that do not prefill, since a listener is about to run dry
+MAX_PUT_OFF = 4  # plans in a row without prefill while a client is about to run dry
 
-Owners = dict[int, tuple[StageSequence, int]]  # by slot: whose it is, and how many units were over then
+Owners = dict[int, tuple[StageSequence, int]]  # by slot: its sequence, and how many units that had finished
 
 
 @dataclass(frozen=True)
 class Flight:
-    """What is remembered of a plan until its report is in."""
+    """State of a plan until its report arrives."""
 
     owners: Owners
-    begun: list[StageSequence]  # whose prompt it reads to its end
+    begun: list[StageSequence]  # sequences whose prefill it completes
 
 
 class Slots:
@@ -57,7 +57,7 @@ class Slots:
 
 
 class StageQueue:
-    """One stage's slots, and what is done in them next."""
+    """The slots of one stage and the work queued for them."""
 
     def __init__(self, index: int, policy: StagePolicy, prefixes: ByteCache[Saved], *, is_last: bool) -> None:
         self.index, self.policy, self.is_last = index, policy, is_last
@@ -66,21 +66,21 @@ class StageQueue:
         self.reading: list[StageSequence] = []
         self.running: list[StageSequence] = []
         self.in_flight: dict[int, Flight] = {}  # plans without a report, by number
-        self._dropped: list[int] = []  # slots whose unit was given up since the last plan
-        self._saving: set[str] = set()  # keys of prefixes whose report is not in
+        self._dropped: list[int] = []  # slots whose unit was cancelled since the last plan
+        self._saving: set[str] = set()  # keys of prefixes that are being saved
         self._num_plans = 0
         self._num_put_off = 0  # plans in a row that did not prefill
 
-    # ---- what there is to do --------------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------------------------
 
     def can_begin(self, sequence: StageSequence) -> bool:
-        """Whether a ready sequence may begin: it finds a slot, and its turn in its request has come."""
+        """Whether a ready sequence may begin: a slot is free, and it is next in its request."""
         if sequence.slot is None and not self.slots.num_free:
             return False
         return self._is_its_turn(sequence)
 
     def has_work(self, *, holds_back: bool) -> bool:
-        """Whether a plan would do anything."""
+        """Whether a plan would contain work."""
         if (
             self._dropped
             or self.reading
@@ -91,11 +91,11 @@ class StageQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences whose input is complete and that wait for this stage alone."""
+        """Sequences whose input is complete and that wait only for this stage."""
         return sum(sequence.is_final and self._is_its_turn(sequence) for sequence in self.ready)
 
     def _is_its_turn(self, sequence: StageSequence) -> bool:
-        """Whether its sound is the next of its request, and the consumer is not too far behind to begin it."""
+        """Whether its audio is the next of its request and the consumer is not too far behind."""
         if not self.is_last:
             return True
         request = sequence.request
@@ -103,12 +103,12 @@ class StageQueue:
             return False
         return not self.index or sequence.units > 0 or not request.speech.is_full
 
-    # ---- plans ----------------------------------------------------------------------------------------------------
+    # ---- plans ------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float, *, only_first: bool = False, holds_back: bool = False, puts_off: bool = False) -> Plan:
-        """Choose what to do next, perhaps nothing.
+        """Return the next plan, which may be empty.
 
-        With `only_first` small first sounds alone; with `holds_back` no utterance is begun, with `puts_off` none read.
+        `only_first`: only small units of first audio. `holds_back`: begin no utterance. `puts_off`: no prefill.
         """
         plan = Plan(self.index, self._num_plans, is_autoregressive=self.policy.is_autoregressive)
         plan.drops, self._dropped = self._dropped, []
@@ -198,10 +198,10 @@ class StageQueue:
             self._num_put_off = 0
         return self._num_put_off > 0
 
-    # ---- prefill --------------------------------------------------------------------------------------------------
+    # ---- prefill ----------------------------------------------------------------------------------------------------
 
     def _read(self, plan: Plan) -> list[StageSequence]:
-        """Read on in some prompts; give those that are read to their end now, and go on to steps."""
+        """Continue prefill; return the sequences whose prefill this plan completes."""
         room, done = self.policy.prefill_positions, []
         for sequence in [each for each in self.reading if not self._waits_for_prefix(each)]:
             unit, slot = sequence.unit, sequence.slot
@@ -209,7 +209,7 @@ class StageQueue:
             assert slot is not None
             while room and sequence.num_read < unit.prefill and len(plan.prefills) < self.policy.max_prefills:
                 start, shared = sequence.num_read, self._num_shared(sequence)
-                # None reaches over the end of what is shared: what is cached is read in the parts of what is not.
+                # No part crosses the end of the shared prefix, so cached and computed prefixes have the same parts.
                 stop = min(start + room, shared if start < shared else unit.prefill)
                 key = sequence.utterance.prompt.prefix_key if stop == shared else ""
                 if key in self.prefixes or key in self._saving:
@@ -225,7 +225,7 @@ class StageQueue:
         return done
 
     def _num_shared(self, sequence: StageSequence) -> int:
-        """Positions that other requests' prompts have, too; 0 if they are too few to be kept."""
+        """Return the length of the prefix shared with other requests; 0 if it is too short to cache."""
         prompt, unit = sequence.utterance.prompt, sequence.unit
         if self.index or sequence.units or unit is None or not prompt.prefix_key or prompt.num_shared < MIN_SHARED:
             return 0
@@ -234,7 +234,7 @@ class StageQueue:
     def _load_prefix(self, sequence: StageSequence, plan: Plan) -> None:
         key = sequence.utterance.prompt.prefix_key
         if not self._num_shared(sequence) or (sequence.has_looked and key not in self.prefixes):
-            return  # it was missed once, and counted
+            return  # the miss was counted
         sequence.has_looked = True
         saved = self.prefixes.get(key)
         if saved is not None and sequence.slot is not None:
@@ -242,13 +242,13 @@ class StageQueue:
             sequence.num_read = saved.positions
 
     def keep(self, key: str, saved: Saved | None) -> None:
-        """Take in a prefix that was saved; None if there was no memory for it."""
+        """Cache a saved prefix; None if there was no memory for it."""
         self._saving.discard(key)
         if saved is not None:
             self.prefixes.put(key, saved, saved.num_bytes)
 
     def _waits_for_prefix(self, sequence: StageSequence) -> bool:
-        """Whether another is reading, or saving, what this one shares with it: that is read once."""
+        """Whether another sequence is computing or saving the same prefix, which is computed once."""
         if sequence.num_read or not self._num_shared(sequence):
             return False
         key = sequence.utterance.prompt.prefix_key
@@ -257,19 +257,19 @@ class StageQueue:
         first = next(each for each in self.reading if each.utterance.prompt.prefix_key == key)
         return first is not sequence and first.num_read < self._num_shared(first)
 
-    # ---- ends -----------------------------------------------------------------------------------------------------
+    # ---- ends -------------------------------------------------------------------------------------------------------
 
     def release(self, sequence: StageSequence) -> None:
-        """Free its slot, if it has one."""
+        """Free a sequence's slot, if it has one."""
         if sequence.slot is not None:
             self.slots.free(sequence.slot)
             sequence.slot = None
 
     def drop(self, sequence: StageSequence) -> None:
-        """Let go of a sequence whose request has ended.
+        """Remove a sequence whose request has ended.
 
-        A stage that is autoregressive carries out its plans in order, so its slot is free at once. Of the others,
-        several threads may carry out plans: a slot in work is free with its report.
+        An autoregressive stage carries out its plans in order, so the slot is free at once. Plans of other stages may
+        run in several threads: a slot in use is freed with its report.
         """
         for sequences in (self.ready, self.reading, self.running):
             if sequence in sequences:

@@ -22,7 +22,7 @@ from s1_mini.core.turns import Turns
 from s1_mini.exceptions import QueueFullError
 
 STEPS_A_TURN = 10  # of the first stage: what a turn costs, before more is charged
-HISTORY = 1000  # admissions that the statistics tell of
+HISTORY = 1000  # admissions in the statistics
 
 
 Group = str | int  # an unnamed group is the number of its only request
@@ -32,7 +32,7 @@ ClientTurn = tuple[float, float, int, str]  # the client's next turn, due and nu
 
 @dataclass(frozen=True)
 class QueueStats:
-    """How the queue has done of late."""
+    """Queue statistics."""
 
     waiting: int  # requests
     accepted: int  # requests, since the start

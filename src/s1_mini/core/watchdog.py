@@ -1,15 +1,15 @@
-"""Notice a thread that does not come back from what it began, such as a wait for a device that hangs."""
+"""Detects a thread that hangs, for example in a wait for a device that does not answer."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
 
-LOOK_S = 1.0  # how often a thread is looked at; more often if it may be away for some seconds only
+LOOK_S = 1.0  # poll interval; shorter for limits of a few seconds
 
 
 class Heartbeat:
-    """What a thread tells of itself: a `with` block is one thing that it does."""
+    """Marks a thread as busy: each `with` block is one piece of work."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -24,14 +24,14 @@ class Heartbeat:
 
     @property
     def doing(self) -> int | None:
-        """The number of what is being done, or None."""
+        """Number of the current piece of work, or None if idle."""
         return self._number if self._is_busy else None
 
 
 class Watchdog:
-    """Looks at some threads, by their names, and calls `on_stuck` once if one is at the same thing for `limit_s`.
+    """Polls threads by name; calls `on_stuck` once if one does the same piece of work for `limit_s`.
 
-    Time is counted by looks, so that a machine that slept meanwhile counts for one.
+    Time is counted in polls, so that a suspended machine counts as one poll.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="s1_mini watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the watchdog thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; does nothing before the start."""
+        """Stop the watchdog thread, if it was started."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join()
