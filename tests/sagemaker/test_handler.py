@@ -19,7 +19,7 @@ from sagemaker_inference.default_handler_service import DefaultHandlerService
 
 from s1_mini.exceptions import EngineNotReadyError, ParameterError
 from s1_mini.sagemaker import handler
-from s1_mini.server.errors import BodyError, NotAcceptableError
+from s1_mini.server.errors import ContentTypeError, NotAcceptableError
 
 CODE = Path(__file__).parents[2] / "sagemaker" / "code"
 TOUCHED = "touched.txt"
@@ -121,7 +121,7 @@ def test_without_accept_the_toolkit_asks_for_json_and_gets_the_sound_in_it(toolk
 
     assert base64.b64decode(answer["audio"]) == alone.audio_bytes
     assert answer["sample_rate"] == alone.sample_rate
-    rate = f"sample_rate={alone.sample_rate},format=pcm"
+    rate = f"sample_rate={alone.sample_rate},format=pcm,channels=1"
     assert toolkit.context.headers["X-Amzn-SageMaker-Custom-Attributes"] == rate
 
 
@@ -186,7 +186,7 @@ def test_an_unforeseen_failure_is_500_and_tells_nothing_of_the_inside(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret path /opt/ml")
 
-    monkeypatch.setattr(handler.ProductionTTSEngine, "generate", fail)
+    monkeypatch.setattr(handler.ProductionTTSEngine, "stream_async", fail)
     status, error = toolkit.error(request())
 
     assert (status, error["code"]) == (500, "internal_error")
@@ -233,7 +233,7 @@ def test_a_model_folder_with_code_only_leaves_the_checkpoint_to_the_settings(tmp
 
 
 def test_an_engine_that_is_closed_leaves_nothing_out_of_the_collectors_sight(tiny: Path) -> None:
-    one = handler._Engine()
+    one = handler._Process()
     one.get(tiny)
     assert gc.get_freeze_count()
 
@@ -242,13 +242,34 @@ def test_an_engine_that_is_closed_leaves_nothing_out_of_the_collectors_sight(tin
     assert not gc.get_freeze_count()
 
 
-def test_without_a_context_errors_are_raised() -> None:
-    with pytest.raises(BodyError):
-        handler.input_fn(b"", "application/json")
+def test_a_stream_is_answered_whole(toolkit: Toolkit) -> None:
+    whole, stream = (toolkit(request(stream=each), accept="audio/wav") for each in (False, True))
+
+    assert stream == whole
+
+
+def test_a_key_and_names_that_a_server_would_check_are_no_matter_here(
+    load: Callable[[Path], Toolkit], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S1_MINI_SERVER_API_KEY", "secret")
+    monkeypatch.setenv("S1_MINI_SERVER_ALLOWED_HOSTS", "example.com")
+
+    assert load(tiny)(request(), accept="audio/wav")[:4] == b"RIFF"
+
+
+def test_without_a_context_errors_are_raised(toolkit: Toolkit, tiny: Path) -> None:
+    model = handler.model_fn(str(tiny))
+    with pytest.raises(ContentTypeError):
+        handler.input_fn(b"x", "multipart/form-data; boundary=x")
     with pytest.raises(EngineNotReadyError):
         handler.predict_fn(handler.Failure(ParameterError("x", "y")), handler.Failure(EngineNotReadyError("no")))
     with pytest.raises(NotAcceptableError):
         handler.output_fn(handler.Failure(NotAcceptableError("no")), "audio/wav")
+    for body, code in ((b"", "body_invalid"), (b'{"text": " "}', "text_invalid")):
+        data = handler.input_fn(body, "application/json")
+        with pytest.raises(handler.RefusedError) as raised:
+            handler.output_fn(handler.predict_fn(data, model), "audio/wav")
+        assert raised.value.code == code
 
 
 def test_the_folder_that_is_named_like_the_sdk_is_no_package() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -12,7 +13,7 @@ import pytest
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ParameterError
-from s1_mini.sagemaker.handler import input_fn, output_fn, predict_fn
+from s1_mini.sagemaker.handler import Container, input_fn, output_fn, predict_fn
 from tests.server.conftest import serving
 from tests.server.test_websocket import hear, say, session
 
@@ -69,7 +70,8 @@ def test_a_batch_tells_it_if_asked_and_a_binary_answer_warns_in_a_header(reader:
 def test_sagemakers_json_tells_it_if_asked(reader: ProductionTTSEngine) -> None:
     body = json.dumps({"text": "2 words", "return_spoken_text": True, **FEW})
 
-    answer, _ = output_fn(predict_fn(input_fn(body, "application/json"), reader), "application/json")
+    with closing(Container(reader)) as model:
+        answer, _ = output_fn(predict_fn(input_fn(body, "application/json"), model), "application/json")
 
     assert json.loads(answer)["spoken_text"] == TOLD
 
@@ -145,6 +147,7 @@ def test_a_websocket_session_without_anything_to_speak_ends_with_an_error(strict
 def test_sagemakers_json_takes_the_policy_and_returns_the_warning(strict: ProductionTTSEngine) -> None:
     body = json.dumps({"text": "two 猫 words", "on_unsupported": "skip", **FEW})
 
-    answer, _ = output_fn(predict_fn(input_fn(body, "application/json"), strict), "application/json")
+    with closing(Container(strict)) as model:
+        answer, _ = output_fn(predict_fn(input_fn(body, "application/json"), model), "application/json")
 
     assert "'猫'" in json.loads(answer)["warning"]

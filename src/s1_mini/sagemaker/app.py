@@ -30,12 +30,13 @@ def make_container_app(
     endpoint: str | None = None,
     store: AsyncStore | None = None,
     member: Member | None = None,
+    streams: bool = True,
 ) -> FastAPI:
     """Build the application around `engine`.
 
     With `endpoint` it also answers the runtime's paths for an endpoint of that name, and keeps the answers of
-    asynchronous invocations in `store`. `member` says which of several replicas it is; None if it is alone. Raises
-    `ConfigurationError` for a name that SageMaker would not take.
+    asynchronous invocations in `store`. `member` says which of several replicas it is; None if it is alone. Without
+    `streams` no audio is streamed. Raises `ConfigurationError` for a name that SageMaker would not take.
     """
     container = container or ContainerSettings()
     app = create_app(engine, settings, member)
@@ -43,6 +44,7 @@ def make_container_app(
     app.state.hosted = HostedModels(container, engine.config)
     app.include_router(invocations.router)
     app.include_router(models.router)
+    app.state.streams = streams
     app.state.endpoint = None
     if endpoint is not None:
         app.state.endpoint = LocalEndpoint(endpoint, app, container, store)

@@ -1,14 +1,21 @@
-"""`POST /invocations`: what SageMaker hands to the container, in all its forms, and `GET /execution-parameters`.
+"""`POST /invocations` in all its forms, and `GET /execution-parameters`.
 
-JSON, JSON lines or a form come in; `Accept` chooses what goes out; the custom attributes may choose another route; the
-session headers open, use and close sessions. `GET /ping` is the server's own, and the bidirectional stream too.
+The body is JSON, JSON lines or a form; `Accept` chooses the form of the answer; the custom attributes may choose
+another route; the session headers open, use and close sessions. `GET /ping` and the bidirectional stream are the
+server's own.
+
+JSON lines, as batch transform sends them, get as many answers in the same order. A few lines are with the engine at a
+time, so a long body needs no more memory than a short one. An invalid line gets an error object of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
+from collections import deque
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,48 +25,44 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from s1_mini.exceptions import QueueFullError, S1MiniError
 from s1_mini.sagemaker import sessions
-from s1_mini.sagemaker.accept import JSON_LINES, Answer, choose_answer
-from s1_mini.sagemaker.attributes import HEADER, read_attributes, read_route, write_attributes
-from s1_mini.sagemaker.lines import audio_object, speak_lines
-from s1_mini.sagemaker.payload import JSON_LINES_TYPES, kind_of, split_lines
-from s1_mini.server.answers import StreamedAnswer, respond, while_listened
-from s1_mini.server.bodies import FORM, content_type, in_turn, read_form, read_json
-from s1_mini.server.errors import BodyError, InvalidError
-from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
-from s1_mini.server.record import record_of
-from s1_mini.server.schemas import (
-    Base64Audio,
-    Format,
-    Sampling,
-    SpeechBody,
-    SpeechRequest,
-    Text,
-    VoiceName,
-    decode_base64,
+from s1_mini.sagemaker.headers import (
+    ATTRIBUTES,
+    JSON_LINES,
+    JSON_LINES_TYPES,
+    AnswerForm,
+    choose_form,
+    read_attributes,
+    read_route,
 )
+from s1_mini.server.answers import StreamedAnswer, respond, while_listened
+from s1_mini.server.bodies import FORM, content_type, in_turn, parse_json, read_form, read_json
+from s1_mini.server.errors import BodyError, BusyError, InvalidError, TooManyRequestsError, describe
+from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
+from s1_mini.server.record import Record, record_of
+from s1_mini.server.schemas import Format, SpeechBody, SpeechRequest, Text, decode_base64
 from s1_mini.server.speech import Speech, speak
-from s1_mini.types import AudioFormat, ChunkProfile
+from s1_mini.types import AudioFormat
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.server.settings import ServerSettings
 
 router = APIRouter(tags=["sagemaker"])
 
 TARGET_HEADER = "X-Amzn-SageMaker-Target-Model"
-MAX_TRANSFORM_MB = 100  # what batch transform allows
+MAX_TRANSFORM_MB = 100  # limit of batch transform
+MAX_LINES = 1000
+MAX_TRIES = 30  # of a line while other requests keep the queue full
+RETRY_S = 1.0
 
 
-class InvocationBody(Sampling):
+class InvocationBody(SpeechBody):
     """Body of `POST /invocations`: that of `/v1/tts`, and what opens or closes a session."""
 
-    text: Text | None = None  # a session may be opened or closed without speaking
-    voice: VoiceName | None = None
-    reference_audio: Base64Audio | None = None
-    reference_text: str | None = None
-    format: Format | None = None  # else what Accept says
-    stream: bool = False
-    chunk_profile: ChunkProfile | None = None
+    text: Text | None = None  # type: ignore[assignment] # a session may be opened or closed without speaking
+    format: Format | None = None  # type: ignore[assignment] # Accept may name it
     requestType: Literal["NEW_SESSION", "CLOSE"] | None = Field(  # noqa: N815 - the containers' common name
         None, description="With the header X-Amzn-SageMaker-Session-Id."
     )
@@ -73,8 +76,8 @@ class InvocationBody(Sampling):
     openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
 )
 async def invoke(request: Request) -> Response:
-    """Speak, with the loaded model that is named if one is, or hand the request to the route of its attributes."""
-    route = read_route(request.headers.get(HEADER), routes_of(request))
+    """Speak with the model that the request names, if any, or pass it to the route of its attributes."""
+    route = read_route(request.headers.get(ATTRIBUTES), routes_of(request))
     target = request.headers.get(TARGET_HEADER)
     if route is not None and route != "/invocations":
         if target is not None:
@@ -87,7 +90,7 @@ async def invoke(request: Request) -> Response:
 
 @router.get("/execution-parameters", summary="How batch transform should send")
 async def execution_parameters(request: Request) -> dict[str, Any]:
-    """Tell batch transform how much to send at once."""
+    """Return how much batch transform should send at once."""
     state = request.app.state
     return {
         "MaxConcurrentTransforms": state.engine.num_slots * (state.member.count if state.member else 1),
@@ -97,29 +100,29 @@ async def execution_parameters(request: Request) -> dict[str, Any]:
 
 
 class Rerouted(Response):
-    """An answer that another route of the application gives."""
+    """The answer of another route of the application."""
 
     def __init__(self, request: Request, route: str) -> None:
         super().__init__()
         self._router, self._route = request.app.router, route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the other route answer."""
+        """Call the other route."""
         await self._router({**scope, "path": self._route, "raw_path": self._route.encode()}, receive, send)
 
 
 def routes_of(request: Request) -> frozenset[str]:
-    """Give what `route=` may name: every public path below /v1 that takes a POST, and /invocations itself."""
+    """Return the allowed values of `route=`: every public path below /v1 that takes a POST, and /invocations itself."""
     paths: dict[str, Any] = request.app.openapi()["paths"]  # kept by the application once it is made
     found = {path for path, methods in paths.items() if path.startswith("/v1/") and "post" in methods}
     return frozenset({path for path in found if "{" not in path} | {"/invocations"})
 
 
 async def answer(request: Request, engine: ProductionTTSEngine) -> Response:
-    """Answer one invocation with the voice of `engine`."""
-    read_attributes(request.headers.get(HEADER))
+    """Answer one invocation with `engine`."""
+    read_attributes(request.headers.get(ATTRIBUTES))
     session_id = request.headers.get(sessions.ID_HEADER)
-    if kind_of(content_type(request)) in JSON_LINES_TYPES:
+    if content_type(request) in JSON_LINES_TYPES:
         return await _answer_lines(request, engine, session_id)
     body, recording = await _read(request)
     if sessions.NEW in (session_id, body.requestType):
@@ -138,7 +141,7 @@ async def _answer_lines(request: Request, engine: ProductionTTSEngine, session_i
     if not body:
         raise BodyError("the body is empty; send a JSON object on each line")
     settings, record = request.app.state.settings, record_of(request)
-    answers = speak_lines(engine, split_lines(body), settings=settings, record=record)
+    answers = _speak_lines(engine, _split_lines(body), settings, record)
     return StreamedAnswer(answers, JSON_LINES, {})
 
 
@@ -157,15 +160,7 @@ async def _read(request: Request) -> tuple[InvocationBody, bytes | None]:
 def _to_request(body: InvocationBody, recording: bytes | None) -> SpeechRequest:
     if body.text is None:
         raise InvalidError("text", "is missing")
-    return SpeechRequest(
-        text=body.text,
-        voice=body.voice,
-        reference_audio=recording,
-        reference_text=body.reference_text,
-        streams=body.stream,
-        chunk_profile=body.chunk_profile,
-        **{name: getattr(body, name) for name in Sampling.model_fields},
-    )
+    return body.to_request(recording)
 
 
 async def _speak(
@@ -175,32 +170,32 @@ async def _speak(
     named: AudioFormat | None,
     headers: dict[str, str],
 ) -> Response:
-    form = choose_answer(request.headers.get("accept"), named)
-    wanted = replace(wanted, audio_format=form.audio_format, streams=wanted.streams and not form.is_json)
+    form = choose_form(request.headers.get("accept"), named)
+    streams = wanted.streams and not form.is_json and request.app.state.streams
+    wanted = replace(wanted, audio_format=form.audio_format, streams=streams)
     work = speak(engine, wanted, settings=request.app.state.settings, record=record_of(request))
     speech = await while_listened(request.receive, work)
-    attributes = write_attributes(sample_rate=speech.sample_rate, format=form.audio_format, channels=1)
-    speech = replace(speech, headers=speech.headers | headers | {HEADER: attributes})
-    return await _shape(speech, form, tells_text=wanted.return_spoken_text)
+    attributes = f"sample_rate={speech.sample_rate},format={form.audio_format},channels=1"
+    speech = replace(speech, headers=speech.headers | headers | {ATTRIBUTES: attributes})
+    return await _shape(speech, form, wanted)
 
 
-async def _shape(speech: Speech, form: Answer, *, tells_text: bool) -> Response:
+async def _shape(speech: Speech, form: AnswerForm, wanted: SpeechRequest) -> Response:
     if not form.is_json:
         return respond(speech)
-    told = await audio_object(speech, form.audio_format, tells_text=tells_text)
-    content = await asyncio.to_thread(lambda: json.dumps(told).encode())
+    content = await _to_json(speech, wanted)
     return Response(content, media_type=form.media_type, headers=speech.headers)
 
 
 async def _open_session(
     request: Request, engine: ProductionTTSEngine, body: InvocationBody, recording: bytes | None
 ) -> Response:
-    """Begin a session; with a text, speak it as the first of the session."""
+    """Open a session; speak the text, if there is one, as the first of the session."""
     if body.voice is not None and recording is not None:
         raise InvalidError("voice", "was given beside reference_audio; give one of them")
     if body.voice is not None:
-        await asyncio.to_thread(engine.describe_voice, body.voice)  # a name that is none is told now
-    if recording is not None:  # one that is none is told now, and the session's first words need not wait for it
+        await asyncio.to_thread(engine.describe_voice, body.voice)  # an unknown name fails now
+    if recording is not None:  # an unreadable one fails now, and the first text need not wait for its encoding
         preparing = engine.prepare_reference_async(
             recording, body.reference_text or "", client=record_of(request).client
         )
@@ -216,7 +211,7 @@ async def _open_session(
         return await _speak(request, engine, _to_request(body, recording), body.format, headers)
     except BaseException:
         with suppress(sessions.SessionNotFoundError):  # evicted meanwhile
-            known.close(session.id)  # its id is told with a good answer only
+            known.close(session.id)  # its id is part of a successful answer only
         raise
 
 
@@ -225,3 +220,84 @@ def _close_session(request: Request, session: sessions.Session | None) -> Respon
         raise InvalidError("requestType", f"'CLOSE' needs the header {sessions.ID_HEADER}")
     request.app.state.sessions.close(session.id)
     return JSONResponse({"session_id": session.id}, headers={sessions.CLOSED_HEADER: session.id})
+
+
+def _split_lines(data: bytes) -> list[bytes]:
+    count = data.count(b"\n") + (not data.endswith(b"\n"))
+    if count > MAX_LINES:
+        raise BodyError(f"the body holds {count} lines; at most {MAX_LINES} are allowed, send it in parts")
+    return data.removesuffix(b"\n").split(b"\n")
+
+
+async def _speak_lines(
+    engine: ProductionTTSEngine, lines: list[bytes], settings: ServerSettings, record: Record
+) -> AsyncIterator[bytes]:
+    """Yield one line of JSON for each of `lines`; closing it cancels those that are not finished."""
+    at_once = 2 * engine.num_slots
+    tasks: deque[asyncio.Task[tuple[bytes, Speech | None]]] = deque()
+    waiting = deque(lines)
+    try:
+        while waiting or tasks:
+            while waiting and len(tasks) < at_once:
+                tasks.append(asyncio.create_task(_answer_line(engine, waiting.popleft(), settings, record)))
+            content, speech = await tasks[0]
+            yield content
+            tasks.popleft()
+            if speech is not None:
+                speech.release()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _answer_line(
+    engine: ProductionTTSEngine, line: bytes, settings: ServerSettings, record: Record
+) -> tuple[bytes, Speech | None]:
+    try:
+        wanted = await asyncio.to_thread(lambda: replace(parse_json(line, SpeechBody).to_request(), streams=False))
+        speech = await _speak_patiently(engine, wanted, settings, record)
+    except S1MiniError as error:
+        return json.dumps(describe(error, record.id)).encode() + b"\n", None
+    return await _to_json(speech, wanted) + b"\n", speech
+
+
+async def _speak_patiently(
+    engine: ProductionTTSEngine, wanted: SpeechRequest, settings: ServerSettings, record: Record
+) -> Speech:
+    """Speak one line; wait while the queue is full."""
+    for _ in range(MAX_TRIES):
+        own = record.for_part()
+        try:
+            speech = await speak(engine, wanted, settings=settings, record=own)
+        except (QueueFullError, BusyError, TooManyRequestsError) as error:
+            if own.first_chunk is not None:
+                raise  # its own audio exceeds the limit, so a retry would fail again
+            full = error
+            await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFullError) else RETRY_S)
+        else:
+            record.voice, record.audio_format = own.voice, own.audio_format
+            record.spoken = record.spoken or own.spoken
+            record.hear(own.frames, own.audio_s, own.timing)
+            return speech
+    raise full
+
+
+async def _to_json(speech: Speech, wanted: SpeechRequest) -> bytes:
+    """Encode a whole answer as JSON, with the spoken text if the request asks for it."""
+    content = speech.content
+    assert content is not None
+
+    def encode() -> bytes:
+        answer = {
+            "audio": base64.b64encode(content).decode(),
+            "format": wanted.audio_format,
+            "sample_rate": speech.sample_rate,
+            "audio_seconds": speech.audio_seconds,
+            "finish_reason": speech.finish_reason,
+            **({"spoken_text": speech.spoken_text} if wanted.return_spoken_text else {}),
+            **({"warning": speech.warning} if speech.warning else {}),
+        }
+        return json.dumps(answer).encode()
+
+    return await asyncio.to_thread(encode)

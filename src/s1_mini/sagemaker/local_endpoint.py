@@ -20,9 +20,10 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from s1_mini.exceptions import ConfigurationError, RequestTimeoutError, S1MiniError
-from s1_mini.sagemaker import attributes, sessions
+from s1_mini.sagemaker import sessions
 from s1_mini.sagemaker.async_store import MAX_ASYNC_S, AsyncStore
 from s1_mini.sagemaker.event_stream import MEDIA_TYPE, model_stream_error, payload_parts
+from s1_mini.sagemaker.headers import ATTRIBUTES
 from s1_mini.sagemaker.inner_call import Answer, InnerCall, of_bytes
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.accounts import Resource
@@ -44,9 +45,7 @@ DEFAULT_ASYNC_S = 900
 FULL = "too many invocations are waiting; try again"
 
 _HEADER = "x-amzn-sagemaker-"
-_BACK = {
-    name.lower(): name for name in (attributes.HEADER, sessions.NEW_HEADER, sessions.CLOSED_HEADER, "Content-Type")
-}
+_BACK = {name.lower(): name for name in (ATTRIBUTES, sessions.NEW_HEADER, sessions.CLOSED_HEADER, "Content-Type")}
 
 
 class AsyncCall(NamedTuple):

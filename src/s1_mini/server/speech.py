@@ -60,6 +60,8 @@ class Speech:
     content: bytes | None = None  # the whole of it, if it is whole; `body` gives the same
     spoken_text: str | None = None
     warning: str | None = None  # skipped characters, or a text in another language
+    audio_seconds: float = 0.0  # of a whole answer
+    finish_reason: str = "stop"
 
     def release(self) -> None:
         """Stop charging its client for it."""
@@ -135,14 +137,16 @@ async def _whole(
             content = await asyncio.to_thread(_encode_all, heard, rate, audio_format)
     except TimeoutError:
         raise deadline.error("the whole answer") from None
+    seconds, reason = round(record.audio_s, 3), heard[-1].finish_reason or "stop"
     headers = {
         "X-Sample-Rate": str(rate),
-        "X-Audio-Seconds": f"{record.audio_s:.3f}",
+        "X-Audio-Seconds": f"{seconds:.3f}",
         "X-Generation-Seconds": f"{record.generation_s:.3f}",
-        "X-Finish-Reason": heard[-1].finish_reason or "stop",
+        "X-Finish-Reason": reason,
     }
     holding.set(Resource.AUDIO_BYTES, len(content), checked=False)
-    return _told(Speech(type_of(audio_format, rate), headers, rate, _once(content), holding, content), heard[0])
+    speech = Speech(type_of(audio_format, rate), headers, rate, _once(content), holding, content)
+    return _told(replace(speech, audio_seconds=seconds, finish_reason=reason), heard[0])
 
 
 async def _stream(
