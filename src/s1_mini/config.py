@@ -19,38 +19,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import family_settings
-
-ENV_PREFIX = "S1_MINI_"
-SERVER_PREFIX = "S1_MINI_SERVER_"
-
-# The variables of settings that stand elsewhere, by what they begin with: for whoever leaves out a part of a name.
-ELSEWHERE = {
-    SERVER_PREFIX: (
-        *(
-            "HOST",
-            "PORT",
-            "REPLICAS",
-            "API_KEY",
-            "API_KEYS",
-            "CORS_ORIGINS",
-            "ALLOWED_HOSTS",
-            "LOG_FORMAT",
-            "CLOUDWATCH_NAMESPACE",
-        ),
-        *("MAX_BODY_BYTES", "MAX_BODIES_BYTES", "MAX_AUDIO_BYTES", "MAX_BATCH_ITEMS", "MAX_CONNECTIONS"),
-        *("MAX_REQUESTS", "MAX_WEBSOCKETS", "FAIRNESS"),
-        *("MAX_REQUESTS_PER_CLIENT", "HEAD_TIMEOUT_S", "BODY_TIMEOUT_S", "SEND_TIMEOUT_S", "REQUEST_TIMEOUT_S"),
-        *("STREAM_TIMEOUT_S", "MAX_WEBSOCKET_S", "WEBSOCKET_IDLE_S", "DRAIN_TIMEOUT_S", "THREADS"),
-    ),
-    "S1_MINI_SERVER_SAGEMAKER_": (
-        *("MAX_SESSIONS", "MAX_SESSION_MB", "SESSION_S", "MODELS_ROOT", "MODELS_MEMORY_MB", "MODELS_KV_MB"),
-        *("MAX_ASYNC", "MAX_ASYNC_BYTES"),
-    ),
-    "S1_MINI_CLUSTER_": ("REPLICAS", "GPUS", "CPUS", "MAX_ONGOING", "MAX_OPEN", "GROWS"),
-    "S1_MINI_AWS_": (
-        *("REGION", "IMAGE", "ROLE", "ARTIFACT", "INSTANCE_TYPE", "SUBNETS", "SECURITY_GROUPS", "KMS_KEY", "OUTPUT"),
-    ),
-}
+from s1_mini.variables import ENGINE as PREFIX
+from s1_mini.variables import unknown_variables, variables_of
 
 Precision = Literal["auto", "float32", "float16", "bfloat16"]
 CompileSwitch = Literal["auto", "true", "false"]
@@ -64,8 +34,7 @@ _SWITCH_SPELLINGS = {"1": "true", "on": "true", "yes": "true", "0": "false", "of
 
 
 def _variables(*names: str) -> AliasChoices:
-    """Let a field be set by these variables; its own name stays the keyword."""
-    return AliasChoices(*(ENV_PREFIX + name for name in names))
+    return AliasChoices(*(PREFIX + name for name in names))
 
 
 def _path(value: Any) -> Any:
@@ -102,7 +71,7 @@ class LoadSettings(BaseSettings):
     """What to load, where, and in which number formats."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, env_prefix=ENV_PREFIX, env_ignore_empty=True
+        frozen=True, extra="forbid", populate_by_name=True, env_prefix=PREFIX, env_ignore_empty=True
     )
 
     checkpoint_path: Folder = Field(
@@ -133,7 +102,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     """Settings of `ProductionTTSEngine`, by keyword or by `S1_MINI_*` variable; those of all families among them.
 
     Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the keyword or the variable that
-    was set. Warns, by name, of `S1_MINI_*` variables that mean nothing.
+    was set. Warns of unknown `S1_MINI_*` variables.
     """
 
     # Compilation: inductor on a GPU (runtime/compilation.py), numba on a CPU (runtime/ahead.py), eager elsewhere.
@@ -223,7 +192,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
             warnings.warn(warning, stacklevel=2)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
-        """Give the same settings but for `update`, checked as by keyword; no variable is read anew."""
+        """Return a copy with `update`, validated like keywords; variables are not read again."""
         copy = self.__new__(type(self))
         try:
             BaseModel.__init__(copy, **{**dict(self), **(update or {})})
@@ -237,56 +206,16 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         return _SWITCH_SPELLINGS.get(str(value).lower(), str(value).lower())
 
 
-def known_variables() -> list[str]:
-    """Every `S1_MINI_*` variable that a field reads."""
-    return [variable for name in EngineConfig.model_fields for variable in variables_of(name)]
-
-
-def variables_of(name: str) -> list[str]:
-    """Every variable that a field reads, the one that counts first."""
-    alias = EngineConfig.model_fields[name].validation_alias
-    return [str(n) for n in alias.choices] if isinstance(alias, AliasChoices) else [ENV_PREFIX + name.upper()]
-
-
 def set_variable(name: str) -> str | None:
-    """Tell which variable gives a field its value where no keyword does; None if none is set."""
+    """Return the variable that sets a field where no keyword does, or None."""
     given = {variable.upper() for variable, value in os.environ.items() if value}
-    return next((variable for variable in variables_of(name) if variable in given), None)
-
-
-def elsewhere_variables() -> list[str]:
-    """Every variable that no field here reads but one of the server, the container or the command line."""
-    return [prefix + word for prefix, words in ELSEWHERE.items() for word in words]
-
-
-def unknown_variables(environment: Mapping[str, str], prefix: str = ENV_PREFIX) -> list[str]:
-    """One sentence for each variable of `prefix` that nothing reads, with the nearest name that something does.
-
-    With the prefix of the server's those of it and its container, else all but those.
-    """
-    known = known_variables() + elsewhere_variables()
-    words: dict[str, str] = {}  # the distinguishing end of a name to the whole of it
-    for name in known:
-        words.setdefault(_word(name), name)
-    sentences = []
-    for name in sorted(environment):
-        section = SERVER_PREFIX if name.startswith(SERVER_PREFIX) else ENV_PREFIX
-        if name.startswith(prefix) and section == prefix and name.upper() not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.9)
-            near = near or [words[word] for word in get_close_matches(_word(name), words, n=1)]
-            sentences.append(f"{name} is no setting of s1_mini" + (f"; did you mean {near[0]}?" if near else ""))
-    return sentences
-
-
-def _word(name: str) -> str:
-    """Give a variable's name without what its section's names begin with."""
-    prefixes = (prefix for prefix in (*ELSEWHERE, ENV_PREFIX) if name.startswith(prefix))
-    return name.removeprefix(max(prefixes, key=len))
+    return next((variable for variable in variables_of(EngineConfig, name) if variable in given), None)
 
 
 def _as_given(name: str, keywords: Container[str]) -> str:
-    """Name what was set: the keyword, or the variable (pydantic names the field, or its first variable)."""
-    field = next((field for field in EngineConfig.model_fields if name in (field, *variables_of(field))), None)
+    """Return the keyword or the variable that was set; pydantic names the field or its first variable."""
+    fields = EngineConfig.model_fields
+    field = next((field for field in fields if name in (field, *variables_of(EngineConfig, field))), None)
     if field is None:
         return name
     return field if field in keywords else set_variable(field) or field

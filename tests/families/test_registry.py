@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from s1_mini import EngineConfig
 from s1_mini.cli.app import app
-from s1_mini.config import LoadSettings, known_variables
+from s1_mini.config import LoadSettings
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.registry import FAMILIES, check_files, family_of, family_settings, find_family, get_family
+from s1_mini.variables import known_variables
 
 
 def test_settings_are_read_without_torch() -> None:
@@ -32,7 +33,7 @@ def test_the_settings_of_a_family_are_the_engines_by_keyword_and_by_variable(mon
 
     assert all(isinstance(config, settings) for settings in family_settings())
     assert (config.heads, config.repetition_mode) == ("full", "fixed")
-    assert "S1_MINI_REPETITION_MODE" in known_variables()
+    assert "S1_MINI_REPETITION_MODE" in known_variables("S1_MINI_")
 
 
 def test_no_setting_is_given_two_meanings() -> None:

@@ -15,9 +15,10 @@ from jsonschema import Draft202012Validator
 from typer.main import get_command
 
 from s1_mini.cli.app import app
-from s1_mini.config import EngineConfig, unknown_variables
+from s1_mini.config import EngineConfig
 from s1_mini.deploy.call import Call
 from s1_mini.deploy.check import problems
+from s1_mini.variables import unknown_variables
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = {path.name: yaml.safe_load(path.read_text("utf-8")) for path in sorted(ROOT.glob("infra/ray/*.yaml"))}
@@ -71,4 +72,4 @@ def test_settings_there_are_settings() -> None:
 
     assert served["import_path"] == "s1_mini.cluster:app"
     assert EngineConfig(checkpoint_path=args["checkpoint_path"], device=args["device"]).device == "cuda"
-    assert unknown_variables(PROCESSING["Environment"]) == []
+    assert list(unknown_variables(PROCESSING["Environment"])) == []

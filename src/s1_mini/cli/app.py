@@ -10,7 +10,7 @@ import warnings
 import typer
 
 from s1_mini import __version__
-from s1_mini.cli import bench, checkpoints, corpus, moved, package, plan, profile, say, serve, settings, voices
+from s1_mini.cli import bench, checkpoints, corpus, package, plan, profile, say, serve, settings, voices
 from s1_mini.cli.endpoint import endpoint
 from s1_mini.cli.verb import Group, Verb
 from s1_mini.exceptions import S1MiniError
@@ -36,7 +36,6 @@ app.command("say", cls=Verb)(say.say)
 app.command("serve", cls=Verb)(serve.serve)
 app.command("corpus", cls=Verb)(corpus.corpus)
 app.command("bench", cls=Verb)(bench.bench)
-app.command("load", cls=Verb, hidden=True, context_settings=moved.FREE)(moved.load)
 app.command("profile", cls=Verb)(profile.profile)
 app.command("plan", cls=Verb)(plan.plan)
 app.command("settings", cls=Verb)(settings.settings)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from s1_mini.cli.moved import gone
 from s1_mini.cli.verb import DEVICES, completing, engine_config
 from s1_mini.exceptions import EngineError, ParameterError
 from s1_mini.types import ChunkProfile
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CONCURRENCY = 8
 MAX_CLIENTS = 4096  # as many slots as an engine may have
-CHECKOUT = "in a checkout of the project: python -m benchmark."
 
 
 def bench(
@@ -49,15 +47,11 @@ def bench(
     path: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the JSON.", show_default=False)
     ] = None,
-    scheduler: Annotated[bool, typer.Option("--scheduler", hidden=True)] = False,
-    gpu_suite: Annotated[bool, typer.Option("--gpu-suite", hidden=True)] = False,
 ) -> None:
     """Measure the engine on this machine: a table, then one line of JSON (docs/benchmark.md tells how to read it).
 
     Example: s1-mini bench --concurrency 1,4,8 --baseline sequential
     """
-    gone("scheduler", scheduler, f"{CHECKOUT}scheduler")
-    gone("gpu_suite", gpu_suite, f"{CHECKOUT}gpu_suite")
     engine_config(device=device)  # what is wrong is told before torch is loaded
     import json
 

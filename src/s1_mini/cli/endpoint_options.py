@@ -149,6 +149,13 @@ class Range:
         )
 
 
+def variables() -> list[str]:
+    """Return the `S1_MINI_AWS_*` variables of the endpoint commands."""
+    hints = [*get_type_hints(Wanted, include_extras=True).values(), Region]
+    options = [option for hint in hints for option in getattr(hint, "__metadata__", ())]
+    return [option.envvar for option in options if option.envvar]
+
+
 def takes(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb the fields of `groups` as options of its own; it gets each group as one object, by its name."""
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from s1_mini.cli.moved import gone
 from s1_mini.cli.verb import DEVICES, FORMATS, completing, engine_config
 
 TEXT = "The children were playing in the garden behind the house."
@@ -25,8 +24,6 @@ def profile(
     audio_format: Annotated[
         str, typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm.", autocompletion=completing(*FORMATS))
     ] = "wav",
-    sweep: Annotated[bool, typer.Option("--sweep", hidden=True)] = False,
-    chart: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure the sections of an utterance on this machine: a table, then one line of JSON.
 
@@ -35,8 +32,6 @@ def profile(
     import json
     from dataclasses import asdict
 
-    gone("sweep", sweep, "docs/complexity.md tells what it showed")
-    gone("chart", chart, "draw what you want to see from the line of JSON")
     config = engine_config(device=device)  # what is wrong is told before torch is loaded
 
     from s1_mini.audio.container import check_format

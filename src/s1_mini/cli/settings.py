@@ -18,14 +18,14 @@ LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 class Setting(NamedTuple):
     """One line of the table."""
 
-    variables: tuple[str, ...]  # any of which sets it
-    value: str  # in force
+    variables: tuple[str, ...]  # each sets it
+    value: str  # current
     default: str
     meaning: str
 
     @property
     def is_set(self) -> bool:
-        """Whether a variable has changed it."""
+        """Whether a variable changes it."""
         return self.value != self.default
 
 
@@ -47,7 +47,7 @@ def settings(
         if lines and markdown:
             typer.echo(f"## {title}\n\n{as_markdown(lines)}\n")
         elif lines:
-            # A name is never cut: it is what one looks for.
+            # Readers look for the name, so it is never cut.
             table = Table(
                 Column("variable", no_wrap=True, min_width=max(len(name) for line in lines for name in line.variables)),
                 *("now", "default", "meaning"),
@@ -60,7 +60,7 @@ def settings(
 
 
 def groups() -> Iterator[tuple[str, list[Setting]]]:
-    """Give the settings of engine, server, container and cluster with the values that this environment gives them.
+    """Yield the settings of engine, server, container and cluster with their values in this environment.
 
     Raises `ConfigurationError` for a variable that is out of range.
     """
@@ -80,7 +80,7 @@ def groups() -> Iterator[tuple[str, list[Setting]]]:
 
 
 def as_markdown(lines: list[Setting]) -> str:
-    """Write defaults and meanings as a table."""
+    """Return a table of defaults and meanings."""
     rows = [
         f"| {', '.join(f'`{variable}`' for variable in line.variables)} | {line.default} | {line.meaning} |"
         for line in lines
@@ -89,26 +89,19 @@ def as_markdown(lines: list[Setting]) -> str:
 
 
 def _describe(chosen: BaseSettings) -> list[Setting]:
+    from s1_mini.variables import variables_of
+
     kind = type(chosen)
-    prefix = str(kind.model_config.get("env_prefix", ""))
     return [
         Setting(
-            _variables(name, field, prefix),
-            _written(getattr(chosen, name)),
-            _written(field.default),
-            _meaning(field),
+            tuple(variables_of(kind, name)), _written(getattr(chosen, name)), _written(field.default), _meaning(field)
         )
         for name, field in kind.model_fields.items()
     ]
 
 
-def _variables(name: str, field: FieldInfo, prefix: str) -> tuple[str, ...]:
-    choices = getattr(field.validation_alias, "choices", None)
-    return tuple(map(str, choices)) if choices else (prefix + name.upper(),)
-
-
 def _written(value: Any) -> str:
-    """Write a value as a variable would have it; a secret never."""
+    """Return a value as a variable holds it; secrets are masked."""
     if value is None or value in ("", (), {}):
         return "–"
     if isinstance(value, bool):
@@ -123,7 +116,7 @@ def _written(value: Any) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """Give the description, then what is allowed."""
+    """Return the description and the allowed values."""
     allowed = []
     if get_origin(field.annotation) is Literal:
         allowed.append(", ".join(map(str, get_args(field.annotation))))

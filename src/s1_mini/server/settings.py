@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from s1_mini.config import SERVER_PREFIX as ENV_PREFIX
-from s1_mini.config import unknown_variables
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.server.logs import LogFormat
+from s1_mini.variables import SERVER as ENV_PREFIX
+from s1_mini.variables import unknown_variables
 
 
 class ServerSettings(BaseSettings):

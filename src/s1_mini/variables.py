@@ -1,0 +1,68 @@
+"""The `S1_MINI_*` variables of all packages, and hints for misspelt ones.
+
+A package that reads variables registers its settings class here by name, so that a plain engine imports none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pkgutil import resolve_name
+from typing import Any
+
+from pydantic import AliasChoices
+
+ENGINE, SERVER = "S1_MINI_", "S1_MINI_SERVER_"
+OWNERS = {  # by prefix: a settings class, or a function that returns the names
+    ENGINE: "s1_mini.config:EngineConfig",
+    SERVER: "s1_mini.server.settings:ServerSettings",
+    "S1_MINI_SERVER_SAGEMAKER_": "s1_mini.sagemaker.settings:ContainerSettings",
+    "S1_MINI_CLUSTER_": "s1_mini.cluster.settings:ClusterSettings",
+    "S1_MINI_AWS_": "s1_mini.cli.endpoint_options:variables",
+}
+
+
+def variables_of(settings: Any, field: str) -> list[str]:
+    """Return the variables that set a field of a settings class, the one with precedence first."""
+    alias = settings.model_fields[field].validation_alias
+    prefix = str(settings.model_config.get("env_prefix", ""))
+    return [str(name) for name in alias.choices] if isinstance(alias, AliasChoices) else [prefix + field.upper()]
+
+
+def known_variables(prefix: str) -> list[str]:
+    """Return all variables of one of `OWNERS`, which is imported."""
+    owner: Any = resolve_name(OWNERS[prefix])
+    if not hasattr(owner, "model_fields"):
+        return list(owner())
+    return [variable for field in owner.model_fields for variable in variables_of(owner, field)]
+
+
+def unknown_variables(environment: Mapping[str, str], prefix: str = ENGINE) -> Iterator[str]:
+    """Yield a sentence for each variable of `prefix` that no setting has, with the most similar known name.
+
+    With `SERVER` those of the server and its container, with `ENGINE` all others.
+    """
+    unknown = [name for name in sorted(environment) if name.startswith(prefix)]
+    if prefix == ENGINE:
+        unknown = [name for name in unknown if not name.startswith(SERVER)]
+    known: list[str] = []
+    for owner in sorted(OWNERS, key=lambda owner: owner != prefix):  # its own first, and usually last
+        if unknown:
+            known += known_variables(owner)
+            unknown = [name for name in unknown if name.upper() not in known]
+    for name in unknown:
+        near = _most_similar(name, known)
+        yield f"{name} is no setting of s1_mini" + (f"; did you mean {near}?" if near else "")
+
+
+def _most_similar(name: str, known: list[str]) -> str | None:
+    """Return the known name that resembles `name`, whose prefix may be another or incomplete."""
+    if near := get_close_matches(name, known, n=1, cutoff=0.9):
+        return near[0]
+    words = {_without_prefix(variable): variable for variable in reversed(known)}
+    near = get_close_matches(_without_prefix(name), words, n=1)
+    return words[near[0]] if near else None
+
+
+def _without_prefix(name: str) -> str:
+    return name.removeprefix(max((prefix for prefix in OWNERS if name.startswith(prefix)), key=len))
