@@ -11,8 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from corpus_room import speak
-from s1_mini.corpus.errors import CorpusError
-from s1_mini.corpus.rows import BadLine, Defaults, Row, seed_of
+from s1_mini.corpus.rows import BadLine, CorpusError, Defaults, Row, seed_of
 from s1_mini.corpus.source import open_source
 from s1_mini.types import SamplingParams
 

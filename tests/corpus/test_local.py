@@ -30,9 +30,8 @@ from corpus_room import (
     wait_for,
 )
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.corpus.errors import CorpusError
 from s1_mini.corpus.job import fingerprints
-from s1_mini.corpus.rows import seed_of
+from s1_mini.corpus.rows import CorpusError, seed_of
 from s1_mini.exceptions import EngineNotReadyError, GenerationError
 
 

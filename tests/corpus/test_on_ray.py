@@ -16,11 +16,10 @@ import pytest
 from corpus_room import SHORT, begin, num_entries, speak, tree, wait_for
 from ray_room import path_with_ray
 from s1_mini import EngineConfig
-from s1_mini.corpus.errors import CorpusError
 from s1_mini.corpus.job import Job, fingerprints
 from s1_mini.corpus.manifest import HEADER, Entry, header_bytes
 from s1_mini.corpus.on_ray import Actor, Actors, Needs, Ready, _needs
-from s1_mini.corpus.rows import BadLine, Shard
+from s1_mini.corpus.rows import BadLine, CorpusError, Shard
 
 GPU, CPU = {"num_cpus": 0, "num_gpus": 1}, {"num_cpus": 1, "num_gpus": 0}
 

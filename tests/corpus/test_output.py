@@ -19,12 +19,10 @@ from pyarrow import parquet
 
 from corpus_room import SHORT, speak, tree
 from deployments import BUCKET, REGION
-from s1_mini.corpus.errors import CorpusError
-from s1_mini.corpus.manifest import Entry, close_manifest, open_manifest
+from s1_mini.cli.corpus import Tally
+from s1_mini.corpus.manifest import Entry, Layout, Spoken, close_manifest, open_manifest, write_shard
 from s1_mini.corpus.output import FolderOutput, Output, S3Output, open_output
-from s1_mini.corpus.rows import BadLine, Row, Shard
-from s1_mini.corpus.tally import Tally
-from s1_mini.corpus.write import Layout, Spoken, write_shard
+from s1_mini.corpus.rows import BadLine, CorpusError, Row, Shard
 from s1_mini.types import SamplingParams
 
 HEADER = {"input": {"lines": 4}, "columns": {"text": "text"}}

@@ -1,10 +1,11 @@
-"""`s1-mini corpus`: texts of a file to sound in shards, by one engine or by many; what is done is never done again."""
+"""`s1-mini corpus`: speak a file of texts into shards, with one engine or several; a later run continues."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,12 +20,74 @@ if TYPE_CHECKING:
     from s1_mini.corpus.job import Job
     from s1_mini.corpus.manifest import Entry
     from s1_mini.corpus.source import Source
-    from s1_mini.corpus.tally import Tally
 
 Show = Callable[[], None]
 Say = Callable[[str], None]
 
-LINE_EVERY_S = 60.0  # where nobody looks at a terminal
+LINE_EVERY_S = 60.0  # without a terminal
+HOUR_S = 3600
+
+
+@dataclass
+class Tally:
+    """Figures of a corpus of `total` lines; `price` is that of an hour of all machines. Rates are those of this run."""
+
+    total: int
+    price: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    done: int = 0
+    bad: int = 0
+    cut: int = 0
+    seconds: float = 0.0  # of audio
+    _begun: float = field(init=False)
+    _done_before: int = 0
+    _seconds_before: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._begun = self.clock()
+
+    def add(self, entry: Entry) -> None:
+        """Count a shard."""
+        self.done += entry.texts
+        self.bad += len(entry.errors)
+        self.cut += entry.cut
+        self.seconds += entry.seconds
+
+    def begin(self) -> None:
+        """Treat everything counted so far as earlier runs."""
+        self._begun, self._done_before, self._seconds_before = self.clock(), self.done, self.seconds
+
+    @property
+    def spent_s(self) -> float:
+        """Duration of this run."""
+        return self.clock() - self._begun
+
+    @property
+    def rate(self) -> float:
+        """Hours of audio per hour."""
+        return (self.seconds - self._seconds_before) / self.spent_s if self.spent_s > 0 else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Estimated seconds for the rest; None before the first result."""
+        done = self.done - self._done_before
+        return self.spent_s / done * (self.total - self.done) if done else None
+
+    def describe(self) -> str:
+        """Return the figures in one line."""
+        parts = [f"{self.rate:.1f} h of sound an hour"]
+        left_s = self.left_s
+        if self.price is not None:
+            cost = f"cost {self.spent_s / HOUR_S * self.price:.2f}"
+            parts.append(cost if left_s is None else f"{cost} of {(self.spent_s + left_s) / HOUR_S * self.price:.2f}")
+        if left_s is not None and self.done < self.total:
+            parts.append(f"{_duration(left_s)} left")
+        return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def corpus(
@@ -97,10 +160,9 @@ def corpus(
     from s1_mini.corpus.output import open_output
     from s1_mini.corpus.rows import Defaults, read_parameters
     from s1_mini.corpus.source import open_source
-    from s1_mini.corpus.tally import Tally
     from s1_mini.extras import require
 
-    # What is wrong is told before torch is loaded, which takes seconds.
+    # Check everything before loading torch, which takes seconds.
     if local and actors is not None:
         raise ParameterError("actors", "are Ray's, and --local does without; give one of them")
     if not local:
@@ -141,7 +203,7 @@ def corpus(
 
 
 def _speak(job: Job, texts: Source, entries: dict[int, Entry], tally: Tally, *, actors: int | None) -> Iterator[Entry]:
-    """Speak what is missing, with a bar; `actors` is None without Ray, 0 for as many as fit."""
+    """Speak the missing shards, with a progress bar; `actors` is None without Ray, 0 for as many as fit."""
     from s1_mini.corpus.on_ray import work_on_ray
 
     missing = (shard for shard in texts.shards() if shard.number not in entries)
@@ -161,7 +223,7 @@ def _speak(job: Job, texts: Source, entries: dict[int, Entry], tally: Tally, *, 
 
 @contextmanager
 def _shown(tally: Tally) -> Iterator[tuple[Show, Say]]:
-    """Give what shows the tally anew and what says a sentence: a bar on a terminal, a line a minute elsewhere."""
+    """Yield functions that show the tally and a message: a bar on a terminal, a line a minute elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -187,11 +249,10 @@ def _shown(tally: Tally) -> Iterator[tuple[Show, Say]]:
 
 def _report(tally: Tally, output: str) -> None:
     from s1_mini.corpus.manifest import ERRORS
-    from s1_mini.corpus.tally import duration
 
     spoken = tally.done - tally.bad
     typer.echo(f"{output}: {spoken:,} texts, {tally.seconds / 3600:.2f} h of sound; {tally.describe()}", err=True)
-    typer.echo(f"this run took {duration(tally.spent_s)}", err=True)
+    typer.echo(f"this run took {_duration(tally.spent_s)}", err=True)
     if tally.bad:
         typer.echo(f"s1-mini: warning: {tally.bad:,} lines could not be spoken: {output}/{ERRORS} says why", err=True)
     if tally.cut:
@@ -200,8 +261,8 @@ def _report(tally: Tally, output: str) -> None:
 
 def _check(tally: Tally, output: str, *, fail_on_error: bool) -> None:
     """Raise `CorpusError` if all lines failed or, with `fail_on_error`, any."""
-    from s1_mini.corpus.errors import CorpusError
     from s1_mini.corpus.manifest import ERRORS
+    from s1_mini.corpus.rows import CorpusError
 
     if tally.bad == tally.done:
         raise CorpusError(f"none of {tally.done:,} lines could be spoken")

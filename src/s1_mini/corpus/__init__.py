@@ -1,5 +1,5 @@
-"""A corpus of texts, spoken by one engine or by many: what it reads, how it goes on after a kill, what it leaves.
+"""A corpus of texts, spoken by one engine or several, that continues after a kill.
 
-`source.py` cuts the input into shards by number, the same at every run. A `worker.py` speaks a shard, and writes first
-the shard and then its entry of the manifest. `here.py` has one worker, `on_ray.py` one in each Ray actor.
+`source.py` reads the input and cuts it into shards by number, the same at every run. `worker.py` speaks a shard;
+`manifest.py` writes it and then its entry, to an `output.py`. `here.py` has one worker, `on_ray.py` one per Ray actor.
 """

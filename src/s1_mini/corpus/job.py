@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from s1_mini.config import EngineConfig, set_variable
-from s1_mini.corpus.errors import CorpusError
-from s1_mini.corpus.source import Source, describe_source, sha256_of
-from s1_mini.corpus.write import Layout
+from s1_mini.corpus.manifest import Layout
+from s1_mini.corpus.rows import CorpusError
+from s1_mini.corpus.source import Source, sha256_of
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import family_settings
 from s1_mini.types import AudioFormat
@@ -55,7 +55,7 @@ def make_header(source: Source, config: EngineConfig, layout: Layout, audio_form
     audible = {*AUDIBLE, *(name for kind in family_settings() for name in kind.model_fields)}
     return {
         "version": __version__,
-        "input": describe_source(source),
+        "input": source.describe(),
         "columns": asdict(source.columns),
         "defaults": asdict(source.defaults),
         "shard_size": source.shard_size,

@@ -1,19 +1,24 @@
-"""What stands of a corpus: a header that says of what it is, and an entry for each shard that is whole.
+"""The state of a corpus: a header that identifies it, its shards, and an entry for each complete shard.
 
-A header and entries hold no time and no place, so an interrupted corpus ends with the same bytes as another.
+Neither header nor entries contain times or places, so an interrupted corpus ends with the same bytes as another.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from s1_mini.corpus.errors import CorpusError
 from s1_mini.corpus.output import AT_ONCE, Output, is_temporary
+from s1_mini.corpus.rows import BadLine, CorpusError, Row, Shard
+from s1_mini.types import AudioFormat, FinishReason
+
+Layout = Literal["files", "parquet"]
 
 FORMAT = "s1-mini corpus 1"
 HEADER = "corpus.json"
@@ -21,48 +26,63 @@ ENTRIES = "manifest"
 SHARDS = "shards"
 MANIFEST = "manifest.jsonl"
 ERRORS = "errors.jsonl"
+METADATA = "metadata.jsonl"
 _ENTRY = re.compile(r"(\d{6,})\.json")
 _SHARD = re.compile(r"(\d{6,})(?:\.parquet)?")
 _MAX_NAMED = 4  # differences in a sentence
+_GROUP_ROWS = 64  # rows that a reader of Parquet must hold at once
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One shard that is whole: its files with their SHA-256, and the lines of it that could not be spoken."""
+    """A complete shard: its files with their SHA-256, and its lines that could not be spoken."""
 
     shard: int
     texts: int  # lines, good and bad
     spoken: int
-    cut: int  # of those spoken, how many have a sentence that reached `max_new_tokens`
-    seconds: float  # of sound
+    cut: int  # spoken texts with a sentence that reached `max_new_tokens`
+    seconds: float  # of audio
     files: Mapping[str, str]
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
-        """Write it as one line of JSON, the same for the same content."""
+        """Encode as one line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
-def entry_name(shard: int) -> str:
-    """Give the name of a shard's entry."""
-    return f"{ENTRIES}/{shard:06}.json"
+@dataclass(frozen=True)
+class Spoken:
+    """A spoken text: `sound` is a file in the corpus's format."""
 
+    row: Row
+    sound: bytes
+    seconds: float
+    sample_rate: int  # of that file, in Hz
+    finish_reason: FinishReason | None
 
-def shard_name(shard: int) -> str:
-    """Give the name of a shard, without a suffix."""
-    return f"{SHARDS}/{shard:06}"
+    def describe(self) -> dict[str, Any]:
+        """Return everything but the sound."""
+        return {
+            "id": self.row.id,
+            "text": self.row.text,
+            "voice": self.row.voice,
+            "seed": self.row.sampling.seed,
+            "seconds": self.seconds,
+            "sample_rate": self.sample_rate,
+            "finish_reason": self.finish_reason,
+            "sha256": hashlib.sha256(self.sound).hexdigest(),
+        }
 
 
 def header_bytes(header: Mapping[str, Any]) -> bytes:
-    """Write a header."""
+    """Encode a header."""
     return (json.dumps({"format": FORMAT, **header}, indent=1) + "\n").encode()
 
 
 def open_manifest(output: Output, header: Mapping[str, Any]) -> dict[int, Entry]:
-    """Begin a corpus, or go on with it: give the entries of what is whole, and sweep what is half written.
+    """Begin or continue a corpus: return the entries of complete shards and delete incomplete files.
 
-    Raises `CorpusError` if the output holds something else, or a corpus of another input or other settings of which
-    something is spoken.
+    Raises `CorpusError` if the output holds something else, or shards of another input or other settings.
     """
     found = output.read(HEADER)
     if found is None:
@@ -84,7 +104,7 @@ def open_manifest(output: Output, header: Mapping[str, Any]) -> dict[int, Entry]
 
 
 def close_manifest(output: Output, entries: Mapping[int, Entry], num_shards: int) -> None:
-    """Write all entries as one file, and all bad lines as another. Raises `CorpusError` if a shard is missing."""
+    """Write all entries to one file and all bad lines to another. Raises `CorpusError` if a shard is missing."""
     missing = [number for number in range(num_shards) if number not in entries]
     there = output.names(ENTRIES)
     missing += [number for number in entries if f"{number:06}.json" not in there]
@@ -99,6 +119,62 @@ def close_manifest(output: Output, entries: Mapping[int, Entry], num_shards: int
     output.write(MANIFEST, b"".join(entry.to_bytes() for entry in whole))
 
 
+def write_shard(
+    output: Output, shard: Shard, results: Sequence[Spoken | BadLine], layout: Layout, audio_format: AudioFormat
+) -> Entry:
+    """Write the results of a shard's lines, then its entry, which makes it count. Raises `CorpusError`."""
+    spoken = [result for result in results if isinstance(result, Spoken)]
+    folder = f"{SHARDS}/{shard.number:06}"
+    if layout == "parquet":
+        name = f"{folder}.parquet"
+        content = _parquet(spoken)
+        output.write(name, content)
+    else:
+        named = {f"{result.row.number:09}.{audio_format}": result for result in spoken}
+        lines = [json.dumps({"file_name": one, **result.describe()}) + "\n" for one, result in named.items()]
+        name = f"{folder}/{METADATA}"
+        content = "".join(lines).encode()
+        sounds = {one: result.sound for one, result in named.items()}
+        output.write_folder(folder, {**sounds, METADATA: content})
+    entry = Entry(
+        shard=shard.number,
+        texts=len(results),
+        spoken=len(spoken),
+        cut=sum(result.finish_reason == "length" for result in spoken),
+        seconds=round(sum(result.seconds for result in spoken), 6),
+        files={name: hashlib.sha256(content).hexdigest()},
+        errors=[
+            {"file": bad.file, "line": bad.line, "id": bad.id, "reason": bad.reason}
+            for bad in results
+            if isinstance(bad, BadLine)
+        ],
+    )
+    output.write(f"{ENTRIES}/{shard.number:06}.json", entry.to_bytes())
+    return entry
+
+
+def _parquet(spoken: Sequence[Spoken]) -> bytes:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema = pa.schema(
+        [
+            *((name, pa.string()) for name in ("id", "text", "voice")),
+            ("seed", pa.int64()),
+            ("seconds", pa.float64()),
+            ("sample_rate", pa.int32()),
+            ("finish_reason", pa.string()),
+            ("sha256", pa.string()),
+            ("audio", pa.binary()),
+        ]
+    )
+    table = pa.Table.from_pylist([{**result.describe(), "audio": result.sound} for result in spoken], schema)
+    buffer = io.BytesIO()
+    # Sound does not shrink, and a dictionary of it would double the work.
+    parquet.write_table(table, buffer, compression={"audio": "NONE"}, use_dictionary=False, row_group_size=_GROUP_ROWS)
+    return buffer.getvalue()
+
+
 def _read_entries(output: Output) -> Iterator[Entry]:
     names = sorted(name for name in output.names(ENTRIES) if _ENTRY.fullmatch(name))
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -110,7 +186,7 @@ def _read_entries(output: Output) -> Iterator[Entry]:
 
 
 def _sweep(output: Output, entries: Mapping[int, Entry]) -> None:
-    """Delete what a kill has left half written, and shards that have no entry."""
+    """Delete unfinished files, and shards without an entry."""
     for folder in ("", ENTRIES, SHARDS):
         for name in output.names(folder):
             match = _SHARD.fullmatch(name) if folder == SHARDS else None

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from s1_mini.corpus.errors import CorpusError
 from s1_mini.corpus.job import Job, fingerprints
 from s1_mini.corpus.manifest import HEADER, Entry, header_bytes
 from s1_mini.corpus.output import open_output
-from s1_mini.corpus.rows import Shard
+from s1_mini.corpus.rows import CorpusError, Shard
 from s1_mini.exceptions import EngineNotReadyError, S1MiniError
 from s1_mini.extras import require
 

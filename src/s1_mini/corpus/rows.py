@@ -1,4 +1,4 @@
-"""From a line's values to a text with all that decides its sound, or to a bad line with its reason."""
+"""The texts of a corpus with all that decides their sound, and the lines that cannot be spoken."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from s1_mini.corpus.lines import Line
-from s1_mini.exceptions import ParameterError, RequestError
+from s1_mini.exceptions import ParameterError, RequestError, S1MiniError
 from s1_mini.types import DEFAULT_SAMPLING, MAX_SEED, OnUnsupported, SamplingParams, check_on_unsupported
 
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
@@ -19,9 +18,15 @@ PARAMETERS = (*SAMPLING, "on_unsupported")
 MAX_ID_LENGTH = 500
 
 
+class CorpusError(S1MiniError):
+    """The input cannot be read, the output cannot be continued, or the workers are lost."""
+
+    code = "corpus_invalid"
+
+
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns that are used; None for what no column has."""
+    """The names of the columns in use; None for a purpose without a column."""
 
     text: str
     id: str | None = None
@@ -31,13 +36,13 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """All names that are used."""
+        """All names in use."""
         return [name for name in (self.text, self.id, self.voice, self.seed, self.parameters) if name is not None]
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What holds for a text whose line does not say it; `seed` goes into the seeds that are made of ids."""
+    """Values for lines that do not name their own; `seed` is mixed into the seeds that are derived from ids."""
 
     voice: str | None = None
     seed: int = 0
@@ -46,8 +51,17 @@ class Defaults:
 
 
 @dataclass(frozen=True)
+class Line:
+    """One line of a file, or one row of a Parquet file, counted from 1; `reason` is why it could not be read."""
+
+    number: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Row:
-    """One text to be spoken: the `number`-th of the corpus, from 0, and where it stands."""
+    """One text: its number in the corpus, from 0, and its place in the input."""
 
     number: int
     file: str
@@ -61,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be spoken, and why."""
+    """A line that cannot be spoken, and the reason."""
 
     number: int
     file: str
@@ -79,41 +93,46 @@ class Shard:
 
 
 def check(line: Line, number: int, file: str, columns: Columns, defaults: Defaults) -> Row | BadLine:
-    """Make a row of a line, or tell what is wrong with it."""
+    """Return a line as a row, or with the reason why it is none."""
     identity: str | None = None
     if line.reason:
         return BadLine(number, file, line.number, None, line.reason)
     try:
-        identity = id_of(line, number, columns)
+        identity = _id_of(line, number, columns.id)
         text = _value(line, columns.text)
         if text is None:
             raise ParameterError(columns.text, "is empty" if columns.text in line.values else "is missing")
-        given = _parameters(line, columns, defaults)
-        sampling = given.sampling
-        if sampling.seed is None:
+        if (given := _value(line, columns.parameters)) is not None:
+            defaults = read_parameters(str(columns.parameters), given, defaults)
+        sampling, seed = defaults.sampling, _value(line, columns.seed)
+        if seed is not None:
+            sampling = replace(sampling, seed=_as_number(seed))
+        elif sampling.seed is None:
             sampling = replace(sampling, seed=seed_of(identity, defaults.seed))
-        voice = voice_of(line, columns) or defaults.voice
+        voice = _value(line, columns.voice)
+        if voice is not None and not isinstance(voice, str):
+            raise ParameterError(str(columns.voice), f"{voice!r} is not text")
     except RequestError as error:
         return BadLine(number, file, line.number, identity, str(error))
-    return Row(number, file, line.number, identity, text, voice, sampling, given.on_unsupported)
+    return Row(number, file, line.number, identity, text, voice or defaults.voice, sampling, defaults.on_unsupported)
 
 
-def id_of(line: Line, number: int, columns: Columns) -> str:
-    """Give the id of a line: its column's, or its number in the corpus. Raises `ParameterError`."""
-    if columns.id is None:
+def _id_of(line: Line, number: int, column: str | None) -> str:
+    if column is None:
         return str(number)
-    value = _value(line, columns.id)
+    value = _value(line, column)
     if value is None:
-        raise ParameterError(columns.id, "is missing")
+        raise ParameterError(column, "is missing")
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ParameterError(columns.id, f"{value!r} is neither text nor a whole number")
-    if len(str(value)) > MAX_ID_LENGTH or any("\ud800" <= letter <= "\udfff" for letter in str(value)):
-        raise ParameterError(columns.id, f"is not UTF-8, or has more than {MAX_ID_LENGTH} characters")
-    return str(value)
+        raise ParameterError(column, f"{value!r} is neither text nor a whole number")
+    identity = str(value)
+    if len(identity) > MAX_ID_LENGTH or identity != identity.encode(errors="ignore").decode():
+        raise ParameterError(column, f"is not UTF-8, or has more than {MAX_ID_LENGTH} characters")
+    return identity
 
 
 def seed_of(identity: str, seed: int) -> int:
-    """Make a seed of an id: the same wherever and beside whatever the text is spoken."""
+    """Derive a seed from an id: it depends neither on the machine nor on neighbouring texts."""
     digest = hashlib.blake2b(f"{seed} {identity}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) & MAX_SEED
 
@@ -135,30 +154,14 @@ def read_parameters(name: str, value: object, base: Defaults) -> Defaults:
     return replace(base, sampling=replace(base.sampling, **sampling), on_unsupported=on_unsupported)
 
 
-def _parameters(line: Line, columns: Columns, defaults: Defaults) -> Defaults:
-    given = _value(line, columns.parameters)
-    if given is not None:
-        defaults = read_parameters(str(columns.parameters), given, defaults)
-    seed = _value(line, columns.seed)
-    return defaults if seed is None else replace(defaults, sampling=replace(defaults.sampling, seed=_as_number(seed)))
-
-
-def voice_of(line: Line, columns: Columns) -> str | None:
-    """Give the voice that a line names, if it names one. Raises `ParameterError`."""
-    voice = _value(line, columns.voice)
-    if voice is None or isinstance(voice, str):
-        return voice
-    raise ParameterError(str(columns.voice), f"{voice!r} is not text")
-
-
 def _value(line: Line, column: str | None) -> Any:
-    """Give what a column says; None where it says nothing: a gap is "" in some tables, and no number in others."""
+    """Return the value of a column; None for a gap, which is "" in some tables and NaN in others."""
     value = None if column is None else line.values.get(column)
     return None if value == "" or (isinstance(value, float) and math.isnan(value)) else value
 
 
 def _as_number(value: Any) -> Any:
-    """Take 3.0 and "3" for 3: a table with gaps has floats only, CSV has text only."""
+    """Convert 3.0 and "3" to 3: numbers of tables with gaps are floats, those of CSV are text."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,20}", value):
         return int(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value

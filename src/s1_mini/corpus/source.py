@@ -1,31 +1,39 @@
-"""The input of a corpus: files of this machine or of S3, read once to know them and once more to speak them.
+"""The input of a corpus: CSV, TSV, JSON lines or Parquet, local or on S3; read once to check it and once to speak it.
 
-Lines are numbered over all files, and shards cut by that number, so the same input gives the same shards at every run.
+Lines are numbered over all files, and shards cut by that number, so the same input makes the same shards at every run.
+A line that cannot be read becomes a `BadLine`.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 from s1_mini.aws.place import S3Place
-from s1_mini.corpus.errors import CorpusError
-from s1_mini.corpus.lines import SUFFIXES, Line, header_of, read_lines
-from s1_mini.corpus.rows import BadLine, Columns, Defaults, Row, Shard, check, id_of, voice_of
-from s1_mini.exceptions import ParameterError
+from s1_mini.corpus.rows import BadLine, Columns, CorpusError, Defaults, Line, Row, Shard, check
+from s1_mini.extras import require
 
-USUAL = ("text", "id", "voice", "seed", "parameters")
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+JSON_LINES = (".jsonl", ".ndjson")
+PARQUET = ".parquet"
+SUFFIXES = (*DELIMITERS, *JSON_LINES, PARQUET)
+MAX_LINE_BYTES = 4 * 2**20  # of JSON; a field of CSV has 131,072 characters at most
+PURPOSES = ("text", "id", "voice", "seed", "parameters")  # and the usual names of their columns
+_BATCH_ROWS = 1024
 _MAX_NAMED = 20  # columns in a sentence
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file as it was when it was looked through."""
+    """One file in its state at the first reading."""
 
     name: str
     path: Path
@@ -41,56 +49,54 @@ class Source:
     columns: Columns
     defaults: Defaults
     shard_size: int
-    num_lines: int
+    num_lines: int = 0
     voices: frozenset[str] = frozenset()  # that lines or the defaults name
 
     @property
     def num_shards(self) -> int:
-        """Shards that the lines make."""
+        """Number of shards."""
         return -(-self.num_lines // self.shard_size)
 
-    def shards(self) -> Iterator[Shard]:
-        """Give all lines in shards. Raises `CorpusError` if a file has changed meanwhile."""
-        number, lines = 0, list[Row | BadLine]()
-        for file, line in _all_lines(self.files, self.columns.names):
-            lines.append(check(line, number, file.name, self.columns, self.defaults))
-            number += 1
-            if number % self.shard_size == 0:
-                self._check_files()
-                yield Shard(number // self.shard_size - 1, tuple(lines))
-                lines = []
-        self._check_files()
-        if lines:
-            yield Shard(number // self.shard_size, tuple(lines))
-
-    def _check_files(self) -> None:
+    def rows(self) -> Iterator[Row | BadLine]:
+        """Yield all lines in order."""
+        number = count()
         for file in self.files:
-            if _stamp(file.path) != file.stamp:
-                raise CorpusError(f"{file.name} has changed while it was spoken; name a new output, and run this again")
+            for line in read_lines(file.path, self.columns.names):
+                yield check(line, next(number), file.name, self.columns, self.defaults)
+
+    def shards(self) -> Iterator[Shard]:
+        """Yield all lines in shards. Raises `CorpusError` if a file has changed."""
+        rows = self.rows()
+        for number in count():
+            lines = tuple(islice(rows, self.shard_size))
+            for file in self.files:
+                if _stamp(file.path) != file.stamp:
+                    raise CorpusError(
+                        f"{file.name} has changed while it was spoken; name a new output, and run this again"
+                    )
+            if not lines:
+                return
+            yield Shard(number, lines)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what identifies the texts, by content and not by place: moved files are the same input."""
+        return {"files": {file.name: file.sha256 for file in self.files}, "lines": self.num_lines}
 
 
 @contextmanager
 def open_source(place: str, asked: Mapping[str, str | None], defaults: Defaults, shard_size: int) -> Iterator[Source]:
-    """Look through a file, a folder, or an object or a prefix of S3.
+    """Open and check a file, a folder, or an object or a prefix of S3.
 
-    `asked` names columns by what they are for (`USUAL`): None is the usual name if it is there, "" is no column.
-    Raises `CorpusError` for what cannot be read, a column that is not there, an id that is there twice.
+    `asked` maps `PURPOSES` to columns: None is the usual name if there is such a column, "" is no column. Raises
+    `CorpusError` for an unreadable file, a missing column or a repeated id.
     """
     with tempfile.TemporaryDirectory(prefix="s1-mini-corpus-") as folder:
         paths = _download(S3Place.parse(place), Path(folder)) if place.startswith("s3://") else _find(Path(place))
         files = tuple(InputFile(path.name, path, sha256_of(path), _stamp(path)) for path in paths)
-        columns = _choose(asked, files)
-        num_lines, voices = _look_through(files, columns)
-        if not num_lines:
+        source = _check_lines(Source(files, _choose(asked, files), defaults, shard_size))
+        if not source.num_lines:
             raise CorpusError(f"{place} holds no text: all of it is blank")
-        voices |= {defaults.voice} if defaults.voice else set()
-        yield Source(files, columns, defaults, shard_size, num_lines, frozenset(voices))
-
-
-def _all_lines(files: tuple[InputFile, ...], columns: list[str]) -> Iterator[tuple[InputFile, Line]]:
-    for file in files:
-        for line in read_lines(file.path, columns):
-            yield file, line
+        yield source
 
 
 def _find(path: Path) -> list[Path]:
@@ -107,15 +113,19 @@ def _is_read(name: str) -> bool:
 
 
 def _download(place: S3Place, folder: Path) -> list[Path]:
-    """Bring an object, or those directly below a prefix, to this machine."""
+    """Download an object, or those directly below a prefix."""
     from s1_mini.aws.clients import Clients
     from s1_mini.aws.failures import About, explained
+
+    def list_keys(prefix: str) -> list[str]:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=prefix, Delimiter="/")
+        return [one["Key"] for page in pages for one in page.get("Contents", [])]
 
     about = About(doing=f"{place} cannot be read", bucket=place.bucket, needs="s3:GetObject, s3:ListBucket")
     with explained(about, CorpusError):
         client = Clients()["s3"]
         is_file = _is_read(place.key.rpartition("/")[2])
-        keys = [place.key] if is_file and _is_there(client, place) else _below(client, place)
+        keys = [place.key] if is_file and place.key in list_keys(place.key) else list_keys(place.join(""))
         wanted = sorted(key for key in keys if _is_read(key.rpartition("/")[2]))
         if not wanted:
             told = "is not there" if is_file else f"holds no object that ends in {', '.join(SUFFIXES)}"
@@ -126,103 +136,171 @@ def _download(place: S3Place, folder: Path) -> list[Path]:
         return paths
 
 
-def _is_there(client: Any, place: S3Place) -> bool:
-    from s1_mini.aws.failures import is_missing
-
-    try:
-        client.head_object(Bucket=place.bucket, Key=place.key)
-    except client.exceptions.ClientError as error:
-        if is_missing(error):
-            return False
-        raise
-    return True
-
-
-def _below(client: Any, place: S3Place) -> list[str]:
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=place.join(""), Delimiter="/")
-    return [one["Key"] for page in pages for one in page.get("Contents", [])]
-
-
 def _choose(asked: Mapping[str, str | None], files: tuple[InputFile, ...]) -> Columns:
-    """Find the columns that are to be used, where all files are sure to have them."""
+    """Return the columns to use. Raises `CorpusError` for one that was asked for and that a file lacks."""
     names: dict[str, Any] = {}
-    found = [(file, header if (header := header_of(file.path)) is not None else _keys(file)) for file in files]
-    for purpose in USUAL:
-        name = asked.get(purpose)
+    found = [(file, _columns_of(file.path)) for file in files]
+    for purpose in PURPOSES:
+        wanted, name = asked.get(purpose), asked.get(purpose) or purpose
         for file, columns in found:
-            wanted = purpose == "text" or bool(name)
-            if wanted and (name or purpose) not in columns:
+            if (purpose == "text" or wanted) and name not in columns:
                 told = ", ".join(columns[:_MAX_NAMED]) + (", …" if len(columns) > _MAX_NAMED else "")
                 raise CorpusError(
-                    f"{file.name} has no column {name or purpose!r}: there are {told or 'none'}; "
-                    f"name one with --{purpose}-column"
+                    f"{file.name} has no column {name!r}: there are {told or 'none'}; name one with --{purpose}-column"
                 )
-        is_there = any((name or purpose) in columns for _, columns in found)
-        names[purpose] = (name or purpose) if is_there and (name != "" or purpose == "text") else None
+        is_used = purpose == "text" or (wanted != "" and any(name in columns for _, columns in found))
+        names[purpose] = name if is_used else None
     return Columns(**names)
 
 
-def _keys(file: InputFile) -> list[str]:
-    """Give the keys of all lines of a file of JSON lines, in the order in which they come."""
-    keys: dict[str, None] = {}
-    for line in read_lines(file.path):
-        keys.update(dict.fromkeys(line.values))
-    return list(keys)
-
-
-def _look_through(files: tuple[InputFile, ...], columns: Columns) -> tuple[int, set[str]]:
-    """Count the lines, and find the voices that they name. Raises `CorpusError` if an id is there twice."""
-    number, seen, voices = 0, set[bytes](), set[str]()
-    wanted = [name for name in (columns.id, columns.voice) if name is not None]
-    for file, line in _all_lines(files, wanted or [columns.text]):
-        if (voice := _try(voice_of, line, columns)) is not None:
-            voices.add(voice)
-        if columns.id is not None and not line.reason:
-            identity = _try(id_of, line, number, columns)
-            key = hashlib.blake2b((identity or "").encode(), digest_size=16).digest()
-            if identity is not None and key in seen:
-                first, before = _first_with(identity, files, columns)
+def _check_lines(source: Source) -> Source:
+    """Count the lines and collect the voices that they name. Raises `CorpusError` for a repeated id."""
+    seen, num_lines = set[bytes](), 0
+    voices = {source.defaults.voice} if source.defaults.voice else set[str]()
+    for num_lines, row in enumerate(source.rows(), 1):  # noqa: B007 - the last one counts
+        if isinstance(row, Row) and row.voice is not None:
+            voices.add(row.voice)
+        if source.columns.id is not None and row.id is not None:
+            key = hashlib.blake2b(row.id.encode(), digest_size=16).digest()
+            if key in seen:
+                first = next(other for other in source.rows() if other.id == row.id)
                 raise CorpusError(
-                    f"id {identity!r} is there twice, in line {before.number} of {first.name} and line {line.number} "
-                    f'of {file.name}; make ids unique, or number the lines instead with --id-column ""'
+                    f"id {row.id!r} is there twice, in line {first.line} of {first.file} and line {row.line} "
+                    f'of {row.file}; make ids unique, or number the lines instead with --id-column ""'
                 )
             seen.add(key)
-        number += 1
-    return number, voices
-
-
-def _try(read: Callable[..., str | None], *arguments: Any) -> str | None:
-    try:
-        return read(*arguments)
-    except ParameterError:
-        return None  # a bad line, which is told later
-
-
-def _first_with(identity: str, files: tuple[InputFile, ...], columns: Columns) -> tuple[InputFile, Line]:
-    return next(
-        (file, line)
-        for number, (file, line) in enumerate(_all_lines(files, columns.names))
-        if not line.reason and _try(id_of, line, number, columns) == identity
-    )
+    return Source(source.files, source.columns, source.defaults, source.shard_size, num_lines, frozenset(voices))
 
 
 def sha256_of(path: Path) -> str:
-    """Hash a file. Raises `CorpusError` if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror}") from None
+    """Return the hash of a file. Raises `CorpusError` if it cannot be read."""
+    with _readable(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    try:
+    with _readable(path):
         status = path.stat()
-    except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror}") from None
-    return status.st_size, status.st_mtime_ns
+        return status.st_size, status.st_mtime_ns
 
 
-def describe_source(source: Source) -> dict[str, Any]:
-    """Tell what decides which texts there are, by value and not by place: moved files are the same input."""
-    return {"files": {file.name: file.sha256 for file in source.files}, "lines": source.num_lines}
+def read_lines(path: Path, columns: Iterable[str]) -> Iterator[Line]:
+    """Yield all lines of a file except blank ones; of Parquet only these columns.
+
+    Raises `CorpusError` if the file as a whole cannot be read.
+    """
+    with _readable(path):
+        if _kind(path) == PARQUET:
+            yield from _parquet(path, columns)
+        elif _kind(path) in JSON_LINES:
+            yield from _json_lines(path)
+        else:
+            yield from _csv(path)
+
+
+def _columns_of(path: Path) -> list[str]:
+    with _readable(path):
+        if _kind(path) == PARQUET:
+            return [str(name) for name in _open_parquet(path).schema_arrow.names]
+        if _kind(path) in JSON_LINES:
+            return list(dict.fromkeys(key for line in _json_lines(path) for key in line.values))
+        with _open_csv(path) as (header, _):
+            return header
+
+
+def _kind(path: Path) -> str:
+    return path.suffix.lower()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # also pyarrow's
+        raise CorpusError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # pyarrow's ArrowInvalid
+        raise CorpusError(f"{path} cannot be read: {str(error).partition('. ')[0]}") from None
+
+
+def _open_parquet(path: Path) -> Any:
+    require("corpus", f"reading {path.name}")
+    from pyarrow.parquet import ParquetFile
+
+    return ParquetFile(path)
+
+
+def _parquet(path: Path, columns: Iterable[str]) -> Iterator[Line]:
+    with _open_parquet(path) as file:
+        wanted, number = [name for name in columns if name in file.schema_arrow.names], count(1)
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=wanted):
+            for values in batch.to_pylist():
+                yield Line(next(number), values)
+
+
+def _json_lines(path: Path) -> Iterator[Line]:
+    with path.open("rb") as file:
+        for number in count(1):
+            text = file.readline(MAX_LINE_BYTES + 1)
+            if not text:
+                return
+            if len(text) > MAX_LINE_BYTES:
+                while text and not text.endswith(b"\n"):
+                    text = file.readline(MAX_LINE_BYTES)
+                yield Line(number, reason=f"has more than {MAX_LINE_BYTES:,} bytes, which is the most that is read")
+            elif text.strip():
+                yield _json_line(number, text)
+
+
+def _json_line(number: int, text: bytes) -> Line:
+    try:
+        values = json.loads(text.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except UnicodeDecodeError as error:
+        return Line(number, reason=f"is not UTF-8: {error.reason} at byte {error.start}")
+    except (ValueError, RecursionError) as error:
+        return Line(number, reason=f"is not JSON: {error}")
+    if not isinstance(values, dict):
+        return Line(number, reason=f"holds a JSON {type(values).__name__}, not an object")
+    return Line(number, values)
+
+
+@contextmanager
+def _open_csv(path: Path) -> Iterator[tuple[list[str], Any]]:
+    """Yield the header and a reader of the lines after it."""
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        rows = csv.reader(file, delimiter=DELIMITERS[_kind(path)], strict=True)
+        try:
+            header = next(rows, [])
+        except csv.Error as error:
+            raise CorpusError(f"{path} cannot be read: its header is not CSV: {error}") from None
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
+            raise CorpusError(f"{path} cannot be read: its header names {', '.join(map(repr, twice))} twice")
+        yield header, rows
+
+
+def _csv(path: Path) -> Iterator[Line]:
+    with _open_csv(path) as (header, rows):
+        while True:
+            first = rows.line_num + 1
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                yield Line(first, reason=f"is not CSV up to line {rows.line_num}: {error}")
+                continue
+            if row is None:
+                return
+            if (wrong := _undecoded(row)) is not None:
+                yield Line(first, reason=f"is not UTF-8: it has the byte 0x{wrong:02x}")
+            elif len(row) == len(header):
+                yield Line(first, dict(zip(header, row, strict=True)))
+            elif row:
+                yield Line(first, reason=f"has {len(row)} fields, and the header {len(header)}")
+
+
+def _undecoded(row: list[str]) -> int | None:
+    """Return the first byte that is not UTF-8, which `surrogateescape` turned into a surrogate, or None."""
+    try:
+        "".join(row).encode()
+    except UnicodeEncodeError as error:
+        return ord(error.object[error.start]) & 0xFF
+    return None

@@ -9,10 +9,9 @@ from dataclasses import asdict
 
 from s1_mini.audio.container import rate_in
 from s1_mini.corpus.job import Job
-from s1_mini.corpus.manifest import Entry
+from s1_mini.corpus.manifest import Entry, Spoken, write_shard
 from s1_mini.corpus.output import open_output
 from s1_mini.corpus.rows import BadLine, Row, Shard
-from s1_mini.corpus.write import Spoken, write_shard
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
 from s1_mini.runtime.process import freeze_what_is_loaded, prepare_process
