@@ -9,8 +9,9 @@ from botocore.eventstream import ChecksumMismatch, EventStreamBuffer, EventStrea
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s1_mini.sagemaker import event_stream
-from s1_mini.sagemaker.event_stream import encode_message, model_stream_error, payload_part, payload_parts
+from s1_mini.exceptions import GenerationError
+from s1_mini.sagemaker import local_endpoint
+from s1_mini.sagemaker.local_endpoint import encode_message, model_stream_error, payload_parts
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 texts = st.text(st.characters(codec="utf-8"), max_size=200)
@@ -35,7 +36,7 @@ def test_botocore_reads_back_what_was_written_however_it_is_cut(
 
 
 def test_a_payload_part_is_an_event_of_109_bytes_around_four() -> None:
-    frame = payload_part(b"RIFF")
+    (frame,) = payload_parts(b"RIFF")
     (message,) = parse(frame)
 
     assert len(frame) == 109
@@ -45,16 +46,19 @@ def test_a_payload_part_is_an_event_of_109_bytes_around_four() -> None:
 
 
 def test_a_stream_error_is_an_exception_with_its_code() -> None:
-    (message,) = parse(model_stream_error("StreamBroken", "generation failed"))
+    (message,) = parse(model_stream_error(GenerationError("3 samples are NaN")))
     answer = message.to_response_dict()
 
     assert answer["status_code"] == 400
     assert message.headers[":exception-type"] == "ModelStreamError"
-    assert json.loads(message.payload) == {"Message": "generation failed", "ErrorCode": "StreamBroken"}
+    assert json.loads(message.payload) == {
+        "Message": "generation_failed: 3 samples are NaN",
+        "ErrorCode": "StreamBroken",
+    }
 
 
 def test_one_changed_byte_is_noticed() -> None:
-    frame = bytearray(payload_part(b"sound"))
+    frame = bytearray(*payload_parts(b"sound"))
     frame[-6] ^= 1
 
     with pytest.raises(ChecksumMismatch):
@@ -62,25 +66,10 @@ def test_one_changed_byte_is_noticed() -> None:
 
 
 def test_a_long_payload_becomes_several_parts_and_none_becomes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "MAX_PAYLOAD_BYTES", 10)
+    monkeypatch.setattr(local_endpoint, "MAX_PAYLOAD_BYTES", 10)
 
     payloads = [message.payload for message in parse(b"".join(payload_parts(bytes(range(25)))))]
 
     assert [len(payload) for payload in payloads] == [10, 10, 5]
     assert b"".join(payloads) == bytes(range(25))
     assert list(payload_parts(b"")) == []
-
-
-@pytest.mark.parametrize(
-    ("headers", "payload"),
-    [
-        ({"": "x"}, b""),
-        ({"n" * 256: "x"}, b""),
-        ({"n": "x" * 2**15}, b""),
-        ({f"n{i}": "x" * 30_000 for i in range(5)}, b""),
-        ({}, bytes(event_stream.MAX_PAYLOAD_BYTES + 1)),
-    ],
-)
-def test_what_fits_into_no_message_is_refused(headers: dict[str, str], payload: bytes) -> None:
-    with pytest.raises(ValueError, match=r"allowed|fit"):
-        encode_message(headers, payload)

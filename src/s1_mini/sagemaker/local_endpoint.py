@@ -1,9 +1,15 @@
-"""The paths of SageMaker's runtime on this machine, so that a boto3 client calls us as it would call an endpoint.
+"""The paths of SageMaker's runtime on this machine: a boto3 client calls the server like an endpoint.
 
-`invoke_endpoint`, `invoke_endpoint_with_response_stream` (event-stream framing, a failure midway as `ModelStreamError`)
-and `invoke_endpoint_async`. As at the real runtime, a container's failure becomes status 424, `ModelError`, with what
-the container said inside, and only the headers that SageMaker passes on reach the container. Signatures are not
-checked.
+`invoke_endpoint`, `invoke_endpoint_with_response_stream` and `invoke_endpoint_async`. As at the real runtime, a failure
+of the container becomes status 424, `ModelError`, which quotes the container, and only the headers that SageMaker
+passes on reach the container. Signatures are not checked.
+
+Response streams have AWS's event-stream framing. A message is, all numbers big-endian::
+
+    u32 total length | u32 length of headers | u32 crc32 of these 8 bytes
+    headers: u8 length, name, u8 type (7: text), u16 length, value
+    payload
+    u32 crc32 of everything before
 """
 
 from __future__ import annotations
@@ -12,22 +18,34 @@ import asyncio
 import json
 import logging
 import re
+import struct
 import uuid
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from s1_mini.exceptions import ConfigurationError, RequestTimeoutError, S1MiniError
 from s1_mini.sagemaker import sessions
 from s1_mini.sagemaker.async_store import MAX_ASYNC_S, AsyncStore
-from s1_mini.sagemaker.event_stream import MEDIA_TYPE, model_stream_error, payload_parts
 from s1_mini.sagemaker.headers import ATTRIBUTES
-from s1_mini.sagemaker.inner_call import Answer, InnerCall, of_bytes
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.accounts import Resource
-from s1_mini.server.errors import ClientGoneError, DrainingError, StorageError, code_of, describe, message_of, row_of
+from s1_mini.server.errors import (
+    ClientGoneError,
+    DrainingError,
+    StorageError,
+    code_of,
+    describe,
+    error_response,
+    message_of,
+    row_of,
+)
 from s1_mini.server.record import record_of
 
 if TYPE_CHECKING:
@@ -43,22 +61,43 @@ VARIANT = "AllTraffic"
 MAX_INLINE_BYTES = 128_000
 DEFAULT_ASYNC_S = 900
 FULL = "too many invocations are waiting; try again"
+EVENT_STREAM = "application/vnd.amazon.eventstream"
+MAX_PAYLOAD_BYTES = 16 * 2**20  # limit of the strictest of AWS's decoders; that of botocore is 24 MiB
 
 _HEADER = "x-amzn-sagemaker-"
+_PLAIN = ("content-type", "content-length", "accept")  # other headers that reach the container
 _BACK = {name.lower(): name for name in (ATTRIBUTES, sessions.NEW_HEADER, sessions.CLOSED_HEADER, "Content-Type")}
 
 
-class AsyncCall(NamedTuple):
-    """An asynchronous invocation: its input, or where that lies; its id; the seconds it may take; its output's name."""
+OnStart = Callable[["Answer"], Awaitable[None]]
+OnPiece = Callable[[bytes], Awaitable[None]]
 
-    body: bytes | str
+
+@dataclass
+class Answer:
+    """An answer of the container."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the request succeeded."""
+        return 200 <= self.status < 300
+
+
+class AsyncCall(NamedTuple):
+    """An asynchronous invocation."""
+
+    body: bytes | str  # the input, or its location
     inference_id: str
     allowed_s: float
-    name: str  # of this invocation alone: clients may give several the same id
+    name: str  # of the output, unique: clients may reuse an id
 
 
 class LocalEndpoint:
-    """One endpoint that exists on this machine only, and the asynchronous invocations it has accepted."""
+    """An endpoint of this machine, with the asynchronous invocations that it has accepted."""
 
     def __init__(self, name: str, app: FastAPI, settings: ContainerSettings, store: AsyncStore | None = None) -> None:
         if not NAME.fullmatch(name):
@@ -68,15 +107,15 @@ class LocalEndpoint:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more asynchronous invocation can be accepted."""
+        """Whether the limit of asynchronous invocations is reached."""
         return len(self._tasks) >= self.settings.max_async
 
     def accept(self, scope: Scope, call: AsyncCall) -> None:
-        """Answer later."""
+        """Answer an invocation in the background."""
         gate = self.app.state.gate
         holding = scope["state"]["record"].holding
         holding.set(Resource.BODY_BYTES, len(call.body), checked=False)  # `max_async` bounds their number
-        gate.enter()  # a server that shuts down waits for it
+        gate.enter()  # shutdown waits for it
         task = asyncio.create_task(self._answer_later(scope, call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -84,7 +123,7 @@ class LocalEndpoint:
         task.add_done_callback(lambda _: holding.release())
 
     async def close(self) -> None:
-        """Break off what is not answered yet; its failure is told in its place."""
+        """Cancel unanswered invocations; a failure is written for each."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -94,7 +133,7 @@ class LocalEndpoint:
         try:
             answer = await self._answer(self.store, scope, call)
         except asyncio.CancelledError:
-            answer = _failed(DrainingError("the server went down before this was answered"))
+            answer = _failed(DrainingError("the server shut down before this was answered"))
         except Exception as error:
             logger.exception("an asynchronous invocation failed")
             answer = _failed(error)
@@ -110,45 +149,103 @@ class LocalEndpoint:
             if isinstance(body, str):
                 body = await asyncio.to_thread(store.read, body, self.settings.max_async_bytes)
                 scope["state"]["record"].holding.set(Resource.BODY_BYTES, len(body))
-            headers = [(name, value) for name, value in translated(scope) if name != "content-length"]
-            inner = InnerCall(self.app, scope, headers)
+            later = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"content-length"]}
             async with asyncio.timeout(call.allowed_s):
-                await inner.run(of_bytes(body))
+                return await call_container(self.app, later, _receive_of(body))
         except TimeoutError:
             return _failed(RequestTimeoutError(f"the invocation took longer than {call.allowed_s:g} s"))
         except S1MiniError as error:
             return _failed(error)
-        return inner.answer
+
+
+async def call_container(
+    app: FastAPI, scope: Scope, receive: Receive, on_start: OnStart | None = None, on_piece: OnPiece | None = None
+) -> Answer:
+    """Call `/invocations` inside the middleware, which the outer request of `scope` has passed already.
+
+    The pieces of a successful answer go to `on_piece` as they come; all else is collected in the answer's body. An
+    error before the answer begins becomes an answer, a later one is raised. (httpx's ASGI transport cannot do this: it
+    collects every answer, and shares no state with the outer request.)
+    """
+    answer, record = Answer(), scope["state"]["record"]
+
+    async def send(message: Message) -> None:
+        content = message.get("body", b"")
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            pairs = message.get("headers", [])
+            answer.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in pairs}
+            if on_start is not None and answer.is_good:
+                await on_start(answer)
+        elif on_piece is not None and answer.is_good:
+            if content:
+                await on_piece(content)
+        else:
+            record.holding.add(Resource.AUDIO_BYTES, len(content))
+            answer.body += content
+
+    target = {"method": "POST", "path": "/invocations", "raw_path": b"/invocations", "query_string": b""}
+    inner: dict[str, Any] = {**scope, **target, "headers": _passed(scope["headers"])}
+    try:
+        async with AsyncExitStack() as stack:
+            inner["fastapi_middleware_astack"] = stack  # FastAPI's own middleware would add it
+            await app.router(inner, receive, send)
+    except S1MiniError as error:
+        if answer.status:
+            raise
+        record.code = error.code
+        await error_response(error, record.id)(inner, receive, send)
+    return answer
+
+
+def _passed(raw: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers that the container gets; the runtime's own names of plain headers become plain."""
+    headers = {name.lower(): value for name, value in raw}
+    for plain in (b"content-type", b"accept"):
+        if (special := headers.pop(_HEADER.encode() + plain, None)) is not None:
+            headers[plain] = special
+    return [
+        (name, value)
+        for name, value in headers.items()
+        if name.decode("latin-1") in _PLAIN or name.startswith(_HEADER.encode())
+    ]
+
+
+def _receive_of(body: bytes) -> Receive:
+    """Return the receiving half of a request with this body, whose client never disconnects."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    return receive
 
 
 @router.post("/endpoints/{name}/invocations")
 async def invoke_endpoint(name: str, request: Request) -> Response:
-    """Answer `InvokeEndpoint`: the container's answer, once all of it is there."""
-    endpoint = request.app.state.endpoint
-    if name != endpoint.name:
+    """Answer `InvokeEndpoint` with the container's whole answer."""
+    if name != request.app.state.endpoint.name:
         return _unknown(name)
-    call = InnerCall(endpoint.app, request.scope, translated(request.scope))
     try:
-        await call.run(request.receive)
+        answer = await call_container(request.app, request.scope, request.receive)
     except S1MiniError as error:
-        call.answer = _failed(error)
-    if not call.answer.is_good:
-        return _model_error(call.answer)
-    headers = _returned(call.answer) | {"x-Amzn-Invoked-Production-Variant": VARIANT}
-    return Response(bytes(call.answer.body), headers=headers)
+        answer = _failed(error)
+    return Response(bytes(answer.body), headers=_returned(answer)) if answer.is_good else _model_error(answer)
 
 
 @router.post("/endpoints/{name}/invocations-response-stream")
 async def invoke_with_response_stream(name: str, request: Request) -> Response:
-    """Answer `InvokeEndpointWithResponseStream`: the container's pieces as events, as they come."""
+    """Answer `InvokeEndpointWithResponseStream` with an event for each piece of the container's answer."""
     if name != request.app.state.endpoint.name:
         return _unknown(name)
-    return FramedAnswer(request)
+    return FramedAnswer()
 
 
 @router.post("/endpoints/{name}/async-invocations")
 async def invoke_endpoint_async(name: str, request: Request) -> Response:
-    """Answer `InvokeEndpointAsync`: 202, and where the output will be."""
+    """Answer `InvokeEndpointAsync` with 202 and the location of the output."""
     endpoint = request.app.state.endpoint
     if name != endpoint.name:
         return _unknown(name)
@@ -156,7 +253,7 @@ async def invoke_endpoint_async(name: str, request: Request) -> Response:
         return _aws_error(429, "ThrottlingException", {"Message": FULL})
     call = await _read_async(request, endpoint.store)
     if isinstance(call, str):
-        return _aws_error(400, "ValidationError", {"Message": call})
+        return _invalid(call)
     holding = request.app.state.accounts.hold(record_of(request).client)
     record = record_of(request).for_part(holding)
     later = {**request.scope, "state": request.scope["state"] | {"record": record}}
@@ -164,7 +261,7 @@ async def invoke_endpoint_async(name: str, request: Request) -> Response:
         await asyncio.to_thread(endpoint.store.reserve, call.name)
     except OSError as error:
         return _aws_error(503, "ServiceUnavailable", {"Message": f"the store cannot be written: {error.strerror}"})
-    if endpoint.is_full:  # others have come meanwhile
+    if endpoint.is_full:  # by now
         await asyncio.to_thread(endpoint.store.release, call.name)
         return _aws_error(429, "ThrottlingException", {"Message": FULL})
     endpoint.accept(later, call)
@@ -178,66 +275,83 @@ async def invoke_endpoint_async(name: str, request: Request) -> Response:
 class FramedAnswer(Response):
     """The container's answer in event-stream framing; a failure before its first byte has a status of its own."""
 
-    def __init__(self, request: Request) -> None:
-        super().__init__()
-        self._request = request
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the container and frame what it says."""
-        call = InnerCall(self._request.app, scope, translated(scope))
+        """Call the container and frame its answer."""
 
-        async def start() -> None:
-            headers = _returned(call.answer)
+        async def start(answer: Answer) -> None:
+            headers = _returned(answer)
             headers["X-Amzn-SageMaker-Content-Type"] = headers.pop("Content-Type", "application/octet-stream")
-            headers |= {"Content-Type": MEDIA_TYPE, "x-Amzn-Invoked-Production-Variant": VARIANT}
+            headers["Content-Type"] = EVENT_STREAM
             raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})
 
-        async def give(frame: bytes, *, is_last: bool = False) -> None:
-            await send({"type": "http.response.body", "body": frame, "more_body": not is_last})
-
-        async def give_piece(piece: bytes) -> None:
+        async def send_piece(piece: bytes) -> None:
             for frame in payload_parts(piece):
-                await give(frame)
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
 
+        end = b""
         try:
-            await call.run(receive, start, give_piece)
+            answer = await call_container(scope["app"], scope, receive, start, send_piece)
         except ClientGoneError:
             raise
-        except Exception as error:
+        except Exception as error:  # the stream has begun, so only an event can report it
             if not isinstance(error, S1MiniError):
                 logger.exception("a stream broke off")
             scope["state"]["record"].code = code_of(error)
-            await give(_stream_error(error), is_last=True)
-            return
-        if call.answer.is_good:
-            await give(b"", is_last=True)
+            end = model_stream_error(error)
         else:
-            await _model_error(call.answer)(scope, receive, send)
+            if not answer.is_good:
+                await _model_error(answer)(scope, receive, send)
+                return
+        await send({"type": "http.response.body", "body": end, "more_body": False})
 
 
-def translated(scope: Scope) -> list[tuple[str, str]]:
-    """Give the headers that the container gets: what has a name of its own at the runtime gets its plain name."""
-    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-    for plain in ("content-type", "accept"):
-        special = headers.pop(_HEADER + plain, None)
-        if special is not None:
-            headers[plain] = special
-    return list(headers.items())
+def encode_message(headers: Mapping[str, str], payload: bytes) -> bytes:
+    """Frame one message with text headers."""
+    block = b""
+    for name, value in headers.items():
+        block += struct.pack("!B", len(name.encode())) + name.encode()
+        block += struct.pack("!BH", 7, len(value.encode())) + value.encode()
+    lengths = struct.pack("!II", 16 + len(block) + len(payload), len(block))
+    message = lengths + struct.pack("!I", zlib.crc32(lengths)) + block + payload
+    return message + struct.pack("!I", zlib.crc32(message))
+
+
+def payload_parts(payload: bytes) -> Iterator[bytes]:
+    """Frame `payload` as `PayloadPart` events, as many as it needs."""
+    headers = {
+        ":event-type": "PayloadPart",
+        ":content-type": "application/octet-stream",
+        ":message-type": "event",
+    }
+    for start in range(0, len(payload), MAX_PAYLOAD_BYTES):
+        yield encode_message(headers, payload[start : start + MAX_PAYLOAD_BYTES])
+
+
+def model_stream_error(error: Exception) -> bytes:
+    """Frame the end of an interrupted answer as a `ModelStreamError` exception."""
+    code = "ModelInvocationTimeExceeded" if isinstance(error, RequestTimeoutError) else "StreamBroken"
+    headers = {
+        ":exception-type": "ModelStreamError",
+        ":content-type": "application/json",
+        ":message-type": "exception",
+    }
+    message = f"{code_of(error)}: {message_of(error)}"
+    return encode_message(headers, json.dumps({"Message": message, "ErrorCode": code}).encode())
 
 
 def output_name(name: str) -> str:
-    """Give the file name of an asynchronous answer."""
+    """Return the file name of an asynchronous answer."""
     return f"{name}.out"
 
 
 def failure_name(name: str) -> str:
-    """Give the file name of an asynchronous failure."""
+    """Return the file name of an asynchronous failure."""
     return f"{name}-error.out"
 
 
 def _keep(store: AsyncStore, name: str, answer: Answer) -> None:
-    """Write an answer; one that cannot be written is told as a failure, for which there is room."""
+    """Write an answer; if that fails, write a failure to the reserved space."""
     kind = answer.headers.get("content-type", "application/octet-stream")
     try:
         try:
@@ -252,7 +366,7 @@ def _keep(store: AsyncStore, name: str, answer: Answer) -> None:
 
 
 async def _read_async(request: Request, store: AsyncStore | None) -> AsyncCall | str:
-    """Read an asynchronous invocation; give a sentence if it cannot be one."""
+    """Read an asynchronous invocation; return a message if it is invalid."""
     inference_id = request.headers.get(_HEADER + "inference-id") or str(uuid.uuid4())
     allowed = request.headers.get(_HEADER + "invocationtimeoutseconds", str(DEFAULT_ASYNC_S))
     body, location = await request.body(), request.headers.get(_HEADER + "inputlocation")
@@ -271,17 +385,13 @@ async def _read_async(request: Request, store: AsyncStore | None) -> AsyncCall |
 
 
 def _returned(answer: Answer) -> dict[str, str]:
-    return {_BACK[name]: value for name, value in answer.headers.items() if name in _BACK}
+    passed = {_BACK[name]: value for name, value in answer.headers.items() if name in _BACK}
+    return passed | {"x-Amzn-Invoked-Production-Variant": VARIANT}
 
 
 def _failed(error: Exception) -> Answer:
     told = json.dumps(describe(error, None)).encode()
     return Answer(row_of(error).status, {"content-type": "application/json"}, bytearray(told))
-
-
-def _stream_error(error: Exception) -> bytes:
-    kind = "ModelInvocationTimeExceeded" if isinstance(error, RequestTimeoutError) else "StreamBroken"
-    return model_stream_error(kind, f"{code_of(error)}: {message_of(error)}")
 
 
 def _model_error(answer: Answer) -> Response:
