@@ -1,4 +1,4 @@
-"""The AWS edge: the container contract of SageMaker hosting, the handler of its toolkits, and a local endpoint.
+"""The container contract of SageMaker hosting, the handler of its toolkits, and a local endpoint for boto3.
 
-Knows the server and the engine; nothing below knows of this room, and it never calls AWS by itself.
+Builds on the server and the engine, which do not import it. It calls AWS only where a user names a place on S3.
 """

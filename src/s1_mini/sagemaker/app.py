@@ -1,4 +1,4 @@
-"""The container's application: the server's own, and what SageMaker asks of a container on top. Only composes."""
+"""The container's application: the server's with the routes of SageMaker's container contract."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from s1_mini.sagemaker import invocations, local_endpoint, models
 from s1_mini.sagemaker.async_store import AsyncStore
-from s1_mini.sagemaker.hosted import HostedModels
 from s1_mini.sagemaker.local_endpoint import LocalEndpoint
+from s1_mini.sagemaker.models import HostedModels
 from s1_mini.sagemaker.sessions import Sessions
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.app import create_app
@@ -34,8 +34,8 @@ def make_container_app(
 ) -> FastAPI:
     """Build the application around `engine`.
 
-    With `endpoint` it also answers the runtime's paths for an endpoint of that name, and keeps the answers of
-    asynchronous invocations in `store`. `member` says which of several replicas it is; None if it is alone. Without
+    With `endpoint` it also serves the runtime's paths for an endpoint of that name, and writes the answers of
+    asynchronous invocations to `store`. `member` identifies one of several replicas; None if it is alone. Without
     `streams` no audio is streamed. Raises `ConfigurationError` for a name that SageMaker would not take.
     """
     container = container or ContainerSettings()
@@ -49,15 +49,13 @@ def make_container_app(
     if endpoint is not None:
         app.state.endpoint = LocalEndpoint(endpoint, app, container, store)
         app.include_router(local_endpoint.router)
-    app.router.lifespan_context = _with_care(app.router.lifespan_context)
+    app.router.lifespan_context = _closing(app.router.lifespan_context)
     return app
 
 
-def _with_care(live: Any) -> Any:
-    """Extend the application's life by the end of what this room keeps."""
-
+def _closing(live: Any) -> Any:
     @asynccontextmanager
-    async def cared(app: FastAPI) -> AsyncIterator[Any]:
+    async def closing(app: FastAPI) -> AsyncIterator[Any]:
         async with live(app) as state:
             try:
                 yield state
@@ -66,4 +64,4 @@ def _with_care(live: Any) -> Any:
                     await app.state.endpoint.close()
                 await app.state.hosted.close()
 
-    return cared
+    return closing

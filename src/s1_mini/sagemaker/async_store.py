@@ -1,6 +1,6 @@
-"""Where asynchronous invocations read and write: a folder of this machine, or S3 through boto3. Blocking calls.
+"""Where asynchronous invocations read and write: a folder of this machine, or S3. Blocking calls.
 
-A folder answers with `file://` locations, and reads only what lies in it.
+A folder returns `file://` locations and reads only files inside it.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from s1_mini.files import files
 from s1_mini.server.errors import BodyError, BodyTooLargeError
 
 MAX_ASYNC_S = 3600
-RESERVED_BYTES = 4096  # a failure in our shape has a thousand at most
+RESERVED_BYTES = 4096  # a failure is a JSON object of at most 1,000 bytes
 
 _S3 = re.compile(rf"s3://({BUCKET})/(.*)", re.DOTALL)
 
 
 class AsyncStore(Protocol):
-    """What the local endpoint needs to know of a store."""
+    """A store of the local endpoint."""
 
     def read(self, location: str, max_bytes: int) -> bytes:
-        """Give the input at `location`. Raises `BodyError` or `BodyTooLargeError`."""
+        """Return the input at `location`. Raises `BodyError` or `BodyTooLargeError`."""
 
     def locate(self, name: str) -> str:
-        """Give the location that `write` will use for `name`."""
+        """Return the location that `write` uses for `name`."""
 
     def reserve(self, name: str) -> None:
-        """Make sure that a failure, at the least, can be told under `name`. Raises `OSError` if there is no room."""
+        """Reserve space for a failure under `name`. Raises `OSError` if there is none."""
 
     def write(self, name: str, content: bytes, content_type: str) -> None:
-        """Keep an answer whole or not at all. `name` is one path segment."""
+        """Write a complete answer or none. `name` is one path segment."""
 
     def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:
-        """Keep a failure, of at most `RESERVED_BYTES`, under `name` in the room that was reserved."""
+        """Write a failure of at most `RESERVED_BYTES` under `name` into the reserved space."""
 
     def release(self, reserved: str) -> None:
-        """Give up what is left of the room that was reserved."""
+        """Free reserved space that was not used."""
 
 
 def open_store(place: str) -> AsyncStore:
-    """Open the store at `place`: `s3://bucket/prefix`, or a folder, which is made. Raises `ConfigurationError`."""
+    """Open the store at `place`: `s3://bucket/prefix`, or a folder, which is created. Raises `ConfigurationError`."""
     if place.startswith("s3://"):
         return S3Store(place)
     return FolderStore(Path(place))
 
 
 class FolderStore:
-    """A folder: inputs lie in it, answers are written into it."""
+    """A folder with inputs and answers."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -64,7 +64,7 @@ class FolderStore:
         except OSError as error:
             raise ConfigurationError(f"async store {str(directory)!r} cannot be made: {error.strerror}") from None
         self._directory = directory.resolve()
-        for left in self._directory.glob(".*.reserved"):  # by a process that was killed; no invocation lasts so long
+        for left in self._directory.glob(".*.reserved"):  # by a killed process; no invocation lasts so long
             with suppress(OSError):
                 if time.time() - left.stat().st_mtime > 2 * MAX_ASYNC_S:
                     left.unlink()
@@ -81,11 +81,11 @@ class FolderStore:
             raise BodyError(f"the input {location[:200]!r} cannot be read") from None
 
     def locate(self, name: str) -> str:
-        """Give a `file://` location."""
+        """Return a `file://` location."""
         return (self._directory / name).as_uri()
 
     def reserve(self, name: str) -> None:
-        """Write a hidden file that a failure fits into, so that a disk that fills up loses no answer untold."""
+        """Write a hidden file that a failure fits into, so that it can be reported on a full disk."""
         try:
             self._reserved(name).write_bytes(bytes(RESERVED_BYTES))
         except OSError:
@@ -103,7 +103,7 @@ class FolderStore:
             temporary.unlink(missing_ok=True)
 
     def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
-        """Write over the reserved file, which needs no more room, and give it its name."""
+        """Overwrite the reserved file, which needs no more space, and rename it."""
         path = self._reserved(reserved)
         with path.open("r+b") as file:
             file.write(content[:RESERVED_BYTES])
@@ -111,7 +111,7 @@ class FolderStore:
         files.replace(path, self._directory / name)
 
     def release(self, reserved: str) -> None:
-        """Delete the reserved file, unless it was needed."""
+        """Delete the reserved file, unless it was used."""
         self._reserved(reserved).unlink(missing_ok=True)
 
     def _reserved(self, name: str) -> Path:
@@ -135,13 +135,13 @@ class FolderStore:
 
 
 def local_path(path: str, *, is_windows: bool = os.name == "nt") -> str:
-    """Give the path of this machine that the path of a `file://` location means: `/C:/in.json` is one of Windows."""
+    """Return the local path of a `file://` location's path: `/C:/in.json` is one of Windows."""
     plain = unquote(path)
     return plain[1:] if is_windows and re.match(r"/[A-Za-z]:/", plain) else plain
 
 
 class S3Store:
-    """A prefix of a bucket for answers; inputs may lie wherever boto3's credentials reach."""
+    """A prefix of a bucket for answers; inputs may be anywhere that the credentials reach."""
 
     def __init__(self, place: str) -> None:
         try:
@@ -158,7 +158,7 @@ class S3Store:
             raise BodyError(f"the input {location[:200]!r} is not s3://bucket/key")
         try:
             found = self._client.get_object(Bucket=match[1], Key=match[2])
-        except Exception as error:  # boto3's own, and what its credentials' sources raise
+        except Exception as error:  # boto3's, and those of its credential providers
             raise BodyError(f"the input {location[:200]!r} cannot be read ({type(error).__name__})") from error
         if found["ContentLength"] > max_bytes:
             raise BodyTooLargeError(max_bytes)
@@ -166,11 +166,11 @@ class S3Store:
         return content
 
     def locate(self, name: str) -> str:
-        """Give an `s3://` location."""
+        """Return an `s3://` location."""
         return f"s3://{self._place.bucket}/{self._place.join(name)}"
 
     def reserve(self, name: str) -> None:
-        """Do nothing: a bucket is never full."""
+        """Do nothing: a bucket has no size limit."""
 
     def release(self, reserved: str) -> None:
         """Do nothing."""

@@ -1,21 +1,165 @@
-"""`/models…`: the multi-model container's contract. Parse, one call, shape."""
+"""`/models…`, the contract of a multi-model container: several checkpoints in one process, within one memory budget.
+
+Each has an engine of its own beside the one that is always loaded. The registry belongs to the event loop's thread;
+loading and unloading happen in other threads.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from s1_mini.config import EngineConfig
+from s1_mini.engine import ProductionTTSEngine
 from s1_mini.sagemaker import invocations
-from s1_mini.sagemaker.hosted import Hosted
+from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.bodies import read_json
-from s1_mini.server.errors import InvalidError
+from s1_mini.server.errors import ConflictError, InvalidError, NotFoundError, StorageError
 from s1_mini.server.schemas import Strict
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter(tags=["sagemaker"], include_in_schema=False)
 
 PAGE = 100
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+ARCHIVE = ".tar.gz"  # SageMaker's TargetModel names the archive, where a loaded model has a plain name
+TENSOR_FILES = (".safetensors", ".pth")
+WORKING_SHARE = 2.0  # memory of a loaded checkpoint over its files: float16 is kept as float32, and there are buffers
+GB = 2**30
+UNLOAD_S = 20.0
+
+
+class ModelNotFoundError(NotFoundError):
+    """No model of that name is loaded."""
+
+    code = "model_not_found"
+
+
+class ModelLoadedError(ConflictError):
+    """A model of that name is loaded or being loaded."""
+
+    code = "model_already_loaded"
+
+
+class ModelMemoryError(StorageError):
+    """The model exceeds the memory budget."""
+
+    code = "model_memory_exceeded"
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """One model."""
+
+    name: str
+    url: str
+    num_bytes: int  # of the memory budget
+    engine: ProductionTTSEngine
+
+    def describe(self) -> dict[str, str]:
+        """Return the model as the contract describes one."""
+        return {"modelName": self.name, "modelUrl": self.url}
+
+
+class HostedModels:
+    """The loaded models by name."""
+
+    def __init__(self, settings: ContainerSettings, config: EngineConfig) -> None:
+        self._settings, self._config = settings, config
+        self._hosted: dict[str, Hosted] = {}
+        self._reserved: dict[str, int] = {}  # bytes of models that are being loaded or unloaded
+
+    def list(self) -> list[Hosted]:
+        """Return all loaded models, by name."""
+        return [self._hosted[name] for name in sorted(self._hosted)]
+
+    def get(self, name: str) -> Hosted:
+        """Return a loaded model. Raises `ModelNotFoundError`."""
+        if name not in self._hosted:
+            raise ModelNotFoundError(f"no model {name[:128]!r} is loaded here")
+        return self._hosted[name]
+
+    def find(self, target: str) -> Hosted:
+        """Return the model of a `TargetModel`, which is its name or its name and `.tar.gz`.
+
+        Raises `ModelNotFoundError`; another model is never used instead.
+        """
+        name = target.removeprefix("/")
+        return self.get(name if name in self._hosted else name.removesuffix(ARCHIVE))
+
+    async def load(self, name: str, url: str) -> Hosted:
+        """Load the checkpoint in the folder `url` under `name`.
+
+        Raises `ModelLoadedError`, `ModelMemoryError`, `InvalidError` for an invalid name or folder, and
+        `CheckpointError` or `ConfigurationError` if it cannot be loaded.
+        """
+        if not NAME.fullmatch(name):
+            raise InvalidError("model_name", f"{name[:128]!r}; 1 to 128 of A-Z, a-z, 0-9, ., - and _ are allowed")
+        if name in self._hosted or name in self._reserved:
+            raise ModelLoadedError(f"the model {name!r} is loaded already; unload it first")
+        directory = self._directory(url)
+        num_bytes = measure(directory) + round(self._settings.models_kv_mb * 1e6)
+        self._check_memory(num_bytes)
+        self._reserved[name] = num_bytes
+        try:
+            update = {"checkpoint_path": directory, "kv_cache_gb": self._settings.models_kv_mb * 1e6 / GB}
+            hosted = Hosted(name, url, num_bytes, ProductionTTSEngine(self._config.model_copy(update=update)))
+            await asyncio.to_thread(hosted.engine.start)
+        finally:
+            del self._reserved[name]
+        self._hosted[name] = hosted
+        logger.info("model loaded", extra={"fields": {"event": "model_loaded", "model": name, "bytes": num_bytes}})
+        return hosted
+
+    async def unload(self, name: str) -> None:
+        """Unload a model after its current requests. Raises `ModelNotFoundError`."""
+        hosted = self.get(name)
+        del self._hosted[name]
+        self._reserved[name] = hosted.num_bytes  # until its memory is free
+        try:
+            await asyncio.to_thread(hosted.engine.stop, timeout_s=UNLOAD_S)
+        finally:
+            del self._reserved[name]
+
+    async def close(self) -> None:
+        """Unload all models at once."""
+        hosted, self._hosted = list(self._hosted.values()), {}
+        for each in hosted:
+            await asyncio.to_thread(each.engine.stop, drain=False)
+
+    def _check_memory(self, num_bytes: int) -> None:
+        taken = sum(each.num_bytes for each in self._hosted.values()) + sum(self._reserved.values())
+        budget = self._settings.models_memory_mb * 1e6
+        if taken + num_bytes > budget:
+            raise ModelMemoryError(
+                f"the model counts {num_bytes / 1e6:.0f} MB; {max(0.0, budget - taken) / 1e6:.0f} of "
+                f"{budget / 1e6:.0f} MB are free. Unload another (or raise S1_MINI_SERVER_SAGEMAKER_MODELS_MEMORY_MB)"
+            )
+
+    def _directory(self, url: str) -> Path:
+        root = self._settings.models_root.resolve()
+        try:
+            directory = Path(url).resolve()
+            is_there = directory.is_relative_to(root) and directory.is_dir()
+        except (OSError, ValueError):
+            is_there = False
+        if not is_there:
+            raise InvalidError("url", f"{url[:200]!r} is no folder in {root}")
+        return directory
+
+
+def measure(directory: Path) -> int:
+    """Return the bytes of memory that a checkpoint's tensors count."""
+    files = (path for path in directory.iterdir() if path.suffix in TENSOR_FILES and path.is_file())
+    return round(WORKING_SHARE * sum(path.stat().st_size for path in files))
 
 
 class LoadBody(Strict):
@@ -29,7 +173,8 @@ class LoadBody(Strict):
 async def load_model(request: Request) -> dict[str, Any]:
     """Load a model; 409 if it is loaded, 507 if it does not fit."""
     body = await read_json(request, LoadBody)
-    return _told(await request.app.state.hosted.load(body.model_name, body.url))
+    hosted: Hosted = await request.app.state.hosted.load(body.model_name, body.url)
+    return hosted.describe()
 
 
 @router.get("/models")
@@ -38,7 +183,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     limit = _number(request, "limit", PAGE, 1)
     start = _number(request, "next_page_token", 0, 0)
     hosted = request.app.state.hosted.list()
-    page: dict[str, Any] = {"models": [_told(each) for each in hosted[start : start + limit]]}
+    page: dict[str, Any] = {"models": [each.describe() for each in hosted[start : start + limit]]}
     if start + limit < len(hosted):
         page["nextPageToken"] = str(start + limit)
     return page
@@ -46,8 +191,9 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 @router.get("/models/{name}")
 async def describe_model(name: str, request: Request) -> dict[str, Any]:
-    """Tell of one model; 404 if it is not loaded."""
-    return _told(request.app.state.hosted.get(name))
+    """Describe one model; 404 if it is not loaded."""
+    hosted: Hosted = request.app.state.hosted.get(name)
+    return hosted.describe()
 
 
 @router.delete("/models/{name}")
@@ -61,10 +207,6 @@ async def unload_model(name: str, request: Request) -> Response:
 async def invoke_model(name: str, request: Request) -> Response:
     """Speak with one model; 404 if it is not loaded."""
     return await invocations.answer(request, request.app.state.hosted.find(name).engine)
-
-
-def _told(hosted: Hosted) -> dict[str, Any]:
-    return {"modelName": hosted.name, "modelUrl": hosted.url}
 
 
 def _number(request: Request, name: str, default: int, least: int) -> int:

@@ -1,6 +1,6 @@
 """Sticky sessions: a reference is sent once and then used by the session's id. Bounded in number, size and time.
 
-At a limit, a new session replaces those that were not used for longest, first those of the client with the most.
+At a limit, a new session replaces the least recently used ones, first those of the client with the most sessions.
 
 SageMaker sends requests of one session to one instance, so they live in the memory of this process and nowhere else.
 """
@@ -25,20 +25,20 @@ NEW = "NEW_SESSION"
 
 
 class SessionNotFoundError(NotFoundError):
-    """There is no such session, or no longer."""
+    """The session does not exist or has ended."""
 
     code = "session_not_found"
 
 
 class SessionsFullError(BusyError):
-    """There are as many sessions as there may be."""
+    """The recording does not fit."""
 
     code = "sessions_full"
 
 
 @dataclass(frozen=True)
 class Session:
-    """Whose voice a session speaks with, if its requests name none."""
+    """The voice of requests that name none."""
 
     id: str
     ends: float  # on the clock of `Sessions`
@@ -52,7 +52,7 @@ class Session:
         return len(self.reference_audio or b"")
 
     def complete(self, request: SpeechRequest) -> SpeechRequest:
-        """Give `request` with the session's voice, unless it has one of its own."""
+        """Return `request` with the session's voice, unless it names one."""
         if request.voice is not None or request.reference_audio is not None:
             return request
         return replace(
@@ -61,7 +61,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions of this process. Belongs to the event loop's thread."""
+    """All sessions of this process. Used by the event loop's thread only."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Sessions:
         self._forget(session_id)
 
     def new_header(self, session: Session) -> str:
-        """Give the value of the header that tells a client of its new session."""
+        """Return the header value that announces a new session to its client."""
         ends = datetime.now(UTC) + timedelta(seconds=session.ends - self._clock())
         return f"{session.id}; Expires={ends:%Y-%m-%dT%H:%M:%SZ}"
 

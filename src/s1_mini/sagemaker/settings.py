@@ -28,7 +28,7 @@ class ContainerSettings(BaseSettings):
 
     # The multi-model container's models, beside the engine that always stands.
     models_root: Path = Field(Path("/opt/ml/models"), description="models lie in it, and nowhere else")
-    models_memory_mb: float = Field(8192.0, gt=0, description="of all of them; see hosted.py for what one counts")
+    models_memory_mb: float = Field(8192.0, gt=0, description="of all of them; see models.py for what one counts")
     models_kv_mb: float = Field(512.0, gt=0, description="keys and values of each; instead of S1_MINI_KV_CACHE_GB")
 
     # The local endpoint's asynchronous invocations.

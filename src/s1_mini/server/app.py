@@ -1,4 +1,4 @@
-"""The application: one engine, its routes, and the layers around them. Composes, and knows no AWS.
+"""The application: one engine, its routes, and the layers around them. Composes; calls no AWS.
 
 What others need is in `app.state`: `engine`, `settings`, `gate`, `accounts`, `meter`, `member`.
 """

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
-from s1_mini.server.cloudwatch import embedded
 from s1_mini.server.errors import ClientGoneError, code_of, error_response
 from s1_mini.server.meter import Meter
 from s1_mini.server.record import Record, sane_id
@@ -22,6 +23,17 @@ logger = logging.getLogger("s1_mini.server.access")
 GONE_STATUS = 499  # as nginx says it: the client closed the connection
 # Asked every few seconds, also while the answer is "not yet", or with every look at the page; logged only if they fail.
 QUIET = ("/ping", "/health", "/ready", "/metrics", "/static/")
+UNITS = {  # of the metrics in log lines
+    "queue_ms": "Milliseconds",
+    "prefill_ms": "Milliseconds",
+    "first_chunk_ms": "Milliseconds",
+    "total_ms": "Milliseconds",
+    "audio_s": "Seconds",
+    "frames": "Count",
+    "waiting": "Count",
+    "real_time_factor": "None",
+    "failed": "Count",
+}
 
 
 class Edge:
@@ -74,5 +86,16 @@ class Edge:
         level = logging.WARNING if record.status >= 500 else logging.INFO
         fields = record.fields()
         if self.namespace and record.route is not None:
-            fields |= embedded(self.namespace, fields)
+            fields |= _metrics(self.namespace, fields)
         logger.log(level, "request", extra={"fields": fields})
+
+
+def _metrics(namespace: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that make a log line metrics in the embedded metric format, by route and in total.
+
+    `fields["route"]` must be a declared route and no text of a client: each is a metric, which costs.
+    """
+    told = {"failed": int(fields["status"] >= 500)}
+    metrics = [{"Name": name, "Unit": unit} for name, unit in UNITS.items() if {**told, **fields}.get(name) is not None]
+    directive = {"Namespace": namespace, "Dimensions": [[], ["route"]], "Metrics": metrics}
+    return told | {"_aws": {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [directive]}}
