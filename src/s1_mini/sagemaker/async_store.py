@@ -10,7 +10,6 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from s1_mini.aws.clients import Clients
@@ -26,23 +25,27 @@ RESERVED_BYTES = 4096  # a failure is a JSON object of at most 1,000 bytes
 _S3 = re.compile(rf"s3://({BUCKET})/(.*)", re.DOTALL)
 
 
-class AsyncStore(Protocol):
-    """A store of the local endpoint."""
+class AsyncStore:
+    """A store of the local endpoint. One that never runs full need not reserve space."""
 
     def read(self, location: str, max_bytes: int) -> bytes:
         """Return the input at `location`. Raises `BodyError` or `BodyTooLargeError`."""
+        raise NotImplementedError
 
     def locate(self, name: str) -> str:
         """Return the location that `write` uses for `name`."""
+        raise NotImplementedError
+
+    def write(self, name: str, content: bytes, content_type: str) -> None:
+        """Write a complete answer or none. `name` is one path segment."""
+        raise NotImplementedError
 
     def reserve(self, name: str) -> None:
         """Reserve space for a failure under `name`. Raises `OSError` if there is none."""
 
-    def write(self, name: str, content: bytes, content_type: str) -> None:
-        """Write a complete answer or none. `name` is one path segment."""
-
-    def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:
+    def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
         """Write a failure of at most `RESERVED_BYTES` under `name` into the reserved space."""
+        self.write(name, content, content_type)
 
     def release(self, reserved: str) -> None:
         """Free reserved space that was not used."""
@@ -55,7 +58,7 @@ def open_store(place: str) -> AsyncStore:
     return FolderStore(Path(place))
 
 
-class FolderStore:
+class FolderStore(AsyncStore):
     """A folder with inputs and answers."""
 
     def __init__(self, directory: Path) -> None:
@@ -140,7 +143,7 @@ def local_path(path: str, *, is_windows: bool = os.name == "nt") -> str:
     return plain[1:] if is_windows and re.match(r"/[A-Za-z]:/", plain) else plain
 
 
-class S3Store:
+class S3Store(AsyncStore):
     """A prefix of a bucket for answers; inputs may be anywhere that the credentials reach."""
 
     def __init__(self, place: str) -> None:
@@ -168,16 +171,6 @@ class S3Store:
     def locate(self, name: str) -> str:
         """Return an `s3://` location."""
         return f"s3://{self._place.bucket}/{self._place.join(name)}"
-
-    def reserve(self, name: str) -> None:
-        """Do nothing: a bucket has no size limit."""
-
-    def release(self, reserved: str) -> None:
-        """Do nothing."""
-
-    def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
-        """Put an object."""
-        self.write(name, content, content_type)
 
     def write(self, name: str, content: bytes, content_type: str) -> None:
         """Put an object."""

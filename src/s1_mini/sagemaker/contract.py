@@ -1,12 +1,10 @@
-"""Try an artifact as SageMaker would: unpack it, start the container's process, ask it what is asked there, end it.
+"""Check an artifact against SageMaker's container contract: unpack it, start the container's process, call it, stop it.
 
-The process is a clean one: no setting and no key of this machine reaches it. Every step says what SageMaker would have
-done with what was seen.
+The process gets no setting and no key of this machine. Each step reports what SageMaker would have done.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shutil
@@ -17,10 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
+
+import httpx
 
 import s1_mini
 from s1_mini.packaging.verify import unpack_archive, verify_directory
@@ -34,7 +34,7 @@ MAX_ANSWER_BYTES = 6 * 2**20
 TEXT = "This is what the endpoint will say."
 _KEPT = (
     *("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
-    # by which Windows finds its libraries, its temporary folder and a person's own one
+    # Windows needs these to find its libraries, its temporary folder and the user's one
     *("SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "PATHEXT", "TEMP", "TMP", "USERPROFILE", "USERNAME", "LOCALAPPDATA"),
 )
 _KEPT_PREFIXES = ("OMP_", "LC_", "NVIDIA_")
@@ -42,7 +42,7 @@ _KEPT_PREFIXES = ("OMP_", "LC_", "NVIDIA_")
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that was tried: whether it went well, and what SageMaker would have done."""
+    """One check: its result, and what SageMaker would have done."""
 
     name: str
     passed: bool
@@ -50,7 +50,7 @@ class Step:
 
 
 class Ending(NamedTuple):
-    """How a process is asked to end: by which signal, and how it must have been started to get it."""
+    """The signal that ends a process, and the flags with which the process must be created to receive it."""
 
     name: str
     signal: int
@@ -58,9 +58,9 @@ class Ending(NamedTuple):
 
 
 def ending_of(system: str) -> Ending:
-    """Tell how to end a process on `system` (`os.name`).
+    """Return how to end a process on `system` (`os.name`).
 
-    On Windows a SIGTERM ends a process as it stands. Ctrl-Break is what it can answer, in a process group of its own.
+    On Windows SIGTERM kills a process. It can handle Ctrl-Break, in a process group of its own.
     """
     if system == "nt":
         ctrl_break_event, create_new_process_group = 1, 0x200  # Python has these names on Windows only
@@ -73,16 +73,15 @@ ENDING = ending_of(os.name)
 
 class _Answer(NamedTuple):
     status: int
-    content_type: str
     body: bytes
     first_byte_s: float
     whole_s: float
 
 
 def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Step]:
-    """Try a `.tar.gz`, or a folder of the prefix form, step by step; what follows a failed step may be missing.
+    """Check a `.tar.gz` or a folder of the prefix layout step by step; steps after a failed one may be missing.
 
-    Raises `PackageError` if the artifact is not what its manifest says: SageMaker would not notice, the engine does.
+    Raises `PackageError` if the artifact differs from its manifest, which SageMaker would not notice.
     """
     with tempfile.TemporaryDirectory(prefix="s1-mini-check-") as base:
         model = Path(base) / "model"
@@ -144,7 +143,7 @@ def _mistake(answer: _Answer) -> Step:
 
 
 def stop(process: subprocess.Popen[bytes], ending: Ending) -> Step:
-    """Ask the process to end, as SageMaker does, and see whether it does in time."""
+    """Send the signal that SageMaker sends, and check that the process ends in time."""
     began = time.monotonic()
     try:
         process.send_signal(ending.signal)
@@ -170,12 +169,12 @@ def _place(folder: Path, model: Path) -> None:
 
 @contextmanager
 def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Popen[bytes], int, IO[bytes]]]:
-    """Run the process the image runs, on a free port of this machine only."""
+    """Run the image's process on a free local port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
-    kept["PYTHONPATH"] = str(Path(s1_mini.__file__).parents[1])  # the engine that runs this, wherever it lies
+    kept["PYTHONPATH"] = str(Path(s1_mini.__file__).parents[1])  # this very engine
     told = {BASE: str(base), "SAGEMAKER_BIND_TO_PORT": str(port), "S1_MINI_SERVER_HOST": "127.0.0.1"}
     told |= {} if device is None else {"S1_MINI_DEVICE": device}
     with tempfile.TemporaryFile() as log:
@@ -203,30 +202,24 @@ def _tail(log: IO[bytes]) -> str:
 def _wait_for_ping(process: subprocess.Popen[bytes], port: int) -> bool:
     ends = time.monotonic() + STARTUP_S
     while time.monotonic() < ends and process.poll() is None:
-        try:
+        with suppress(httpx.TransportError):
             if _ask(port, "GET", "/ping").status == 200:
                 return True
-        except (OSError, http.client.HTTPException):
-            pass
         time.sleep(0.1)
     return False
 
 
 def _invoke(port: int, body: dict[str, object], accept: str) -> _Answer:
-    headers = {"Content-Type": "application/json", "Accept": accept}
-    return _ask(port, "POST", "/invocations", json.dumps(body), headers)
+    return _ask(port, "POST", "/invocations", json=body, headers={"Accept": accept})
 
 
-def _ask(port: int, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None) -> _Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=INVOKE_S)
+def _ask(port: int, method: str, path: str, **request: Any) -> _Answer:
     began = time.monotonic()
-    try:
-        connection.request(method, path, body, headers or {})
-        answer = connection.getresponse()
-        content = answer.read(1)
-        first = time.monotonic() - began
-        content += answer.read()
-        kind = answer.getheader("Content-Type", "")
-        return _Answer(answer.status, kind, content, first, time.monotonic() - began)
-    finally:
-        connection.close()
+    url = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=url, timeout=INVOKE_S, trust_env=False, verify=False) as client:  # noqa: S501 - no TLS
+        with client.stream(method, path, **request) as response:
+            parts = response.iter_raw()
+            content = next(parts, b"")
+            first = time.monotonic() - began
+            content += b"".join(parts)
+        return _Answer(response.status_code, content, first, time.monotonic() - began)

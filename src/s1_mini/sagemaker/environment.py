@@ -1,13 +1,13 @@
-"""What SageMaker tells a container by its environment, as our settings. `python -m` of this is what `serve` runs.
+"""SageMaker's container variables as our settings; the container's `serve` runs this module.
 
-One table says what is taken over; a variable of ours that is set wins. Imports neither torch nor the engine.
+A variable of ours overrides the platform's. Imports neither torch nor the engine.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,45 +18,37 @@ BASE = "SAGEMAKER_BASE_DIR"
 
 
 class Row(NamedTuple):
-    """A variable of the platform, ours that it becomes, and how its value is changed on the way."""
+    """A variable of the platform and ours that it becomes."""
 
     theirs: str
     ours: str
-    change: Callable[[str], str]
-
-
-def _as_given(value: str) -> str:
-    return value
-
-
-def _megabytes(value: str) -> str:
-    return str(int(value) * 2**20)
+    bytes: int | None = None  # in one of its units
 
 
 TABLE = (
-    Row("SAGEMAKER_BIND_TO_PORT", "S1_MINI_SERVER_PORT", _as_given),
-    Row("SAGEMAKER_MAX_PAYLOAD_IN_MB", "S1_MINI_SERVER_MAX_BODY_BYTES", _megabytes),
-    Row("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "S1_MINI_SERVER_REQUEST_TIMEOUT_S", _as_given),
+    Row("SAGEMAKER_BIND_TO_PORT", "S1_MINI_SERVER_PORT"),
+    Row("SAGEMAKER_MAX_PAYLOAD_IN_MB", "S1_MINI_SERVER_MAX_BODY_BYTES", 2**20),
+    Row("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "S1_MINI_SERVER_REQUEST_TIMEOUT_S"),
 )
 
-# What holds in a container and nowhere else, unless it is set.
+# The container's defaults.
 DEFAULTS = {
-    "S1_MINI_SERVER_HOST": "0.0.0.0",  # noqa: S104 - it is reached from outside
-    "S1_MINI_SERVER_REPLICAS": "auto",  # a machine's GPUs are all the endpoint's
-    "S1_MINI_SERVER_FAIRNESS": "request",  # all requests come from the platform's address
+    "S1_MINI_SERVER_HOST": "0.0.0.0",  # noqa: S104 - SageMaker connects from outside
+    "S1_MINI_SERVER_REPLICAS": "auto",  # the endpoint owns all GPUs of its machine
+    "S1_MINI_SERVER_FAIRNESS": "request",  # all requests come from one address
     "S1_MINI_SERVER_REQUEST_TIMEOUT_S": "55",  # SageMaker gives up after 60 s
 }
 
 
 def container_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment to serve with. Raises `ConfigurationError` or `CheckpointNotFoundError`."""
+    """Return the environment to serve with. Raises `ConfigurationError` or `CheckpointNotFoundError`."""
     environment = dict(given)
-    for row in TABLE:
-        if given.get(row.theirs) and not given.get(row.ours):
+    for theirs, ours, num_bytes in TABLE:
+        if (value := given.get(theirs)) and not given.get(ours):
             try:
-                environment[row.ours] = row.change(given[row.theirs])
+                environment[ours] = value if num_bytes is None else str(int(value) * num_bytes)
             except ValueError:
-                raise ConfigurationError(f"{row.theirs}={given[row.theirs]!r} is not a whole number") from None
+                raise ConfigurationError(f"{theirs}={value!r} is not a whole number") from None
     for name, value in DEFAULTS.items():
         if not environment.get(name):
             environment[name] = value
@@ -68,9 +60,9 @@ def container_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_model(directory: Path) -> Path | None:
-    """Give the folder SageMaker unpacked the model into; None if it unpacked none, or only code.
+    """Return the folder of the unpacked model; None if there is none, or only code.
 
-    Raises `CheckpointNotFoundError` if there is something that cannot speak.
+    Raises `CheckpointNotFoundError` if the folder holds files but no checkpoint.
     """
     if (directory / "config.json").is_file():
         return directory
@@ -86,7 +78,7 @@ def find_model(directory: Path) -> Path | None:
 
 
 def main() -> None:
-    """Become `s1-mini serve`, as the same process: it is the one that SIGTERM is sent to."""
+    """Replace this process, which SIGTERM is sent to, by `s1-mini serve`."""
     try:
         environment = container_environment(os.environ)
     except S1MiniError as error:

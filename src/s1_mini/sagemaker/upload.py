@@ -1,7 +1,7 @@
-"""Send an artifact to S3: in parts with SHA-256 checksums, going on where a failure stopped, never over what is there.
+"""Upload an artifact to S3 in parts with SHA-256 checksums; a repeated upload resumes, and nothing is overwritten.
 
-A `.tar.gz` becomes one object, a folder one object per file with the manifest last, so that a release is whole once
-its manifest is there. S3 itself remembers what has arrived; nothing is kept on this machine.
+A `.tar.gz` becomes one object, a folder one object per file with the manifest last: a release is complete once its
+manifest exists. The state of an upload is S3's own list of parts. (boto3's `upload_file` cannot resume.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from s1_mini.packaging.verify import verify_directory
 
 Progress = Callable[[int], None]
 
-HASH = "s1-mini-sha256"  # the metadata that says what an object is
+HASH = "s1-mini-sha256"  # key of the metadata that identifies the content
 PART_BYTES = 16 * 2**20
 MAX_PARTS = 10_000
 AT_ONCE = 4
@@ -31,30 +31,27 @@ NEEDS = "s3:PutObject, s3:GetObject, s3:ListBucketMultipartUploads, s3:ListMulti
 
 
 class UploadError(S1MiniError):
-    """An artifact could not be sent, or something else is there already."""
+    """An artifact could not be uploaded, or other content exists there."""
 
     code = "upload_failed"
 
 
 def about_sending(artifact: Path, place: S3Place, region: str | None = None) -> About:
-    """Say what is being done, for the sentence of a failure."""
+    """Return the context for the message of a failure."""
     return About(region=region, doing=f"{artifact} could not be sent to {place}", bucket=place.bucket, needs=NEEDS)
 
 
 @dataclass(frozen=True)
 class Uploader:
-    """Sends files with one client; `kms_key` encrypts them with that key instead of the bucket's default."""
+    """Uploads files; `kms_key` encrypts them with that key instead of the bucket's default."""
 
     client: Any
     kms_key: str | None = None
     part_bytes: int = PART_BYTES
-    region: str | None = None  # of the client, for the sentence of a failure
+    region: str | None = None  # of the client, for the message of a failure
 
     def send(self, artifact: Path, place: S3Place, progress: Progress = lambda _: None) -> str:
-        """Send a `.tar.gz` or a folder below `place`; give the `s3://` location of what is there then.
-
-        Raises `UploadError` with what stands in the way and the next thing to do.
-        """
+        """Upload a `.tar.gz` or a folder below `place`; return its `s3://` location. Raises `UploadError`."""
         with explained(about_sending(artifact, place, self.region), UploadError):
             if artifact.is_dir():
                 return self._send_folder(artifact, place, progress)
@@ -79,24 +76,22 @@ class Uploader:
             return
         if size <= self.part_bytes:
             content = path.read_bytes()
-            self.client.put_object(
-                Bucket=bucket,
-                Key=key,
-                Body=content,
-                IfNoneMatch="*",
-                **self._told(sha256),
-                ChecksumSHA256=_sum(content),
-            )
+            told = self._told(sha256) | {"ChecksumSHA256": _sum(content)}
+            self.client.put_object(Bucket=bucket, Key=key, Body=content, IfNoneMatch="*", **told)
             progress(size)
         else:
             self._send_parts(path, bucket, key, sha256, progress)
 
     def _is_there(self, bucket: str, key: str, sha256: str) -> bool:
-        """Tell whether this very content is there. Raises `UploadError` if another one is."""
+        """Return whether this content exists. Raises `UploadError` if other content does."""
         try:
             found = self.client.head_object(Bucket=bucket, Key=key)
         except self.client.exceptions.ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404 and _code(error) != "NoSuchBucket":
+            status, code = (
+                error.response["ResponseMetadata"]["HTTPStatusCode"],
+                error.response.get("Error", {}).get("Code"),
+            )
+            if status == 404 and code != "NoSuchBucket":
                 return False
             raise
         if found.get("Metadata", {}).get(HASH) == sha256:
@@ -112,12 +107,13 @@ class Uploader:
     def _send_parts(self, path: Path, bucket: str, key: str, sha256: str, progress: Progress) -> None:
         size = path.stat().st_size
         part_bytes = max(self.part_bytes, -(-size // MAX_PARTS))
-        upload = self._find_upload(path, bucket, key)
-        if upload is None:
-            begun = self.client.create_multipart_upload(Bucket=bucket, Key=key, **self._told(sha256))
-            upload = begun["UploadId"]
+        upload = (
+            self._find_upload(path, bucket, key)
+            or self.client.create_multipart_upload(Bucket=bucket, Key=key, **self._told(sha256))["UploadId"]
+        )
         named = {"Bucket": bucket, "Key": key, "UploadId": upload}
-        arrived = {part["PartNumber"]: part for part in self._parts(named)}
+        pages = self.client.get_paginator("list_parts").paginate(**named)
+        arrived = {part["PartNumber"]: part for page in pages for part in page.get("Parts", [])}
         sent: dict[int, dict[str, Any]] = {}
         try:
             for number, part in self._each_part(path, part_bytes, named, arrived):
@@ -135,21 +131,21 @@ class Uploader:
             raise
 
     def _find_upload(self, path: Path, bucket: str, key: str) -> str | None:
-        """Give the upload of this key that was begun last and not finished, unless the file is newer than it."""
+        """Return the last unfinished upload of this key that is newer than the file."""
         pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=key)
-        begun = [one for page in pages for one in page.get("Uploads", []) if one["Key"] == key]
         written = path.stat().st_mtime
-        begun = [one for one in begun if one["Initiated"].timestamp() > written]
-        return str(max(begun, key=lambda one: one["Initiated"])["UploadId"]) if begun else None
-
-    def _parts(self, named: dict[str, str]) -> Iterator[dict[str, Any]]:
-        for page in self.client.get_paginator("list_parts").paginate(**named):
-            yield from page.get("Parts", [])
+        begun = [
+            (one["Initiated"], str(one["UploadId"]))
+            for page in pages
+            for one in page.get("Uploads", [])
+            if one["Key"] == key and one["Initiated"].timestamp() > written
+        ]
+        return max(begun)[1] if begun else None
 
     def _each_part(
         self, path: Path, part_bytes: int, named: dict[str, str], arrived: dict[int, dict[str, Any]]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Send what has not arrived, a few parts at a time; give each part's number and what completes it."""
+        """Upload missing parts, a few at a time; yield each part's number and its entry in the final request."""
 
         def send(part: tuple[int, bytes]) -> tuple[int, dict[str, Any]]:
             number, content = part
@@ -167,7 +163,7 @@ class Uploader:
 
 
 def _is_same(part: dict[str, Any], content: bytes, checksum: str) -> bool:
-    """Tell whether a part that has arrived is `content`; by its ETag where a store keeps no checksums of parts."""
+    """Return whether an uploaded part is `content`; by its ETag where a store keeps no checksums of parts."""
     if "ChecksumSHA256" in part:
         return bool(part["ChecksumSHA256"] == checksum)
     return bool(part["ETag"].strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest())
@@ -175,7 +171,3 @@ def _is_same(part: dict[str, Any], content: bytes, checksum: str) -> bool:
 
 def _sum(content: bytes) -> str:
     return base64.b64encode(hashlib.sha256(content).digest()).decode()
-
-
-def _code(error: Any) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
