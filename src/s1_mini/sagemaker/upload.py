@@ -87,11 +87,8 @@ class Uploader:
         try:
             found = self.client.head_object(Bucket=bucket, Key=key)
         except self.client.exceptions.ClientError as error:
-            status, code = (
-                error.response["ResponseMetadata"]["HTTPStatusCode"],
-                error.response.get("Error", {}).get("Code"),
-            )
-            if status == 404 and code != "NoSuchBucket":
+            status, details = error.response["ResponseMetadata"]["HTTPStatusCode"], error.response.get("Error", {})
+            if status == 404 and details.get("Code") != "NoSuchBucket":
                 return False
             raise
         if found.get("Metadata", {}).get(HASH) == sha256:
