@@ -63,10 +63,15 @@ def test_what_one_text_and_a_batch_both_take_has_the_same_default_everywhere() -
     signatures = {name: inspect.signature(getattr(ProductionTTSEngine, name)).parameters for name in methods}
 
     for parameters in signatures.values():
-        for name in parameters.keys() & signatures["generate"].keys() - {"self", "text"}:
+        for name in parameters.keys() & signatures["generate"].keys() - {"self", "text", "options"}:
             assert parameters[name] == signatures["generate"][name]
     assert [*signatures["generate_async"]] == [*signatures["generate"]]
     assert [*signatures["generate_batch_async"]] == [*signatures["generate_batch"]]
+
+
+def test_an_unknown_option_is_named_with_those_that_there_are() -> None:
+    with pytest.raises(TypeError, match=r"unknown option 'tempo'; there are voice, .*reference_text"):
+        ProductionTTSEngine().stream("Hello.", tempo=2)
 
 
 CONSUMER = """

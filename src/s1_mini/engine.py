@@ -1,6 +1,6 @@
-"""`ProductionTTSEngine`: text and reference in, sound out. A façade; the work is done in the rooms below.
+"""`ProductionTTSEngine`, the Python API: text and reference in, audio out.
 
-Safe to call from several threads. Requests are spoken together, and join and leave at every frame.
+Safe to call from several threads. Requests are batched and join and leave the batch at every frame.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 
@@ -40,27 +41,26 @@ from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
 from s1_mini.text.form import Script
 from s1_mini.types import (
-    DEFAULT_SAMPLING,
     Audio,
     AudioChunk,
     AudioFormat,
-    ChunkProfile,
     EngineState,
     Normalize,
     OnUnsupported,
     Reference,
-    SamplingParams,
+    SharedOptions,
+    SpeechOptions,
     TTSRequest,
     VoiceInfo,
-    make_request,
+    references_of,
 )
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 
-class ProductionTTSEngine:
-    """One loaded checkpoint that speaks. `start` it, or use it in a `with` or an `async with` block."""
+class _Lifecycle:
+    """What an engine is beside its requests: configuration, metrics, start and stop, state."""
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
@@ -126,7 +126,7 @@ class ProductionTTSEngine:
                 self._was_stopped = True
                 running.close(drains=drain, timeout_s=timeout_s)
 
-    def __enter__(self) -> ProductionTTSEngine:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -135,7 +135,7 @@ class ProductionTTSEngine:
     ) -> None:
         self.stop(drain=kind is None)
 
-    async def __aenter__(self) -> ProductionTTSEngine:
+    async def __aenter__(self) -> Self:
         try:
             await asyncio.to_thread(self.start)
         except asyncio.CancelledError:
@@ -159,251 +159,38 @@ class ProductionTTSEngine:
         running = self._running
         return running.synthesizer.num_slots if running else self.config.max_batch_size or 1
 
-    def stream(
-        self,
-        text: str,
-        *,
-        voice: str | None = None,
-        reference_audio: Audio | None = None,
-        reference_text: str | None = None,
-        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
-        temperature: float = DEFAULT_SAMPLING.temperature,
-        top_p: float = DEFAULT_SAMPLING.top_p,
-        top_k: int = DEFAULT_SAMPLING.top_k,
-        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
-        seed: int | None = None,
-        chunk_profile: ChunkProfile = "balanced",
-        normalize: Normalize | None = None,
-        on_unsupported: OnUnsupported | None = None,
-    ) -> Iterator[AudioChunk]:
-        """Speak `text` and give its sound while it is made, the finish reason with the last chunk.
+    def state(self) -> EngineState:
+        """Whether it speaks, and how full its queue is; a small part of `health_check`, for every request to ask."""
+        running = self._running
+        return EngineState("stopped") if running is None else running.state()
 
-        The voice is the named one, or the reference's, or the checkpoint's default if it has one. The numbers are
-        those of `SamplingParams`. `normalize` is auto (signs and numbers are said in words, where the checkpoint reads
-        words) or off. `on_unsupported` is error (reject text with characters that the voice cannot pronounce) or skip
-        (speak the rest, with a warning). Both default to the setting. The first chunk has the spoken text and the
-        warning. What the caller got wrong raises `RequestError` at once; what fails later raises `EngineError` from
-        the iterator.
-        """
-        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
-        request = make_request(
-            text,
-            sampling,
-            voice,
-            reference_audio,
-            reference_text,
-            chunk_profile=chunk_profile,
-            normalize=normalize,
-            on_unsupported=on_unsupported,
-        )
-        return iter(self._speak(request, streams=True))
+    def health_check(self) -> dict[str, Any]:
+        """Tell state, placement and memory; never waits for what is being spoken and never raises."""
+        running = self._running
+        return {"status": "stopped", "ready": False, "vram": vram(None)} if running is None else running.health()
 
-    def stream_async(
-        self,
-        text: str,
-        *,
-        voice: str | None = None,
-        reference_audio: Audio | None = None,
-        reference_text: str | None = None,
-        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
-        temperature: float = DEFAULT_SAMPLING.temperature,
-        top_p: float = DEFAULT_SAMPLING.top_p,
-        top_k: int = DEFAULT_SAMPLING.top_k,
-        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
-        seed: int | None = None,
-        chunk_profile: ChunkProfile = "balanced",
-        normalize: Normalize | None = None,
-        on_unsupported: OnUnsupported | None = None,
-        flow: tuple[str, str] = ("", ""),
-    ) -> AudioStream:
-        """Stream as `stream` does, for an event loop, which is not blocked.
+    def families(self) -> list[Family]:
+        """Give all metrics of this moment, ready to be shown (`metrics.py`)."""
+        running = self._running
+        gigabytes = vram(None if running is None else running.speaker.device.value)
+        memory = {name.removesuffix("_gb"): 2**30 * value for name, value in gigabytes.items()}
+        families = [*self.metrics.families(), Family("gpu_memory_bytes", "gauge", "Memory of the GPU", memory, "part")]
+        return families if running is None else [*families, *running.synthesizer.families()]
 
-        `flow` names a client and a group of its requests, such as a batch: clients take turns in the queue, and so do
-        the groups of a client. A request without a group is one of its own.
-        """
-        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
-        request = make_request(
-            text,
-            sampling,
-            voice,
-            reference_audio,
-            reference_text,
-            chunk_profile=chunk_profile,
-            normalize=normalize,
-            on_unsupported=on_unsupported,
-            flow=flow,
-        )
-        return self._speak_async(request)
+    def _deadline(self) -> float:
+        return time.monotonic() + self.config.request_timeout_s
 
-    def generate(
-        self,
-        text: str,
-        *,
-        voice: str | None = None,
-        reference_audio: Audio | None = None,
-        reference_text: str | None = None,
-        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
-        temperature: float = DEFAULT_SAMPLING.temperature,
-        top_p: float = DEFAULT_SAMPLING.top_p,
-        top_k: int = DEFAULT_SAMPLING.top_k,
-        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
-        seed: int | None = None,
-        chunk_profile: ChunkProfile = "balanced",
-        normalize: Normalize | None = None,
-        on_unsupported: OnUnsupported | None = None,
-        return_bytes: bool = False,
-        audio_format: AudioFormat = "wav",
-    ) -> GenerationResponse:
-        """Speak `text` and give the whole sound.
+    def _ready(self) -> Running:
+        running = self._running
+        if running is None:
+            if self._was_stopped:
+                raise EngineNotReadyError("the engine was stopped; start() loads it again")
+            raise EngineNotReadyError("the engine is not started; call start() or use it in a with block")
+        return running
 
-        Its `audio_bytes` are a file of `audio_format`: made when they are first read, or at once with `return_bytes`.
-        Raises as `stream` does, and `ParameterError` for a format that is none.
-        """
-        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
-        request = make_request(
-            text,
-            sampling,
-            voice,
-            reference_audio,
-            reference_text,
-            chunk_profile=chunk_profile,
-            normalize=normalize,
-            on_unsupported=on_unsupported,
-        )
-        chosen, started = check_format(audio_format), time.perf_counter()
-        return whole(self._speak(request, streams=False), started, chosen, return_bytes=return_bytes)
 
-    async def generate_async(
-        self,
-        text: str,
-        *,
-        voice: str | None = None,
-        reference_audio: Audio | None = None,
-        reference_text: str | None = None,
-        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
-        temperature: float = DEFAULT_SAMPLING.temperature,
-        top_p: float = DEFAULT_SAMPLING.top_p,
-        top_k: int = DEFAULT_SAMPLING.top_k,
-        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
-        seed: int | None = None,
-        chunk_profile: ChunkProfile = "balanced",
-        normalize: Normalize | None = None,
-        on_unsupported: OnUnsupported | None = None,
-        return_bytes: bool = False,
-        audio_format: AudioFormat = "wav",
-    ) -> GenerationResponse:
-        """Do as `generate` for an event loop, which is not blocked; cancelling it ends the work."""
-        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
-        request = make_request(
-            text,
-            sampling,
-            voice,
-            reference_audio,
-            reference_text,
-            chunk_profile=chunk_profile,
-            normalize=normalize,
-            on_unsupported=on_unsupported,
-        )
-        chosen, started = check_format(audio_format), time.perf_counter()
-        async with aclosing(self._speak_async(request)) as chunks:
-            heard = [chunk async for chunk in chunks]
-        return await asyncio.to_thread(whole, heard, started, chosen, return_bytes=return_bytes)
-
-    def generate_batch(
-        self,
-        texts: Sequence[str],
-        reference_audios: Sequence[Audio | None] | None = None,
-        reference_texts: Sequence[str | None] | None = None,
-        *,
-        voice: str | None = None,
-        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
-        temperature: float = DEFAULT_SAMPLING.temperature,
-        top_p: float = DEFAULT_SAMPLING.top_p,
-        top_k: int = DEFAULT_SAMPLING.top_k,
-        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
-        seed: int | None = None,
-        chunk_profile: ChunkProfile = "balanced",
-        normalize: Normalize | None = None,
-        on_unsupported: OnUnsupported | None = None,
-        return_bytes: bool = False,
-        audio_format: AudioFormat = "wav",
-    ) -> BatchGenerationResponse:
-        """Speak several texts, each with its own reference or none; an item that fails, fails alone.
-
-        `return_bytes` and `audio_format` are those of `generate`.
-        Raises `ParameterError` if what holds for all items is wrong, or the lists differ in length.
-        """
-        self._ready()
-        started = time.perf_counter()
-        sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
-        chosen = check_format(audio_format)
-        texts = _listed("texts", texts)
-        audios = _matched("reference_audios", reference_audios, len(texts))
-        transcripts = _matched("reference_texts", reference_texts, len(texts))
-        begun = [
-            self._begin(
-                partial(
-                    make_request,
-                    text,
-                    sampling,
-                    voice if audio is None else None,
-                    audio,
-                    said,
-                    chunk_profile=chunk_profile,
-                    normalize=normalize,
-                    on_unsupported=on_unsupported,
-                )
-            )
-            for text, audio, said in zip(texts, audios, transcripts, strict=True)
-        ]
-        results = [collect(queue, started, chosen, return_bytes=return_bytes) for queue in begun]
-        success = all(result.success for result in results)
-        return BatchGenerationResponse(success, results, time.perf_counter() - started)
-
-    async def generate_batch_async(
-        self,
-        texts: Sequence[str],
-        reference_audios: Sequence[Audio | None] | None = None,
-        reference_texts: Sequence[str | None] | None = None,
-        *,
-        voice: str | None = None,
-        max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens,
-        temperature: float = DEFAULT_SAMPLING.temperature,
-        top_p: float = DEFAULT_SAMPLING.top_p,
-        top_k: int = DEFAULT_SAMPLING.top_k,
-        repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty,
-        seed: int | None = None,
-        chunk_profile: ChunkProfile = "balanced",
-        normalize: Normalize | None = None,
-        on_unsupported: OnUnsupported | None = None,
-        return_bytes: bool = False,
-        audio_format: AudioFormat = "wav",
-    ) -> BatchGenerationResponse:
-        """Do as `generate_batch` without blocking the event loop."""
-        return await asyncio.to_thread(
-            self.generate_batch,
-            texts,
-            reference_audios,
-            reference_texts,
-            voice=voice,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            chunk_profile=chunk_profile,
-            normalize=normalize,
-            on_unsupported=on_unsupported,
-            return_bytes=return_bytes,
-            audio_format=audio_format,
-        )
-
-    def count_tokens(
-        self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None
-    ) -> int:
-        """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
-        return self._ready().count_tokens(text, normalize, on_unsupported)
+class _Voices(_Lifecycle):
+    """The named voices and references of an engine."""
 
     def voice_names(self) -> list[str]:
         """Give the names of all voices, sorted, without looking at any file."""
@@ -486,27 +273,121 @@ class ProductionTTSEngine:
         """Let a voice go from the caches as any other. Raises as `describe_voice`."""
         return self._ready().voices.unpin(name)
 
-    def state(self) -> EngineState:
-        """Whether it speaks, and how full its queue is; a small part of `health_check`, for every request to ask."""
-        running = self._running
-        return EngineState("stopped") if running is None else running.state()
 
-    def health_check(self) -> dict[str, Any]:
-        """Tell state, placement and memory; never waits for what is being spoken and never raises."""
-        running = self._running
-        return {"status": "stopped", "ready": False, "vram": vram(None)} if running is None else running.health()
+class ProductionTTSEngine(_Voices):
+    """One loaded checkpoint that speaks. `start` it, or use it in a `with` or an `async with` block.
 
-    def families(self) -> list[Family]:
-        """Give all metrics of this moment, ready to be shown (`metrics.py`)."""
-        running = self._running
-        gigabytes = vram(None if running is None else running.speaker.device.value)
-        memory = {name.removesuffix("_gb"): 2**30 * value for name, value in gigabytes.items()}
-        families = [*self.metrics.families(), Family("gpu_memory_bytes", "gauge", "Memory of the GPU", memory, "part")]
-        return families if running is None else [*families, *running.synthesizer.families()]
+    The keyword options of all methods that speak are those of `SpeechOptions`: `TTSRequest` and `SamplingParams` say
+    what they mean. Without `voice` and `reference_audio` the checkpoint's default voice speaks, if it has one.
+    """
 
-    def _begin(self, make: partial[TTSRequest]) -> OutputQueue | S1MiniError:
+    def stream(self, text: str, **options: Unpack[SpeechOptions]) -> Iterator[AudioChunk]:
+        """Yield the audio of `text` as it is generated; the last chunk has the finish reason.
+
+        The first chunk has the spoken text and the warning about skipped characters. Raises `RequestError` at once for
+        what the caller got wrong, and `EngineError` from the iterator for what fails later.
+        """
+        return iter(self._speak(TTSRequest.of(text, **options), streams=True))
+
+    def stream_async(
+        self, text: str, *, flow: tuple[str, str] = ("", ""), **options: Unpack[SpeechOptions]
+    ) -> AudioStream:
+        """Stream as `stream` does, without blocking the event loop.
+
+        `flow` names a client and a group of its requests, such as a batch: clients take turns in the queue, and so do
+        the groups of a client. A request without a group is one of its own.
+        """
+        return self.speak_async(replace(TTSRequest.of(text, **options), flow=flow))
+
+    def speak_async(self, request: TTSRequest) -> AudioStream:
+        """Stream a request that is checked already, as `stream_async` does."""
+        return AudioStream(partial(self._begin_async, request))
+
+    def generate(
+        self,
+        text: str,
+        *,
+        return_bytes: bool = False,
+        audio_format: AudioFormat = "wav",
+        **options: Unpack[SpeechOptions],
+    ) -> GenerationResponse:
+        """Return the whole audio of `text`.
+
+        Its `audio_bytes` are a file of `audio_format`: encoded when they are first read, or at once with
+        `return_bytes`. Raises as `stream` does, and `ParameterError` for an unknown format.
+        """
+        request = TTSRequest.of(text, **options)
+        chosen, started = check_format(audio_format), time.perf_counter()
+        return whole(self._speak(request, streams=False), started, chosen, return_bytes=return_bytes)
+
+    async def generate_async(
+        self,
+        text: str,
+        *,
+        return_bytes: bool = False,
+        audio_format: AudioFormat = "wav",
+        **options: Unpack[SpeechOptions],
+    ) -> GenerationResponse:
+        """Generate as `generate` does, without blocking the event loop; cancelling the task cancels the request."""
+        request = TTSRequest.of(text, **options)
+        chosen, started = check_format(audio_format), time.perf_counter()
+        async with aclosing(self.speak_async(request)) as chunks:
+            heard = [chunk async for chunk in chunks]
+        return await asyncio.to_thread(whole, heard, started, chosen, return_bytes=return_bytes)
+
+    def generate_batch(
+        self,
+        texts: Sequence[str],
+        reference_audios: Sequence[Audio | None] | None = None,
+        reference_texts: Sequence[str | None] | None = None,
+        *,
+        return_bytes: bool = False,
+        audio_format: AudioFormat = "wav",
+        **options: Unpack[SharedOptions],
+    ) -> BatchGenerationResponse:
+        """Speak several texts, each with its own reference or none; an item that fails does not affect the others.
+
+        `return_bytes` and `audio_format` are those of `generate`.
+        Raises `ParameterError` if an option for all items is wrong, or the lists differ in length.
+        """
+        self._ready()
+        started = time.perf_counter()
+        shared, chosen = TTSRequest.of("", **options), check_format(audio_format)
+        texts = _listed("texts", texts)
+        audios = _matched("reference_audios", reference_audios, len(texts))
+        transcripts = _matched("reference_texts", reference_texts, len(texts))
+        items = [self._begin_item(shared, *item) for item in zip(texts, audios, transcripts, strict=True)]
+        results = [collect(item, started, chosen, return_bytes=return_bytes) for item in items]
+        success = all(result.success for result in results)
+        return BatchGenerationResponse(success, results, time.perf_counter() - started)
+
+    async def generate_batch_async(
+        self,
+        texts: Sequence[str],
+        reference_audios: Sequence[Audio | None] | None = None,
+        reference_texts: Sequence[str | None] | None = None,
+        *,
+        return_bytes: bool = False,
+        audio_format: AudioFormat = "wav",
+        **options: Unpack[SharedOptions],
+    ) -> BatchGenerationResponse:
+        """Speak several texts as `generate_batch` does, without blocking the event loop."""
+        begin = partial(self.generate_batch, return_bytes=return_bytes, audio_format=audio_format, **options)
+        return await asyncio.to_thread(begin, texts, reference_audios, reference_texts)
+
+    def count_tokens(
+        self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None
+    ) -> int:
+        """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
+        return self._ready().count_tokens(text, normalize, on_unsupported)
+
+    def _begin_item(
+        self, shared: TTSRequest, text: str, audio: Audio | None, said: str | None
+    ) -> OutputQueue | S1MiniError:
         try:
-            return self._speak(make(), streams=False)
+            voice = shared.voice if audio is None else None
+            request = replace(shared, text=text, voice=voice, references=references_of(audio, said))
+            return self._speak(request, streams=False)
         except S1MiniError as error:
             return error
 
@@ -521,11 +402,8 @@ class ProductionTTSEngine:
                 if self._running is running:
                     raise  # else another checkpoint has taken over meanwhile
 
-    def _speak_async(self, request: TTSRequest) -> AudioStream:
-        return AudioStream(partial(self._begin_async, request))
-
     async def _begin_async(self, request: TTSRequest) -> OutputQueue:
-        """Do as `_speak`; no thread waits for a recording, and who leaves takes its work along."""
+        """Submit a request; no thread waits for its references, and cancelling it cancels their encoding."""
         deadline = self._deadline()
         while True:
             running = self._ready()
@@ -536,17 +414,6 @@ class ProductionTTSEngine:
             except EngineNotReadyError:
                 if self._running is running:
                     raise
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self.config.request_timeout_s
-
-    def _ready(self) -> Running:
-        running = self._running
-        if running is None:
-            if self._was_stopped:
-                raise EngineNotReadyError("the engine was stopped; start() loads it again")
-            raise EngineNotReadyError("the engine is not started; call start() or use it in a with block")
-        return running
 
 
 def _listed(name: str, values: Any) -> list[Any]:

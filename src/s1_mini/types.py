@@ -7,9 +7,9 @@ Items that travel between the stages of a family are described in `core/stage.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack, get_args
 
 from s1_mini.exceptions import ParameterError
 
@@ -120,20 +120,68 @@ class EngineState:
         return self.status == "ready"
 
 
+class SharedOptions(TypedDict, total=False):
+    """Options of a request that may hold for several texts; `TTSRequest` and `SamplingParams` have the defaults."""
+
+    voice: str | None
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    repetition_penalty: float
+    seed: int | None
+    chunk_profile: ChunkProfile | None
+    normalize: Normalize | None
+    on_unsupported: OnUnsupported | None
+
+
+class SpeechOptions(SharedOptions, total=False):
+    """All options of a request, as keywords: what they mean is said in `TTSRequest` and `SamplingParams`."""
+
+    reference_audio: Audio | None
+    reference_text: str | None
+
+
 @dataclass(frozen=True)
 class TTSRequest:
-    """One text to be spoken, by one voice, with one set of parameters."""
+    """One text with its options; checked on construction. Raises `ParameterError`."""
 
     text: str
     references: tuple[Reference, ...] = ()
-    voice: str | None = None  # a named voice of the checkpoint, instead of references
+    voice: str | None = None  # a named voice, instead of references; None: the checkpoint's default
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    chunk_profile: ChunkProfile = "balanced"
-    normalize: Normalize | None = None  # None: as the setting says
-    on_unsupported: OnUnsupported | None = None  # likewise
+    chunk_profile: ChunkProfile | None = None  # None: balanced
+    normalize: Normalize | None = None  # None: as set by S1_MINI_NORMALIZE
+    on_unsupported: OnUnsupported | None = None  # None: as set by S1_MINI_ON_UNSUPPORTED
     # Client and group. Clients take turns in the queue, and so do the groups of a client; a request without a group is
     # one of its own.
     flow: tuple[str, str] = ("", "")
+
+    def __post_init__(self) -> None:
+        check_choice("chunk_profile", self.chunk_profile, ChunkProfile)
+        check_choice("normalize", self.normalize, Normalize)
+        check_choice("on_unsupported", self.on_unsupported, OnUnsupported)
+        if self.voice is not None and self.references:
+            raise ParameterError("voice", "was given beside reference_audio; give one of them")
+
+    @classmethod
+    def of(cls, text: str, **options: Unpack[SpeechOptions]) -> Self:
+        """Build a request from keyword options. Raises `ParameterError`, and `TypeError` for an unknown option."""
+        given: dict[str, Any] = {**options}
+        if unknown := sorted(given.keys() - set(OPTIONS)):
+            raise TypeError(f"unknown option {unknown[0]!r}; there are {', '.join(OPTIONS)}")
+        sampling = SamplingParams(**{name: given.pop(name) for name in SAMPLING_OPTIONS if name in given})
+        references = references_of(given.pop("reference_audio", None), given.pop("reference_text", None))
+        return cls(text, references, sampling=sampling, **given)
+
+
+def references_of(audio: Audio | None, text: str | None) -> tuple[Reference, ...]:
+    """Return the references of a request. Raises `ParameterError` for a transcript without a recording."""
+    if audio is None:
+        if text:
+            raise ParameterError("reference_text", "was given without reference_audio; give both or neither")
+        return ()
+    return (Reference(audio, text or ""),)
 
 
 @dataclass(frozen=True)
@@ -163,39 +211,6 @@ class AudioChunk:
         return self.audio
 
 
-def make_request(
-    text: str,
-    sampling: SamplingParams,
-    voice: str | None = None,
-    reference_audio: Audio | None = None,
-    reference_text: str | None = None,
-    *,
-    chunk_profile: ChunkProfile = "balanced",
-    normalize: Normalize | None = None,
-    on_unsupported: OnUnsupported | None = None,
-    flow: tuple[str, str] = ("", ""),
-) -> TTSRequest:
-    """Put a request together. Raises `ParameterError` where its parts contradict each other."""
-    if chunk_profile not in get_args(ChunkProfile):
-        known = ", ".join(get_args(ChunkProfile))
-        raise ParameterError("chunk_profile", f"{chunk_profile!r} is not known; there are {known}")
-    if reference_audio is None and reference_text:
-        raise ParameterError("reference_text", "was given without reference_audio; give both or neither")
-    if voice is not None and reference_audio is not None:
-        raise ParameterError("voice", "was given beside reference_audio; give one of them")
-    references = () if reference_audio is None else (Reference(reference_audio, reference_text or ""),)
-    return TTSRequest(
-        text,
-        references,
-        voice,
-        sampling,
-        chunk_profile,
-        check_normalize(normalize),
-        check_on_unsupported(on_unsupported),
-        flow,
-    )
-
-
 def check_range(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:
     """Raise `ParameterError` unless `value` is a number in [low, high], or in (low, high] if open below."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -204,18 +219,10 @@ def check_range(name: str, value: float, low: float, high: float, *, open_below:
         raise ParameterError(name, f"{value!r} is not a number in {bracket}{low:g}, {high:g}]")
 
 
-def check_normalize(value: str | None) -> Normalize | None:
-    """Raise `ParameterError` unless `value` is a way of giving text to the model, or None."""
-    if value is None or value in get_args(Normalize):
-        return cast("Normalize | None", value)
-    raise ParameterError("normalize", f"{value!r} is not known; there are {', '.join(get_args(Normalize))}")
-
-
-def check_on_unsupported(value: str | None) -> OnUnsupported | None:
-    """Raise `ParameterError` unless `value` is a policy for unsupported characters, or None."""
-    if value is None or value in get_args(OnUnsupported):
-        return cast("OnUnsupported | None", value)
-    raise ParameterError("on_unsupported", f"{value!r} is not known; there are {', '.join(get_args(OnUnsupported))}")
+def check_choice(name: str, value: str | None, choices: Any) -> None:
+    """Raise `ParameterError` unless `value` is None or one of the values of a `Literal`."""
+    if value is not None and value not in get_args(choices):
+        raise ParameterError(name, f"{value!r} is not known; there are {', '.join(get_args(choices))}")
 
 
 def check_integer(name: str, value: int, low: int, high: int) -> None:
@@ -225,3 +232,5 @@ def check_integer(name: str, value: int, low: int, high: int) -> None:
 
 
 DEFAULT_SAMPLING = SamplingParams()
+SAMPLING_OPTIONS = tuple(each.name for each in fields(SamplingParams))
+OPTIONS = (*SharedOptions.__annotations__, "reference_audio", "reference_text")

@@ -186,7 +186,7 @@ def test_an_unforeseen_failure_is_500_and_tells_nothing_of_the_inside(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret path /opt/ml")
 
-    monkeypatch.setattr(handler.ProductionTTSEngine, "stream_async", fail)
+    monkeypatch.setattr(handler.ProductionTTSEngine, "speak_async", fail)
     status, error = toolkit.error(request())
 
     assert (status, error["code"]) == (500, "internal_error")

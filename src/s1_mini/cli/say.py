@@ -7,9 +7,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -17,7 +16,7 @@ from s1_mini.cli.engine_options import Device, Precision
 from s1_mini.cli.verb import FORMATS, check_pipe, completing, engine_config
 from s1_mini.exceptions import ParameterError, TextError
 from s1_mini.text.tidy import tidied
-from s1_mini.types import DEFAULT_SAMPLING, SamplingParams, check_normalize, check_on_unsupported, make_request
+from s1_mini.types import DEFAULT_SAMPLING, Normalize, OnUnsupported, SpeechOptions, TTSRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,18 +106,28 @@ def say(
     from s1_mini.cli.play import find_loudspeaker, played
 
     # Everything that can be is checked before torch and the model are loaded, which takes seconds.
-    sampling = SamplingParams(temperature, top_p, repetition_penalty, max_new_tokens, seed, top_k)
-    how, unsupported = check_normalize(normalize), check_on_unsupported(on_unsupported)
     _check_voice(voice, reference_audio, reference_text)
+    options: SpeechOptions = {
+        "voice": voice,
+        "reference_audio": reference_audio,
+        "reference_text": reference_text,
+        "seed": seed,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "repetition_penalty": repetition_penalty,
+        "max_new_tokens": max_new_tokens,
+        "normalize": cast("Normalize | None", normalize),  # checked by `TTSRequest`
+        "on_unsupported": cast("OnUnsupported | None", on_unsupported),
+    }
+    TTSRequest.of("", **options)
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, device=device, precision=precision)
     path = path or (None if play else "out.wav")
     format_ = _format(path, audio_format, stream)
     loudspeaker = find_loudspeaker() if play else None
     text = _read_stdin() if text == PIPE else text
     words = tidied(text, config.max_text_length)
-    request = make_request(
-        text, sampling, voice, reference_audio, reference_text, normalize=how, on_unsupported=unsupported
-    )
+    request = TTSRequest.of(text, **options)
     check_request(request, config)
 
     from s1_mini.engine import ProductionTTSEngine
@@ -127,15 +136,7 @@ def say(
     with ProductionTTSEngine(_for_one(words, config)) as engine:
         loaded_s = time.perf_counter() - started
         started = time.perf_counter()
-        chunks = engine.stream(
-            text,
-            voice=voice,
-            reference_audio=reference_audio,
-            reference_text=reference_text,
-            normalize=how,
-            on_unsupported=unsupported,
-            **asdict(sampling),
-        )
+        chunks = engine.stream(text, **options)
         rate = engine.sample_rate
         chunks = _with_progress(_noted(chunks, verbose=verbose), rate)
         if loudspeaker is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from s1_mini.exceptions import ParameterError, RequestError, S1MiniError
-from s1_mini.types import DEFAULT_SAMPLING, MAX_SEED, OnUnsupported, SamplingParams, check_on_unsupported
+from s1_mini.types import DEFAULT_SAMPLING, MAX_SEED, OnUnsupported, SamplingParams, check_choice
 
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
 PARAMETERS = (*SAMPLING, "on_unsupported")
@@ -150,7 +150,8 @@ def read_parameters(name: str, value: object, base: Defaults) -> Defaults:
     if unknown:
         raise ParameterError(name, f"knows no {', '.join(unknown)}; there are {', '.join(PARAMETERS)}")
     sampling = {each: _as_number(value[each]) for each in SAMPLING if value.get(each) is not None}
-    on_unsupported = check_on_unsupported(value.get("on_unsupported")) or base.on_unsupported
+    check_choice("on_unsupported", value.get("on_unsupported"), OnUnsupported)
+    on_unsupported = value.get("on_unsupported") or base.on_unsupported
     return replace(base, sampling=replace(base.sampling, **sampling), on_unsupported=on_unsupported)
 
 

@@ -83,7 +83,7 @@ class Running:
             voices,
             request.sampling,
             deadline=deadline,
-            profile=request.chunk_profile,
+            profile=request.chunk_profile or "balanced",
             streams=streams,
             flow=request.flow,
         )

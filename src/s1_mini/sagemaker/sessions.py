@@ -17,6 +17,7 @@ from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.accounts import Accounts, Holding, IdlePool, Resource
 from s1_mini.server.errors import BusyError, NotFoundError
 from s1_mini.server.schemas import SpeechRequest
+from s1_mini.types import references_of
 
 ID_HEADER = "X-Amzn-SageMaker-Session-Id"
 NEW_HEADER = "X-Amzn-SageMaker-New-Session-Id"
@@ -53,11 +54,10 @@ class Session:
 
     def complete(self, request: SpeechRequest) -> SpeechRequest:
         """Return `request` with the session's voice, unless it names one."""
-        if request.voice is not None or request.reference_audio is not None:
+        if request.speech.voice is not None or request.speech.references:
             return request
-        return replace(
-            request, voice=self.voice, reference_audio=self.reference_audio, reference_text=self.reference_text
-        )
+        references = references_of(self.reference_audio, self.reference_text)
+        return replace(request, speech=replace(request.speech, voice=self.voice, references=references))
 
 
 class Sessions:

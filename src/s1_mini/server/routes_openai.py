@@ -26,7 +26,6 @@ from s1_mini.server.schemas import (
     OpenAIModel,
     OpenAIModels,
     OpenAISpeechBody,
-    Sampling,
     SpeechRequest,
 )
 from s1_mini.server.speech import Speech, speak
@@ -97,13 +96,7 @@ def to_request(body: OpenAISpeechBody, engine: ProductionTTSEngine) -> SpeechReq
     voice = body.voice
     if voice in voices.OPENAI_NAMES and voice not in engine.voice_names():
         voice = None
-    return SpeechRequest(
-        text=body.input,
-        voice=voice,
-        audio_format=body.response_format,
-        streams=True,
-        **{name: getattr(body, name) for name in Sampling.model_fields},
-    )
+    return body.build(body.input, body.response_format, streams=True, voice=voice)
 
 
 async def _events(speech: Speech, num_read: int, record: Record, told: dict[str, Any]) -> AsyncIterator[bytes]:

@@ -23,7 +23,6 @@ from s1_mini.server.schemas import (
     BatchBody,
     BatchItem,
     BatchResult,
-    Sampling,
     SpeechBody,
     SpeechRequest,
     decode_base64,
@@ -116,12 +115,6 @@ def _request_of(given: Any, body: BatchBody) -> SpeechRequest:
     except ValidationError as error:
         raise from_validation(error.errors(include_url=False), BatchItem.model_fields) from None
     recording = None if item.reference_audio is None else decode_base64(item.reference_audio)
-    return SpeechRequest(
-        text=item.text,
-        voice=item.voice,
-        reference_audio=recording,
-        reference_text=item.reference_text,
-        audio_format=body.format,
-        chunk_profile="throughput",
-        **{name: getattr(body, name) for name in Sampling.model_fields},
+    return body.build(
+        item.text, body.format, voice=item.voice, reference_audio=recording, reference_text=item.reference_text
     )

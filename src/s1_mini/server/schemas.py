@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
@@ -21,10 +21,13 @@ from s1_mini.types import (
     MAX_SEED,
     MAX_TEMPERATURE,
     MAX_TOP_K,
+    OPTIONS,
     AudioFormat,
     ChunkProfile,
     Normalize,
     OnUnsupported,
+    SpeechOptions,
+    TTSRequest,
 )
 
 BASE64_WINDOW = 2**18  # characters, a multiple of four
@@ -52,41 +55,18 @@ Base64Audio = Annotated[
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """One checked request to speak, whichever way it came."""
+    """A checked request, and how its audio is sent."""
 
-    text: str
-    voice: str | None = None
-    reference_audio: bytes | None = None
-    reference_text: str | None = None
+    speech: TTSRequest
     audio_format: AudioFormat = "wav"
     streams: bool = False
-    chunk_profile: ChunkProfile | None = None  # else ttfa for a stream, throughput for a whole answer
-    seed: int | None = None
-    temperature: float = DEFAULT_SAMPLING.temperature
-    top_p: float = DEFAULT_SAMPLING.top_p
-    top_k: int = DEFAULT_SAMPLING.top_k
-    repetition_penalty: float = DEFAULT_SAMPLING.repetition_penalty
-    max_new_tokens: int = DEFAULT_SAMPLING.max_new_tokens
-    normalize: Normalize | None = None
-    on_unsupported: OnUnsupported | None = None
     return_spoken_text: bool = False
 
-    def arguments(self, profile: ChunkProfile) -> dict[str, Any]:
-        """Give what the engine is to be called with beside the text; `profile` if none was asked for."""
-        return {
-            "voice": self.voice,
-            "reference_audio": self.reference_audio,
-            "reference_text": self.reference_text,
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "repetition_penalty": self.repetition_penalty,
-            "seed": self.seed,
-            "chunk_profile": self.chunk_profile or profile,
-            "normalize": self.normalize,
-            "on_unsupported": self.on_unsupported,
-        }
+    @property
+    def reference(self) -> bytes:
+        """The recording whose voice to use; empty without one."""
+        references = self.speech.references
+        return cast("bytes", references[0].audio) if references else b""
 
 
 class Strict(BaseModel):
@@ -109,11 +89,21 @@ class Sampling(Strict):
     return_spoken_text: bool = Field(False, description="Tell what was spoken, where the answer is JSON.")
 
     seed: Seed | None = Field(None, description="Same seed, same sound.")
-    temperature: float = Field(0.8, ge=0, le=MAX_TEMPERATURE, description="0 is always the likeliest.")
-    top_p: float = Field(0.8, gt=0, le=1)
-    top_k: TopK = Field(0, description="Draw from so many of the likeliest, 0 from all; not every family has it.")
-    repetition_penalty: float = Field(1.1, gt=0, le=MAX_REPETITION_PENALTY)
+    temperature: float = Field(
+        DEFAULT_SAMPLING.temperature, ge=0, le=MAX_TEMPERATURE, description="0 is always the likeliest."
+    )
+    top_p: float = Field(DEFAULT_SAMPLING.top_p, gt=0, le=1)
+    top_k: TopK = Field(
+        DEFAULT_SAMPLING.top_k, description="Draw from so many of the likeliest, 0 from all; not every family has it."
+    )
+    repetition_penalty: float = Field(DEFAULT_SAMPLING.repetition_penalty, gt=0, le=MAX_REPETITION_PENALTY)
     max_new_tokens: NumTokens = Field(DEFAULT_SAMPLING.max_new_tokens, description="Longest sentence piece, in frames.")
+
+    def build(self, text: str, audio_format: AudioFormat, *, streams: bool = False, **options: object) -> SpeechRequest:
+        """Return the request for `text` with this body's options; `options` replace some. Raises `ParameterError`."""
+        own = {name: getattr(self, name) for name in OPTIONS if name in type(self).model_fields}
+        speech = TTSRequest.of(text, **cast("SpeechOptions", own | options))
+        return SpeechRequest(speech, audio_format, streams, self.return_spoken_text)
 
 
 # For clients that send whatever a language model writes, and would lose a whole answer over one character.
@@ -147,17 +137,7 @@ class SpeechBody(Sampling):
         """Give the request; `recording` is a reference that did not come as base64. Raises `InvalidError`."""
         if recording is None and self.reference_audio is not None:
             recording = decode_base64(self.reference_audio)
-        sampling = {name: getattr(self, name) for name in Sampling.model_fields}
-        return SpeechRequest(
-            text=self.text,
-            voice=self.voice,
-            reference_audio=recording,
-            reference_text=self.reference_text,
-            audio_format=self.format,
-            streams=self.stream,
-            chunk_profile=self.chunk_profile,
-            **sampling,
-        )
+        return self.build(self.text, self.format, streams=self.stream, reference_audio=recording)
 
 
 class BatchItem(Strict):

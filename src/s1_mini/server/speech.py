@@ -26,7 +26,7 @@ from s1_mini.types import AudioFormat
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.server.settings import ServerSettings
-    from s1_mini.types import AudioChunk, ChunkProfile
+    from s1_mini.types import AudioChunk
 
 
 class _Deadline(NamedTuple):
@@ -77,14 +77,15 @@ async def speak(
     if its client holds too much. What fails later in a stream is raised from `body`. Cancelling the caller cancels the
     request.
     """
-    record.voice = (request.voice or ("reference" if request.reference_audio else "default"))[:64]
+    speech = request.speech
+    record.voice = (speech.voice or ("reference" if speech.references else "default"))[:64]
     record.audio_format, record.streams = request.audio_format, request.streams
     record.spoken = time.perf_counter()
     assert record.holding is not None
     holding = record.holding.part()
     try:
         holding.set(Resource.REQUESTS, 1)
-        holding.set(Resource.BODY_BYTES, len(request.reference_audio or b""))
+        holding.set(Resource.BODY_BYTES, len(request.reference))
         chunks = _noted(engine, request, record, holding)
         now = asyncio.get_running_loop().time()
         first = _Deadline(now + settings.request_timeout_s, settings.request_timeout_s)
@@ -101,9 +102,9 @@ async def _noted(
     engine: ProductionTTSEngine, request: SpeechRequest, record: Record, holding: Holding
 ) -> AsyncIterator[AudioChunk]:
     """Yield the engine's chunks and note each in the record. Closing it cancels the request."""
-    profile: ChunkProfile = "ttfa" if request.streams else "throughput"
+    profile = request.speech.chunk_profile or ("ttfa" if request.streams else "throughput")
     flow = (record.client, record.id)  # clients take turns in the queue, and so do their requests
-    chunks = engine.stream_async(request.text, flow=flow, **request.arguments(profile))
+    chunks = engine.speak_async(replace(request.speech, chunk_profile=profile, flow=flow))
 
     def charge_unread() -> None:
         holding.set(Resource.AUDIO_BYTES, chunks.unread_bytes)

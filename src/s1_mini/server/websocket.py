@@ -36,7 +36,7 @@ from s1_mini.server.errors import (
     row_of,
 )
 from s1_mini.server.record import record_of
-from s1_mini.server.schemas import InputDone, InputText, Sampling, SessionConfig, SpeechRequest, decode_base64
+from s1_mini.server.schemas import InputDone, InputText, SessionConfig, SpeechRequest, decode_base64
 from s1_mini.server.speech import speak
 from s1_mini.server.structure import check_structure
 from s1_mini.text.split import split_arriving
@@ -225,10 +225,10 @@ class Session:
 
     def _count_recordings(self, *, checked: bool = True) -> None:
         """Charge the recordings that are still needed. Raises `BusyError` or `TooManyRequestsError`."""
-        recordings = [self._recording, *(request.reference_audio for request in self._unspoken)]
-        distinct = {id(recording): len(recording) for recording in recordings if recording is not None}
+        recordings = [self._recording or b"", *(request.reference for request in self._unspoken)]
+        distinct = {id(recording): len(recording) for recording in recordings}
         if self._unspoken:
-            distinct.pop(id(self._unspoken[0].reference_audio), None)  # charged by `speak`
+            distinct.pop(id(self._unspoken[0].reference), None)  # charged by `speak`
         self._holding.set(Resource.BODY_BYTES, sum(distinct.values()), checked=checked)
 
     async def _add(self, text: str) -> None:
@@ -254,16 +254,7 @@ class Session:
         elif not is_last or self._says is not False:
             return  # a text that says nothing from its beginning to its end goes on, and the engine refuses it
         config = self._config
-        request = SpeechRequest(
-            text=text,
-            voice=config.voice,
-            reference_audio=self._recording,
-            reference_text=config.reference_text,
-            audio_format=config.response_format,
-            streams=True,
-            chunk_profile=config.chunk_profile,
-            **{name: getattr(config, name) for name in Sampling.model_fields},
-        )
+        request = config.build(text, config.response_format, streams=True, reference_audio=self._recording)
         self._num_waiting += len(text)
         self._unspoken.append(request)
         self._state.websockets.mark_busy(self)
@@ -278,7 +269,7 @@ class Session:
             except NothingToSpeakError as error:  # an error only if the whole session has nothing to speak
                 self._unspeakable = self._unspeakable or error
                 self._warnings += [error.warning] if error.warning else []
-            self._num_waiting -= len(request.text)
+            self._num_waiting -= len(request.speech.text)
             self._unspoken.popleft()
             self._count_recordings(checked=False)  # `speak` has charged this one until now
             if not self._unspoken:
@@ -293,7 +284,7 @@ class Session:
         start: dict[str, Any] = {
             "format": request.audio_format,
             "sample_rate": speech.sample_rate,
-            "text": request.text,
+            "text": request.speech.text,
         }
         if request.return_spoken_text:
             start["spoken_text"] = speech.spoken_text
