@@ -18,11 +18,11 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.text import spoken
 from s1_mini.weights.directory import DEFAULT_MODEL
 
-if str(Path(__file__).parents[1]) not in sys.path:  # training/ is not installed
+if str(Path(__file__).parents[1]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from training.metrics.words import compare
-from training.texts import held_out_sentences
+from recipes.voice.texts import held_out_sentences
+from recipes.voice.words import compare
 
 # Sentences that are in no training text, and the seconds that voices need for them on average.
 SENTENCES = (

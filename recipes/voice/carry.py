@@ -19,10 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from recipes.voice.corpus import PIECES, Coded, as_segments, write_vocabulary
 from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.families.s1.tokenizer import S1Tokenizer
-from training.tokens import Coded, as_segments
-from training.vocabulary import PIECES, write_vocabulary
 
 BITS = 10
 # Shards are not told apart by their numbers alone: those that were unpacked begin so.

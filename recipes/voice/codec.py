@@ -1,41 +1,97 @@
-"""Train the codec in three stages, each resumable by seconds (`training/loop.py`).
-
-python -m recipes.voice.codec spectral|adversarial|decoder --work DIR --size slow --seconds 300
-
-1. spectral: encoder, codebooks and decoder learn by how far the decoded spectrum is from the original's.
-2. adversarial: the same against discriminators, at a fresh rate.
-3. decoder: against them too, while encoder and codebooks stay; what was encoded before stays valid.
-
-Several GPUs share every step, if one process is started for each (`run.py`, or `torch.distributed.run`).
-
-`DIR/speech` holds shards (more may appear meanwhile), `DIR/codec.safetensors` and `DIR/codec_config.json` the result.
-"""
+"""The stages of the codec's training: how long, how fast, and with what."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from recipes.voice.adversary import Adversary
+from recipes.voice.books import Books, initialise, use_fast_kernels
 from recipes.voice.channels import ChannelsLast
+from recipes.voice.loop import Group, Schedule, TimedTraining, use_capture_stream
+from recipes.voice.losses import Adversary, MelLoss
 from recipes.voice.sizes import CODECS
-from recipes.voice.stages import STAGES, Stage
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
-from training.books import Books
-from training.codec import initialise, use_fast_kernels
-from training.graph import use_capture_stream
-from training.group import Group
-from training.loop import TimedTraining
-from training.losses import MelLoss
-from training.pool import SpeechPool
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage trains and how."""
+
+    schedule: Schedule
+    rows: int
+    bypass: float  # share of rows that are not quantised (Défossez et al. 2024, Mimi)
+    dropout: float  # share of rows that use only the first few codebooks, so that those carry the most
+    is_adversarial: bool = True
+    keeps_codes: bool = False
+    breadth: int = 1  # of the discriminators
+    patience: int = 0  # steps that new discriminators have before the codec learns from them
+
+
+STAGES = {
+    "spectral": Stage(Schedule(290.0, 8e-4, 600), 12, 0.5, 0.15, is_adversarial=False),
+    "adversarial": Stage(Schedule(980.0, 4e-4, 1000, 0.9995), 6, 0.0, 0.0),
+    "decoder": Stage(Schedule(1000.0, 3e-4, 300, 0.9995), 24, 0.0, 0.0, keeps_codes=True, breadth=2, patience=1000),
+}
+
+
+class SpeechPool:
+    """One long wave made of all utterances, which grows while shards appear in `directory`."""
+
+    def __init__(self, directory: Path, *, max_samples: int, device: torch.device) -> None:
+        self._directory = directory
+        self.part, self.parts = 0, 1  # of several processes, each reads its own share of the shards
+        self._read: set[Path] = set()
+        self._wave = torch.zeros(max_samples, dtype=torch.int16, device=device)
+        self._filled = 0
+        self._end = torch.zeros((), dtype=torch.float64, device=device)  # read inside captured steps
+
+    @property
+    def num_samples(self) -> int:
+        """Samples read so far."""
+        return self._filled
+
+    def refill(self, max_shards: int = 64) -> None:
+        """Read shards that are new, while there is room."""
+        found = (path for path in sorted(self._directory.glob("shard_*.npz")) if path not in self._read)
+        new = [path for path in found if sha256(path.name.encode()).digest()[0] % self.parts == self.part]
+        for path in new[:max_shards]:
+            self._read.add(path)
+            with np.load(path) as shard:
+                samples = torch.from_numpy(shard["samples"])
+            room = len(self._wave) - self._filled
+            if room < len(samples):
+                return
+            self._wave[self._filled : self._filled + len(samples)] = samples.to(self._wave.device)
+            self._filled += len(samples)
+            self._end.fill_(self._filled)
+
+    def wait(self, min_samples: int, max_wait_s: float) -> None:
+        """Wait until there are so many samples to begin with; raises `SystemExit` if they do not come in time."""
+        began = time.monotonic()
+        while self.num_samples < min_samples:
+            if time.monotonic() - began > max_wait_s:
+                raise SystemExit(f"too little speech came into {self._directory} within {max_wait_s:.0f} s")
+            self.refill()
+            time.sleep(0.2)
+
+    def batch(self, rows: int, length: int) -> Tensor:
+        """Give `rows` random slices [rows, 1, length], float in [-1, 1]; safe inside a captured step."""
+        device = self._wave.device
+        start = torch.rand(rows, 1, dtype=torch.float64, device=device) * (self._end - length)
+        index = start.long() + torch.arange(length, device=device)
+        return (self._wave[index].float() / 32768).unsqueeze(1)
+
 
 SCALES = ((64, 10, 0.5), (128, 20, 0.5), (256, 40, 1.0), (512, 80, 1.0), (1024, 100, 1.0), (2048, 160, 1.0))
 FLOOR = 2e-3  # some -70 dB: a fifth of the teacher's frames is softer than that, and nobody hears them

@@ -22,9 +22,9 @@ import torch
 from recipes.voice.ears import Ears
 from recipes.voice.speakers import held_out_speakers
 from recipes.voice.speech import MAX_S, open_studio, read_phonemes, trimmed, write_shard
+from recipes.voice.words import compare
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
-from training.metrics.words import compare
 
 MOST_LOST, MOST_ERRORS = 0.3, 0.01
 RATE = 24_000

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from recipes.voice.ears import Ears
 from recipes.voice.gate import RATE, Held, read_held
 from recipes.voice.level import loudness
+from recipes.voice.texts import held_out_sentences
+from recipes.voice.words import compare
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.codecs.dac.config import read_dac_config
-from training.metrics.words import compare
-from training.texts import held_out_sentences
 
 ROOMS = ("plain", "numbers", "plain", "names", "plain", "short", "plain", "long")  # of every eight sentences
 LOUDNESS, MARGIN, PEAK = -16.0, 1.0, -1.0  # LUFS, LU, dBTP: what voices ship at

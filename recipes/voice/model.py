@@ -1,25 +1,310 @@
-"""Train the dual-AR model on the codes of the natural voice's codec, on all GPUs; resumable by seconds.
+"""Train the dual-AR model on the codes of the voice's codec, on all GPUs; resumable by seconds (`loop.py`).
 
 python -m recipes.voice.model --work DIR [--size quick] [--seconds 540] …
 
-As `training/model.py`, whose options it has, with the sizes of `sizes.py`. Start one process for each GPU (`run.py`
-tells how they find each other) and every step is of all their batches.
+Reads the shards of `DIR/tokens` (more may appear during the training), one of which is held back; the result,
+`DIR/model.safetensors`, is the mean of the weights where the loss on that shard was lowest. Every training window is a
+prompt as the engine writes it: the utterances of one speaker, in random order, each a reference for those after it; so
+speaking with no, one or several references is one task. Start one process for each GPU (`run.py` sets the variables by
+which they find each other); every step then uses the batches of all of them.
 """
 
 from __future__ import annotations
 
-from recipes.voice.sizes import MODELS
-from training.model import arguments, train
+import argparse
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recipes.voice.corpus import Corpus, write_vocabulary
+from recipes.voice.loop import Group, Schedule, TimedTraining, use_capture_stream
+from recipes.voice.sizes import MODELS
+from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.network import S1Network
+from s1_mini.families.s1.tokenizer import S1Tokenizer
+from s1_mini.layers.kv_cache import KVStore
+from s1_mini.layers.transformer import Attention, BlockConfig, FeedForward
+
+SCHEDULE = Schedule(total_s=1330.0, rate=1.5e-3, warm_up=400)
+MAX_TOKENS, MAX_HELD_TOKENS = 2**28, 2**18  # text and frames; 7 GB with their codes
+REFILL_EVERY = 100  # steps
 HELD_BACK = "shard_held_00000.npz"  # for validation: texts and speakers that are in no other
+MAX_WAIT_S = 300  # for the first shards of tokens
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sizes of one step, and what keeps the network from learning by heart."""
+
+    rows: int = 24
+    columns: int = 1024
+    frames: int = 8192  # of each step, drawn at random, on which the fast transformer is trained
+    dropout: float = 0.0  # of the slow layers; 0.1 was worse on what is held back, and by the recogniser
+    weight_decay: float = 0.05
+    noise: float = 0.0  # share of the residual codes that the slow layers read wrong: all of a frame's name it
+    epochs: float = math.inf  # after so many, of all there is when training begins, it ends; nothing is read meanwhile
+
+
+Half = Literal["both", "slow", "fast"]  # of the network: which are trained, or whose loss tells the best weights
+
+
+class ModelTraining(TimedTraining):
+    """The network, the prompts it learns from and its steps."""
+
+    name = "model"
+    report_every = 1000
+
+    def __init__(
+        self,
+        work: Path,
+        schedule: Schedule,
+        batch: Batch,
+        device: torch.device,
+        *,
+        sizes: Mapping[str, Any],
+        held_back: str,
+        compiles: bool = True,
+        trains: Half = "both",
+        best: Half = "both",
+    ) -> None:
+        self.batch, self.trains, self.best_of = batch, trains, trains if trains == "fast" else best
+        values = {**sizes, "vocab_size": write_vocabulary(work)}
+        (work / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        self.tokenizer = S1Tokenizer.from_directory(work)
+        config = S1Config.from_json(values)
+        self.network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
+        self._initialise()
+        self.network.to(device).prepare(device)
+        self._add_dropout()
+        if trains == "fast":
+            for parameter_name, parameter in self.network.named_parameters():
+                parameter.requires_grad_(parameter_name.startswith("fast_"))
+        super().__init__(work, schedule, device, self.network)
+        groups = (
+            {"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": batch.weight_decay},
+            {"params": [p for p in self.parameters if p.dim() <= 1], "weight_decay": 0.0},
+        )
+        self._optimiser = self.adam(groups, betas=(0.9, 0.95))
+        corpus = partial(
+            Corpus,
+            work / "tokens",
+            interleave=self.tokenizer.control("interleave"),
+            num_books=config.num_codebooks,
+            device=device,
+        )
+        self.corpus = corpus(lambda name: name != held_back, max_tokens=MAX_TOKENS)
+        self.held_back = corpus(lambda name: name == held_back, max_tokens=MAX_HELD_TOKENS)
+        self.mask = torch.ones(batch.columns, batch.columns, dtype=torch.bool, device=device).tril()
+        books = config.num_codebooks
+        self.fast_mask = torch.ones(books, books, dtype=torch.bool, device=device).tril()
+        self.best = math.inf
+        self.report = torch.zeros(2, device=device)  # running means: slow and fast cross entropy
+        self.losses = self._losses
+        if compiles and device.type == "cuda":
+            self.losses = torch.compile(self._losses, dynamic=False)
+
+    @property
+    def optimiser(self) -> torch.optim.Optimizer:
+        return self._optimiser
+
+    def _initialise(self) -> None:
+        for name, parameter in self.network.named_parameters():
+            if parameter.dim() <= 1:
+                nn.init.ones_(parameter)
+            else:
+                closing = name.endswith(("wo.weight", "w2.weight"))  # what is added to the skip starts small
+                nn.init.normal_(parameter, 0.0, 0.01 if closing else 0.03)
+
+    def _add_dropout(self) -> None:
+        def drop(module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+            return F.dropout(output, self.batch.dropout, module.training)
+
+        for module in self.network.layers.modules():
+            if isinstance(module, Attention | FeedForward):
+                module.register_forward_hook(drop)
+
+    def _losses(self, columns: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross entropy of the next main token and of a random share of the other codes, over speech only."""
+        network, begin, end = self.network, self.tokenizer.semantic_begin, self.tokenizer.semantic_end
+        frames = self.batch.frames
+        semantic = (columns[:, 0] >= begin) & (columns[:, 0] <= end)
+        positions = torch.arange(columns.shape[-1], device=self.device).unsqueeze(0)
+        store = self._keep(network.config.slow)
+        hidden = network.slow(network.embed(self._noisy(columns), semantic), positions, self.mask, lambda _: store)
+        target, hidden = columns[:, 0, 1:].flatten(), hidden[:, :-1].flatten(0, 1)
+        is_frame = (semantic & there)[:, 1:].flatten()
+        spoken = is_frame | ((target == self.tokenizer.control("im_end")) & there[:, 1:].flatten())
+        logits = network.main_logits(hidden).float()
+        slow = (F.cross_entropy(logits, target, reduction="none") * spoken).sum() / spoken.sum()
+
+        frames = min(frames, len(is_frame))
+        chosen = (torch.rand(is_frame.shape, device=self.device) + is_frame).topk(frames).indices
+        codes = columns[:, 1:, 1:].transpose(1, 2).flatten(0, 1)[chosen]
+        fast_logits = self._fast(hidden[chosen], codes).float()
+        weight = is_frame[chosen].float()
+        fast = F.cross_entropy(fast_logits.flatten(0, 1), codes[:, 1:].flatten(), reduction="none")
+        return slow, (fast.view(frames, -1).mean(-1) * weight).sum() / weight.sum()
+
+    def _noisy(self, columns: Tensor) -> Tensor:
+        if not (self.batch.noise and self.network.training):
+            return columns
+        residual = columns[:, 2:]
+        wrong = torch.rand(residual.shape, device=self.device) < self.batch.noise
+        others = torch.randint_like(residual, self.network.config.codebook_size)
+        return torch.cat((columns[:, :2], torch.where(wrong, others, residual)), dim=1)
+
+    def _fast(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """Logits [N, K - 1, V] of codes 1 … K - 1, all positions at once."""
+        network = self.network
+        x = torch.cat((network.fast_project_in(hidden).unsqueeze(1), network.fast_embeddings(codes[:, :-1])), dim=1)
+        for layer in network.fast_layers:
+            x = layer(x, network.fast_rope.unsqueeze(0), self.fast_mask, self._keep(network.config.fast))
+        return network.fast_output(network.fast_norm(x[:, 1:]))
+
+    @staticmethod
+    def _keep(block: BlockConfig) -> KVStore:
+        """Attend to the given keys and values alone, one copy for every query head."""
+        copies = block.num_heads // block.num_kv_heads
+
+        def store(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            return key.repeat_interleave(copies, dim=1), value.repeat_interleave(copies, dim=1)
+
+        return store
+
+    def step(self) -> None:
+        """One step on random speakers."""
+        windows = self.corpus.windows(self.corpus.random_groups(self.batch.rows), self.batch.columns)
+        with self.half():
+            slow, fast = self.losses(*windows)
+        self.derive(fast if self.trains == "fast" else slow + fast)
+        self.report.lerp_(torch.stack((slow.detach(), fast.detach())), 0.02)
+
+    def between(self) -> None:
+        if self.steps % REFILL_EVERY == 0 and math.isinf(self.batch.epochs):
+            self.corpus.refill()
+
+    @property
+    def done(self) -> float:
+        """By time or by epochs, whichever is further."""
+        prompts = self.batch.epochs * max(1, self.corpus.num_groups)
+        return min(1.0, max(super().done, self.steps * self.batch.rows * self.group.size / prompts))
+
+    def wait_for_tokens(self) -> None:
+        """Wait until there is enough to begin with; raises `SystemExit` if nothing comes."""
+        began = time.monotonic()
+        while not (self.held_back.num_groups and self.corpus.num_groups >= self.batch.rows):
+            if time.monotonic() - began > MAX_WAIT_S:
+                raise SystemExit(f"too few shards came into {self.work / 'tokens'} within {MAX_WAIT_S} s")
+            self.held_back.refill()
+            self.corpus.refill(max_shards=10_000)
+            time.sleep(0.2)
+
+    @torch.no_grad()
+    def validate(self) -> tuple[float, float]:
+        """Losses of the mean weights on speakers held back; exports those weights if they are the best so far."""
+        live = [parameter.detach().clone() for parameter in self.parameters]
+        torch._foreach_copy_(self.parameters, self.mean)
+        self.network.eval()
+        totals = []
+        for begin in range(0, self.held_back.num_groups, self.batch.rows):
+            groups = torch.arange(begin, begin + self.batch.rows, device=self.device) % self.held_back.num_groups
+            windows = self.held_back.windows(groups, self.batch.columns)
+            with self.half():
+                totals.append(torch.stack(self._losses(*windows)))
+        self.network.train()
+        torch._foreach_copy_(self.parameters, live)
+        slow, fast = torch.stack(totals).mean(0).tolist()
+        counted = {"both": slow + fast, "slow": slow, "fast": fast}[self.best_of]
+        if counted < self.best:
+            self.best = counted
+            self.export(torch.bfloat16)
+        return slow, fast
+
+    def tell(self, steps_per_s: float) -> None:
+        slow, fast = self.report.tolist()
+        held = self.validate()
+        losses = f"slow {slow:.3f} fast {fast:.3f}, held back {held[0]:.3f} {held[1]:.3f}"
+        print(
+            f"model {self.steps}: {losses}, {steps_per_s:.1f} it/s, {self.corpus.num_utterances} utterances", flush=True
+        )
+
+    def state(self) -> dict[str, Any]:
+        """All that the next call needs."""
+        return super().state() | {"best": self.best}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
+        super().restore(state)
+        self.best = state["best"]
 
 
 def main() -> None:
-    """Train for some seconds."""
-    parser = arguments(__doc__)
+    """Train for some seconds, together with the other processes of the group, if any."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--total", type=float, default=SCHEDULE.total_s, help="seconds of all calls together")
+    parser.add_argument("--rate", type=float, default=SCHEDULE.rate)
+    parser.add_argument("--rows", type=int, default=Batch.rows)
+    parser.add_argument("--columns", type=int, default=Batch.columns)
+    parser.add_argument("--frames", type=int, default=Batch.frames)
+    parser.add_argument("--dropout", type=float, default=Batch.dropout)
+    parser.add_argument("--weight-decay", type=float, default=Batch.weight_decay)
+    parser.add_argument("--noise", type=float, default=Batch.noise)
+    parser.add_argument("--epochs", type=float, default=Batch.epochs, help="at most, of what is there at the beginning")
+    parser.add_argument(
+        "--trains", choices=get_args(Half), default="both", help="fast: the slow layers stay as they are"
+    )
+    parser.add_argument("--best", choices=get_args(Half), default="both", help="whose loss chooses the weights")
+    parser.add_argument(
+        "--report-every", type=int, default=ModelTraining.report_every, help="steps between validations"
+    )
+    parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--size", choices=MODELS, default="quick")
     options = parser.parse_args()
-    train(options, MODELS[options.size], HELD_BACK)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.manual_seed(0)
+    group, device = Group.join(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    use_capture_stream(device)
+    schedule = replace(SCHEDULE, total_s=options.total, rate=options.rate)
+    batch = Batch(
+        options.rows,
+        options.columns,
+        options.frames,
+        options.dropout,
+        options.weight_decay,
+        options.noise,
+        options.epochs,
+    )
+    training = ModelTraining(
+        options.work,
+        schedule,
+        batch,
+        device,
+        sizes=MODELS[options.size],
+        held_back=HELD_BACK,
+        compiles=not options.no_compile,
+        trains=options.trains,
+        best=options.best,
+    )
+    training.report_every = options.report_every
+    training.group = group
+    training.resume()
+    group.share([*training.parameters, *training.mean])
+    parameters = sum(parameter.numel() for parameter in training.parameters)
+    training.wait_for_tokens()
+    print(f"{parameters} parameters, {training.corpus.num_utterances} utterances", flush=True)
+    training.run(options.seconds)
+    group.leave()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 python -m recipes.voice.phonemes --texts FILE --output FILE --count 100000 [--start 0] [--british 20000]
 python -m recipes.voice.phonemes --held-out --output FILE
 
-`--texts` is what `training.texts prepare` wrote. The output is JSON, compressed: [text, American, British], the text in
-words and within the voice's alphabet, as the engine gives it to the model. Needs hibari-tts.
+`--texts` is the output of `recipes.voice.texts prepare`. The output is JSON, compressed: [text, American, British], the
+text in words and within the voice's alphabet, as the engine gives it to the model. Needs hibari-tts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from recipes.voice.sizes import ALPHABET, LANGUAGE
+from recipes.voice.texts import held_out_sentences, load, utterances
 from s1_mini.text.form import TextForm
-from training.texts import held_out_sentences, load, utterances
 
 # The letter A, which hibari takes for the article: beside another single letter, or a capital within a sentence.
 LETTER_A = re.compile(r"\bA\b(?= [A-Z]\b)|(?<=\b[A-Z] )A\b|(?<=[a-z,;:] )A\b")

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from recipes.voice.stages import STAGES
+from recipes.voice.codec import STAGES
 
 
 def share(seconds: float, stages: list[str]) -> dict[str, float]:

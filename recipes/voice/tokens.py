@@ -5,7 +5,7 @@ python -m recipes.voice.tokens --work DIR --teacher DIR --phonemes DIR --seconds
 
 `DIR` holds the finished codec. `--phonemes` is what `phonemes.py` wrote, a file or a folder of them, of which each part
 takes its share. A speaker says eight texts, which come in any order; when all are there they are written side by side
-to `DIR/tokens`, as `training/tokens.py` writes them. The model sees the texts in words, as the engine gives them.
+to `DIR/tokens`, in the form that `corpus.py` reads. The model sees the texts in words, as the engine gives them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.voice.channels import ChannelsLast
+from recipes.voice.corpus import PER_GROUP, Coded, as_segments, encode_waves, write_vocabulary
 from recipes.voice.speakers import held_out_speakers
 from recipes.voice.speech import (
     Count,
@@ -40,10 +41,6 @@ from recipes.voice.speech import (
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.tokenizer import S1Tokenizer
-from training import tokens
-from training.corpus import PER_GROUP
-from training.tokens import Coded
-from training.vocabulary import write_vocabulary
 
 PER_SHARD = 512  # utterances
 TENS = re.compile(
@@ -80,7 +77,7 @@ class Speakers:
     def _write(self) -> None:
         target = self._output / f"shard_{self._name}_{self.num_shards:05d}.npz"
         with target.with_suffix(".tmp").open("wb") as file:
-            np.savez(file, **tokens.as_segments(self._ready, self._tokenizer))
+            np.savez(file, **as_segments(self._ready, self._tokenizer))
         target.with_suffix(".tmp").replace(target)
         self._ready = []
         self.num_shards += 1
@@ -125,7 +122,7 @@ def encode(
     """Encode utterances as they are made, until there are no more."""
     count = Count(name)
     for utterances in map(heard, made):
-        codes = tokens.encode(codec, [wave for _, _, wave in utterances])
+        codes = encode_waves(codec, [wave for _, _, wave in utterances])
         for (text, speaker, _), frames in zip(utterances, codes, strict=True):
             speakers.add(speaker, said[text], frames)
         count.add(utterances)

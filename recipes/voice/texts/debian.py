@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.texts.held_out import bare, is_held_out
-from training.texts.lists import Random
-from training.texts.stream import MAX_CHARACTERS
-from training.texts.templates import sentence_of
+from recipes.voice.texts.lists import Random, bare, is_held_out
+from recipes.voice.texts.stream import MAX_CHARACTERS
+from recipes.voice.texts.templates import sentence_of
 
 MIN_WORDS, MAX_WORDS = 2, 25  # of a natural sentence
 

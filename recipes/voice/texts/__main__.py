@@ -1,18 +1,18 @@
-"""`python -m training.texts`: gather the corpora, or show what the stream says."""
+"""`python -m recipes.voice.texts`: gather the corpora, or show what the stream says."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.texts.corpora import load
-from training.texts.debian import prepare
-from training.texts.stream import utterances
+from recipes.voice.texts.debian import prepare
+from recipes.voice.texts.lists import load
+from recipes.voice.texts.stream import utterances
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``python -m training.texts prepare …`` or ``… show``."""
-    parser = argparse.ArgumentParser(prog="python -m training.texts", description="Texts that the teacher speaks.")
+    """Run ``python -m recipes.voice.texts prepare …`` or ``… show``."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.voice.texts", description="Texts that the teacher speaks.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("prepare", help="gather the corpora from Debian's files")
     verb.add_argument("--output", type=Path, required=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-if str(Path(__file__).parents[2]) not in sys.path:  # training/ is not installed
+if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from training import texts
-from training.texts import debian
-from training.texts.held_out import bare
-from training.texts.stream import BLOCK, MAX_CHARACTERS, WEIGHTS
+from recipes.voice import texts
+from recipes.voice.texts import debian
+from recipes.voice.texts.lists import bare
+from recipes.voice.texts.stream import BLOCK, MAX_CHARACTERS, WEIGHTS
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_prepared_corpora_come_back(tmp_path, monkeypatch):
 
 
 def test_the_command_prints_the_beginning_of_the_stream(many):
-    command = [sys.executable, "-X", "utf8", "-m", "training.texts", "show", "--seed", "3", "--count", "5"]
+    command = [sys.executable, "-X", "utf8", "-m", "recipes.voice.texts", "show", "--seed", "3", "--count", "5"]
     root = Path(__file__).parents[2]
     shown = subprocess.run(command, cwd=root, capture_output=True, check=True, text=True, encoding="utf-8").stdout
 

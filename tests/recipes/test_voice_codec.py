@@ -17,11 +17,10 @@ if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.voice import codec as codec_stage
-from recipes.voice.codec import MIN_POOL_S, CodecTraining
+from recipes.voice.codec import MIN_POOL_S, STAGES, CodecTraining
 from recipes.voice.run import environments, share
 from recipes.voice.sizes import CODECS
 from recipes.voice.speech import write_shard
-from recipes.voice.stages import STAGES
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.weights import open_dac
 
@@ -169,7 +168,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from recipes.voice import codec as stage
-from training.group import Group
+from recipes.voice.loop import Group
 stage.CODECS["tiny"] = json.loads(sys.argv[2])
 stage.POOL_S, stage.CROP_S, stage.REVIVE_EVERY = 90, 0.05, 2
 group, device = Group.join(torch.device("cpu"))

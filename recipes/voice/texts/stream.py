@@ -4,19 +4,8 @@ import functools
 from collections.abc import Callable, Iterator
 from math import gcd
 
-from training.texts.corpora import Corpora
-from training.texts.figures import FIGURES
-from training.texts.held_out import is_held_out
-from training.texts.lists import Random, one, word_lists
-from training.texts.templates import (
-    LIST_TEMPLATES,
-    NUMBER_TEMPLATES,
-    PLURALS,
-    TEMPLATE_ROOMS,
-    TEMPLATES,
-    filled,
-    sentence_of,
-)
+from recipes.voice.texts.lists import Corpora, Random, is_held_out, one, word_lists
+from recipes.voice.texts.templates import FIGURES, SENTENCES, filled, sentence_of, template
 
 MAX_CHARACTERS = 220
 
@@ -93,11 +82,11 @@ def _salad(rng: Random, corpora: Corpora) -> str:
 
 
 def _template(rng: Random, corpora: Corpora) -> str:
-    return sentence_of(filled(rng, rng.choice(TEMPLATES[rng.choice(TEMPLATE_ROOMS)]), corpora))
+    return sentence_of(filled(rng, template(rng, rng.choice(SENTENCES)), corpora))
 
 
 def _number(rng: Random, corpora: Corpora) -> str:
-    return sentence_of(filled(rng, rng.choice(NUMBER_TEMPLATES), corpora))
+    return sentence_of(filled(rng, template(rng, "number"), corpora))
 
 
 def _short(rng: Random, corpora: Corpora) -> str:
@@ -125,7 +114,7 @@ def _long(rng: Random, corpora: Corpora) -> str:
     opening = rng.choice(corpora.sentences)
     if rng.random() < 0.4:
         return f"{opening} {_template(rng, corpora)}"
-    clauses = [filled(rng, rng.choice(TEMPLATES["statement"]), corpora) for _ in range(rng.randint(2, 3))]
+    clauses = [filled(rng, template(rng, "statement"), corpora) for _ in range(rng.randint(2, 3))]
     if rng.random() < 0.5:
         clauses.insert(0, opening.rstrip(".!?;:"))
     joint = rng.choice([", and ", ", but ", ", so ", ", because ", ", while ", "; "])
@@ -137,13 +126,13 @@ def _list(rng: Random, corpora: Corpora) -> str:
         case 0:
             items = [f"{rng.choice(['a', 'the', 'my'])} {one(rng, 'noun')}" for _ in range(rng.randint(3, 6))]
         case 1:
-            items = [f"{rng.randint(2, 30)} {rng.choice(PLURALS)}" for _ in range(rng.randint(2, 5))]
+            items = [f"{rng.randint(2, 30)} {template(rng, 'plural')}" for _ in range(rng.randint(2, 5))]
         case 2:
             items = [one(rng, rng.choice(["first", "place"])) for _ in range(rng.randint(3, 6))]
         case _:
             items = [f"a {one(rng, 'adjective')} {one(rng, 'noun')}" for _ in range(rng.randint(2, 4))]
     listed = ", ".join(items[:-1]) + rng.choice([", and ", " and ", ", or "]) + items[-1]
-    return sentence_of(filled(rng, rng.choice(LIST_TEMPLATES).replace("*", listed), corpora))
+    return sentence_of(filled(rng, template(rng, "list").replace("*", listed), corpora))
 
 
 _KINDS: dict[str, Callable[[Random, Corpora], str]] = {

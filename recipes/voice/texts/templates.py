@@ -1,9 +1,12 @@
-"""Digits, years, dates, times, money, and what else is written with them."""
+"""Fill the gaps of templates with words, digits, years, dates, times and money."""
 
+from __future__ import annotations
+
+import re
 from collections.abc import Callable
 from string import ascii_uppercase
 
-from training.texts.lists import Random
+from recipes.voice.texts.lists import Corpora, Random, one, sections
 
 MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November"]
 MONTHS += ["December"]
@@ -134,3 +137,34 @@ FIGURES: dict[str, Callable[[Random], str]] = {
     "mobile": lambda rng: f"0{rng.randint(1000, 9999)} {rng.randint(100000, 999999)}",
     "title": lambda rng: rng.choice(["Mr.", "Mrs.", "Ms.", "Dr.", "Mr.", "Mrs.", "Prof.", "Capt."]),
 }
+
+
+SENTENCES = tuple(name for name in sections("templates.txt") if name not in {"number", "list", "plural"})
+
+
+def template(rng: Random, kind: str) -> str:
+    """Choose a template of a kind."""
+    return rng.choice(sections("templates.txt")[kind])
+
+
+def filled(rng: Random, template: str, corpora: Corpora) -> str:
+    """Fill the gaps of a template, ``{noun}`` and the like."""
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[1]
+        if name == "word":
+            return rng.choice(corpora.words if rng.random() < 0.5 else corpora.common)
+        if name in FIGURES:
+            return FIGURES[name](rng)
+        return one(rng, name)
+
+    text = re.sub(r"\{(\w+)\}", fill, template)
+    return re.sub(r"\b([Aa]) (?=[aeiou])(?!one\b|uni|use|eu)", r"\1n ", text)
+
+
+def sentence_of(text: str) -> str:
+    """Begin with a capital and end with a mark."""
+    start = 1 if text[0] == '"' else 0
+    text = text[:start] + text[start : start + 1].upper() + text[start + 1 :]
+    text = re.sub(r'"([a-z])', lambda match: f'"{match[1].upper()}', text)
+    return text if text[-1] in '.!?"' else text + "."

@@ -11,11 +11,11 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-if str(Path(__file__).parents[2]) not in sys.path:  # training/ is not installed
+if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from recipes.voice.words import compare, edit_distance, normalise, places
 from s1_mini import EngineConfig, ProductionTTSEngine
-from training.metrics.words import compare, edit_distance, normalise, places
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_edit_distance_is_a_distance(one, other):
 def test_noise_is_rated_below_clean_speech() -> None:
     pytest.importorskip("onnxruntime", reason="runs DNSMOS: pip install -r recipes/voice/requirements.txt")
     pytest.importorskip("speechmos", reason="holds the DNSMOS network: pip install -r recipes/voice/requirements.txt")
-    from training.metrics.quality import overall_quality
+    from recipes.voice.ears import overall_quality
 
     with ProductionTTSEngine(EngineConfig(device="cpu")) as engine:
         speech = engine.generate("We went for a long walk after dinner.", seed=1)

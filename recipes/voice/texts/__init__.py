@@ -9,8 +9,7 @@ domain), fortunes and fortunes-min (BSD; quotations of their authors), wamerican
 notice). ``wordlists.txt`` and ``held_out.txt`` were written for this project.
 """
 
-from training.texts.corpora import Corpora, load
-from training.texts.held_out import held_out_sentences, is_held_out
-from training.texts.stream import utterances
+from recipes.voice.texts.lists import Corpora, held_out_sentences, is_held_out, load
+from recipes.voice.texts.stream import utterances
 
 __all__ = ["Corpora", "held_out_sentences", "is_held_out", "load", "utterances"]

@@ -16,15 +16,15 @@ if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.voice import channels, passes
+from recipes.voice.books import initialise
 from recipes.voice.channels import ChannelsLast
+from recipes.voice.codec import SpeechPool
 from recipes.voice.sizes import CODECS
 from recipes.voice.speech import write_shard
 from s1_mini.codecs.carry import NoCarry
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.layers import ResidualUnit
 from s1_mini.codecs.dac.model import Dac
-from training.codec import initialise
-from training.pool import SpeechPool
 
 CPU = torch.device("cpu")
 SMALL = {

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-if str(Path(__file__).parents[2]) not in sys.path:  # training/ is not installed
+if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from recipes.voice import corpus
+from recipes.voice.corpus import Coded, Corpus, as_segments, encode_waves
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.prompt import build_prompt
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
 from s1_mini.weights.directory import read_json
-from training import tokens
-from training.corpus import Corpus
-from training.tokens import Coded
 
 CPU = torch.device("cpu")
 
@@ -31,8 +30,8 @@ def said(tiny: Path) -> list[Coded]:
     codec, noise = open_dac(tiny, encodes=True), np.random.default_rng(0)
     waves = [noise.integers(-3000, 3000, 3000 + 700 * i).astype(np.int16) for i in range(4)]
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "ROWS", 4)  # 32 are for GPUs
-        together = tokens.encode(codec, waves)
+        patch.setattr(corpus, "ROWS", 4)  # 32 are for GPUs
+        together = encode_waves(codec, waves)
         for wave, batched in zip(waves, together, strict=True):
             alone = codec.encode(torch.from_numpy(wave).float() / 32768).numpy()
             assert (alone == batched).mean() > 0.99
@@ -42,8 +41,8 @@ def said(tiny: Path) -> list[Coded]:
 def test_a_window_is_the_prompt_that_the_engine_writes(said: list[Coded], tiny: Path, tmp_path: Path) -> None:
     tokenizer = S1Tokenizer.from_directory(tiny)
     config = S1Config.from_json(read_json(tiny / "config.json"))
-    np.savez(tmp_path / "shard_00001.npz", **tokens.as_segments(said, tokenizer))
-    corpus = Corpus(
+    np.savez(tmp_path / "shard_00001.npz", **as_segments(said, tokenizer))
+    pool = Corpus(
         tmp_path,
         lambda _: True,
         interleave=tokenizer.control("interleave"),
@@ -51,15 +50,15 @@ def test_a_window_is_the_prompt_that_the_engine_writes(said: list[Coded], tiny: 
         max_tokens=2000,
         device=CPU,
     )
-    corpus.refill()
+    pool.refill()
 
-    columns, there = corpus.windows(torch.tensor([0]), 400)
+    columns, there = pool.windows(torch.tensor([0]), 400)
 
     spoken = columns[0][:, there[0]]
     voices = [Voice({"codes": torch.from_numpy(one.codes.astype(np.int64))}, one.text) for one in said[:2]]
     orders = [build_prompt(tokenizer, config, "", order).columns for order in (voices, voices[::-1])]
     assert any(torch.equal(spoken, order[:, : spoken.shape[1]]) for order in orders)
-    assert corpus.num_utterances == 4
+    assert pool.num_utterances == 4
 
 
 def test_a_corpus_that_is_full_is_drawn_from_all_the_same(tmp_path: Path) -> None:
@@ -71,9 +70,9 @@ def test_a_corpus_that_is_full_is_drawn_from_all_the_same(tmp_path: Path) -> Non
             lengths=np.full(12, 50, np.int32),
             speaker=np.repeat([0, 1], 6).astype(np.int32),
         )
-    corpus = Corpus(tmp_path, lambda _: True, interleave=0, num_books=2, max_tokens=2000, device=CPU)
+    pool = Corpus(tmp_path, lambda _: True, interleave=0, num_books=2, max_tokens=2000, device=CPU)
 
-    corpus.refill()
+    pool.refill()
 
-    assert (corpus.num_groups, corpus.num_tokens) == (6, 1800)
-    assert set(corpus.random_groups(1000).tolist()) == set(range(6))
+    assert (pool.num_groups, pool.num_tokens) == (6, 1800)
+    assert set(pool.random_groups(1000).tolist()) == set(range(6))

@@ -14,7 +14,7 @@ if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
 
 from recipes.voice.gate import Held
 from recipes.voice.judge import HEADS, Said, judge, recording, sentences, table, true_peak
-from training.texts import held_out_sentences
+from recipes.voice.texts import held_out_sentences
 
 RATE = 24_000
 

@@ -19,7 +19,11 @@ from safetensors.torch import save_file
 if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from recipes.voice import carry, phonemes, tokens
+from recipes.voice import carry, corpus, phonemes, tokens
+from recipes.voice.books import initialise
+from recipes.voice.corpus import PER_GROUP, write_vocabulary
+from recipes.voice.loop import Schedule
+from recipes.voice.model import Batch, ModelTraining
 from recipes.voice.sizes import CODECS, MODELS
 from recipes.voice.speech import Utterance
 from s1_mini.codecs.dac.config import DacConfig
@@ -27,11 +31,6 @@ from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.tokenizer import S1Tokenizer
-from training.codec import initialise
-from training.corpus import PER_GROUP
-from training.loop import Schedule
-from training.model import Batch, ModelTraining
-from training.vocabulary import write_vocabulary
 
 CPU = torch.device("cpu")
 TEXTS = [f"Room {number} is free." for number in range(20)]
@@ -59,7 +58,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "phonemes.xz").write_bytes(lzma.compress(json.dumps([[text, text, ""] for text in TEXTS]).encode()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "PER_SHARD", PER_GROUP)
-        patch.setattr(tokens.tokens, "ROWS", 4)  # 32 are for GPUs
+        patch.setattr(corpus, "ROWS", 4)  # 32 are for GPUs
         encode(folder)
     return folder
 
