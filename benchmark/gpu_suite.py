@@ -29,8 +29,7 @@ from benchmark.command import make_parser, run
 from benchmark.frames import measure_frames
 from benchmark.targets import Figure, judge, lay_out
 from s1_mini.audio.container import check_writable
-from s1_mini.bench.clients import Clients, Load, Tally, run_together
-from s1_mini.bench.figures import BUFFER_S
+from s1_mini.bench.clients import BUFFER_S, Clients, Load, Tally, run_together
 from s1_mini.bench.report import describe_engine
 from s1_mini.bench.workload import Ask, make_workload, planned_arrivals
 from s1_mini.capacity.cards import card_in

@@ -16,8 +16,7 @@ import torch
 
 from s1_mini.bench.clients import Clients, resident_bytes
 from s1_mini.bench.report import table
-from s1_mini.bench.voices import choose_voice, without_voices
-from s1_mini.bench.workload import make_workload
+from s1_mini.bench.workload import choose_voice, make_workload, without_voices
 from s1_mini.cli.app import app, run
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine

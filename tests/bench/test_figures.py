@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from s1_mini.bench.figures import Chunk, Listener, Outcome, percentiles, play, summarize
+from s1_mini.bench.clients import Listener, Load, Outcome, percentiles, play
 
 RATE = 1000
 
@@ -15,17 +15,17 @@ def sound(seconds: float, level: float = 0.5) -> np.ndarray:
 
 
 def test_chunks_that_come_in_time_play_without_a_gap() -> None:
-    assert play([Chunk(1.0, 0.5), Chunk(1.25, 0.5), Chunk(2.0, 0.5)]) == ([1.0, 1.5, 2.0], 0)
+    assert play([(1.0, 0.5), (1.25, 0.5), (2.0, 0.5)]) == ([1.0, 1.5, 2.0], 0)
 
 
 def test_a_late_chunk_is_an_underrun_and_plays_when_it_comes() -> None:
-    chunks = [Chunk(1.0, 0.5), Chunk(1.75, 0.5), Chunk(2.0, 0.5), Chunk(3.0, 0.5)]
+    chunks = [(1.0, 0.5), (1.75, 0.5), (2.0, 0.5), (3.0, 0.5)]
 
     assert play(chunks) == ([1.0, 1.75, 2.25, 3.0], 2)
 
 
 def test_a_buffer_bridges_what_is_shorter_than_it() -> None:
-    chunks = [Chunk(1.0, 0.5), Chunk(1.5625, 0.5), Chunk(2.5, 0.5)]
+    chunks = [(1.0, 0.5), (1.5625, 0.5), (2.5, 0.5)]
 
     assert play(chunks)[1] == 2
     assert play(chunks, 0.125) == ([1.125, 1.625, 2.5], 1)
@@ -59,7 +59,7 @@ def test_a_failed_request_counts_in_no_figure() -> None:
     broken = Listener()
     broken.hear(9.0, sound(0.5), RATE)
     outcomes = [Outcome(1.0, 0.25, None, 0.5), broken.outcome(9.0, failure="queue_full", is_cut=False)]
-    figures = summarize(outcomes)
+    figures = Load("", None, None, 1.0, tuple(outcomes), 0, 0).figures
 
     assert outcomes[1] == Outcome(9.0, failure="queue_full")
     assert figures["first_byte_ms"] == {"p50": 250.0, "p95": 250.0, "p99": 250.0}

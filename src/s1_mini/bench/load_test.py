@@ -1,47 +1,47 @@
-"""A load test of one engine: first alone, then each load that is asked for, one after the other."""
+"""The load test of `s1-mini bench`: the engine at rest first, then each load, one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from s1_mini.bench.clients import Clients, Load
-from s1_mini.bench.report import describe_engine, first_p95_ratio, load_average
-from s1_mini.bench.voices import VoiceState, choose_voice, without_voices
-from s1_mini.bench.workload import Ask, make_workload, planned_arrivals
+from s1_mini.bench.clients import MEASURES, Clients, Load
+from s1_mini.bench.report import describe_engine, load_average, table
+from s1_mini.bench.workload import Ask, VoiceState, choose_voice, make_workload, planned_arrivals, without_voices
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.families.find import find_checkpoint
 from s1_mini.runtime.process import frozen, prepare_process
 from s1_mini.types import ChunkProfile
 
-WARM_UP = 2  # requests before each load that count nowhere
+WARM_UP = 2  # uncounted requests before each load
 MIN_IDLE = 8  # requests to an idle engine; a quarter of the workload if that is more
+Part = tuple[list[Ask], list[Ask]]  # warm-up and counted requests of one load
 
 
 @dataclass(frozen=True)
 class LoadTest:
-    """What is measured. `concurrencies` and `rates` [requests/s] each make a load of `requests` requests."""
+    """Options of a load test. `concurrencies` and `rates` [requests/s] each make a load of `requests` requests."""
 
     concurrencies: tuple[int, ...]
     rates: tuple[float, ...]
     requests: int
     slots: int
-    profile: ChunkProfile = "ttfa"
-    voice: VoiceState = "cached"
-    max_new_tokens: int = 200
-    seed: int = 0
-    has_baseline: bool = False
-    checkpoint: Path | None = None
-    device: str = "auto"
+    profile: ChunkProfile
+    voice: VoiceState
+    max_new_tokens: int
+    seed: int
+    has_baseline: bool
+    checkpoint: Path | None
+    device: str
 
 
 @dataclass
 class LoadResult:
-    """What was measured: an idle engine first, then each load; the baseline on an engine of its own."""
+    """The idle engine, each load, and the baseline, which has an engine of its own."""
 
     idle: Load
     loads: list[Load]
@@ -50,32 +50,74 @@ class LoadResult:
 
     @property
     def all_loads(self) -> list[Load]:
-        """Everything in the order of the table."""
-        first = [] if self.sequential is None else [self.sequential]
-        return [*first, self.idle, *self.loads]
-
-    @property
-    def busiest(self) -> Load:
-        """The load of the greatest concurrency; of the greatest rate where there is none."""
-        return max(self.loads, key=lambda load: (load.concurrency or 0, load.rate or 0.0))
+        """All loads in the order of the table."""
+        return [*([] if self.sequential is None else [self.sequential]), self.idle, *self.loads]
 
     @property
     def ratios(self) -> dict[str, float | None]:
-        """Tell how the busiest load compares with an idle engine, and with the baseline if there is one."""
-        ratios = {"first_p95_ratio": first_p95_ratio(self.busiest, self.idle)}
+        """The load of the greatest concurrency (or rate) compared with the idle engine and the baseline."""
+        busiest = max(self.loads, key=lambda load: (load.concurrency or 0, load.rate or 0.0))
+        ratios = {"first_p95_ratio": first_p95_ratio(busiest, self.idle)}
         if self.sequential is not None:
             alone = self.sequential.audio_per_s
-            ratios["speed_up"] = self.busiest.audio_per_s / alone if alone else None
+            ratios["speed_up"] = busiest.audio_per_s / alone if alone else None
         return ratios
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return every load for the line of JSON."""
+        return [load_data(load, self.idle) for load in self.all_loads]
+
+    def tables(self) -> str:
+        """Return a table with one line per load, and one with each of its measures."""
+        head = ["load", "requests", "failed", "audio s/s", "underruns", "100 ms buffer", "first p95 ratio", "memory MB"]
+        keys = ("name", "requests", "failed", "audio_per_s", "underruns", "underruns_100ms", "first_p95_ratio")
+        whole = [[*(each[key] for key in keys), each["memory_mb"]["growth"]] for each in self.data()]
+        measures = [
+            [load.name, name, *load.figures[name].values()]
+            for load in self.all_loads
+            for name in MEASURES
+            if name != "late_ms" or load.rate is not None  # a closed load is never late
+        ]
+        return f"{table(head, whole)}\n{table(['load', 'of a request', 'p50', 'p95', 'p99'], measures)}"
+
+
+def first_p95_ratio(load: Load, idle: Load) -> float | None:
+    """Return the p95 of the time to first audio, relative to an idle engine."""
+    here, there = load.figures["first_byte_ms"]["p95"], idle.figures["first_byte_ms"]["p95"]
+    return None if here is None or there is None else here / there
+
+
+def load_data(load: Load, idle: Load) -> dict[str, Any]:
+    """Return one load for the line of JSON."""
+    return {
+        "name": load.name,
+        "concurrency": load.concurrency,
+        "rate": load.rate,
+        "requests": len(load.outcomes),
+        "failed": load.num_failed,
+        "failures": load.failures,
+        "cut": sum(one.is_cut for one in load.outcomes),
+        "seconds": load.seconds,
+        "audio_s": load.audio_s,
+        "audio_per_s": load.audio_per_s,
+        "underruns": sum(one.underruns for one in load.outcomes),
+        "underruns_100ms": sum(one.underruns_buffered for one in load.outcomes),
+        "first_p95_ratio": first_p95_ratio(load, idle),
+        "memory_mb": {
+            "at_tenth": load.early_bytes / 1e6,
+            "at_end": load.late_bytes / 1e6,
+            "growth": load.growth_mb,
+        },
+        "figures": load.figures,
+    }
 
 
 def measure(test: LoadTest) -> LoadResult:
-    """Measure all of `test`. Raises what the engine raises at its start; requests that fail are counted."""
-    busy_before = load_average()
-    num_idle = max(MIN_IDLE, test.requests // 4)
-    counts = [num_idle, *[test.requests] * (len(test.concurrencies) + len(test.rates))]
+    """Run a load test. Raises what the engine raises at its start; failed requests are counted."""
+    busy_before = load_average()  # other work, before ours begins
+    counts = [max(MIN_IDLE, test.requests // 4)]
+    counts += [test.requests] * (len(test.concurrencies) + len(test.rates))
     asks = iter(make_workload(sum(counts) + WARM_UP * len(counts), test.seed, test.max_new_tokens))
-    # What warms up, and what counts, for each load. Nothing is asked twice of one engine.
     parts = [([next(asks) for _ in range(WARM_UP)], [next(asks) for _ in range(count)]) for count in counts]
     sequential = None
     if test.has_baseline and test.concurrencies:
@@ -83,21 +125,28 @@ def measure(test: LoadTest) -> LoadResult:
         with _clients(test, slots=1) as (clients, _):
             sequential = _closed(clients, "sequential, 1 slot", parts[1 + busiest], 1)
     with _clients(test, slots=test.slots) as (clients, engine):
-        coming = iter(parts)
-        idle = _closed(clients, "idle, one at a time", next(coming), 1)
-        loads = [_closed(clients, f"{many} at a time", next(coming), many) for many in test.concurrencies]
-        for rate in test.rates:
-            warm_up, counted = next(coming)
+        idle = _closed(clients, "idle, one at a time", parts[0], 1)
+        closed, opened = parts[1 : 1 + len(test.concurrencies)], parts[1 + len(test.concurrencies) :]
+        loads = [
+            _closed(clients, f"{many} at a time", part, many)
+            for many, part in zip(test.concurrencies, closed, strict=True)
+        ]
+        for rate, (warm_up, counted) in zip(test.rates, opened, strict=True):
             clients.warm_up(warm_up)
             arrivals = planned_arrivals(len(counted), rate, test.seed)
             loads.append(clients.open(f"{rate:g} a second", counted, arrivals, rate=rate))
-        load = busy_before[0] if busy_before else None  # others' work, from before ours began
-        return LoadResult(idle, loads, sequential, describe_engine(engine) | {"load_average": load})
+        facts = describe_engine(engine) | {"load_average": busy_before[0] if busy_before else None}
+        return LoadResult(idle, loads, sequential, facts)
 
 
-def _closed(clients: Clients, name: str, part: tuple[list[Ask], list[Ask]], concurrency: int) -> Load:
+def _closed(clients: Clients, name: str, part: Part, concurrency: int) -> Load:
     clients.warm_up(part[0])
     return clients.closed(name, part[1], concurrency=concurrency)
+
+
+def failure_lines(loads: Sequence[Load]) -> list[str]:
+    """Return one sentence for each load and error code."""
+    return [f"{load.name}: {count} failed, {code}" for load in loads for code, count in load.failures.items()]
 
 
 @contextmanager

@@ -1,12 +1,29 @@
-"""What a benchmark asks for, and when: always the same for the same seed, and no sentence twice."""
+"""The requests of a benchmark: sentences, arrival times and voices, reproducible from a seed."""
 
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
+
+from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ParameterError
+from s1_mini.voices.library import FOLDER
+
+VoiceState = Literal["cold", "cached", "none"]
+VoiceChoice = Callable[[int], dict[str, Any]]  # the arguments of `stream` for a request's number
+
+NOISE = 1e-4  # -80 dBFS: another recording for every cache, the same for an ear
+TONE_S, TONE_HZ = 2.0, 150.0
+TEXT = "The children were playing in the garden behind the house."
 
 _WHO = (
     "The old gardener", "My neighbour", "A young doctor", "The night nurse", "Our teacher", "The postman",
@@ -46,7 +63,7 @@ class Ask:
 
 
 def make_workload(requests: int, seed: int, max_new_tokens: int) -> list[Ask]:
-    """Compose `requests` sentences, each another. Raises `ParameterError` beyond `MAX_ASKS`."""
+    """Compose `requests` different sentences. Raises `ParameterError` beyond `MAX_ASKS`."""
     if requests > MAX_ASKS:
         raise ParameterError("requests", f"{requests} with warm-up and all loads; there are {MAX_ASKS} sentences")
     chance = random.Random(seed)  # noqa: S311 - a choice, no secret
@@ -55,7 +72,7 @@ def make_workload(requests: int, seed: int, max_new_tokens: int) -> list[Ask]:
 
 
 def sentence(number: int) -> str:
-    """Give the sentence of a number in [0, `MAX_ASKS`); no two are the same."""
+    """Return the sentence of a number in [0, `MAX_ASKS`); no two are the same."""
     words = []
     for part in _PARTS:
         number, index = divmod(number, len(part))
@@ -64,10 +81,62 @@ def sentence(number: int) -> str:
 
 
 def planned_arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Draw when requests come, in seconds from the start, in order: a Poisson process of `rate` a second."""
+    """Draw sorted arrival times in seconds: a Poisson process of `rate` a second."""
     chance = random.Random(seed)  # noqa: S311 - a choice, no secret
     now, arrivals = 0.0, []
     for _ in range(count):
         now += chance.expovariate(rate)
         arrivals.append(now)
     return arrivals
+
+
+def choose_voice(state: VoiceState, engine: ProductionTTSEngine, seed: int) -> VoiceChoice:
+    """Return the voice options of a request by its number.
+
+    `cold` brings another recording with every number, `cached` the default voice or the first that can be read (a
+    tone, where there is none), and `none` says nothing: see `without_voices`.
+    """
+    names = [info.name for info in sorted(engine.voices(), key=lambda info: not info.is_default)]
+    if state == "none":
+        return lambda _: {}
+    if state == "cached":
+        known = {"voice": names[0]} if names else {"reference_audio": _tone(engine.sample_rate)}
+        return lambda _: known
+    if names:
+        wave, text = engine.generate(TEXT, voice=names[0], seed=seed).audio, TEXT
+        assert wave is not None, "generate raises where it has no sound"
+    else:
+        wave, text = _tone(engine.sample_rate), None
+
+    def cold(number: int) -> dict[str, Any]:
+        noise = np.random.default_rng([seed, number]).standard_normal(len(wave), np.float32)
+        return {"reference_audio": wave + np.float32(NOISE) * noise, "reference_text": text}
+
+    return cold
+
+
+def _tone(sample_rate: int) -> np.ndarray:
+    time = np.arange(round(TONE_S * sample_rate)) / sample_rate
+    return (0.2 * np.sin(2 * np.pi * TONE_HZ * time)).astype(np.float32)
+
+
+@contextmanager
+def without_voices(checkpoint: Path) -> Iterator[Path]:
+    """Yield the same checkpoint without named voices, so that there is no default voice."""
+    if not (checkpoint / FOLDER).exists():
+        yield checkpoint
+        return
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps what is mapped
+        bare = Path(folder) / checkpoint.name
+        bare.mkdir()
+        for file in checkpoint.resolve().iterdir():
+            if file.name != FOLDER and file.is_file():
+                _link(file, bare / file.name)
+        yield bare
+
+
+def _link(file: Path, link: Path) -> None:
+    try:
+        link.symlink_to(file)
+    except OSError:  # Windows lets few users make links
+        shutil.copyfile(file, link)

@@ -52,12 +52,12 @@ def bench(
 
     Example: s1-mini bench --concurrency 1,4,8 --baseline sequential
     """
-    engine_config(device=device)  # what is wrong is told before torch is loaded
+    engine_config(device=device)  # report wrong settings before torch is loaded
     import json
 
     from s1_mini.audio.container import check_writable
-    from s1_mini.bench.load_test import LoadTest, measure
-    from s1_mini.bench.report import NONE, failure_lines, load_data, load_tables
+    from s1_mini.bench.load_test import LoadTest, failure_lines, measure
+    from s1_mini.bench.report import NONE
 
     if path is not None:
         check_writable(path)
@@ -89,14 +89,14 @@ def bench(
         f"{requests} requests a load, at most {max_new_tokens} frames each, voice {voice_state}, profile {profile}, "
         f"{facts['slots']} slots, seed {seed}"
     )
-    typer.echo(load_tables(loads, result.idle))
+    typer.echo(result.tables())
     for line in failure_lines(loads):
         typer.echo(line)
     for name, value in result.ratios.items():
         typer.echo(f"{name} {NONE if value is None else format(value, '.3f')}")
     work = {"requests": requests, "concurrency": list(many), "rate": list(rates), "profile": profile}
     work |= {"voice_state": voice_state, "max_new_tokens": max_new_tokens, "seed": seed}
-    told = {"failed": sum(load.num_failed for load in loads), "loads": [load_data(load, result.idle) for load in loads]}
+    told = {"failed": sum(load.num_failed for load in loads), "loads": result.data()}
     line = json.dumps(facts | work | told | result.ratios)
     if path is not None:
         path.write_text(line + "\n", encoding="utf-8")
@@ -105,7 +105,7 @@ def bench(
 
 
 def _judge(loads: Sequence[Load]) -> None:
-    """Warn of requests that failed. Raises `EngineError` if of a load all did: it has measured nothing."""
+    """Warn of failed requests. Raises `EngineError` if all requests of a load failed."""
     for load in loads:
         if load.num_failed == len(load.outcomes):
             codes = ", ".join(load.failures)
@@ -116,7 +116,7 @@ def _judge(loads: Sequence[Load]) -> None:
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
-    """Read numbers above 0 with commas between them."""
+    """Parse comma-separated numbers above 0."""
     try:
         numbers = tuple(float(word) for word in text.split(",")) if text else ()
     except ValueError:
