@@ -2,7 +2,7 @@
 
 Two small servers stream chunks that carry the moment at which they were sent, at the pace that is asked for;
 clients read them once from the servers, and once through HAProxy with the configuration of `s1-mini serve --replicas`.
-With `--url` a server that runs is asked instead, as `benchmark.listeners` tells. Linux only. Prints a table, or with
+With `--url` a server that runs is asked instead, as `benchmark.http_load` tells. Linux only. Prints a table, or with
 `--url` JSON.
 
 python -m benchmark.door --streams 200 --seconds 10
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-import os
 import random
 import socket
 import struct
@@ -27,9 +26,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from benchmark.command import make_parser
 from benchmark.command import run as run_command
-from benchmark.listeners import Load, ask_server, quantile
+from benchmark.http_load import Place, Traffic, quantile_ms, run_load
 from s1_mini.bench.report import table
 from s1_mini.replicas.proxy import Commands, describe_proxy, find_proxy
 from s1_mini.server.connections import open_more_files, openable
@@ -68,10 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     open_more_files()
     if options.url:
-        load = Load(
-            options.url, options.streams, options.seconds, options.rate, options.frames, options.ramp, options.listen
+        load = Traffic(
+            Place.of(options.url),
+            options.streams,
+            options.seconds,
+            options.rate,
+            options.frames,
+            options.ramp,
+            options.listen,
         )
-        print(json.dumps(ask_server(load, options.clients)))
+        print(json.dumps(run_load(load, options.clients)))
         return 0
     work = Work(options.streams, 1 / options.chunks, round(options.seconds * options.chunks))
     rows = measure_door(work)
@@ -112,12 +119,12 @@ def measure_door(work: Work) -> list[tuple[str, ...]]:
                 ("servers", [str(each.socket) for each in members]),
                 ("proxy", [listener.getsockname()]),
             ):
-                before = _cpu_s(proxy.pid)
+                before = sum(psutil.Process(proxy.pid).cpu_times()[:2])
                 late, took_s, pings = asyncio.run(_read_all(places, work))
-                spent = _cpu_s(proxy.pid) - before
-                figures = (len(late) / took_s, 1e3 * quantile(late, 0.5), 1e3 * quantile(late, 0.95))
+                spent = sum(psutil.Process(proxy.pid).cpu_times()[:2]) - before
+                figures = (len(late) / took_s, quantile_ms(late, 0.5, 2), quantile_ms(late, 0.95, 2))
                 each_us = f"{1e6 * spent / len(late):.0f}" if told == "proxy" else "-"
-                row = [f"{figure:.2f}" for figure in figures] + [each_us, f"{1e3 * quantile(pings, 0.5):.2f}"]
+                row = [f"{figure:.2f}" for figure in figures] + [each_us, f"{quantile_ms(pings, 0.5, 2):.2f}"]
                 rows.append((told, *row))
             return rows
         finally:
@@ -156,7 +163,7 @@ def _serve(path: str, work: Work) -> None:
 
 
 async def _read_all(places: Sequence[object], work: Work) -> tuple[list[float], float, list[float]]:
-    """Read all streams; give how late each chunk was, the seconds that it took, and those of idle requests."""
+    """Read all streams; return the delay of each chunk, the time in all, and those of idle requests, in seconds."""
     late: list[float] = []
 
     async def read(number: int) -> None:
@@ -190,11 +197,6 @@ async def _connect(place: object) -> tuple[asyncio.StreamReader, asyncio.StreamW
         return await asyncio.open_unix_connection(place)  # type: ignore[attr-defined,unused-ignore] # Windows has none
     assert isinstance(place, tuple)
     return await asyncio.open_connection(place[0], place[1])
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # type: ignore[attr-defined,unused-ignore] # Windows has none
 
 
 if __name__ == "__main__":

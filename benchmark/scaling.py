@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 
 from benchmark.command import give, make_parser, numbers, run
-from benchmark.listeners import Load, ask_server
+from benchmark.http_load import Place, Traffic, run_load, served
+from s1_mini.bench.clients import resident_bytes
 from s1_mini.bench.report import describe_machine, table
 from s1_mini.exceptions import EngineNotReadyError
 from s1_mini.server.connections import open_more_files
@@ -89,9 +90,9 @@ class Outcome:
 class Server:
     """A server that runs, and its processes."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, replicas: int) -> None:
-        self.url, self._process, self._count = f"http://127.0.0.1:{port}", process, replicas
-        self._client = httpx2.Client(base_url=self.url, timeout=10, trust_env=False)
+    def __init__(self, place: Place, process: subprocess.Popen[bytes], replicas: int) -> None:
+        self.place, self._process, self._count = place, process, replicas
+        self._client = httpx2.Client(base_url=f"http://{place.host}:{place.port}", timeout=10, trust_env=False)
 
     def wait(self, without: int = 0) -> None:
         """Wait until every replica speaks, and a process is none of them any more.
@@ -117,13 +118,10 @@ class Server:
             return [self._process.pid], []
         members: list[int] = []
         proxies: list[int] = []
-        for pid in (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()):
-            try:
-                words, parent = Path(f"/proc/{pid}/cmdline").read_bytes(), int(_stat(pid)[1])
-            except (OSError, IndexError):
-                continue
-            if parent == self._process.pid and words:  # one that has ended has none
-                (members if b"member_process" in words else proxies).append(pid)
+        for child in psutil.Process(self._process.pid).children():
+            with suppress(psutil.Error):  # it has just ended
+                if words := child.cmdline():  # a zombie has none
+                    (members if any("member_process" in word for word in words) else proxies).append(child.pid)
         return sorted(members), sorted(proxies)
 
     def close(self) -> None:
@@ -141,39 +139,21 @@ class Server:
         return states == ["ready"] * self._count == ["ready"] * len(self.pids()[0])
 
 
-@contextmanager
-def served(checkpoint: Path | None, device: str, replicas: int) -> Iterator[Server]:
-    """Serve with so many replicas until the block ends."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "s1_mini", "serve", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--device", device, "--replicas", str(replicas)]
-    command += ["--checkpoint", str(checkpoint)] if checkpoint else []
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:  # noqa: S603 - ourselves
-        server = Server(process, port, replicas)
-        try:
-            yield server
-        finally:
-            server.close()
-            process.terminate()
-
-
 def measure(server: Server, replicas: int, plan: Plan, began: float) -> Outcome:
     """Load a server that starts."""
     server.wait()
     ready_s = time.monotonic() - began
     clients = 2 * replicas
-    many = Load(server.url, replicas * plan.streams, plan.seconds, None, plan.frames, plan.ramp_s)
+    many = Traffic(server.place, replicas * plan.streams, plan.seconds, None, plan.frames, plan.ramp_s)
     members, proxies = server.pids()
     before, load_began = [_cpu_s(members), _cpu_s(proxies)], time.monotonic()
-    full = ask_server(many, clients)
+    full = run_load(many, clients)
     took_s = time.monotonic() - load_began
     spent = [after - cpu_s for after, cpu_s in zip((_cpu_s(members), _cpu_s(proxies)), before, strict=True)]
-    first = ask_server(replace(many, rate=replicas * plan.rate), clients)
+    first = run_load(replace(many, rate=replicas * plan.rate), clients)
     listening = replace(many, streams=replicas * plan.listeners, seconds=plan.listen_s, listens=True)
-    heard = ask_server(listening, clients)
-    gb = sum(_resident(pid) for pid in members) / len(members) / 1e9
+    heard = run_load(listening, clients)
+    gb = sum(map(resident_bytes, members)) / len(members) / 1e9
     outcome = Outcome(
         replicas=replicas,
         ready_s=round(ready_s, 1),
@@ -191,10 +171,10 @@ def measure(server: Server, replicas: int, plan: Plan, began: float) -> Outcome:
     return outcome if replicas == 1 else _lose_one(server, outcome, many, clients)
 
 
-def _lose_one(server: Server, outcome: Outcome, load: Load, clients: int) -> Outcome:
+def _lose_one(server: Server, outcome: Outcome, load: Traffic, clients: int) -> Outcome:
     """Kill a replica in the midst of a load."""
     told: dict[str, float] = {}
-    asking = threading.Thread(target=lambda: told.update(ask_server(load, clients)))
+    asking = threading.Thread(target=lambda: told.update(run_load(load, clients)))
     asking.start()
     time.sleep(load.ramp_s + KILL_AFTER * load.seconds)
     pid = server.pids()[0][-1]
@@ -241,18 +221,8 @@ def draw(outcomes: Sequence[Mapping[str, Any]], path: Path) -> None:
         pyplot.close(figure)
 
 
-def _stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-
-
 def _cpu_s(pids: Sequence[int]) -> float:
-    ticks = os.sysconf("SC_CLK_TCK")  # type: ignore[attr-defined,unused-ignore] # Windows has none
-    return sum(int(fields[11]) + int(fields[12]) for fields in map(_stat, pids)) / ticks
-
-
-def _resident(pid: int) -> int:
-    page = os.sysconf("SC_PAGE_SIZE")  # type: ignore[attr-defined,unused-ignore] # Windows has none
-    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * page
+    return float(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids))
 
 
 def main() -> int:
@@ -276,7 +246,10 @@ def main() -> int:
     outcomes: list[Outcome] = []
     for replicas in options.replicas:
         began = time.monotonic()
-        with served(options.checkpoint, options.device, replicas) as server:
+        with (
+            served(options.checkpoint, device=options.device, replicas=replicas) as (place, process),
+            closing(Server(place, process, replicas)) as server,
+        ):
             outcomes.append(measure(server, replicas, plan, began))
     one = outcomes[0].sound_s_a_second / outcomes[0].replicas
     print(table(HEAD, [_row(each, one) for each in outcomes]))

@@ -11,34 +11,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import random
-import socket
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-
-import numpy as np
 
 from benchmark.command import make_parser
 from benchmark.command import run as run_command
+from benchmark.http_load import Answer, Place, quantile_ms, served, until_ready
 from s1_mini.bench.clients import resident_bytes
 from s1_mini.bench.report import table
-from s1_mini.exceptions import EngineNotReadyError
-from s1_mini.extras import require
 
-KEY = "S1_MINI_SERVER_API_KEY"
-TEXT = "The morning train was late again, and nobody knew why."
 SEEDS = 16  # so many different requests there are
 PAUSE_S = 0.1  # between two looks at /ping
-ROOM_S = 120.0  # an answer that takes longer is lost
+ANSWER_LIMIT_S = 120.0  # an answer that takes longer is lost
 SAMPLE_S = 0.5  # between two looks at the memory
 
 
@@ -74,65 +64,11 @@ class Tally:
         return self.minutes[number]
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the server is."""
-
-    host: str
-    port: int
-    key: str | None = None
-
-    async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
-        """Send one request on a connection of its own; give the answer once its head is there."""
-        reader, writer = await asyncio.open_connection(self.host, self.port)
-        lines = {"Host": self.host, "Content-Length": str(len(body)), "Connection": "close", **headers}
-        if self.key:
-            lines["Authorization"] = f"Bearer {self.key}"
-        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
-        try:
-            writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
-            told = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        except BaseException:
-            writer.transport.abort()
-            raise
-        pairs = (line.partition(":") for line in told[1:] if line)
-        return Answer(
-            int(told[0].split()[1]), {name.lower(): value.strip() for name, _, value in pairs}, reader, writer
-        )
-
-    async def get(self, path: str) -> tuple[int, bytes]:
-        """Get a small answer: status and body."""
-        answer = await self.ask("GET", path)
-        with answer:
-            return answer.status, await answer.reader.read()
-
-
-@dataclass
-class Answer:
-    """The head of an answer, and the connection on which its body comes."""
-
-    status: int
-    headers: dict[str, str]
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    def __enter__(self) -> Answer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.writer.close()
-
-    async def chunk(self) -> bytes:
-        """Give the next piece of a body of unknown length; nothing at its end mark."""
-        size = int(await self.reader.readline(), 16)
-        return (await self.reader.readexactly(size + 2))[:-2]
-
-
 async def stay(place: Place, tally: Tally, number: int) -> None:
     """Listen to a stream until its end mark, and note what it was."""
     seed, started = number % SEEDS, time.monotonic()
     try:
-        async with asyncio.timeout(ROOM_S):
+        async with asyncio.timeout(ANSWER_LIMIT_S):
             with await speak(place, number) as answer:
                 if answer.status != 200:
                     tally.failed[f"status {answer.status}"] += 1
@@ -161,7 +97,7 @@ async def stay(place: Place, tally: Tally, number: int) -> None:
 async def vanish(place: Place, tally: Tally, number: int, chance: random.Random) -> None:
     """Listen to some of a stream and go, politely or not."""
     try:
-        async with asyncio.timeout(ROOM_S):
+        async with asyncio.timeout(ANSWER_LIMIT_S):
             with await speak(place, number) as answer:
                 if answer.status != 200:
                     tally.failed[f"status {answer.status}"] += 1
@@ -176,10 +112,8 @@ async def vanish(place: Place, tally: Tally, number: int, chance: random.Random)
 
 
 async def speak(place: Place, number: int, frames: int = 60) -> Answer:
-    """Ask for a stream."""
-    wanted = {"text": TEXT, "seed": number % SEEDS, "max_new_tokens": frames, "format": "pcm", "stream": True}
-    kind = {"Content_Type": "application/json", "X_Request_Id": f"load-{number}"}
-    return await place.ask("POST", "/v1/tts", json.dumps(wanted).encode(), **kind)
+    """Request a stream."""
+    return await place.speak(frames, number % SEEDS, X_Request_Id=f"load-{number}")
 
 
 async def run(place: Place, streams: int, seconds: float, pid: int | None) -> Tally:
@@ -230,7 +164,7 @@ async def free_after_all_vanish(place: Place, streams: int) -> float:
         return health
 
     begun = [asyncio.create_task(speak(place, number, frames=600)) for number in range(streams)]
-    ends = time.monotonic() + ROOM_S
+    ends = time.monotonic() + ANSWER_LIMIT_S
     while (await told())["requests"] < streams and time.monotonic() < ends:
         await asyncio.sleep(0.02)
     for stream in begun:
@@ -250,7 +184,7 @@ def report(tally: Tally, streams: int, seconds: float) -> tuple[str, dict[str, A
     figures = []
     for number, minute in enumerate(tally.minutes, 1):
         mib = round(sum(minute.memory) / len(minute.memory) / 2**20, 1) if minute.memory else 0.0
-        ping50, ping99 = quantile_ms(minute.pings_s, 0.5), quantile_ms(minute.pings_s, 0.99)
+        ping50, ping99 = (quantile_ms(minute.pings_s, share) for share in (0.5, 0.99))
         figures.append({"whole": minute.whole, "vanished": minute.vanished, "mib": mib, "ping_p99": ping99})
         first = quantile_ms(minute.first_s, 0.5)
         rows.append([str(number), minute.whole, minute.vanished, first, ping50, ping99, mib])
@@ -277,39 +211,6 @@ def has_lost(facts: dict[str, Any]) -> bool:
     return bool(facts["failed"] or facts["different"] or not facts["whole"])
 
 
-def quantile_ms(seen: Sequence[float], share: float) -> float:
-    """Give the value below which `share` of all lie, of seconds in ms; 0 of nothing."""
-    return round(1000 * float(np.quantile(seen, share)), 1) if seen else 0.0
-
-
-async def until_ready(place: Place, is_alive: Callable[[], bool]) -> None:
-    """Wait until the server speaks. Raises `EngineNotReadyError` if it ends or takes too long."""
-    ends = time.monotonic() + ROOM_S
-    while is_alive() and time.monotonic() < ends:
-        with suppress(OSError):
-            if (await place.get("/ping"))[0] == 200:
-                return
-        await asyncio.sleep(0.1)
-    raise EngineNotReadyError("the server does not come up; `s1-mini serve` tells why")
-
-
-@contextmanager
-def served(checkpoint: Path | None, slots: int) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
-    """Serve until the block ends: where, and by which process."""
-    require("server", "a server of our own (or name one with --url)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ["--host", "127.0.0.1", "--port", str(port), "--max-batch-size", str(slots)]
-    options += ["--checkpoint", str(checkpoint)] if checkpoint else []
-    command = [sys.executable, "-m", "s1_mini", "serve", *options]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:  # noqa: S603 - ourselves
-        try:
-            yield Place("127.0.0.1", port, os.environ.get(KEY)), process
-        finally:
-            process.terminate()
-
-
 def measure(
     place: Place, streams: int, seconds: float, pid: int | None, is_alive: Callable[[], bool] = lambda: True
 ) -> int:
@@ -333,10 +234,8 @@ def main() -> int:
     parser.add_argument("--max-batch-size", type=int, default=16, help="sentences spoken at once")
     options = parser.parse_args()
     if options.url is not None:
-        parts = urlsplit(options.url)
-        place = Place(parts.hostname or "127.0.0.1", parts.port or 80, os.environ.get(KEY))
-        return measure(place, options.streams, options.seconds, options.pid)
-    with served(options.checkpoint, options.max_batch_size) as (place, process):
+        return measure(Place.of(options.url), options.streams, options.seconds, options.pid)
+    with served(options.checkpoint, max_batch_size=options.max_batch_size) as (place, process):
         return measure(place, options.streams, options.seconds, process.pid, lambda: process.poll() is None)
 
 

@@ -10,13 +10,13 @@ python -m benchmark.vllm_stages --size small --vllm-python /opt/vllm/bin/python
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 import torch
 
 from benchmark.cascade import random_checkpoint
@@ -87,9 +87,8 @@ def measure(config: CascadeConfig, stages: tuple[Stage, ...], number: int, rows:
 def clocks(stage: Stage) -> np.ndarray:
     """Give the time [2]: the clock's, and that of all cores that worked for a stage, its worker's included."""
     seconds = time.process_time()
-    if isinstance(stage, WorkedStage) and hasattr(os, "sysconf"):
-        words = Path(f"/proc/{stage.worker.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        seconds += (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    if isinstance(stage, WorkedStage):
+        seconds += sum(psutil.Process(stage.worker.pid).cpu_times()[:2])
     return np.array([time.perf_counter(), seconds])
 
 

@@ -54,7 +54,7 @@ import websockets
 if not __package__:  # started as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmark.server_load import Answer, Place, quantile_ms
+from benchmark.http_load import Answer, Place, quantile_ms
 from s1_mini.bench.clients import resident_bytes
 
 JSON = "application/json"

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from benchmark.server_load import Place
+from benchmark.http_load import Place
 from container_room import Container
 from tests import hostile_load
 from tests.hostile_load import KINDS, SEEDS, Honest, Outcome, Target, post, run_one, send

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from benchmark.listeners import Load, ask_server
+from benchmark.http_load import Place, Traffic, run_load
 
 
 class _Refuses(BaseHTTPRequestHandler):
@@ -28,6 +28,6 @@ def refusing() -> Iterator[str]:
 
 
 def test_a_refusal_is_no_sound_and_its_client_waits(refusing: str) -> None:
-    told = ask_server(Load(refusing, streams=3, seconds=0.5, rate=None, frames=10, listens=True), clients=2)
+    told = run_load(Traffic(Place.of(refusing), streams=3, seconds=0.5, rate=None, frames=10, listens=True), clients=2)
 
     assert (told["failed"], told["requests"], told["sound_s_a_second"]) == (3, 0, 0.0)

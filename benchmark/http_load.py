@@ -1,0 +1,252 @@
+"""HTTP clients of a server: single requests, and a load of streams from several processes.
+
+A load is so many streams at a time, from `ramp_s` seconds after the start on, or requests a second at random moments.
+Answers are half to one and a half times `frames` long, so that they do not all end at once. `cores_client` is the CPU
+use of the busiest client process: near 1, the clients are the bottleneck and more are needed. The few bytes of the
+chunked transfer count as audio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from s1_mini.bench.clients import BUFFER_S
+from s1_mini.exceptions import EngineNotReadyError
+from s1_mini.extras import require
+
+KEY = "S1_MINI_SERVER_API_KEY"
+TEXT = "The morning train was late again, and nobody knew why."
+BYTES_A_SECOND = 88_200.0  # of pcm at 44.1 kHz
+START_LIMIT_S = 120.0
+REFUSED_PAUSE_S = 1.0  # of a client that was refused, as Retry-After says
+SEEDS = count()
+
+
+@dataclass
+class Answer:
+    """The head of a response, and the connection on which its body arrives."""
+
+    status: int
+    headers: dict[str, str]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()
+
+    async def chunk(self) -> bytes:
+        """Read the next chunk of a chunked body; empty at its end."""
+        size = int(await self.reader.readline(), 16)
+        return (await self.reader.readexactly(size + 2))[:-2]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The address of a server."""
+
+    host: str
+    port: int
+    key: str | None = None
+
+    @classmethod
+    def of(cls, url: str) -> Place:
+        """Parse a URL; the API key comes from the environment."""
+        parts = urlsplit(url)
+        return cls(parts.hostname or "127.0.0.1", parts.port or 80, os.environ.get(KEY))
+
+    async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+        """Send one request on a connection of its own; return the response once its head has arrived."""
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        lines = {"Host": self.host, "Content-Length": str(len(body)), "Connection": "close", **headers}
+        if self.key:
+            lines["Authorization"] = f"Bearer {self.key}"
+        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
+        try:
+            writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+            status, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        except BaseException:
+            writer.transport.abort()
+            raise
+        pairs = (line.partition(":") for line in fields if line)
+        received = {name.lower(): value.strip() for name, _, value in pairs}
+        return Answer(int(status.split()[1]), received, reader, writer)
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """Get a small response: status and body."""
+        with await self.ask("GET", path) as answer:
+            return answer.status, await answer.reader.read()
+
+    async def speak(self, frames: int, seed: int, **headers: str) -> Answer:
+        """Request a stream of PCM."""
+        wanted = {"text": TEXT, "seed": seed, "max_new_tokens": frames, "format": "pcm", "stream": True}
+        return await self.ask(
+            "POST", "/v1/tts", json.dumps(wanted).encode(), Content_Type="application/json", **headers
+        )
+
+
+async def until_ready(place: Place, is_alive: Callable[[], bool]) -> None:
+    """Wait until the server is ready. Raises `EngineNotReadyError` if it exits or takes too long."""
+    ends = time.monotonic() + START_LIMIT_S
+    while is_alive() and time.monotonic() < ends:
+        with suppress(OSError):
+            if (await place.get("/ping"))[0] == 200:
+                return
+        await asyncio.sleep(0.1)
+    raise EngineNotReadyError("the server does not come up; `s1-mini serve` tells why")
+
+
+@contextmanager
+def served(checkpoint: Path | None, **options: object) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
+    """Run `s1-mini serve` with these options until the block ends."""
+    require("server", "a server of our own (or name one with --url)")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = {"host": "127.0.0.1", "port": port, **options} | ({"checkpoint": checkpoint} if checkpoint else {})
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    command = [sys.executable, "-m", "s1_mini", "serve", *words]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:  # noqa: S603 - our own server
+        try:
+            yield Place("127.0.0.1", port, os.environ.get(KEY)), process
+        finally:
+            process.terminate()
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A load: so many streams at a time or, with `rate`, requests a second."""
+
+    place: Place
+    streams: int
+    seconds: float
+    rate: float | None
+    frames: int  # of an answer, on average
+    ramp_s: float = 0.0  # before the `seconds` that count
+    listens: bool = False  # whether each client plays its answer to the end before its next request
+
+
+@dataclass
+class Heard:
+    """Figures of the clients of one process."""
+
+    sound_s: float = 0.0  # that arrived in the seconds that count
+    firsts_s: list[float] = field(default_factory=list)  # from a request to its first audio
+    failed: int = 0
+    ran_dry: int = 0  # answers with an underrun, despite a buffer
+
+
+def run_load(load: Traffic, clients: int) -> dict[str, float]:
+    """Load a server from several processes; return their figures together."""
+    seconds, share = load.seconds, None if load.rate is None else load.rate / clients
+    each, rest = divmod(load.streams, clients)
+    pipes = []
+    for number in range(clients):
+        part = replace(load, streams=each + (number < rest), rate=share)
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.Process(target=_run_in_process, args=(theirs, part))
+        process.start()
+        theirs.close()
+        pipes.append((process, ours))
+    answers: list[tuple[Heard, float]] = []
+    for process, ours in pipes:
+        with ours:
+            answers.append(ours.recv())
+        process.join()
+    firsts = [first for heard, _ in answers for first in heard.firsts_s]
+    return {
+        "sound_s_a_second": round(sum(heard.sound_s for heard, _ in answers) / seconds, 1),
+        "cores_client": round(max(cores for _, cores in answers), 2),
+        "requests": len(firsts),
+        "failed": sum(heard.failed for heard, _ in answers),
+        "ran_dry": sum(heard.ran_dry for heard, _ in answers),
+        "first_ms_p50": quantile_ms(firsts, 0.5, 2),
+        "first_ms_p95": quantile_ms(firsts, 0.95, 2),
+    }
+
+
+def quantile_ms(seconds: Sequence[float], share: float, digits: int = 1) -> float:
+    """Return a quantile in rounded milliseconds; 0 of nothing."""
+    return round(1000 * float(np.quantile(seconds, share)), digits) if seconds else 0.0
+
+
+def _run_in_process(pipe: Connection, load: Traffic) -> None:
+    began, spent = time.monotonic(), time.process_time()
+    heard = asyncio.run(_run(load))
+    pipe.send((heard, (time.process_time() - spent) / (time.monotonic() - began)))
+
+
+async def _run(load: Traffic) -> Heard:
+    client = _Clients(load)
+    if load.rate is None:
+        await asyncio.gather(*(client.ask_on() for _ in range(load.streams)))
+    else:
+        tasks = []
+        while time.monotonic() < client.ends:
+            tasks.append(asyncio.create_task(client.ask()))
+            await asyncio.sleep(random.expovariate(load.rate))
+        await asyncio.gather(*tasks)
+    return client.heard
+
+
+class _Clients:
+    """All requests of one process."""
+
+    def __init__(self, load: Traffic) -> None:
+        self.heard, self._load = Heard(), load
+        self._counts = time.monotonic() + load.ramp_s
+        self.ends = self._counts + load.seconds
+
+    async def ask_on(self) -> None:
+        """Send one request after the other until the end."""
+        if self._load.listens:  # else all would end together again and again
+            await asyncio.sleep(random.random() * self._load.ramp_s / 2)  # noqa: S311 - no secret
+        while time.monotonic() < self.ends:
+            await self.ask()
+
+    async def ask(self) -> None:
+        """Send one request, and read its answer as a player would."""
+        mean = self._load.frames
+        frames = random.randint(mean - mean // 2, mean + mean // 2)  # noqa: S311 - no secret
+        asked, last, whole = time.monotonic(), b"", False
+        begun, sound_s, ran_dry = asked, 0.0, False
+        try:
+            with await self._load.place.speak(frames, next(SEEDS)) as answer:
+                while answer.status == 200 and (part := await answer.reader.read(65_536)):
+                    now, part_s = time.monotonic(), len(part) / BYTES_A_SECOND
+                    if not sound_s:
+                        begun = now
+                        if asked >= self._counts:
+                            self.heard.firsts_s.append(now - asked)
+                    ran_dry |= now > begun + BUFFER_S + sound_s
+                    sound_s += part_s
+                    self.heard.sound_s += part_s if self._counts <= now < self.ends else 0.0
+                    last = (last + part)[-5:]
+            whole = last == b"0\r\n\r\n"
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # counted as failed
+        self.heard.failed += not whole
+        self.heard.ran_dry += ran_dry and asked >= self._counts
+        pause_s = 0.0 if whole else REFUSED_PAUSE_S
+        if self._load.listens:
+            pause_s = max(pause_s, begun + sound_s - time.monotonic())
+        await asyncio.sleep(pause_s)
