@@ -33,13 +33,11 @@ from s1_mini.bench.clients import BUFFER_S, Clients, Load, Tally, run_together
 from s1_mini.bench.report import describe_engine
 from s1_mini.bench.workload import Ask, make_workload, planned_arrivals
 from s1_mini.capacity.cards import card_in
-from s1_mini.capacity.floor import Floors
-from s1_mini.capacity.sizes import Formats
+from s1_mini.capacity.plan import Floors
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.find import find_checkpoint
-from s1_mini.families.s1.costs import measure_sizes
 from s1_mini.families.s1.loaded import LoadedS1, as_s1, read_configs
 from s1_mini.runtime.loader import Speaker, load
 from s1_mini.runtime.process import frozen, prepare_process
@@ -305,16 +303,9 @@ def _floors(speaker: Speaker, loaded: LoadedS1, scale: Scale) -> dict[int, float
     card = card_in(torch.cuda.get_device_name()) if loaded.model.device.type == "cuda" else None
     if card is None:
         return {}
-    sizes = measure_sizes(loaded.model.network.config, loaded.codec.config, formats_of(speaker), 0)
+    sizes = speaker.sizes(0)
     floors = Floors(sizes, card, scale.context + scale.frames // 2)
     return {rows: floors.floor(rows).model_ms for rows in scale.rows}
-
-
-def formats_of(speaker: Speaker) -> Formats:
-    """Give the bytes of a speaker's numbers."""
-    precision, codec = (getattr(torch, choice.value) for choice in (speaker.precision, speaker.codec_dtype))
-    large = precision.itemsize if speaker.weights_dtype.value == "full" else 1
-    return Formats(precision.itemsize, large, as_s1(speaker.loaded).model.kv_dtype.itemsize, codec.itemsize)
 
 
 def _free_memory() -> None:

@@ -20,13 +20,12 @@ from benchmark.gpu_suite import FULL, SMALL, Parts, listen_in_real_time, main, m
 from benchmark.targets import TARGETS, judge, lay_out
 from s1_mini.bench.clients import Clients
 from s1_mini.bench.workload import make_workload
-from s1_mini.capacity.memory import AUTO_SLOTS
-from s1_mini.capacity.sizes import Formats
+from s1_mini.capacity.sizes import AUTO_SLOTS, Formats
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.s1.loaded import as_s1
-from s1_mini.runtime.loader import load
+from s1_mini.runtime.loader import Speaker, formats_of, load
 
 KEPT = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200.json"
 NEWER = ["same_alone", "same_cached", "same_torch"]  # than what is kept
@@ -129,12 +128,16 @@ def test_an_engine_that_does_not_start_is_told_with_its_reason(tmp_path: Path) -
         measure_starts(EngineConfig(checkpoint_path=tmp_path, device="cpu"))
 
 
+def formats(speaker: Speaker) -> Formats:
+    return formats_of(speaker.precision, speaker.codec_dtype, speaker.weights_dtype, speaker.kv_dtype)
+
+
 def test_the_floor_is_of_the_formats_that_speak(tiny: Path) -> None:
     wide = load(EngineConfig(checkpoint_path=tiny, device="cpu", codec_dtype="bfloat16"))
     narrow = load(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype="int8", kv_dtype="fp8"))
 
-    assert gpu_suite.formats_of(wide) == Formats(weights=4, large=4, kv=4, codec=2)
-    assert gpu_suite.formats_of(narrow) == Formats(weights=4, large=1, kv=1, codec=4)
+    assert formats(wide) == Formats(weights=4, large=4, kv=4, codec=2)
+    assert formats(narrow) == Formats(weights=4, large=1, kv=1, codec=4)
 
 
 @pytest.mark.gpu

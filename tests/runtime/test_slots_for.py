@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from s1_mini.capacity.cards import Card
-from s1_mini.capacity.memory import AUTO_SLOTS, CONTEXT_BYTES, GIB, Room, sum_demands
 from s1_mini.capacity.plan import Wish, make_plans
-from s1_mini.capacity.sizes import Formats
+from s1_mini.capacity.sizes import AUTO_SLOTS, CONTEXT_BYTES, GIB, Formats, Room, sum_demands
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import SHORT_NAMES, get_family
@@ -32,7 +31,7 @@ def speaker(tiny: Path) -> Speaker:
 @pytest.fixture
 def scarce(speaker: Speaker) -> float:
     """So much free memory that there is room for 50 slots of 2,112 columns, the tiny codec's work included."""
-    demand = sum_demands(speaker.loaded.demands(256_000_000).values())
+    demand = sum_demands(speaker.sizes(256_000_000).demands.values())
     return (demand.fixed + 50.5 * demand.slot(2112)) / 0.98
 
 
@@ -42,8 +41,8 @@ def config(**settings: object) -> EngineConfig:
 
 def slots_for(free_bytes: float, speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
     """Of one device that has all stages."""
-    demands = speaker.loaded.demands(round(1e6 * config.prefix_cache_mb))
-    return slots_in([Room(free_bytes, sum_demands(demands.values()))], speaker, config)
+    sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
+    return slots_in([Room(free_bytes, sizes.demand)], sizes, config)
 
 
 @pytest.mark.parametrize("memory_mib", [2500, 2600, 3000, 16_000])
@@ -60,12 +59,12 @@ def test_the_engine_has_the_slots_that_were_planned(speaker: Speaker, memory_mib
 def test_a_plan_and_an_open_checkpoint_tell_the_same_of_each_stage(short: str, tmp_path: Path) -> None:
     family = get_family(SHORT_NAMES[short])
     family.write_random(tmp_path / short, size="tiny", form="compact", seed=0)
-    opened = load(config(checkpoint_path=tmp_path / short)).loaded.demands(1000)
-    planned = family.sizes(tmp_path / short, Formats(4, 4, 4, 4), 1000)
+    speaker = load(config(checkpoint_path=tmp_path / short))
+    opened, planned = speaker.sizes(1000), family.sizes(tmp_path / short, Formats(4, 4, 4, 4), 1000)
 
-    assert list(opened) == list(family.stage_names) == list(planned.stages)
-    for name, demand in opened.items():
-        assert replace(planned.demands[name], copies=demand.copies) == demand
+    assert list(opened.demands) == list(family.stage_names) == list(planned.stages)
+    assert opened.demands == planned.demands
+    assert opened.max_positions == planned.max_positions == speaker.loaded.max_positions
 
 
 def test_slots_are_as_many_as_there_is_room_for(speaker: Speaker, scarce: float) -> None:
@@ -92,12 +91,12 @@ def test_too_little_memory_is_told_with_what_is_needed(speaker: Speaker) -> None
 
 
 def test_each_device_of_a_placement_has_to_have_room(speaker: Speaker, scarce: float) -> None:
-    model, codec = speaker.loaded.demands(256_000_000).values()
+    model, codec = speaker.sizes(256_000_000).demands.values()
     rooms = [Room(scarce, model, "cuda:0"), Room(PLENTY, codec, "cuda:1")]
 
-    assert slots_in(rooms, speaker, config())[0] > 50
+    assert slots_in(rooms, speaker.sizes(0), config())[0] > 50
     with pytest.raises(ConfigurationError, match=r"placement: cuda:1 has 0\.50 GB beside the weights"):
-        slots_in([rooms[0], Room(GIB / 2, codec, "cuda:1")], speaker, config())
+        slots_in([rooms[0], Room(GIB / 2, codec, "cuda:1")], speaker.sizes(0), config())
 
 
 def test_an_engine_looks_at_every_gpu_that_its_stages_are_on(

@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from safetensors.torch import save_file
 from torch import Tensor
 
-from s1_mini.capacity.memory import Demand
-from s1_mini.capacity.sizes import Cost, Formats, Sizes, StageSizes
+from s1_mini.capacity.sizes import Cost, Demand, Formats, Sizes, StageSizes
 from s1_mini.core.prompt import Prompt
 from s1_mini.families.base import Chain, Check, Conversion, Description, Placement
 from s1_mini.types import Voice
@@ -51,15 +50,6 @@ class LoadedToy:
         made = policies(slots)
         return Chain(made, (Text(), Frames(), Vocoder()), SAMPLE_RATE, lambda prompt: positions - len(prompt.items))
 
-    def demands(self, prefix_cache_bytes: int) -> dict[str, Demand]:
-        """Little."""
-        text = Demand(self.position_bytes, prefix_cache=prefix_cache_bytes)
-        return {"text": text, "frames": Demand(), "vocoder": Demand(frame=1280)}
-
-    def needed_positions(self, reference_s: float, text_bytes: int) -> int:  # noqa: ARG002 - a voice is no positions
-        """Text, and its tokens."""
-        return 4 * text_bytes
-
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         """A vector of loudness."""
         yield
@@ -91,8 +81,9 @@ class Toy:
         reads = StageSizes(1e6, lambda rows, _: Cost(1e6, 2e6 * rows), "memory")
         sounds = StageSizes(1e5, lambda rows, _: Cost(1e5, 1e7 * rows), "compute")
         stages = {"text": reads, "frames": reads, "vocoder": sounds}
-        demands = LoadedToy().demands(prefix_cache_bytes)
-        return Sizes(stages, demands, 1 / FRAMES.rate, MAX_POSITIONS, LoadedToy().needed_positions)
+        text = Demand(LoadedToy.position_bytes, prefix_cache=prefix_cache_bytes)
+        demands = {"text": text, "frames": Demand(), "vocoder": Demand(frame=1280)}
+        return Sizes(stages, demands, 1 / FRAMES.rate, MAX_POSITIONS, lambda _, text_bytes: 4 * text_bytes)
 
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedToy:  # noqa: ARG002
         """There is nothing to load."""

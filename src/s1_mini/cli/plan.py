@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from s1_mini.capacity.memory import MAX_SLOTS
+from s1_mini.capacity.sizes import MAX_SLOTS
 from s1_mini.cli.verb import engine_config
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from s1_mini.capacity.floor import Streams
-    from s1_mini.capacity.plan import Plan
+    from s1_mini.capacity.plan import Plan, Streams
 
 WIDTH = 160  # of the table with all cards, where nobody looks at a terminal
 
@@ -69,8 +68,7 @@ def plan(
     from rich.console import Console
 
     from s1_mini.capacity.cards import CARDS, find_card, find_machine
-    from s1_mini.capacity.floor import Efficiency
-    from s1_mini.capacity.plan import Wish, make_plans, plan_machine
+    from s1_mini.capacity.plan import Efficiency, Wish, make_plans, plan_machine
     from s1_mini.exceptions import ParameterError
     from s1_mini.families.find import find_checkpoint
     from s1_mini.families.registry import family_of, get_family

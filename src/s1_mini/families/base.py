@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from torch import Tensor, nn
 
-    from s1_mini.capacity.memory import Demand
     from s1_mini.capacity.sizes import Formats, Sizes
     from s1_mini.core.prompt import Prompt
     from s1_mini.core.stage import StagePolicy
@@ -192,12 +191,6 @@ class LoadedModel(Protocol):
     @property
     def networks(self) -> Sequence[nn.Module]:
         """What has blocks that may be compiled."""
-
-    def demands(self, prefix_cache_bytes: int) -> Mapping[str, Demand]:
-        """Tell what slots of it take of each stage, by its name, wherever its weights lie."""
-
-    def needed_positions(self, reference_s: float, text_bytes: int) -> int:
-        """Give the positions that a reference of so many seconds, a piece of text and its speech take."""
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         """Encode a recording [samples] to the tensors of a voice, with a `yield` after each bounded piece of work.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from s1_mini.capacity.sizes import Formats
+from s1_mini.capacity.sizes import Formats, Sizes
 from s1_mini.config import EngineConfig, KVFormat, Precision, WeightFormat
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.base import Description, Family, LoadedModel, Placement
@@ -61,6 +61,11 @@ class Speaker:
     voices: VoiceLibrary
     text: TextForm
 
+    def sizes(self, prefix_cache_bytes: int) -> Sizes:
+        """Count the memory of the checkpoint in the formats in which it was loaded."""
+        formats = formats_of(self.precision, self.codec_dtype, self.weights_dtype, self.kv_dtype)
+        return family_of(self.directory).sizes(self.directory, formats, prefix_cache_bytes)
+
 
 def load(config: EngineConfig, here: Collection[str] | None = None) -> Speaker:
     """Load what `config` names. Raises `CheckpointError` or `ConfigurationError`.
@@ -79,7 +84,7 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> Speaker:
     kv_dtype = choose_kv_dtype(config.kv_dtype, device.value)
     if config.placement:
         stages = gpus_of({stage: choice.value for stage, choice in devices.items()})
-        formats = _formats(precision, codec_dtype, weights_dtype, kv_dtype)
+        formats = formats_of(precision, codec_dtype, weights_dtype, kv_dtype)
         check_weights(family.sizes(directory, formats, 0), stages, {gpu: free_bytes_of(gpu) for gpu in stages})
     speaker = open_checkpoint(
         directory,
@@ -288,11 +293,12 @@ def _lack_of_fp8(device: str) -> str:
     return ""
 
 
-def _formats(precision: Choice, codec: Choice, weights: Choice, kv: Choice) -> Formats:
-    """Give the bytes of the numbers that are stored."""
+def formats_of(precision: Choice, codec: Choice, weights: Choice, kv: Choice) -> Formats:
+    """Return the bytes of the numbers that are stored."""
     item = getattr(torch, precision.value).itemsize
     narrow = {"full": item, **dict.fromkeys(NARROW, 1)}
-    return Formats(item, narrow[weights.value], narrow[kv.value], getattr(torch, codec.value).itemsize)
+    codec_item = getattr(torch, codec.value).itemsize
+    return Formats(item, narrow[weights.value], narrow[kv.value], codec_item, weights.value == "fp8")
 
 
 def _compile_blocks(speaker: Speaker) -> None:

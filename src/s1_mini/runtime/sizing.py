@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from s1_mini.capacity.memory import AUTO_SLOTS, SPAN, Room, fit_slots, sum_demands
+from s1_mini.capacity.sizes import AUTO_SLOTS, SPAN, Room, Sizes, fit_slots, sum_demands
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.loader import Speaker
@@ -25,12 +25,12 @@ def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
     first = next(iter(speaker.devices.values())).value  # of the stage that keeps positions
     on_gpu = bool(stages) and first not in ("cpu", "mps")
     if on_gpu and config.kv_cache_gb is None:
-        demands = model.demands(round(1e6 * config.prefix_cache_mb))
+        sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
         rooms = [
-            Room(free_bytes_of(device), sum_demands(demands[stage] for stage in names), device)
+            Room(free_bytes_of(device), sum_demands(sizes.demands[stage] for stage in names), device)
             for device, names in stages.items()
         ]
-        return slots_for(rooms, speaker, config)
+        return slots_for(rooms, sizes, config)
     wanted = (config.max_batch_size or (AUTO_SLOTS if on_gpu else CPU_SLOTS)) if config.enable_batching else 1
     budget = (config.kv_cache_gb or CPU_KV_GB) * GB
     columns = min(model.max_positions, config.max_columns or model.max_positions)
@@ -41,15 +41,13 @@ def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
     return 1, _enough(columns, budget, model.position_bytes)
 
 
-def slots_for(rooms: Sequence[Room], speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
-    """Choose slots and columns for the memory that is free beside the weights, leaving room for all else.
+def slots_for(rooms: Sequence[Room], sizes: Sizes, config: EngineConfig) -> tuple[int, int]:
+    """Choose slots and their positions for the memory that is free beside the weights, as `s1-mini plan` does.
 
-    `rooms` are the devices that have stages. This is what `s1-mini plan` foretells. Raises `ConfigurationError` if one
-    of them does not suffice for one slot.
+    `rooms` are the devices that have stages. Raises `ConfigurationError` if one of them has no room for one slot.
     """
-    model = speaker.loaded
-    columns = min(model.max_positions, config.max_columns or model.max_positions)
-    needed = model.needed_positions(config.max_reference_s, config.chunk_length)
+    columns = min(sizes.max_positions, config.max_columns or sizes.max_positions)
+    needed = sizes.needed_positions(config.max_reference_s, config.chunk_length)
     slots, columns = fit_slots(
         rooms,
         wanted=(config.max_batch_size or AUTO_SLOTS) if config.enable_batching else 1,

@@ -1,11 +1,10 @@
-"""What a cascade weighs and costs, counted from its config: shapes alone."""
+"""The memory and work of a cascade, counted from its config."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from s1_mini.capacity.memory import Demand
-from s1_mini.capacity.sizes import Cost, Formats, Sizes, StageSizes
+from s1_mini.capacity.sizes import Cost, Demand, Formats, Sizes, StageSizes
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, GPTConfig
@@ -17,24 +16,24 @@ DRAW_BYTES = 4  # a random number
 
 
 def block_weights(config: GPTConfig) -> int:
-    """Numbers in the weights of all blocks: three products' worth of attention and one, eight of the MLP."""
+    """Return the weights of all blocks: four products of attention, eight of the MLP."""
     return 12 * config.num_layers * config.width**2
 
 
 def kv_bytes(config: GPTConfig, item: float) -> float:
-    """Bytes of keys and values of one position."""
+    """Return the bytes of keys and values of one position."""
     return 2 * config.num_layers * config.width * item
 
 
 def codec_weights(config: EncodecConfig) -> int:
-    """Numbers in the weights that decode."""
+    """Return the weights of the decoder."""
     with skeleton():
         codec = Encodec(config, encodes=False)
     return sum(weight.numel() for weight in codec.decoder.parameters())
 
 
 def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Count what a checkpoint of this config takes."""
+    """Count a checkpoint of this config."""
     numbers = config.numbers
     semantic_head = config.semantic.width * (numbers.semantic_size + 1)
     coarse_head = config.coarse.width * NUM_COARSE * numbers.codebook_size
@@ -74,6 +73,9 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
         "coarse": weights(config.coarse, coarse_head),
         "fine": fine_bytes,
     }
+    codec = config.codec
+    past = codec.num_lstm_layers * 2 * codec.width + 2 * codec.samples_per_frame * codec.num_filters
+    window_numbers = numbers.fine_window * config.fine.width  # of the fine model, at four bytes
     embeddings = [gpt.width * gpt.input_size for gpt in (config.semantic, config.coarse)]
     embedded = [formats.weights * (size + 1024 * 768) for size in embeddings]
     return Sizes(
@@ -91,32 +93,20 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
             ),
             "codec": StageSizes(formats.codec * codec_numbers, sound, "compute", is_single=formats.codec == 4),
         },
-        demands=measure_demands(
-            config, kv_item=formats.kv, model_bytes=model_bytes, prefix_cache_bytes=prefix_cache_bytes
-        ),
+        demands={
+            "semantic": Demand(
+                position=round(kv_bytes(config.semantic, formats.kv)),
+                prefix_cache=prefix_cache_bytes,
+                copies=round(model_bytes["semantic"]) // 8,
+            ),
+            "coarse": Demand(
+                position=round(kv_bytes(config.coarse, formats.kv)) + NUM_COARSE * DRAW_BYTES,
+                copies=round(model_bytes["coarse"]) // 8,
+            ),
+            "fine": Demand(copies=8 * LIVE_TENSORS * 4 * window_numbers + round(fine_bytes) // 8),
+            "codec": Demand(stream_row=4 * past, frame=4 * LIVE_TENSORS * codec.samples_per_frame * codec.num_filters),
+        },
         frame_s=1 / numbers.coarse_rate,
         max_positions=min(config.semantic.block_size, numbers.prompt_size + numbers.max_semantic - 1),
         needed_positions=lambda _, __: numbers.prompt_size + numbers.max_semantic - 1,
     )
-
-
-def measure_demands(
-    config: CascadeConfig, *, kv_item: float, model_bytes: Mapping[str, float], prefix_cache_bytes: int
-) -> dict[str, Demand]:
-    """Tell what slots take of each stage: keys and values of both causal models, and the codec's streams."""
-    codec, numbers = config.codec, config.numbers
-    past = codec.num_lstm_layers * 2 * codec.width + 2 * codec.samples_per_frame * codec.num_filters
-    window = numbers.fine_window * config.fine.width  # of the fine model, at four bytes
-    copies = {name: round(num_bytes) // 8 for name, num_bytes in model_bytes.items()}
-    return {
-        "semantic": Demand(
-            position=round(kv_bytes(config.semantic, kv_item)),
-            prefix_cache=prefix_cache_bytes,
-            copies=copies["semantic"],
-        ),
-        "coarse": Demand(
-            position=round(kv_bytes(config.coarse, kv_item)) + NUM_COARSE * DRAW_BYTES, copies=copies["coarse"]
-        ),
-        "fine": Demand(copies=8 * LIVE_TENSORS * 4 * window + copies["fine"]),
-        "codec": Demand(stream_row=4 * past, frame=4 * LIVE_TENSORS * codec.samples_per_frame * codec.num_filters),
-    }

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.capacity.memory import Demand
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.codecs.encodec.stage import MAX_FRAMES, ROWS, EncodecDecoder, chunk_sizes
 from s1_mini.codecs.encodec.weights import build_encodec
@@ -19,7 +18,7 @@ from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError, VoiceUnsupportedError
 from s1_mini.families.base import Chain, Placement
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
-from s1_mini.families.cascade.costs import kv_bytes, measure_demands
+from s1_mini.families.cascade.costs import kv_bytes
 from s1_mini.families.cascade.family import STAGES
 from s1_mini.families.cascade.fine_model import ROWS as FINE_ROWS
 from s1_mini.families.cascade.fine_model import FineModel
@@ -94,19 +93,6 @@ class LoadedCascade:
         """Temperature of the fine codes; 0 takes the likeliest."""
         asked = self._settings.fine_temperature
         return self.config.numbers.fine_temperature if asked is None else asked
-
-    def demands(self, prefix_cache_bytes: int) -> dict[str, Demand]:
-        """Tell what slots of it take of each stage, wherever its weights lie."""
-        return measure_demands(
-            self.config,
-            kv_item=self._kv_item,
-            model_bytes=self._model_bytes,
-            prefix_cache_bytes=prefix_cache_bytes,
-        )
-
-    def needed_positions(self, reference_s: float, text_bytes: int) -> int:  # noqa: ARG002 - all need the same
-        """Give the positions of an utterance: text and voice always fill the same, and speech may take the rest."""
-        return self.max_positions
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
         """Write the prompt for one sentence piece. Raises `VoiceError` or `TextError`."""

@@ -1,4 +1,4 @@
-"""What a mel model weighs and costs: its networks, built with shapes and no values, and counted.
+"""The memory and work of a mel model, counted from its configs: networks with shapes and no values.
 
 Of a step the decoder reads its weights, and of each row the keys and values of steps and of text. A text has about half
 a token for each step: fifteen characters are spoken in a second, which has 31 steps. Encoding it is not counted.
@@ -6,12 +6,13 @@ a token for each step: fifteen characters are spoken in a second, which has 31 s
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from s1_mini.capacity.memory import Demand
-from s1_mini.capacity.sizes import Cost, Formats, Sizes, StageSizes
+from s1_mini.capacity.sizes import Cost, Demand, Formats, Sizes, StageSizes
 from s1_mini.codecs.hifigan.config import HifiGanConfig
 from s1_mini.codecs.hifigan.model import HifiGan
 from s1_mini.codecs.hifigan.window import Edges
@@ -27,18 +28,13 @@ STEPS_A_BYTE = 4  # of text, that a slot should have; twice what is spoken usual
 LIVE_TENSORS = 8  # of a block of the vocoder
 
 
-def needed_positions(reference_s: float, text_bytes: int) -> int:  # noqa: ARG001 - a voice takes none
-    """Give the steps that a piece of text takes."""
-    return STEPS_A_BYTE * text_bytes
-
-
 def count(*modules: nn.Module) -> int:
-    """Parameters of some modules."""
+    """Return the number of parameters."""
     return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
 def widest(config: HifiGanConfig) -> int:
-    """Numbers that the widest layer of the vocoder makes of one frame."""
+    """Return the numbers of the vocoder's widest layer for one frame."""
     steps, channels, most = 1, config.channels, 0
     for rate in config.rates:
         steps, channels = steps * rate, channels // 2
@@ -46,30 +42,8 @@ def widest(config: HifiGanConfig) -> int:
     return most
 
 
-def measure_demands(
-    config: MelConfig,
-    vocoder: HifiGanConfig,
-    *,
-    weight_bytes: float,
-    vocoder_bytes: float,
-    step_bytes: int,
-    token_bytes: int,
-    vocoder_item: int,
-    prefix_cache_bytes: int,
-) -> dict[str, Demand]:
-    """Tell what slots take of each stage; a step takes `step_bytes` and a token `token_bytes`."""
-    model = Demand(
-        position=step_bytes,
-        prefix_cache=prefix_cache_bytes,
-        copies=round(weight_bytes),
-        fixed_slot=config.max_text * token_bytes,
-    )
-    sound = Demand(frame=LIVE_TENSORS * vocoder_item * widest(vocoder), copies=round(vocoder_bytes))
-    return dict(zip(STAGES, (model, sound), strict=True))
-
-
 def measure_sizes(config: MelConfig, vocoder: HifiGanConfig, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Count what a checkpoint of these configs takes."""
+    """Count a checkpoint of these configs."""
     with skeleton():
         network, hifigan = MelNetwork(config), HifiGan(vocoder)
     decoder, layers = (
@@ -88,14 +62,14 @@ def measure_sizes(config: MelConfig, vocoder: HifiGanConfig, formats: Formats, p
     kv_bytes = 2 * config.decoder_layers * config.width * formats.kv
     meeting = 4 * config.decoder_layers * config.width  # each head meets each key once and each value once
     made = config.frames_per_step
-    operations, vocoder_bytes = made * vocoder_operations(hifigan), formats.codec * count(hifigan)
+    operations, vocoder_bytes = cache(lambda: made * vocoder_operations(hifigan)), formats.codec * count(hifigan)
 
     def step(rows: int, span: int) -> Cost:
         seen = span * (1 + TOKENS_A_STEP)
         return Cost(step_bytes + rows * seen * kv_bytes, rows * (2 * (count(network.decoder) - once) + meeting * seen))
 
     def sound(rows: int, _: int) -> Cost:
-        return Cost(vocoder_bytes / CHUNK_STEPS, rows * operations)
+        return Cost(vocoder_bytes / CHUNK_STEPS, rows * operations())
 
     weight_bytes = layer_bytes(count(*layers)) + 4 * small
     return Sizes(
@@ -103,24 +77,23 @@ def measure_sizes(config: MelConfig, vocoder: HifiGanConfig, formats: Formats, p
             STAGES[0]: StageSizes(weight_bytes, step, "memory"),
             STAGES[1]: StageSizes(vocoder_bytes, sound, "compute", is_single=formats.codec == 4),
         },
-        demands=measure_demands(
-            config,
-            vocoder,
-            weight_bytes=weight_bytes,
-            vocoder_bytes=vocoder_bytes,
-            step_bytes=round(kv_bytes) + config.prenet_layers * config.prenet_units,
-            token_bytes=round(kv_bytes),
-            vocoder_item=formats.codec,
-            prefix_cache_bytes=prefix_cache_bytes,
-        ),
+        demands={
+            STAGES[0]: Demand(
+                position=round(kv_bytes) + config.prenet_layers * config.prenet_units,
+                prefix_cache=prefix_cache_bytes,
+                copies=round(weight_bytes),
+                fixed_slot=config.max_text * round(kv_bytes),
+            ),
+            STAGES[1]: Demand(frame=LIVE_TENSORS * formats.codec * widest(vocoder), copies=round(vocoder_bytes)),
+        },
         frame_s=made * vocoder.samples_per_frame / vocoder.sample_rate,
         max_positions=config.max_steps,
-        needed_positions=needed_positions,
+        needed_positions=lambda _, text_bytes: STEPS_A_BYTE * text_bytes,
     )
 
 
 def vocoder_operations(vocoder: HifiGan) -> float:
-    """Operations that the sound of one frame takes, of a long chunk, counted by torch."""
+    """Return the operations of one frame of a long chunk, counted by torch."""
     frames = torch.zeros(1, vocoder.config.num_bins, COUNTED_FRAMES + 2 * vocoder.reach, device=vocoder.device)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         vocoder(frames.to(vocoder.dtype), Edges(0, COUNTED_FRAMES, axis=2))

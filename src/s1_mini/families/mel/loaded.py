@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.capacity.memory import Demand
 from s1_mini.codecs.hifigan.model import HifiGan
 from s1_mini.codecs.hifigan.stage import ROWS, Vocoder, context_of
 from s1_mini.codecs.hifigan.weights import build_hifigan
@@ -17,7 +16,6 @@ from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError, VoiceError, VoiceUnsupportedError
 from s1_mini.families.base import Chain, LoadedModel, Placement
-from s1_mini.families.mel.costs import measure_demands, needed_positions
 from s1_mini.families.mel.decoder import MelDecoder
 from s1_mini.families.mel.files import VocoderFiles, read_configs
 from s1_mini.families.mel.model import MelModel
@@ -111,25 +109,6 @@ class LoadedMel:
             return min(steps, model.steps_for(len(prompt.items), model.settings.max_length_ratio))
 
         return Chain(policies=policies, stages=stages, sample_rate=rate, room=room)
-
-    def demands(self, prefix_cache_bytes: int) -> dict[str, Demand]:
-        """Tell what slots of it take of each stage, wherever its weights lie."""
-        parts = (self.model.network, self.vocoder)
-        weights, sound = (sum(each.numel() * each.element_size() for each in part.parameters()) for part in parts)
-        return measure_demands(
-            self.model.config,
-            self.vocoder.config,
-            weight_bytes=weights,
-            vocoder_bytes=sound,
-            step_bytes=self.model.step_bytes,
-            token_bytes=self.model.token_bytes,
-            vocoder_item=self.vocoder.dtype.itemsize,
-            prefix_cache_bytes=prefix_cache_bytes,
-        )
-
-    def needed_positions(self, reference_s: float, text_bytes: int) -> int:
-        """Give the steps that a piece of text takes; a voice takes none."""
-        return needed_positions(reference_s, text_bytes)
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002
         """Tell that a recording cannot become a voice. Raises `VoiceUnsupportedError`."""

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.capacity.memory import Demand
 from s1_mini.codecs.dac.config import DacConfig, read_dac_config
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.stage import MAX_FRAMES, ROWS, DacDecoder
@@ -20,7 +19,6 @@ from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import Chain, LoadedModel, Placement
 from s1_mini.families.s1.config import S1Config
-from s1_mini.families.s1.costs import measure_demands, needed_positions
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.model import S1Model
 from s1_mini.families.s1.settings import S1Settings
@@ -52,19 +50,6 @@ class LoadedS1:
         self._directory, self._encodes_on = directory, encodes_on
         self._encoder: Dac | None = None
         self._lock = threading.Lock()
-
-    def demands(self, prefix_cache_bytes: int) -> dict[str, Demand]:
-        """Tell what slots of it take of each stage, wherever its weights lie."""
-        return measure_demands(
-            self.codec,
-            model_bytes=self.model.num_bytes,
-            column_bytes=self.model.column_bytes,
-            prefix_cache_bytes=prefix_cache_bytes,
-        )
-
-    def needed_positions(self, reference_s: float, text_bytes: int) -> int:
-        """Give the positions that a reference of so many seconds, a piece of text and its speech take."""
-        return needed_positions(self.codec.config, reference_s, text_bytes)
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
         """Write the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
