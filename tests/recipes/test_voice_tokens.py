@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import lzma
 import math
-import shutil
 import sys
 import types
 from pathlib import Path
@@ -19,7 +18,7 @@ from safetensors.torch import save_file
 if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from recipes.voice import carry, corpus, phonemes, tokens
+from recipes.voice import corpus, phonemes, tokens
 from recipes.voice.books import initialise
 from recipes.voice.corpus import PER_GROUP, write_vocabulary
 from recipes.voice.loop import Schedule
@@ -165,25 +164,6 @@ def test_the_fast_layers_are_trained_alone_and_their_loss_chooses_the_weights(wo
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {name for name in before if name.startswith("fast_")}
     assert training.best == pytest.approx(training.validate()[1], abs=0.2)
-
-
-def test_what_was_encoded_comes_back_as_it_was_from_ten_bits_a_code(work: Path, tmp_path: Path) -> None:
-
-    shutil.copytree(work / "tokens", tmp_path / "tokens")
-    codes = np.random.default_rng(0).integers(0, 1024, (10, 9)).astype(np.int16)
-    speakers = tokens.Speakers(tmp_path / "tokens", "01", S1Tokenizer.from_directory(work))
-    speakers.add(7, "The speaker's Spanish naïveté: <|speaker|>", codes)
-    speakers.finish()
-
-    assert carry.pack(tmp_path / "tokens", tmp_path / "packed", megabytes=0.001) > 1
-    count = carry.unpack(tmp_path / "packed", tmp_path / "next")
-
-    written = sorted((tmp_path / "tokens").glob("shard_*.npz"))
-    again = sorted((tmp_path / "next" / "tokens").glob("shard_*.npz"))
-    assert count == len(written) == len(again)
-    for one, other in zip(written, again, strict=True):
-        with np.load(one) as before, np.load(other) as after:
-            assert all(np.array_equal(before[name], after[name]) for name in before.files)
 
 
 def test_the_model_reads_what_the_engine_gives_it_and_the_teacher_says_the_letter_a(
