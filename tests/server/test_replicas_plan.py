@@ -14,8 +14,8 @@ import pytest
 from replica_room import needs_proxy
 from s1_mini import EngineConfig
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.replicas.proxy import ADDRESSES, STATES, describe_proxy, find_proxy
-from s1_mini.replicas.seats import Machine, count_replicas, seat
+from s1_mini.remote.devices import Machine, assign_device, count_replicas
+from s1_mini.remote.proxy import ADDRESSES, STATES, describe_proxy, find_proxy
 from s1_mini.server.member import Member, trusted_peers
 from s1_mini.server.settings import ServerSettings
 
@@ -70,10 +70,10 @@ def test_more_replicas_than_cores_get_a_warning(caplog: pytest.LogCaptureFixture
 
 
 def test_each_replica_sees_its_own_gpu_only_or_its_share_of_the_cores() -> None:
-    assert [seat(index, 2, GPUS, {})["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["0", "1"]
-    assert seat(1, 2, GPUS, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b"}) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
-    assert seat(1, 2, Machine(0, 8, 9e9), {}) == {"OMP_NUM_THREADS": "4"}
-    assert seat(1, 2, CORES, {"OMP_NUM_THREADS": "1"}) == {}
+    assert [assign_device(index, 2, GPUS, {})["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["0", "1"]
+    assert assign_device(1, 2, GPUS, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b"}) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
+    assert assign_device(1, 2, Machine(0, 8, 9e9), {}) == {"OMP_NUM_THREADS": "4"}
+    assert assign_device(1, 2, CORES, {"OMP_NUM_THREADS": "1"}) == {}
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "65", "many", "2.5", ""])
@@ -85,7 +85,7 @@ def test_a_number_that_is_none_is_named(given: str) -> None:
 def test_the_proxy_is_taken_from_the_path_first_and_told_how_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s1_mini.replicas.proxy.find_spec", lambda _: None)
+    monkeypatch.setattr("s1_mini.remote.proxy.find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match=r'pip install "s1-mini\[replicas\]"'):
         find_proxy()

@@ -15,7 +15,7 @@ from s1_mini.cli.verb import completing, engine_config
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
-    from s1_mini.replicas.supervisor import Plan
+    from s1_mini.remote.supervisor import Plan
     from s1_mini.sagemaker.async_store import AsyncStore
     from s1_mini.server.settings import ServerSettings
 
@@ -74,7 +74,7 @@ def serve(
     if settings.replicas != 1:
         plan = _plan_replicas(settings, config, checkpoint, local_endpoint, async_store)
         if plan is not None:
-            from s1_mini.replicas.supervisor import run_replicas
+            from s1_mini.remote.supervisor import run_replicas
 
             raise typer.Exit(run_replicas(plan))
     if config.checkpoint_path is not None:  # a name may mean another directory by now
@@ -97,15 +97,15 @@ def _plan_replicas(
     async_store: str | None,
 ) -> Plan | None:
     """Plan several replicas, or give None if one is enough. Raises `ConfigurationError` for what cannot be."""
-    from s1_mini.replicas.seats import Machine, count_replicas, measure
+    from s1_mini.remote.devices import Machine, count_replicas, measure
 
     machine = Machine.here(settings.replicas, counts_gpus=config.device in ("auto", "cuda"))
     count = count_replicas(settings.replicas, config, machine, measure(checkpoint))
     if count == 1:
         return None
 
-    from s1_mini.replicas.proxy import find_proxy
-    from s1_mini.replicas.supervisor import Plan
+    from s1_mini.remote.proxy import find_proxy
+    from s1_mini.remote.supervisor import Plan
     from s1_mini.sagemaker.async_store import open_store
 
     proxy = find_proxy()

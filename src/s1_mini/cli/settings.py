@@ -64,8 +64,8 @@ def groups() -> Iterator[tuple[str, list[Setting]]]:
 
     Raises `ConfigurationError` for a variable that is out of range.
     """
-    from s1_mini.cluster.settings import ClusterSettings
     from s1_mini.config import EngineConfig
+    from s1_mini.remote.ray_settings import ClusterSettings
     from s1_mini.sagemaker.settings import ContainerSettings
     from s1_mini.server.settings import ServerSettings
 

@@ -14,7 +14,7 @@ LogFormat = Literal["auto", "json", "text"]
 # What uvicorn says of a stream that was broken off, of a WebSocket that was refused, and of what is no HTTP.
 TOLD_BETTER = ("without completing", "connection rejected", "Invalid HTTP request")
 
-ROOMS = ("s1_mini.server", "s1_mini.sagemaker", "s1_mini.replicas")  # whose steps a person is told of
+ROOMS = ("s1_mini.server", "s1_mini.sagemaker", "s1_mini.remote")  # whose steps a person is told of
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""What one replica knows of the others: that it is one of several engines behind one port (`s1_mini.replicas`)."""
+"""Identity of a server that is one of several replicas behind one port (`s1_mini.remote`)."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-PROXY = "proxy"  # who asks over a Unix socket, which has no address; the proxy names its client in X-Forwarded-For
-TRUSTED = "FORWARDED_ALLOW_IPS"  # uvicorn's variable: whose X-Forwarded-For counts
-LOOPBACK = "127.0.0.1"  # uvicorn's default for it
+PROXY = "proxy"  # name of a peer on a Unix socket, which has no address; X-Forwarded-For has the client's
+TRUSTED = "FORWARDED_ALLOW_IPS"  # uvicorn's variable: peers whose X-Forwarded-For is trusted
+LOOPBACK = "127.0.0.1"  # uvicorn's default
 
 
 @dataclass(frozen=True)
 class Member:
-    """One replica: its number from 0, how many there are, and the Unix socket on which the proxy asks it."""
+    """One replica: its index, the number of replicas, and the Unix socket on which the proxy connects."""
 
     index: int
     count: int
     socket: Path
-    keeps_voices: bool  # whether the folder of added voices outlives the server
+    keeps_voices: bool  # the folder of added voices outlives the server
 
     @property
     def name(self) -> str:
-        """What logs and metrics call it."""
+        """Name in logs and metrics."""
         return str(self.index)
 
     @property
     def session_suffix(self) -> str:
-        """How the ids of its sessions end, by which the proxy finds it again."""
+        """Suffix of its session ids, by which the proxy routes them."""
         return f"-r{self.index}"
 
 
 def trusted_peers() -> str:
-    """Give uvicorn's list of who may name another client: the proxy, and whom the proxy may believe."""
+    """Return uvicorn's list of trusted peers: the proxy, and those that the user trusts."""
     given = os.environ.get(TRUSTED) or LOOPBACK
     return given if given == "*" else f"{given},{PROXY}"

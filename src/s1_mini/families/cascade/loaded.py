@@ -31,8 +31,8 @@ from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.families.cascade.tokenizer import CascadeTokenizer, find_vocabulary
 from s1_mini.families.cascade.weights import PREFIXES, Models, build_models, read_config, read_models
 from s1_mini.layers.quantized import quantize_linears
+from s1_mini.remote.tokens import TokenWorker
 from s1_mini.runtime.stage import Stage
-from s1_mini.runtime.token_worker import TokenWorker
 from s1_mini.types import ChunkProfile, Voice
 
 logger = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ class LoadedCascade:
                     min_eos_p=self.min_eos_p,
                 )
             for worker in workers.values():
-                worker.wait()
+                worker.wait_until_ready()
         except BaseException:
             for worker in workers.values():
                 worker.close()

@@ -15,7 +15,7 @@ from s1_mini.families.base import Placement
 from s1_mini.families.cascade.config import CascadeConfig
 from s1_mini.families.cascade.on_vllm.packing import check_range
 from s1_mini.families.cascade.settings import CascadeSettings
-from s1_mini.runtime.token_worker import TokenWorker
+from s1_mini.remote.tokens import TokenWorker
 from s1_mini.version import __version__
 
 WORKER = ("-P", "-m", "s1_mini.families.cascade.on_vllm.worker")  # -P: what lies in the working directory is not meant

@@ -16,8 +16,8 @@ from s1_mini.families.cascade.on_vllm.packing import num_chosen, pack_coarse, pa
 from s1_mini.families.cascade.policies import CoarseWindows
 from s1_mini.families.cascade.prompt import window_prompt
 from s1_mini.families.cascade.sampling import MIN_TEMPERATURE
+from s1_mini.remote.tokens import TokenWorker
 from s1_mini.runtime.stage import Pending, SimpleStage
-from s1_mini.runtime.token_worker import TokenWorker
 
 WAIT_S = 0.05  # for a token; then the thread looks whether somebody has left or come
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.runtime.token_server import Begun, serve
+from s1_mini.remote.token_server import Begun, serve
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine

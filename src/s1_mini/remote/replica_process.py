@@ -1,4 +1,4 @@
-"""`python -m` of this is one replica, as the supervisor starts it; its settings are in the environment."""
+"""The program of one replica, which the supervisor starts with `python -m`; its settings are in the environment."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ from pathlib import Path
 from s1_mini.server.member import Member
 
 
-def command_of(member: Member, local_endpoint: str | None, async_store: str | None) -> list[str]:
-    """Give the command that runs a replica."""
-    command = [sys.executable, "-m", __name__, "--index", member.name, "--count", str(member.count)]
-    command += ["--socket", str(member.socket)] + (["--keeps-voices"] if member.keeps_voices else [])
-    command += ["--local-endpoint", local_endpoint] if local_endpoint is not None else []
-    return command + (["--async-store", async_store] if async_store is not None else [])
-
-
 def main() -> int:
-    """Serve until a signal; give the exit code."""
+    """Serve until a signal; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--index", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)

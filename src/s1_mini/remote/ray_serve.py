@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from s1_mini.cluster.settings import ENV_PREFIX, INGRESS, ClusterSettings, Count
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError, EngineError, QueueFullError
 from s1_mini.extras import require
 from s1_mini.families.base import Family
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import family_of
+from s1_mini.remote.ray_settings import ENV_PREFIX, INGRESS, ClusterSettings, Count
 from s1_mini.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
 
-    from s1_mini.cluster.engine import ClusterEngine
-    from s1_mini.cluster.stage import StageEngine
-    from s1_mini.cluster.work import Call, Facts, Piece, Work
+    from s1_mini.remote.engine import ClusterEngine
+    from s1_mini.remote.stage_worker import StageEngine
+    from s1_mini.remote.work import Call, Facts, Piece, Work
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ def remote(handle: DeploymentHandle, stage: str) -> Call:
     from ray.exceptions import RayError, RayTaskError
     from ray.serve.exceptions import BackPressureError, RayServeException
 
-    from s1_mini.cluster.work import LostError
+    from s1_mini.remote.work import LostError
 
     streaming = handle.options(stream=True)
 
@@ -210,7 +210,7 @@ class StageReplica:
     def __init__(
         self, config: EngineConfig, name: str, cluster: ClusterSettings, previous: DeploymentHandle | None
     ) -> None:
-        from s1_mini.cluster.stage import StageEngine
+        from s1_mini.remote.stage_worker import StageEngine
         from s1_mini.server.logs import set_up_logging
 
         gpus = needs_of(name, config, cluster)["num_gpus"]
@@ -287,7 +287,7 @@ class Ingress:
         cluster: ClusterSettings,
         stages: Mapping[str, DeploymentHandle],
     ) -> None:
-        from s1_mini.cluster.engine import ClusterEngine
+        from s1_mini.remote.engine import ClusterEngine
         from s1_mini.server.app import create_app
         from s1_mini.server.logs import set_up_logging
 

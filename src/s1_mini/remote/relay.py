@@ -22,8 +22,6 @@ from typing import TypeVar
 import numpy as np
 
 from s1_mini.byte_cache import ByteCache
-from s1_mini.cluster.draw import draw
-from s1_mini.cluster.work import Call, Piece, Work
 from s1_mini.config import EngineConfig
 from s1_mini.core.ledger import Ledger
 from s1_mini.core.messages import Saved
@@ -32,6 +30,8 @@ from s1_mini.core.speech import NEVER
 from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
 from s1_mini.families.base import Chain
 from s1_mini.metrics import EngineMetrics
+from s1_mini.remote.draw import draw
+from s1_mini.remote.work import Call, Piece, Work
 from s1_mini.runtime.runner import as_error
 from s1_mini.runtime.synthesizer import make_line
 from s1_mini.runtime.tasks import Steps, Tasks

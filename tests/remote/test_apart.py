@@ -13,7 +13,6 @@ import pytest
 
 from apart_room import Apart, apart
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.cluster.work import Call, Failure, LostError, Piece, Work
 from s1_mini.exceptions import (
     CapacityError,
     EngineNotReadyError,
@@ -23,6 +22,7 @@ from s1_mini.exceptions import (
     VoiceUnsupportedError,
 )
 from s1_mini.families.registry import family_of
+from s1_mini.remote.work import Call, Failure, LostError, Piece, Work
 from s1_mini.runtime.loader import load
 from waiting import wait_until
 

@@ -16,6 +16,6 @@ def app(args: dict[str, Any]) -> Application:
 
     Raises `ConfigurationError` where Ray is not installed or settings cannot work, and `CheckpointError`.
     """
-    from s1_mini.cluster.deploy import describe
+    from s1_mini.remote.ray_serve import describe
 
     return describe(args)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from s1_mini.cluster.core import RemoteCore
-from s1_mini.cluster.stage import fingerprint
-from s1_mini.cluster.work import Call, Facts
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.registry import family_of
+from s1_mini.remote.relay import RemoteCore
+from s1_mini.remote.stage_worker import fingerprint
+from s1_mini.remote.work import Call, Facts
 from s1_mini.runtime.loader import Speaker, load
 from s1_mini.runtime.synthesizer import Synthesizer, Works
 

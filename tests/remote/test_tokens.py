@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, GenerationError
-from s1_mini.runtime.token_worker import TokenWorker
+from s1_mini.remote.tokens import TokenWorker
 from waiting import EVENTUALLY_S, wait_until
 
 # It counts up from the prompt's number. Some numbers are its end: it dies, hangs, or writes what is no message.
 COUNTER = """
 import os, sys, time
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.runtime.token_server import serve
+from s1_mini.remote.token_server import serve
 
 DIES, HANGS, RAVES = 1000, 2000, 3000
 
@@ -130,33 +130,33 @@ def test_what_the_worker_refuses_is_its_owners_error_alone(start: Start) -> None
 
 @pytest.mark.parametrize(
     ("number", "how", "silent_s"),
-    [(1000, "exit code 3", 60), (2000, "not said a word for 0.5 s", 0.5), (3000, "Hello", 60)],
+    [(1000, "exit code 3", 60), (2000, "not answered for 0.5 s", 0.5), (3000, "Hello", 60)],
 )
 def test_a_worker_that_dies_hangs_or_raves_is_an_error_to_each_and_is_started_again(
     start: Start, number: int, how: str, silent_s: float
 ) -> None:
     worker = start(silent_s=silent_s)
-    worker.wait()
+    worker.wait_until_ready()
     both = [ask(worker, number - 1, 9), ask(worker, 0, 900)]
 
     for each in both:
         with pytest.raises(EngineNotReadyError, match=f"the worker of the stage first ended .*{how}.*started again"):
             take_all(worker, each)
 
-    worker._silent_s = 60.0  # of the worker that is started again, also on a machine that stalls
+    worker.silent_s = 60.0  # of the worker that is started again, also on a machine that stalls
     assert take_all(worker, ask(worker, 5)) == [5, 6, 7]
     assert worker.num_starts == 2
 
 
 def test_a_worker_that_cannot_begin_says_why(start: Start) -> None:
     with pytest.raises(ConfigurationError, match=r"^no heads of 16 channels$"):
-        start(refuse="no heads of 16 channels").wait()
+        start(refuse="no heads of 16 channels").wait_until_ready()
     with pytest.raises(
         EngineNotReadyError, match=r"(?s)exit code 1\) before it could begin.*RuntimeError: the disk is"
     ):
-        start(fail="the disk is full").wait()
+        start(fail="the disk is full").wait_until_ready()
     with pytest.raises(EngineNotReadyError, match=r"ended .* before it could begin"):
-        start("print('Hello.')").wait()
+        start("print('Hello.')").wait_until_ready()
 
 
 def test_a_start_that_takes_too_long_is_given_up_and_tried_again_when_somebody_asks(
@@ -166,11 +166,11 @@ def test_a_start_that_takes_too_long_is_given_up_and_tried_again_when_somebody_a
     waiting = ask(worker, 1)
 
     with pytest.raises(EngineNotReadyError, match=r"was not ready after 3 s\) before it could begin"):
-        worker.wait()
+        worker.wait_until_ready()
     with pytest.raises(EngineNotReadyError, match="before it could begin; the log says why"):
         take_all(worker, waiting)
 
-    worker._start_s = EVENTUALLY_S
+    worker.start_s = EVENTUALLY_S
     assert take_all(worker, ask(worker, 1)) == [1, 2, 3]
 
 
@@ -178,14 +178,14 @@ def test_an_interpreter_that_is_not_there_is_told(start: Start, monkeypatch: pyt
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
     with pytest.raises(EngineNotReadyError, match="cannot be started: /nowhere/python"):
-        start().wait()
+        start().wait_until_ready()
 
 
 PARENT = """
 import os, sys
-from s1_mini.runtime.token_worker import TokenWorker
+from s1_mini.remote.tokens import TokenWorker
 worker = TokenWorker("first", [sys.executable, "-c", sys.argv[1]], {}, environment=os.environ, start_s=60, silent_s=60)
-worker.wait()
+worker.wait_until_ready()
 worker.begin({"prompt": [0], "steps": 10**5})
 print(worker.pid, flush=True)
 os._exit(1)

@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from s1_mini.cluster.work import Call, LostError, Piece, Work
 from s1_mini.core.items import Items
 from s1_mini.core.stage import Spec
 from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError
+from s1_mini.remote.work import Call, LostError, Piece, Work
 
 logger = logging.getLogger(__name__)
 

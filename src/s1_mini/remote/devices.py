@@ -1,4 +1,4 @@
-"""How many replicas there are, and where each has its place: a GPU of its own, or its share of the cores."""
+"""Number of replicas, and the device of each: a GPU of its own, or its share of the CPU cores."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 TENSOR_FILES = (".safetensors", ".pth")
-PROCESS_BYTES = 500e6  # of a process that has torch loaded and speaks on a CPU
-WORKING_SHARE = 2.0  # memory of a loaded checkpoint over its tensor files: float16 is kept as float32, some is work
+PROCESS_BYTES = 500e6  # of a process that runs torch on a CPU
+WORKING_SHARE = 2.0  # memory of a loaded checkpoint per byte of its files: float16 becomes float32; work space
 GB = 2**30
 
 Wanted = int | Literal["auto"]
@@ -29,7 +29,7 @@ Wanted = int | Literal["auto"]
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is of what replicas need. Memory in bytes."""
+    """GPUs, cores and free memory of this machine."""
 
     num_gpus: int
     num_cores: int
@@ -38,12 +38,12 @@ class Machine:
 
     @classmethod
     def here(cls, wanted: Wanted, *, counts_gpus: bool) -> Machine:
-        """Look at this machine, as closely as `wanted` needs it; at GPUs only if they matter."""
+        """Measure this machine; GPUs are counted only where they matter."""
         return cls(_count_gpus(wanted) if counts_gpus else 0, _count_cores(), _free_bytes(), os.name == "nt")
 
 
 def count_replicas(wanted: Wanted, config: EngineConfig, machine: Machine, checkpoint_bytes: int) -> int:
-    """Decide how many replicas there will be. Raises `ConfigurationError` if they have no place."""
+    """Return the number of replicas. Raises `ConfigurationError` where the machine is too small for them."""
     on_gpu = config.device in ("auto", "cuda") and machine.num_gpus > 0
     if wanted == "auto":
         return machine.num_gpus if on_gpu and not machine.is_windows and not config.placement else 1
@@ -72,8 +72,8 @@ def count_replicas(wanted: Wanted, config: EngineConfig, machine: Machine, check
     return wanted
 
 
-def seat(index: int, count: int, machine: Machine, given: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables that put replica `index` of `count` in its place."""
+def assign_device(index: int, count: int, machine: Machine, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that give replica `index` of `count` its GPU or cores."""
     if machine.num_gpus:
         visible = [name.strip() for name in given.get(VISIBLE, "").split(",") if name.strip()]
         return {VISIBLE: visible[index] if visible else str(index)}
@@ -83,22 +83,22 @@ def seat(index: int, count: int, machine: Machine, given: Mapping[str, str]) -> 
 
 
 def measure(checkpoint: Path) -> int:
-    """Give the size of a checkpoint's tensor files in bytes."""
+    """Return the size of a checkpoint's tensor files in bytes."""
     files = (path for path in checkpoint.iterdir() if path.suffix in TENSOR_FILES and path.is_file())
     return sum(path.stat().st_size for path in files)
 
 
 def _count_gpus(wanted: Wanted) -> int:
-    """Count GPUs as torch does, in a process of its own: the supervisor has no other use for torch's 200 MB.
+    """Count GPUs as torch does, in a child process: the supervisor does not need torch's 200 MB.
 
-    That takes seconds, so that nobody with one GPU or none waits for it where the system tells.
+    That takes seconds, so it is skipped where device files show that there is at most one.
     """
-    if sys.platform == "linux" and not Path("/dev/dxg").exists():  # WSL's, which has no file for each
+    if sys.platform == "linux" and not Path("/dev/dxg").exists():  # WSL has no file for each GPU
         nodes = sum(1 for node in Path("/dev").glob("nvidia*") if node.name.removeprefix("nvidia").isdigit())
         if nodes == 0 or (nodes == 1 and wanted == "auto"):
             return nodes
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
+    told = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own interpreter
     return int(told.stdout) if told.returncode == 0 else 0
 
 
@@ -107,7 +107,7 @@ def _count_cores() -> int:
 
 
 def _free_bytes() -> float:
-    """Give what is free of memory, or what the container may still take; infinite where the system does not tell."""
+    """Return free memory within the container's limit; infinite where the system does not tell."""
     free = float("inf")
     try:
         told = Path("/proc/meminfo").read_text(encoding="ascii")

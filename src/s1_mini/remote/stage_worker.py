@@ -17,8 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from s1_mini.cluster.draw import draw
-from s1_mini.cluster.work import Call, Facts, Failure, Piece, Work
 from s1_mini.config import EngineConfig
 from s1_mini.core.items import Items
 from s1_mini.core.output_queue import OutputQueue
@@ -32,6 +30,8 @@ from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import check_files, family_of
 from s1_mini.metrics import EngineMetrics
 from s1_mini.packaging.verify import is_packaged, verify_directory
+from s1_mini.remote.draw import draw
+from s1_mini.remote.work import Call, Facts, Failure, Piece, Work
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.runner import as_error
 from s1_mini.runtime.sizing import measure_slots

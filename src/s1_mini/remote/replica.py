@@ -1,0 +1,102 @@
+"""Handle of one replica in the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import httpx
+
+from s1_mini.remote.process import Supervised, bound
+from s1_mini.server.member import Member
+
+logger = logging.getLogger(__name__)
+
+PROCESS = "s1_mini.remote.replica_process"
+PROBE_S = 2.0  # timeout of a health check
+SILENT_S = 15.0  # without an answer from its event loop a replica hangs
+START_S = 1800.0  # to the first 200 of `/ready`: kernels may have to be compiled
+
+
+class Replica(Supervised):
+    """Handle of one replica: starts it, checks its health, sends it requests over its Unix socket."""
+
+    pipes: Mapping[str, Any] = {"start_new_session": True}
+
+    def __init__(
+        self,
+        member: Member,
+        options: list[str],
+        environment: Mapping[str, str],
+        admit: Callable[[Replica], Awaitable[bool]],
+        on_end: Callable[[Replica, int | None], Awaitable[None]],
+    ) -> None:
+        """`admit` opens the replica to requests when it is ready; it returns whether that worked."""
+        command = [sys.executable, "-m", PROCESS, *_words(member), *options]
+        super().__init__(bound(command, os.getpid()), environment, start_s=START_S, silent_s=SILENT_S)
+        self.member, self._admit, self._on_end = member, admit, on_end
+        self._has_answered = False
+        # Without keep-alive: the process at the other end of the socket may be another one by the next request.
+        transport = httpx.AsyncHTTPTransport(
+            uds=str(member.socket), verify=False, limits=httpx.Limits(max_keepalive_connections=0)
+        )
+        self._client = httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", headers={"Accept-Encoding": "identity"}
+        )
+
+    @property
+    def owes_answer(self) -> bool:
+        """Whether its event loop has run."""
+        return self._has_answered
+
+    def health(self) -> dict[str, Any]:
+        """State and number of starts, as `/health` shows them."""
+        is_running = self.process is not None and self.process.returncode is None
+        state = "ready" if self.is_ready else "starting" if is_running else "waiting to start"
+        return {"replica": self.member.name, "state": state, "starts": self.num_starts}
+
+    async def request(
+        self, target: str, *, within_s: float, method: str = "GET", headers: Any = None, content: bytes = b""
+    ) -> httpx.Response:
+        """Send one HTTP request to the replica. Raises `OSError`, such as `TimeoutError`."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._client.request(method, target, headers=headers, content=content, timeout=within_s)
+        except httpx.HTTPError as error:
+            raise ConnectionError(str(error)) from None
+
+    def before_start(self) -> None:
+        """Remove the socket of the last run."""
+        self.member.socket.unlink(missing_ok=True)
+        self._has_answered = False
+
+    async def check(self) -> None:
+        """Request `/ready`; admit the replica when it answers with 200."""
+        try:
+            response = await self.request("/ready", within_s=PROBE_S)
+        except OSError:
+            return
+        self.heard, self._has_answered = time.monotonic(), True
+        if response.status_code == 200 and not self.is_ready:
+            self.is_ready = await self._admit(self)
+
+    async def on_end(self, exit_code: int | None) -> None:
+        """Pass the end on to the supervisor."""
+        await self._on_end(self, exit_code)
+
+    def kill(self, verdict: str = "") -> None:
+        """Kill the process; log the reason if there is one."""
+        if verdict:
+            fields = {"event": "replica_hangs", "replica": self.member.name, "reason": verdict}
+            logger.error("replica is killed", extra={"fields": fields})
+        super().kill(verdict)
+
+
+def _words(member: Member) -> list[str]:
+    words = ["--index", member.name, "--count", str(member.count), "--socket", str(member.socket)]
+    return words + (["--keeps-voices"] if member.keeps_voices else [])
