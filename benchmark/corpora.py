@@ -32,13 +32,12 @@ from benchmark.command import give, make_parser, names, run
 from s1_mini.bench.report import describe_engine, table
 from s1_mini.bench.workload import sentence
 from s1_mini.config import EngineConfig
-from s1_mini.corpus.here import work_by
 from s1_mini.corpus.job import Job, for_many, make_header
 from s1_mini.corpus.manifest import Layout, open_manifest
 from s1_mini.corpus.output import open_output
 from s1_mini.corpus.rows import Defaults, Row
 from s1_mini.corpus.source import Source, open_source
-from s1_mini.corpus.worker import Worker
+from s1_mini.corpus.worker import Worker, work_by
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import EngineError
 from s1_mini.types import AudioFormat

@@ -9,7 +9,7 @@ from pathlib import Path
 from leaks import leaks
 from s1_mini import EngineConfig
 from s1_mini.families.registry import family_of
-from s1_mini.remote.engine import ClusterEngine
+from s1_mini.remote.relay import ClusterEngine
 from s1_mini.remote.stage_worker import StageEngine
 from s1_mini.remote.work import Call
 from waiting import wait_until

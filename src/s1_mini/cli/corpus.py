@@ -209,7 +209,7 @@ def _speak(job: Job, texts: Source, entries: dict[int, Entry], tally: Tally, *, 
     missing = (shard for shard in texts.shards() if shard.number not in entries)
     with _shown(tally) as (show, say):
         if actors is None:
-            from s1_mini.corpus.here import work_here
+            from s1_mini.corpus.worker import work_here
 
             work = work_here(job, missing)
         else:

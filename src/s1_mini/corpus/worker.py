@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 
 from s1_mini.audio.container import rate_in
@@ -90,3 +91,29 @@ class Worker:
             sample_rate=rate_in(audio_format, response.sample_rate),
             finish_reason=response.finish_reason,
         )
+
+
+def work_here(job: Job, shards: Iterator[Shard]) -> Iterator[Entry]:
+    """Speak shards, and give the entry of each when it is whole. Raises what `Worker` raises."""
+    worker = Worker(job)
+    try:
+        yield from work_by(worker, shards)
+    finally:
+        worker.close()
+
+
+def work_by(worker: Worker, shards: Iterator[Shard]) -> Iterator[Entry]:
+    """Let a worker speak shards, as many at a time as it wants."""
+    pool = ThreadPoolExecutor(worker.num_shards, thread_name_prefix="s1_mini shard")
+    running = set[Future[Entry]]()
+    try:
+        for shard in shards:
+            if len(running) >= worker.num_shards:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (each.result() for each in done)
+            running.add(pool.submit(worker.work, shard))
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (each.result() for each in done)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

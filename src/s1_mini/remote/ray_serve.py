@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
 
-    from s1_mini.remote.engine import ClusterEngine
+    from s1_mini.remote.relay import ClusterEngine
     from s1_mini.remote.stage_worker import StageEngine
     from s1_mini.remote.work import Call, Facts, Piece, Work
 
@@ -287,7 +287,7 @@ class Ingress:
         cluster: ClusterSettings,
         stages: Mapping[str, DeploymentHandle],
     ) -> None:
-        from s1_mini.remote.engine import ClusterEngine
+        from s1_mini.remote.relay import ClusterEngine
         from s1_mini.server.app import create_app
         from s1_mini.server.logs import set_up_logging
 
@@ -303,7 +303,7 @@ class Ingress:
             remote(stages[names[-1]], names[-1]),
             facts,
             max_open=cluster.max_open,
-            tell=lambda: self._replicas,
+            health=lambda: self._replicas,
         )
         await asyncio.to_thread(self._engine.start)
         self._watching = asyncio.create_task(self._watch())

@@ -1,8 +1,7 @@
-"""Takes requests through stages in other processes: it stands where `EngineCore` stands for those of this process.
+"""Requests through stages in other processes: `RemoteCore` takes the place of `EngineCore`.
 
-One thread with an event loop does all of it. Every utterance is drawn from the last stage, which draws from the one
-before, and so on. A request's utterances are begun some ahead of the one that is heard. Each request that was taken in
-ends exactly once, with sound or with an error of its own. Knows no Ray.
+Every utterance is drawn from the last stage, which draws from the one before, and so on. Some utterances of a request
+are begun ahead of the one that is delivered. Each accepted request ends exactly once. Does not import Ray.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
@@ -27,71 +24,81 @@ from s1_mini.core.ledger import Ledger
 from s1_mini.core.messages import Saved
 from s1_mini.core.request import MAX_QUEUED, Request, Utterance
 from s1_mini.core.speech import NEVER
-from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError
+from s1_mini.core.stage import Spec
+from s1_mini.core.waiting_line import WaitingLine
+from s1_mini.engine import ProductionTTSEngine
+from s1_mini.exceptions import (
+    CheckpointMismatchError,
+    EngineNotReadyError,
+    GenerationError,
+    RequestTimeoutError,
+    S1MiniError,
+)
 from s1_mini.families.base import Chain
+from s1_mini.families.registry import family_of
 from s1_mini.metrics import EngineMetrics
-from s1_mini.remote.draw import draw
-from s1_mini.remote.work import Call, Piece, Work
+from s1_mini.remote.stage_worker import fingerprint
+from s1_mini.remote.work import Call, Facts, Piece, Work, draw
+from s1_mini.runtime.loader import Speaker, load
 from s1_mini.runtime.runner import as_error
-from s1_mini.runtime.synthesizer import make_line
+from s1_mini.runtime.synthesizer import Synthesizer, Works, make_line
 from s1_mini.runtime.tasks import Steps, Tasks
 
 logger = logging.getLogger(__name__)
 
-AHEAD = 8  # utterances of one request in the queue and in work, the one that is heard among them
-LOOK_S = 0.05  # how often deadlines are looked at
-IDLE_S = 0.2  # how often the thread of references looks whether to go on
+AHEAD = 8  # utterances of one request in the queue and in progress
+POLL_S = 0.05  # between two checks of deadlines and paused streams
 
 Result = TypeVar("Result")
+Health = Callable[[], Mapping[str, Any]]  # of the stages
 
 
 @dataclass
-class Stretch:
-    """Slots of the first stage, in all its replicas as there were at the start; more may be begun, and wait there."""
+class RemoteSlots:
+    """Slots of the first stage, in all replicas as counted at the start; more utterances may begin, and wait there."""
 
     count: int
     num_used: int = 0
 
     @property
     def num_free(self) -> int:
-        """Slots that nobody has."""
+        """Free slots."""
         return max(0, self.count - self.num_used)
 
 
-class Spoken:
-    """What has come of one utterance and is not given out, since another one's turn is."""
+@dataclass(eq=False)
+class Output:
+    """Pieces of one utterance that were not delivered yet: another utterance is delivered before it."""
 
-    def __init__(self) -> None:
-        self.pieces: deque[Piece] = deque()
-        self.is_over = False
+    pieces: deque[Piece] = field(default_factory=deque)
+    is_over: bool = False
 
 
 class RemoteCore:
-    """Runs requests through the stages of one family, the last of which `call` reaches."""
+    """Runs requests through the stages of one family, the last of which `call` reaches.
+
+    The event loop and `Relay` belong to a thread of its own, and so do tasks such as the encoding of references.
+    """
 
     def __init__(
         self, chain: Chain, stage_names: Sequence[str], call: Call, config: EngineConfig, *, slots: int, max_open: int
     ) -> None:
-        """`slots` are the first stage's, `max_open` the utterances that are begun at a time."""
+        """`slots` are the first stage's, `max_open` limits the utterances in progress."""
         self.line = make_line(config.model_copy(update={"batch_timeout_ms": 0.0}))
         self.prefixes: ByteCache[Saved] = ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size)
-        self.ledger, self.slots = Ledger(), Stretch(slots)
-        self._chain, self._last, self._call, self._max_open = chain, stage_names[-1], call, max_open
-        self._open: dict[Utterance, asyncio.Task[None]] = {}
-        self._spoken: dict[Utterance, Spoken] = {}
-        self._cancelled: deque[Request] = deque()
-        self._takes_in, self._is_over = True, threading.Event()
+        self.ledger, self.slots = Ledger(), RemoteSlots(slots)
+        self._max_open = max_open
+        speak = partial(_speak, call, stage_names[-1], chain.policies[-1].output, self.prefixes)
         self._loop = asyncio.new_event_loop()
+        self._relay = Relay(speak, self.line, self.ledger, self.slots, max_open)
+        self._takes_in, self._is_over, self._has_failed = True, threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="s1_mini relay", daemon=True)
         self._tasks = Tasks(config.max_waiting_references, lambda: None)
-        self._task_given = threading.Event()
-        self._task_thread = threading.Thread(target=self._run_tasks, name="s1_mini references", daemon=True)
-
-    # ---- for callers ------------------------------------------------------------------------------------------------
+        self._task_thread = ThreadPoolExecutor(1, thread_name_prefix="s1_mini references")
 
     @property
     def metrics(self) -> EngineMetrics:
-        """What it counts."""
+        """Metrics of the requests."""
         return self.ledger.metrics
 
     @metrics.setter
@@ -101,177 +108,178 @@ class RemoteCore:
     @property
     def is_alive(self) -> bool:
         """Whether its threads run."""
-        return self._thread.is_alive() and self._task_thread.is_alive()
+        return self._thread.is_alive() and not self._has_failed
 
     @property
     def num_requests(self) -> int:
-        """Requests that were taken in and have not ended."""
+        """Requests that were accepted and have not ended."""
         return len(self.ledger)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
-        self._task_thread.start()
 
     def watch(self) -> None:
-        """Do nothing: stages look after themselves, and requests have deadlines."""
+        """Do nothing: stages have watchdogs of their own, and requests have deadlines."""
 
     def submit(self, request: Request) -> None:
-        """Take a request in. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
-        if self._is_closed():
+        """Accept a request. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
+        if not self._takes_in:
             raise EngineNotReadyError("the engine is stopping and takes in nothing more")
         self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self._max_open))
-        request.speech.queue.on_take = partial(self._soon, self._admit)
+        request.speech.queue.on_take = partial(self._soon, self._relay.admit)
         self.ledger.add(request)
-        if self._is_closed():  # the end of all may have missed it
-            self.ledger.tell_end(request, EngineNotReadyError("the engine was stopped"))
-        self._soon(self._admit)
+        self._soon(self._relay.admit)
 
     def cancel(self, request: Request) -> None:
-        """End a request whose listener has gone, soon; does nothing if it has ended."""
-        self._cancelled.append(request)
-        self._soon(self._end_cancelled)
+        """Cancel a request soon; does nothing if it has ended."""
+        self._soon(partial(self._relay.cancel, request))
 
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Have done what `make` begins, one `yield` at a time, in a thread for such. Raises as `submit`."""
+        """Run a task, one `yield` at a time, in a thread for such; return its result. Raises as `submit`."""
         future = self._tasks.submit(make)
-        self._task_given.set()
+        with suppress(RuntimeError):  # stopped meanwhile, which ends the task with an error
+            self._task_thread.submit(self._run_tasks)
         return future
 
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
-        """Take in no more; finish what was taken in, or end it with `EngineNotReadyError`."""
+        """Accept no more; finish what was accepted, or end it with `EngineNotReadyError`."""
         self._takes_in = False
         for request in self.ledger.all():
-            request.speech.set_window(NEVER)  # its consumer may be who waits for the end
-        self._soon(self._admit)
+            request.speech.set_window(NEVER)  # the consumer may be the thread that waits here
+        self._soon(self._relay.admit)
         ends = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while drains and self.ledger and time.monotonic() < ends and self._thread.is_alive():
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         self._is_over.set()
-        self._task_given.set()
-        for thread in (self._thread, self._task_thread):
-            if thread.is_alive():
-                thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._task_thread.shutdown()
         self._tasks.end(EngineNotReadyError("the engine was stopped"))
-
-    # ---- in the thread of the event loop ----------------------------------------------------------------------------
-
-    def _is_closed(self) -> bool:
-        return not self._takes_in
 
     def _soon(self, work: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(work)
-        except RuntimeError:  # it is closed: all has ended
-            logger.debug("nothing is done any more")
+        except RuntimeError:  # the loop is closed
+            self._end_rest()
+
+    def _end_rest(self) -> None:
+        """End requests that were accepted while the loop was closing."""
+        for request in self.ledger.all():
+            self.ledger.tell_end(request, EngineNotReadyError("the engine was stopped"))
 
     def _run(self) -> None:
         reason = "was stopped"
         try:
-            self._loop.run_until_complete(self._live())
-        except BaseException:
+            self._loop.run_until_complete(self._relay.run(self._is_over))
+        except BaseException:  # requests must end whatever happens
             reason = "has died"
             logger.exception("the thread of the relay has died")
         finally:
             self._takes_in = False
             error = EngineNotReadyError(f"the engine {reason} while this was being spoken")
-            for request in self.ledger.all():
-                self._end(request, error)
-            self._loop.run_until_complete(self._close())
+            self._loop.run_until_complete(self._relay.close(error))
             self._loop.close()
-
-    async def _live(self) -> None:
-        while not self._is_over.is_set():
-            await asyncio.sleep(LOOK_S)
-            self._admit()  # a consumer may have caught up between two looks at it
-            for request in self.ledger.late(time.monotonic()):
-                told = f"not finished in time, after {request.speech.sent_s:.1f} s of sound"
-                self._end(request, RequestTimeoutError(told))
-
-    async def _close(self) -> None:
-        await asyncio.gather(*self._open.values(), return_exceptions=True)
-        await self._loop.shutdown_asyncgens()
-        await self._loop.shutdown_default_executor()
+            self._end_rest()
 
     def _run_tasks(self) -> None:
-        while not self._is_over.is_set():
-            self._task_given.wait(IDLE_S)
-            self._task_given.clear()
+        try:
             while len(self._tasks) and not self._is_over.is_set():
                 self._tasks.step(beside_speech=False)
+        except BaseException:  # the device is lost
+            self._has_failed = True
+            logger.exception("the thread of references has died")
+            raise
 
-    def _admit(self) -> None:
+
+class Relay:
+    """Utterances in progress. Belongs to the thread of the event loop."""
+
+    def __init__(
+        self,
+        speak: Callable[[Utterance], AsyncGenerator[Piece, None]],
+        line: WaitingLine,
+        ledger: Ledger,
+        slots: RemoteSlots,
+        max_open: int,
+    ) -> None:
+        self._speak, self._line, self._ledger, self._slots = speak, line, ledger, slots
+        self._max_open = max_open
+        self._open: dict[Utterance, asyncio.Task[None]] = {}
+        self._outputs: dict[Utterance, Output] = {}
+
+    async def run(self, is_over: threading.Event) -> None:
+        """Admit utterances and end late requests until `is_over`."""
+        while not is_over.is_set():
+            await asyncio.sleep(POLL_S)
+            self.admit()  # a consumer may have caught up
+            for request in self._ledger.late(time.monotonic()):
+                message = f"not finished in time, after {request.speech.sent_s:.1f} s of sound"
+                self._end(request, RequestTimeoutError(message))
+
+    async def close(self, error: S1MiniError) -> None:
+        """End all requests with an error."""
+        for request in self._ledger.all():
+            self._end(request, error)
+        await asyncio.gather(*self._open.values(), return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        await loop.shutdown_asyncgens()
+        await loop.shutdown_default_executor()
+
+    def admit(self) -> None:
         """Begin utterances in the order of the queue."""
         now = time.monotonic()
-        for utterance in self.line.take(max(0, self._max_open - len(self._open)), now):
-            self.ledger.count_admitted(utterance.request, now)
-            spoken = self._spoken[utterance] = Spoken()
-            self._open[utterance] = self._loop.create_task(self._speak(utterance, spoken))
+        for utterance in self._line.take(max(0, self._max_open - len(self._open)), now):
+            self._ledger.count_admitted(utterance.request, now)
+            output = self._outputs[utterance] = Output()
+            self._open[utterance] = asyncio.create_task(self._receive(utterance, output))
             self._open[utterance].add_done_callback(partial(self._close_one, utterance))
             self._build_later(utterance.request)
-        self.slots.num_used = len(self._open)
+        self._slots.num_used = len(self._open)
 
-    def _build_later(self, request: Request, prepare: Callable[[], None] = lambda: None) -> None:
-        """Have a request's next utterances built after `prepare`, in a thread."""
-        count = min(MAX_QUEUED - self.line.num_waiting(request), AHEAD - len(request.utterances))
-        builds = request.take_later(count)
-
-        def work() -> list[Utterance]:
-            prepare()
-            return [build() for build in builds]
-
-        if builds:
-            building = self._loop.run_in_executor(None, work)
-            building.add_done_callback(partial(self._extend, request))
+    def cancel(self, request: Request) -> None:
+        """Cancel a request; does nothing if it has ended."""
+        if not request.has_ended:
+            request.speech.finish("cancelled", time.monotonic(), queue_s=request.queue_s, prefill_s=None)
+            self._end(request, reason="cancelled")
 
     def _close_one(self, utterance: Utterance, _: asyncio.Task[None]) -> None:
         self._open.pop(utterance, None)
-        self.slots.num_used = len(self._open)
-        self._admit()
+        self.admit()
 
-    async def _speak(self, utterance: Utterance, spoken: Spoken) -> None:
-        """Have one utterance spoken."""
+    async def _receive(self, utterance: Utterance, output: Output) -> None:
+        """Receive the pieces of one utterance."""
         request = utterance.request
-        work = Work(
-            prompt=utterance.prompt,
-            sampling=request.sampling,
-            seed=request.seed,
-            utterance=utterance.index,
-            max_steps=utterance.max_steps,
-            profile=request.profile,
-            is_streamed=request.speech.is_streamed,
-            keeps=request.set_voice is not None,
-            pins=self.prefixes.is_pinned(utterance.prompt.prefix_key),
-            timeout_s=request.deadline - time.monotonic(),
-        )
         try:
-            async with aclosing(draw(self._call, work, self._last, self._chain.policies[-1].output)) as pieces:
+            async with aclosing(self._speak(utterance)) as pieces:
                 async for piece in pieces:
-                    if piece.made is not None:
-                        self._continue(request, piece.made)
+                    set_voice = request.set_voice
+                    if piece.made is not None and set_voice is not None:  # later utterances continue this voice
+                        request.set_voice = None
+                        self._build_later(request, partial(set_voice, piece.made))
                     request.was_cut |= piece.was_cut
-                    self.metrics.frames += piece.consumed
-                    spoken.pieces.append(piece)
-                    spoken.is_over = piece.is_last
-                    self._give_out(request)
-        except Exception as error:  # whatever it is, who waits must be told
+                    self._ledger.metrics.frames += piece.consumed
+                    output.pieces.append(piece)
+                    output.is_over = piece.is_last
+                    self._deliver(request)
+        except Exception as error:  # the listener must get any error
             self._end(request, as_error(error))
 
-    def _give_out(self, request: Request) -> None:
-        """Give out the sound of the utterance whose turn it is, and of the next if that one is over."""
+    def _deliver(self, request: Request) -> None:
+        """Deliver the audio of the first utterance, and of the next ones if that is over."""
         while not request.has_ended and request.utterances:
             utterance = request.utterances[0]
-            spoken = self._spoken.get(utterance)
-            if spoken is None:
+            output = self._outputs.get(utterance)
+            if output is None:
                 return
             now = time.monotonic()
-            while spoken.pieces:
-                piece = spoken.pieces.popleft()
+            while output.pieces:
+                piece = output.pieces.popleft()
                 if len(piece.items):
                     request.speech.push(piece.items, piece.consumed, now)
-            if not spoken.is_over:
+            if not output.is_over:
                 return
-            del self._spoken[utterance]
+            del self._outputs[utterance]
             request.front += 1
             request.utterances.remove(utterance)
             if request.set_voice is not None:
@@ -283,42 +291,98 @@ class RemoteCore:
                 request.speech.finish(request.finish_reason, now, queue_s=request.queue_s, prefill_s=None)
                 self._end(request)
 
-    def _continue(self, request: Request, items: Sequence[np.ndarray]) -> None:
-        """Set the voice of the later utterances from the first, if none was asked for, and build the next."""
-        set_voice, request.set_voice = request.set_voice, None
-        if set_voice is not None:
-            self._build_later(request, partial(set_voice, items))
+    def _build_later(self, request: Request, prepare: Callable[[], None] = lambda: None) -> None:
+        """Build the next utterances of a request after `prepare`, in a thread."""
+        count = min(MAX_QUEUED - self._line.num_waiting(request), AHEAD - len(request.utterances))
+        builds = request.take_later(count)
 
-    def _extend(self, request: Request, following: Future[list[Utterance]] | asyncio.Future[list[Utterance]]) -> None:
+        def work() -> list[Utterance]:
+            prepare()
+            return [build() for build in builds]
+
+        if builds:
+            building = asyncio.get_running_loop().run_in_executor(None, work)
+            building.add_done_callback(partial(self._extend, request))
+
+    def _extend(self, request: Request, built: asyncio.Future[list[Utterance]]) -> None:
         request.is_building = False
-        if request.has_ended or following.cancelled():
+        if request.has_ended or built.cancelled():
             return
-        error = following.exception()
+        error = built.exception()
         if isinstance(error, Exception):
             self._end(request, as_error(error))
             return
-        utterances = following.result()
-        request.utterances += utterances
-        self.line.extend(request, utterances)
-        self._admit()
-
-    def _end_cancelled(self) -> None:
-        while self._cancelled:
-            request = self._cancelled.popleft()
-            if not request.has_ended:
-                now = time.monotonic()
-                request.speech.finish("cancelled", now, queue_s=request.queue_s, prefill_s=None)
-                self._end(request, reason="cancelled")
+        request.utterances += built.result()
+        self._line.extend(request, built.result())
+        self.admit()
 
     def _end(self, request: Request, error: S1MiniError | None = None, *, reason: str = "spoken") -> None:
-        """Let go of all that a request has, and tell its listener; does nothing the second time."""
+        """Release everything that a request has, and end its stream; does nothing the second time."""
         if request.has_ended:
             return
         request.has_ended = True
-        self.line.remove(request)
+        self._line.remove(request)
         for utterance in request.utterances:
-            self._spoken.pop(utterance, None)
+            self._outputs.pop(utterance, None)
             task = self._open.get(utterance)
-            if task is not None and task is not asyncio.current_task(self._loop):
+            if task is not None and task is not asyncio.current_task():
                 task.cancel()
-        self.ledger.end(request, error, reason, time.monotonic())
+        self._ledger.end(request, error, reason, time.monotonic())
+
+
+def _speak(
+    call: Call, stage: str, output: Spec, prefixes: ByteCache[Saved], utterance: Utterance
+) -> AsyncGenerator[Piece, None]:
+    """Return the pieces of an utterance from the last stage."""
+    request = utterance.request
+    work = Work(
+        prompt=utterance.prompt,
+        sampling=request.sampling,
+        seed=request.seed,
+        utterance=utterance.index,
+        max_steps=utterance.max_steps,
+        profile=request.profile,
+        is_streamed=request.speech.is_streamed,
+        keeps=request.set_voice is not None,
+        pins=prefixes.is_pinned(utterance.prompt.prefix_key),
+        timeout_s=request.deadline - time.monotonic(),
+    )
+    return draw(call, work, stage, output)
+
+
+class ClusterEngine(ProductionTTSEngine):
+    """An engine with its stages in other processes: it loads the checkpoint's tokenizer and voices, and no weights."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        call: Call,
+        facts: Sequence[Facts],
+        *,
+        max_open: int,
+        health: Health = dict,
+    ) -> None:
+        """`call` reaches the last stage; `facts` has those of a replica of each stage, `health` returns their state."""
+        super().__init__(config)
+        self._call, self._facts, self._max_open, self._health = call, facts, max_open, health
+
+    def _open(self, config: EngineConfig) -> tuple[Speaker, Synthesizer]:
+        speaker = load(config, here=())
+        return speaker, Synthesizer(speaker, config, self.metrics, open_works=self._open_works)
+
+    def _open_works(self, speaker: Speaker, config: EngineConfig) -> Works:
+        names, own = family_of(speaker.directory).stage_names, fingerprint(speaker.directory)
+        for fact in self._facts:
+            if fact.fingerprint != own:
+                raise CheckpointMismatchError(
+                    f"the stage {fact.stage} has another checkpoint than {speaker.directory} here; put the same on all "
+                    "machines"
+                )
+        first = self._facts[0]
+        chain = speaker.loaded.chain(first.slots, first.positions)
+        core = RemoteCore(chain, names, self._call, config, slots=first.slots, max_open=self._max_open)
+        return Works(core, chain, first.positions)
+
+    def health_check(self) -> dict[str, Any]:
+        """Return state, placement, memory, and the replicas of each stage."""
+        return super().health_check() | {"stages": dict(self._health())}

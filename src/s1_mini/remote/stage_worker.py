@@ -30,8 +30,7 @@ from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import check_files, family_of
 from s1_mini.metrics import EngineMetrics
 from s1_mini.packaging.verify import is_packaged, verify_directory
-from s1_mini.remote.draw import draw
-from s1_mini.remote.work import Call, Facts, Failure, Piece, Work
+from s1_mini.remote.work import Call, Facts, Failure, Piece, Work, draw
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.runner import as_error
 from s1_mini.runtime.sizing import measure_slots

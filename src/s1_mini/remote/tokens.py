@@ -91,7 +91,7 @@ class TokenWorker(Supervised):
     @property
     def num_sequences(self) -> int:
         """Unfinished sequences."""
-        return sum(not each.has_ended for each in self._sequences.values())
+        return sum(not each.has_ended for each in list(self._sequences.values()))
 
     @property
     def pid(self) -> int:
@@ -166,7 +166,8 @@ class TokenWorker(Supervised):
         finally:
             with self._changed:
                 self._failure = self._failure or EngineNotReadyError(reason)
-                self._fail_all(reason)
+                _fail_all(self._sequences, reason)
+                self._changed.notify_all()
 
     def _close(self) -> None:
         self.is_ending = True
@@ -198,7 +199,8 @@ class TokenWorker(Supervised):
         self._write()
         if self.is_ending:
             self._close()
-        await asyncio.gather(self._read(process), self._read_errors(process))
+        self._lines.clear()
+        await asyncio.gather(self._read(process), _keep_lines(process, self._lines))
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -210,13 +212,6 @@ class TokenWorker(Supervised):
                 self._receive(json.loads(line))
             except (ValueError, KeyError, TypeError):
                 self.kill(f"it wrote {line[:80]!r}, which is no message")
-
-    async def _read_errors(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stderr is not None
-        self._lines.clear()
-        async for line in process.stderr:
-            self._lines.append(line.decode(errors="replace").rstrip())
-            logger.debug("worker %d: %s", process.pid, self._lines[-1])
 
     def _receive(self, message: dict[str, Any]) -> None:
         """Handle a message. Raises `KeyError`, `TypeError` or `ValueError` for one that is malformed."""
@@ -250,13 +245,13 @@ class TokenWorker(Supervised):
         with self._changed:
             self._messages.clear()
             if self.num_failed:
-                self._fail_all(f"{reason} before it could begin; the log says why")
+                _fail_all(self._sequences, f"{reason} before it could begin; the log says why")
                 self._failure = EngineNotReadyError(
                     f"{reason} before it could begin" + (f". Its last lines:\n{lines}" if lines else "")
                 )
                 self._wanted.clear()
             else:
-                self._fail_all(f"{reason} while this was being spoken; it is being started again")
+                _fail_all(self._sequences, f"{reason} while this was being spoken; it is being started again")
             if self._refusal:
                 self._failure = ConfigurationError(self._refusal)
             self.process = None
@@ -264,11 +259,19 @@ class TokenWorker(Supervised):
         if not self.is_ending:
             logger.error("%s; its last lines:\n%s", reason, lines)
 
-    def _fail_all(self, reason: str) -> None:
-        for sequence in self._sequences.values():
-            if not sequence.has_ended:
-                sequence.error = EngineNotReadyError(reason)
-        self._changed.notify_all()
+
+async def _keep_lines(process: asyncio.subprocess.Process, lines: deque[str]) -> None:
+    """Read standard error into `lines`."""
+    assert process.stderr is not None
+    async for line in process.stderr:
+        lines.append(line.decode(errors="replace").rstrip())
+        logger.debug("worker %d: %s", process.pid, lines[-1])
+
+
+def _fail_all(sequences: Mapping[int, _Sequence], reason: str) -> None:
+    for sequence in sequences.values():
+        if not sequence.has_ended:
+            sequence.error = EngineNotReadyError(reason)
 
 
 def _take(sequence: _Sequence) -> Made:
