@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -32,7 +31,7 @@ from s1_mini.remote.replica import Replica
 from s1_mini.server.connections import open_more_files, openable
 from s1_mini.server.logs import set_up_logging
 from s1_mini.server.member import Member
-from s1_mini.server.run import OPEN_TO_ALL, is_loopback, url_of
+from s1_mini.server.run import OPEN_TO_ALL, bind, is_loopback, url_of
 from s1_mini.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -93,7 +92,9 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         tasks: list[asyncio.Task[None]] = []
-        listeners = _listen(self._settings.host, self._settings.port)
+        listeners = bind(self._settings.host, self._settings.port)
+        for listener in listeners:
+            listener.listen(BACKLOG)
         try:
             self._url = url_of(self._settings.host, listeners[0].getsockname()[1])
             numbers = [listener.fileno() for listener in listeners]
@@ -248,29 +249,6 @@ async def _ignore_lost(command: Awaitable[None]) -> None:
     """Send a command to the proxy; one that cannot be reached is set up anew when it has restarted."""
     with suppress(OSError):
         await command
-
-
-def _listen(host: str, port: int) -> list[socket.socket]:
-    """Bind the port at every address of `host`, as uvicorn does. Raises `OSError`."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    listeners: list[socket.socket] = []
-    failures: list[OSError] = []
-    for family, kind, protocol, _, address in dict.fromkeys(found):
-        free = listeners[0].getsockname()[1] if listeners else port  # port 0: as chosen for the first address
-        try:
-            listener = socket.socket(family, kind, protocol)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind((address[0], free, *address[2:]))
-            listener.listen(BACKLOG)
-        except OSError as error:  # such as IPv6 where that is disabled
-            failures.append(error)
-            continue
-        listeners.append(listener)
-    if not listeners:
-        raise failures[0]
-    return listeners
 
 
 @contextmanager
