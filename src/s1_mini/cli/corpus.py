@@ -156,7 +156,6 @@ def corpus(
     from s1_mini.audio.container import check_format
     from s1_mini.corpus.job import Job, for_many, make_header
     from s1_mini.corpus.manifest import close_manifest, open_manifest
-    from s1_mini.corpus.on_ray import check_ray
     from s1_mini.corpus.output import open_output
     from s1_mini.corpus.rows import Defaults, read_parameters
     from s1_mini.corpus.source import open_source
@@ -166,7 +165,7 @@ def corpus(
     if local and actors is not None:
         raise ParameterError("actors", "are Ray's, and --local does without; give one of them")
     if not local:
-        check_ray()
+        require("ray", "`s1-mini corpus` without --local")
     if layout == "parquet":
         require("corpus", "--layout parquet")
     format_ = check_format(audio_format)

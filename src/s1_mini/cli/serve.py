@@ -1,4 +1,4 @@
-"""`s1-mini serve`: the server in front of one engine, until it is told to stop."""
+"""`s1-mini serve`: the server in front of one engine, until a signal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from s1_mini.cli.verb import completing, engine_config
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
     from s1_mini.remote.supervisor import Plan
-    from s1_mini.sagemaker.async_store import AsyncStore
     from s1_mini.server.settings import ServerSettings
 
 
@@ -59,7 +58,7 @@ def serve(
     from s1_mini.sagemaker.settings import ContainerSettings
     from s1_mini.server.settings import ServerSettings
 
-    # What is wrong is told before torch is loaded, which takes seconds, and before the server listens.
+    # Mistakes are reported before torch is loaded, which takes seconds, and before the server listens.
     given = {"host": host, "port": port, "replicas": replicas}
     settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})
     config = engine_config(
@@ -82,9 +81,10 @@ def serve(
 
     from s1_mini.engine import ProductionTTSEngine
     from s1_mini.sagemaker.app import make_container_app
+    from s1_mini.sagemaker.async_store import open_store
 
     engine = ProductionTTSEngine(config)
-    store = None if local_endpoint is None else _open_store(_place(async_store))
+    store = None if local_endpoint is None else open_store(_place(async_store))
     app = make_container_app(engine, settings, endpoint=local_endpoint, store=store)
     raise typer.Exit(run(app))
 
@@ -96,7 +96,7 @@ def _plan_replicas(
     local_endpoint: str | None,
     async_store: str | None,
 ) -> Plan | None:
-    """Plan several replicas, or give None if one is enough. Raises `ConfigurationError` for what cannot be."""
+    """Plan several replicas; return None if one is enough. Raises `ConfigurationError` where they do not fit."""
     from s1_mini.remote.devices import Machine, count_replicas, measure
 
     machine = Machine.here(settings.replicas, counts_gpus=config.device in ("auto", "cuda"))
@@ -125,7 +125,7 @@ def _plan_replicas(
 
 
 def _log_format(settings: ServerSettings) -> str:
-    """Say what "auto" means here, also to those whose lines go the same way."""
+    """Return the log format; replicas write to the same stream, so "auto" is resolved once."""
     if settings.log_format != "auto":
         return settings.log_format
     return "text" if sys.stderr.isatty() else "json"
@@ -136,9 +136,3 @@ def _place(async_store: str | None) -> str:
         async_store = tempfile.mkdtemp(prefix="s1-mini-async-")
         typer.echo(f"s1-mini: asynchronous answers go to {async_store}", err=True)
     return async_store
-
-
-def _open_store(place: str) -> AsyncStore:
-    from s1_mini.sagemaker.async_store import open_store
-
-    return open_store(place)

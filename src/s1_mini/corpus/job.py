@@ -1,4 +1,4 @@
-"""What a worker has to know beside the texts, and what all of a corpus depends on. Loads no torch."""
+"""Configuration of a corpus worker, and the fingerprint of everything that a corpus depends on. Does not load torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Job:
 
 
 def for_many(config: EngineConfig) -> EngineConfig:
-    """Let texts wait as long as they have to: none of them has a person waiting for it."""
+    """Return the settings for a batch job: texts may wait in the queue without limit."""
     values: dict[str, object] = {"max_queue_size": ANY_NUMBER}
     if set_variable("request_timeout_s") is None:
         values["request_timeout_s"] = float("inf")
@@ -51,7 +51,7 @@ def for_many(config: EngineConfig) -> EngineConfig:
 
 
 def make_header(source: Source, config: EngineConfig, layout: Layout, audio_format: AudioFormat) -> dict[str, Any]:
-    """Tell all that the bytes of a corpus depend on. Raises `CheckpointNotFoundError` or `CorpusError`."""
+    """Return everything that the bytes of a corpus depend on. Raises `CheckpointNotFoundError` or `CorpusError`."""
     audible = {*AUDIBLE, *(name for kind in family_settings() for name in kind.model_fields)}
     return {
         "version": __version__,
@@ -67,7 +67,7 @@ def make_header(source: Source, config: EngineConfig, layout: Layout, audio_form
 
 
 def fingerprints(config: EngineConfig, voices: Iterable[str]) -> dict[str, Any]:
-    """Give the hash of the checkpoint, and of each of these voices that was added. Raises `CorpusError`."""
+    """Return the hash of the checkpoint, and of each of these voices that was added. Raises `CorpusError`."""
     folder = config.voices_path
     return {
         "checkpoint": _fingerprint(find_checkpoint(config.checkpoint_path)),

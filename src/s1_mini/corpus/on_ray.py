@@ -1,7 +1,6 @@
-"""A corpus by one engine in each of several Ray actors: one on each GPU, or so many on CPUs.
+"""A corpus spoken by several Ray actors with an engine each: one per GPU, or the given number on CPUs.
 
-Ray starts an actor that is lost anew, on another machine if need be, and gives it its shards again. Writing a shard
-twice leaves it there once.
+Ray restarts a lost actor, on another machine if necessary, and retries its shards. Writing a shard twice is harmless.
 """
 
 from __future__ import annotations
@@ -20,28 +19,27 @@ from s1_mini.corpus.manifest import HEADER, Entry, header_bytes
 from s1_mini.corpus.output import open_output
 from s1_mini.corpus.rows import CorpusError, Shard
 from s1_mini.exceptions import EngineNotReadyError, S1MiniError
-from s1_mini.extras import require
 
 if TYPE_CHECKING:
     from s1_mini.corpus.worker import Worker
 
-RESTARTS = 20  # of one actor, so that one which cannot live is not started for ever
+RESTARTS = 20  # of one actor; limits the restarts of one that always fails
 RETRIES = 3  # of one shard whose actor was lost
 MAX_SHARDS = 64  # at one actor, which has a thread for each
-MAX_REASON = 300  # characters of what Ray tells, which may be pages
+MAX_REASON = 300  # characters of an error of Ray, which may be pages long
 AGAIN = "run the same again, which goes on from there"
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What an actor tells when its engine has started."""
+    """Result of a start."""
 
-    num_shards: int  # that it wants at a time
+    num_shards: int  # in progress at a time
     where: str
 
 
 class Actor:
-    """A worker in a process of Ray's. Errors come back as sentences, for not all of them can be sent."""
+    """A worker in a Ray process. Errors are returned as sentences, because not every exception can be pickled."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -78,7 +76,7 @@ class Actor:
             return self._worker
 
     def _check(self) -> None:
-        """Find the same output and the same checkpoint as the process that reads the texts."""
+        """Check that output and checkpoint are the same as in the driver. Raises `CorpusError`."""
         if open_output(self._job.output).read(HEADER) != header_bytes(self._job.header):
             raise CorpusError(f"{self._job.output} is not the same here; name s3://bucket/prefix, or a shared folder")
         for name, value in fingerprints(self._job.config, self._job.voices).items():
@@ -86,23 +84,17 @@ class Actor:
                 raise CorpusError(f"{name.replace('_', ' ')}: other files are here; put the same on all machines")
 
 
-def check_ray() -> None:
-    """Raise `ConfigurationError` unless Ray is installed."""
-    require("ray", "`s1-mini corpus` without --local")
-
-
 def work_on_ray(
     job: Job, shards: Iterator[Shard], num_actors: int | None, tell: Callable[[str], None]
 ) -> Iterator[Entry]:
-    """Speak shards by actors, and give the entry of each when it is whole; `tell` gets a sentence now and then.
+    """Speak shards on actors, and yield the entry of each when it is complete; `tell` receives progress messages.
 
     The cluster is the one of `RAY_ADDRESS`, or one of this machine alone that ends with this process. Raises
     `CorpusError`.
     """
-    check_ray()
     import ray
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every start
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports every start to its makers
     address = os.environ.get("RAY_ADDRESS")
     own = {} if address else {"include_dashboard": False}
     try:
@@ -125,7 +117,7 @@ class Actors:
         kind = ray.remote(**needs.each, **restarts, max_concurrency=MAX_SHARDS)(Actor)
         actors = [kind.remote(job) for _ in range(needs.count)]
         self._starting = {actor.hello.remote(): actor for actor in actors}
-        self._room: dict[Any, int] = {}  # shards that an actor takes besides those it has
+        self._room: dict[Any, int] = {}  # free places for shards
         self._wanted: dict[Any, int] = {}  # at a time
         self._running: dict[Any, tuple[Any, Shard]] = {}
         self._again: deque[Shard] = deque()
@@ -133,7 +125,7 @@ class Actors:
         self._why = ""  # the last actor was lost
 
     def work(self, shards: Iterator[Shard]) -> Iterator[Entry]:
-        """Give each shard to the actor with the most room, and its entry when it is whole."""
+        """Send each shard to the actor with the most free places; yield its entry when it is complete."""
         while self._hand_out(shards) or self._running or self._again:
             if not self._starting and not self._room:
                 raise CorpusError(f"no actor is left: {self._why}; mend that and run the same again")
@@ -144,7 +136,7 @@ class Actors:
                 yield entry
 
     def _hand_out(self, shards: Iterator[Shard]) -> bool:
-        """Fill all room; tell whether there may be more to hand out."""
+        """Fill all free places; return whether shards may be left."""
         while self._room:
             actor = max(self._room, key=self._free)
             if self._free(actor) <= 0:
@@ -157,7 +149,7 @@ class Actors:
         return True
 
     def _free(self, actor: Any) -> int:
-        """Give the room of an actor; half is kept while others start, which else find no shard of a small corpus."""
+        """Return the free places of an actor; half are kept while others start, so that a small corpus is shared."""
         return self._room[actor] - (self._wanted[actor] // 2 if self._starting else 0)
 
     def _greet(self, ready: Any) -> None:
@@ -190,7 +182,7 @@ class Actors:
         return None
 
     def _get(self, ready: Any) -> Any:
-        """Give what an actor answered, or None if it is lost."""
+        """Return the answer of an actor, or None if it is lost."""
         try:
             return self._ray.get(ready)
         except self._ray.exceptions.RayActorError as error:
@@ -201,7 +193,7 @@ class Actors:
 
 
 def _short(error: Exception) -> str:
-    """Give the end of what Ray says, where the cause stands, in one line without colours."""
+    """Return the end of Ray's message, which has the cause, in one line without colours."""
     told = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
     return told if len(told) <= MAX_REASON else f"… {told[-MAX_REASON:]}"
 

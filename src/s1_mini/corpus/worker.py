@@ -1,4 +1,4 @@
-"""One engine that speaks shards, several at a time, so that its slots stay full while a shard's last texts end."""
+"""One engine that speaks several shards at a time, so that its slots stay full while the last texts of a shard end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
 from s1_mini.runtime.process import freeze_what_is_loaded, prepare_process
 
-TRIES = 2  # of a text that the engine failed at: memory may have run out beside others
-SPARE_SHARDS = 6  # those that are written, and those that wait for a long text while others fill the slots
+TRIES = 2  # of a text whose generation failed: memory may have run out because of others
+SPARE_SHARDS = 6  # being written, or waiting for one long text
 
 
 class Worker:
@@ -53,7 +53,7 @@ class Worker:
         return write_shard(self._output, shard, results, self._job.layout, self._job.audio_format)
 
     def close(self) -> None:
-        """End what is being spoken, and let go of the checkpoint."""
+        """Cancel the texts in progress, and release the checkpoint."""
         try:
             self.engine.stop(drain=False)
             self._pool.shutdown(cancel_futures=True)
@@ -94,7 +94,7 @@ class Worker:
 
 
 def work_here(job: Job, shards: Iterator[Shard]) -> Iterator[Entry]:
-    """Speak shards, and give the entry of each when it is whole. Raises what `Worker` raises."""
+    """Speak shards with an engine in this process; yield the entry of each when it is complete. Raises as `Worker`."""
     worker = Worker(job)
     try:
         yield from work_by(worker, shards)
@@ -103,7 +103,7 @@ def work_here(job: Job, shards: Iterator[Shard]) -> Iterator[Entry]:
 
 
 def work_by(worker: Worker, shards: Iterator[Shard]) -> Iterator[Entry]:
-    """Let a worker speak shards, as many at a time as it wants."""
+    """Speak shards with a worker, `num_shards` at a time; yield the entry of each when it is complete."""
     pool = ThreadPoolExecutor(worker.num_shards, thread_name_prefix="s1_mini shard")
     running = set[Future[Entry]]()
     try:

@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 STATES, COMMANDS, ADMIN = "states", "commands", "admin"  # files in the supervisor's folder
 
-SMALL_BODY_BYTES = 12_000  # in which the proxy looks for the name of a voice; it fits the buffer beside a head
+SMALL_BODY_BYTES = 12_000  # limit for bodies that the proxy searches for a voice; fits the buffer together with a head
 KEEP_ALIVE_S = 75  # as the server: longer than a load balancer's
-MARGIN_S = 10  # after which the proxy ends what a replica should have ended
-MAX_CONNECTIONS = 30_000  # idle ones cost some hundred bytes each; those under way the replicas bound themselves
-ADDRESSES = 4  # client addresses (IPv6: networks of 64 bits) that can hold all connections, each its share
-SPARE = 32  # connections of a replica for what does not speak, beside those of requests that do
+MARGIN_S = 10  # added to the timeouts of replicas, which should act first
+MAX_CONNECTIONS = 30_000  # idle ones cost some hundred bytes each; replicas limit requests
+ADDRESSES = 4  # client addresses (IPv6: /64 networks) that together can hold all connections
+SPARE = 32  # connections of a replica for other requests than speech
 MAX_ANSWER_BYTES = 2**20  # to a command
 COMMAND_S = 5.0
 START_S = 10.0  # until the command socket exists

@@ -1,4 +1,4 @@
-"""The deployments: each stage of a family, and the ingress before them. All of Ray is here."""
+"""Ray Serve deployments: each stage of a family, and the ingress. The only module of stages that imports Ray."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CPUS = 0.2  # of a replica of a stage, where nothing is said: so that a laptop has room for all
-SLOTS_ON_GPU, SLOTS_ON_CPU = 64, 4  # of the first stage, likewise, for how many utterances Ray sends to a replica
-MANY = 1024  # utterances at a replica of a later stage: most of them wait for the stages before
-LOAD = 0.75  # of a replica's utterances: with more of them on the average, another replica is started
+CPUS = 0.2  # default for a replica of a stage, so that all fit a laptop
+SLOTS_ON_GPU, SLOTS_ON_CPU = 64, 4  # defaults for the utterances that Ray sends to a replica of the first stage
+MANY = 1024  # utterances at a replica of a later stage: most wait for the previous stages
+LOAD = 0.75  # mean share of a replica's utterances above which another replica is started
 HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 10.0}
-LOOK_S = 2.0  # how often the ingress asks how many replicas there are
+LOOK_S = 2.0  # interval of the replica count in `/health`
 FULL_RETRY_S = 1.0
 
 
-def describe(args: Mapping[str, Any]) -> Application:
-    """Give the application. Raises `ConfigurationError` or `CheckpointError`."""
+def app(args: dict[str, Any]) -> Application:
+    """Return the application of the settings in `S1_MINI_*` variables and `args`, for Ray Serve.
+
+    Raises `ConfigurationError` where Ray is not installed or settings cannot work together, and `CheckpointError`.
+    """
     check_ray()
     require("server", "the ingress of the cluster")
     import ray
@@ -47,7 +50,7 @@ def describe(args: Mapping[str, Any]) -> Application:
     config, cluster = settings_of(args)
     family = family_of(find_checkpoint(config.checkpoint_path, with_weights=False))
     check(config, cluster, family)
-    if ray.is_initialized():  # else the ingress looks, once it is
+    if ray.is_initialized():  # else the ingress checks
         check_resources(config, cluster, family.stage_names, _nodes())
     previous, stages = None, {}
     for name in family.stage_names:
@@ -56,7 +59,7 @@ def describe(args: Mapping[str, Any]) -> Application:
         stages[name] = previous
     server = ServerSettings()
     options = options_of(INGRESS, config, cluster, is_first=False) | {
-        "max_ongoing_requests": 2 * server.max_requests,  # the server refuses more by itself, and answers `/ping`
+        "max_ongoing_requests": 2 * server.max_requests,  # the server refuses more itself, and must answer `/ping`
         "graceful_shutdown_timeout_s": server.drain_timeout_s,
     }
     ingress = serve.deployment(serve.ingress(_started_app)(Ingress)).options(**options)
@@ -73,7 +76,7 @@ def check_ray() -> None:
 
 
 def settings_of(args: Mapping[str, Any]) -> tuple[EngineConfig, ClusterSettings]:
-    """Part keywords among both kinds of settings. Raises `ConfigurationError` for one that is neither's."""
+    """Return engine and cluster settings from keywords. Raises `ConfigurationError` for an unknown one."""
     ours = {name: value for name, value in args.items() if name in ClusterSettings.model_fields}
     config = EngineConfig(**{name: value for name, value in args.items() if name not in ours})
     path = config.checkpoint_path
@@ -108,20 +111,20 @@ def check(config: EngineConfig, cluster: ClusterSettings, family: Family) -> Non
 
 
 def count_of(name: str, cluster: ClusterSettings) -> Count:
-    """Give how many replicas a deployment has."""
+    """Return the number of replicas of a deployment."""
     return cluster.replicas.get(name, Count(1, 1))
 
 
 def needs_of(name: str, config: EngineConfig, cluster: ClusterSettings) -> dict[str, float]:
-    """Give the CPUs and GPUs of one replica."""
+    """Return the CPUs and GPUs of one replica."""
     gpus = cluster.gpus.get(name, float(name != INGRESS and config.device.startswith("cuda")))
-    # The ingress finds room even where there is none, and can tell so.
+    # The ingress needs none, so that it can start and report missing resources.
     cpus = cluster.cpus.get(name, 0.0 if name == INGRESS else CPUS)
     return {"num_cpus": cpus, "num_gpus": gpus}
 
 
 def options_of(name: str, config: EngineConfig, cluster: ClusterSettings, *, is_first: bool) -> dict[str, Any]:
-    """Give Ray Serve's options of a deployment."""
+    """Return Ray Serve's options of a deployment."""
     count, needs = count_of(name, cluster), needs_of(name, config, cluster)
     slots = config.max_batch_size or (SLOTS_ON_GPU if needs["num_gpus"] else SLOTS_ON_CPU)
     ongoing = cluster.max_ongoing.get(name, slots if is_first else MANY)
@@ -148,7 +151,7 @@ def options_of(name: str, config: EngineConfig, cluster: ClusterSettings, *, is_
 def check_resources(
     config: EngineConfig, cluster: ClusterSettings, names: Sequence[str], nodes: Sequence[Mapping[str, float]]
 ) -> None:
-    """Raise `ConfigurationError` where the machines of a cluster, by what each has, are too few or too small."""
+    """Raise `ConfigurationError` where the nodes of a cluster are too few or too small."""
     if cluster.grows:
         return
     for kind, key in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
@@ -171,7 +174,7 @@ def check_resources(
 
 
 def remote(handle: DeploymentHandle, stage: str) -> Call:
-    """Give what has a replica of a stage work, whichever has room."""
+    """Return a `Call` to any replica of a stage."""
     from ray.exceptions import RayError, RayTaskError
     from ray.serve.exceptions import BackPressureError, RayServeException
 
@@ -223,7 +226,7 @@ class StageReplica:
         self._meter = StageMeter(self._engine)
 
     async def speak(self, work: Work) -> AsyncGenerator[Piece, None]:
-        """Give what the stage makes of an utterance."""
+        """Yield the output of the stage for an utterance."""
         try:
             async for piece in self._engine.speak(work):
                 yield piece
@@ -231,22 +234,22 @@ class StageReplica:
             self._meter.count()
 
     async def hello(self) -> Facts:
-        """Tell what the replica is."""
+        """Return the facts of the replica."""
         return self._engine.facts
 
     def check_health(self) -> None:
-        """Raise what Ray Serve takes for the end of this replica, which it replaces."""
+        """Raise an error if the engine is dead; Ray Serve then replaces this replica."""
         if not self._engine.core.is_alive:
             raise RuntimeError(f"the engine of the stage {self._engine.facts.stage} has died")
 
     def __del__(self) -> None:
-        """Let go of the stage, at the end of a drain."""
+        """Close the stage at the end of a drain."""
         with suppress(AttributeError):
             self._engine.close()
 
 
 class StageMeter:
-    """Counts a stage's work by Ray's own metrics, which have the names of deployment and replica."""
+    """Counters of a stage in Ray's metrics, labelled by deployment and replica."""
 
     def __init__(self, engine: StageEngine) -> None:
         from ray.serve import metrics
@@ -263,7 +266,7 @@ class StageMeter:
         }
 
     def count(self) -> None:
-        """Count what was done since the last time."""
+        """Add the work since the last call."""
         name, figures = self._engine.policy.name, self._engine.core.metrics
         now = {
             "seconds": figures.stage_seconds.get(name, 0.0),
@@ -278,7 +281,7 @@ class StageMeter:
 
 
 class Ingress:
-    """The server of `s1-mini serve`, whose engine has its stages elsewhere."""
+    """The server of `s1-mini serve`, with an engine whose stages are deployments."""
 
     async def __init__(  # type: ignore[misc] # Ray Serve awaits it
         self,
@@ -310,12 +313,12 @@ class Ingress:
         _STARTED.append(create_app(self._engine, server))
 
     def check_health(self) -> None:
-        """Raise what Ray Serve takes for the end of this replica, which it replaces."""
+        """Raise an error if the engine is dead; Ray Serve then replaces this replica."""
         if not self._engine.state().is_ready:
             raise RuntimeError("the engine of the ingress has died")
 
     async def _watch(self) -> None:
-        """Look how many replicas of each stage there are, for `/health`."""
+        """Count the replicas of each stage for `/health`."""
         while True:
             with suppress(Exception):  # the controller may be away for a while
                 self._replicas = await asyncio.to_thread(_count_replicas, list(self._replicas))
@@ -323,7 +326,7 @@ class Ingress:
 
 
 def _nodes() -> list[dict[str, float]]:
-    """Give what each machine of the cluster has."""
+    """Return the resources of each node."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -333,7 +336,7 @@ _STARTED: list[FastAPI] = []  # of the one ingress in a process
 
 
 def _started_app() -> FastAPI:
-    """Give the application that the ingress has made; Ray Serve asks once that is constructed."""
+    """Return the ingress' application; Ray Serve calls this after the construction of `Ingress`."""
     return _STARTED[-1]
 
 

@@ -1,4 +1,4 @@
-"""One stage of a family in a process of its own: what comes in bit by bit is worked on, what is made goes out so.
+"""One stage of a family in a process of its own: it streams items in from the previous stage and out to the next.
 
 It has a scheduler and a thread of its own, and batches as it would beside the others. Knows no Ray.
 """
@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,20 +39,20 @@ from s1_mini.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-ANY_NUMBER = 2**31  # of utterances that wait: who sends them bounds them
+ANY_NUMBER = 2**31  # of waiting utterances: the caller limits them
 WARM_UP_STEPS = 8
 WARM_UP_ITEMS = 16
 
 
 class Wanted:
-    """Tells how many items the next stage must have before it can begin more: so few messages as that are sent."""
+    """Computes how many items the next stage needs before its next unit, so that no smaller messages are sent."""
 
     def __init__(self, policy: StagePolicy, work: Work) -> None:
         self._policy, self._work = policy, work
         self._consumed = self._units = 0
 
     def after(self, count: int) -> int:
-        """Give the number of items, of all, that are of use to it next, once it has `count`."""
+        """Return the total number of items that it needs next, once it has `count`."""
         while (unit := self._policy.next_unit(self._progress(count))) is not None:
             self._consumed += unit.consumes
             self._units += 1
@@ -74,18 +74,18 @@ class Wanted:
 
 @dataclass
 class Begun:
-    """An utterance that a stage has in hand."""
+    """An utterance in progress."""
 
     request: Request
     utterance: Utterance  # the only one
     queue: OutputQueue
-    made: list[np.ndarray] | None = None  # by the stages before, once complete
+    made: list[np.ndarray] | None = None  # output of the previous stages, once complete
     was_cut: bool = False  # by one of them
     failure: S1MiniError | None = None  # of one of them
 
 
 class StageEngine:
-    """One stage at work. `name` is its name in its family; `previous` has the stage before work, if there is one."""
+    """One stage. `name` is its name in its family; `previous` calls the previous stage, if there is one."""
 
     def __init__(self, config: EngineConfig, name: str, previous: Call | None = None) -> None:
         """Load the stage. Raises `CheckpointError` or `ConfigurationError`."""
@@ -98,7 +98,7 @@ class StageEngine:
         names = list(family_of(directory).stage_names)
         self.index, self._names, self._previous = names.index(name), names, previous
         if self.index:
-            config = config.model_copy(update={"batch_timeout_ms": 0.0})  # what is in work already is not held back
+            config = config.model_copy(update={"batch_timeout_ms": 0.0})  # utterances in progress are not held back
         speaker = load(config, here={name})
         slots, positions = measure_slots(speaker, config)
         chain = speaker.loaded.chain(slots, positions)
@@ -122,17 +122,17 @@ class StageEngine:
 
     @property
     def is_last(self) -> bool:
-        """Whether it makes sound."""
+        """Whether its output is audio."""
         return self.index + 1 == len(self._names)
 
     def close(self, *, drains: bool = False) -> None:
-        """End what is in hand, or finish it first."""
+        """Cancel the utterances in progress, or finish them first."""
         self.core.stop(drains=drains)
 
     async def speak(self, work: Work) -> AsyncGenerator[Piece, None]:
-        """Give what the stage makes of an utterance; who leaves takes the work along, that of the stages before too.
+        """Yield the output of an utterance; a failure is the last piece.
 
-        A failure is a piece, too: the last one.
+        Closing the iterator cancels the utterance, at the previous stages too.
         """
         try:
             begun = self._begin(work)
@@ -152,8 +152,6 @@ class StageEngine:
                 feeding.cancel()
                 with suppress(asyncio.CancelledError):
                     await feeding
-
-    # ---- in ---------------------------------------------------------------------------------------------------------
 
     def _begin(self, work: Work) -> Begun:
         now, prompt = time.monotonic(), work.prompt
@@ -194,7 +192,7 @@ class StageEngine:
             (self.core.prefixes.pin if work.pins else self.core.prefixes.unpin)(key)
 
     async def _feed(self, previous: Call, begun: Begun, work: Work) -> None:
-        """Take in what the stage before makes."""
+        """Pass the output of the previous stage to the scheduler."""
         scheduler, utterance = self.core.scheduler, begun.utterance
         try:
             async for piece in draw(previous, work, self._names[self.index - 1], self.policy.input):
@@ -202,14 +200,12 @@ class StageEngine:
                 if piece.made is not None:
                     begun.made = [*piece.made]
                 scheduler.arrive(utterance, piece.items, is_final=piece.is_last)
-        except Exception as error:  # whatever it is, who waits must be told
+        except Exception as error:  # the next stage must get any error
             begun.failure = as_error(error)
             scheduler.end(begun.request, begun.failure)
 
-    # ---- out --------------------------------------------------------------------------------------------------------
-
     async def _collect(self, begun: Begun, work: Work) -> AsyncGenerator[Piece, None]:
-        """Give what is made whenever the next stage can do something with it."""
+        """Yield the output, whenever the next stage can begin a unit with it."""
         wanted = None if self.is_last else Wanted(self._policies[self.index + 1], work)
         parts: list[np.ndarray] = []
         own: list[np.ndarray] = []
@@ -233,7 +229,7 @@ class StageEngine:
                 asked = wanted.after(count)
 
     def _made(self, begun: Begun, own: list[np.ndarray], *, is_last: bool) -> list[np.ndarray] | None:
-        """Give what all stages up to this one have made, once that is complete; sound is not kept."""
+        """Return the output of all stages up to this one, once complete; audio is not kept."""
         if self.is_last:
             made, begun.made = begun.made, None
             return made
@@ -244,7 +240,7 @@ class StageEngine:
         return np.zeros((0, *self.policy.output.shape), self.policy.output.dtype)
 
     def _warm_up(self, prompt: Prompt) -> None:
-        """Run everything once, so that nothing is made anew for the first request."""
+        """Run everything once, so that the first request is not slower."""
         steps = min(WARM_UP_STEPS, max(1, self._room(prompt)))
         sampling = SamplingParams(max_new_tokens=steps)
         begun = self._begin(Work(prompt, sampling, seed=0, utterance=0, max_steps=steps))
@@ -253,20 +249,15 @@ class StageEngine:
             self.core.scheduler.arrive(begun.utterance, given, is_final=True)
         try:
             list(begun.queue)
-        except EngineError as error:  # by chance nothing may be said
+        except EngineError as error:  # a random prompt may give no output
             logger.info("the warm-up of the stage %s ended early: %s", self.facts.stage, error)
 
 
 def fingerprint(directory: Path) -> str:
-    """Tell two checkpoints apart by their small files, and by the names and sizes of all."""
+    """Return a hash of a checkpoint: the content of its JSON files, names and sizes of all; not the voices."""
     digest = hashlib.sha256()
-    for path in _files(directory):
+    for path in (path for path in sorted(directory.iterdir()) if path.is_file()):
         digest.update(f"{path.relative_to(directory).as_posix()} {path.stat().st_size}\n".encode())
         if path.suffix == ".json":
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _files(directory: Path) -> Iterator[Path]:
-    """Give the files of a checkpoint, without the voices beside it."""
-    return (path for path in sorted(directory.iterdir()) if path.is_file())

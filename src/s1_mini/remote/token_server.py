@@ -1,6 +1,6 @@
 """The worker's side of the pipes of `token_worker.py`, which describes the messages.
 
-It runs in an environment of its own, which may have other versions of everything: it imports as little as it can.
+It runs in an environment of its own, which may have other versions of all packages: it imports as little as it can.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Any, BinaryIO, Protocol
 
 from s1_mini.exceptions import ConfigurationError
 
-Begun = tuple[int, list[int], bool]  # a sequence's number, its new tokens, and whether that was all
+Begun = tuple[int, list[int], bool]  # number of a sequence, its new tokens, whether it is complete
 
 
 class TokenMaker(Protocol):
-    """What makes the tokens of many sequences, a step of all at a time."""
+    """Generates the tokens of many sequences, one step of all at a time."""
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would make anything."""
+        """Whether any sequence is unfinished."""
 
     def begin(self, number: int, asked: Mapping[str, Any]) -> None:
-        """Take a sequence in. Raises whatever is wrong with it alone."""
+        """Begin a sequence. Raises any error that concerns it alone."""
 
     def drop(self, number: int) -> None:
-        """Make a sequence no further; does nothing if it is over."""
+        """Cancel a sequence; does nothing if it has ended."""
 
     def step(self) -> Iterable[Begun]:
-        """Make a step of all sequences; give what came of it."""
+        """Run one step of all sequences; return their new tokens."""
 
 
 def serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[str, Any]]]) -> None:
-    """Make tokens until the input ends. `open_maker` gives the maker, and what is told of it once it is ready.
+    """Generate tokens until the input ends. `open_maker` returns the generator and facts for the log.
 
-    Never returns: libraries with threads of their own take their time at a proper exit, and nobody waits for it.
+    Never returns: libraries with threads of their own make an orderly exit slow.
     """
     try:
         _serve(open_maker)
@@ -53,7 +53,7 @@ def serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[st
 def _serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[str, Any]]]) -> None:
     output = _take_output()
 
-    def say(message: Mapping[str, Any]) -> None:
+    def send(message: Mapping[str, Any]) -> None:
         output.write(json.dumps(message).encode() + b"\n")
         output.flush()
 
@@ -62,18 +62,18 @@ def _serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[s
     try:
         maker, facts = open_maker(inbox.get()["open"])
     except ConfigurationError as error:
-        say({"refused": str(error)})
+        send({"refused": str(error)})
         return
-    say({"ready": dict(facts)})
+    send({"ready": dict(facts)})
     while True:
-        _take_in(inbox, maker, say)
+        _take_in(inbox, maker, send)
         made = [list(each) for each in maker.step()]
         if made:
-            say({"made": made})
+            send({"made": made})
 
 
-def _take_in(inbox: SimpleQueue[dict[str, Any]], maker: TokenMaker, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Take in all messages that are there; without work wait for one."""
+def _take_in(inbox: SimpleQueue[dict[str, Any]], maker: TokenMaker, send: Callable[[Mapping[str, Any]], None]) -> None:
+    """Handle all pending messages; without unfinished sequences wait for one."""
     while True:
         try:
             message = inbox.get(block=not maker.has_work)
@@ -85,11 +85,11 @@ def _take_in(inbox: SimpleQueue[dict[str, Any]], maker: TokenMaker, say: Callabl
         try:
             maker.begin(message["begin"], message)
         except Exception as error:
-            say({"failed": message["begin"], "error": f"the worker refused this: {type(error).__name__}: {error}"})
+            send({"failed": message["begin"], "error": f"the worker refused this: {type(error).__name__}: {error}"})
 
 
 def _listen(inbox: SimpleQueue[dict[str, Any]]) -> None:
-    """Take messages until the input ends: then whoever asked is gone, and so is all reason to go on."""
+    """Queue messages until the input ends, which ends the process."""
     try:
         for line in sys.stdin.buffer:
             inbox.put(json.loads(line))
@@ -98,7 +98,7 @@ def _listen(inbox: SimpleQueue[dict[str, Any]]) -> None:
 
 
 def _take_output() -> BinaryIO:
-    """Keep standard output for messages: what others print goes to standard error from now on."""
+    """Reserve standard output for messages; redirect prints of libraries to standard error."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return output

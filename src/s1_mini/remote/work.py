@@ -1,4 +1,9 @@
-"""What the processes of stages tell each other: a piece of text to be spoken, and what a stage has made of it."""
+"""Messages between stages: the work for one utterance and its output. `draw` resumes the output after a loss.
+
+Random numbers are counter-based, so another replica makes the same items. Those that were delivered are compared and
+left out. Where they differ, as they may on different GPUs, the utterance ends with an error, so that two different
+renderings are never joined.
+"""
 
 from __future__ import annotations
 
@@ -26,45 +31,45 @@ from s1_mini.types import ChunkProfile, SamplingParams
 logger = logging.getLogger(__name__)
 
 MAX_LOST = 3  # replicas that one utterance may lose at one stage
-SAME = 1e-3  # of samples, and of frames of a mel: below what is heard
+SAME = 1e-3  # of samples and mel frames: inaudible
 
 
 @dataclass(frozen=True)
 class Work:
-    """One utterance, as every stage of it is told."""
+    """One utterance, as it is sent to every stage."""
 
     prompt: Prompt
     sampling: SamplingParams
     seed: int
-    utterance: int  # its number in its request: with the seed it names the random numbers
+    utterance: int  # its index in its request: with the seed it selects the random numbers
     max_steps: int
     profile: ChunkProfile = "balanced"
-    is_streamed: bool = False  # whether somebody listens while it is made
-    keeps: bool = False  # whether what the stages but the last have made is to be told, too
-    pins: bool = False  # whether its voice keeps its place in the first stage's cache
+    is_streamed: bool = False  # audio is delivered while it is generated
+    keeps: bool = False  # return the output of all stages but the last, too
+    pins: bool = False  # pin its voice in the cache of the first stage
     timeout_s: float = float("inf")
 
     def within(self, timeout_s: float) -> Work:
-        """Give the same with less time."""
+        """Return the same work with another timeout."""
         return replace(self, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error on its way to another process: not every exception can be sent."""
+    """A serialized error: not every exception can be pickled."""
 
     code: str
     sentence: str
     retry_after_s: float = 0.0
-    is_lost: bool = False  # the engine of this very stage has gone: another replica can begin anew
+    is_lost: bool = False  # the engine of this stage is dead: another replica can start over
 
     @classmethod
     def of(cls, error: S1MiniError, *, is_lost: bool = False) -> Failure:
-        """Put an error down."""
+        """Return the serialized error."""
         return cls(error.code, str(error), getattr(error, "retry_after_s", 0.0), is_lost)
 
     def error(self) -> EngineError:
-        """Give the error again."""
+        """Return the error."""
         kind = next((kind for kind in _kinds(EngineError) if kind.code == self.code), EngineError)
         error = kind.__new__(kind)
         Exception.__init__(error, self.sentence)
@@ -75,19 +80,19 @@ class Failure:
 
 @dataclass(frozen=True)
 class Piece:
-    """Items [n, *shape] that a stage has made of an utterance, in order."""
+    """Items [n, *shape] of the output of a stage, in order."""
 
     items: np.ndarray
-    consumed: int = 0  # items of the stage before that they are made of
+    consumed: int = 0  # items of the previous stage
     is_last: bool = False
     was_cut: bool = False  # of the last: a stage ran out of steps before it stopped
-    made: Sequence[np.ndarray] | None = None  # by the stages up to this one but not the last of all, once complete
-    failure: Failure | None = None  # instead of all that: why there is no more
+    made: Sequence[np.ndarray] | None = None  # output of the stages so far except the last, once complete
+    failure: Failure | None = None  # instead of items: the output ends here
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a replica of a stage tells of itself."""
+    """Facts of a replica of a stage."""
 
     stage: str
     slots: int
@@ -97,10 +102,10 @@ class Facts:
 
 
 class LostError(Exception):
-    """The replica that worked has gone, or its engine has; another can begin anew."""
+    """The replica or its engine is lost; another can start over."""
 
 
-Call = Callable[[Work], AsyncGenerator[Piece, None]]  # has a replica work; raises `LostError`
+Call = Callable[[Work], AsyncGenerator[Piece, None]]  # sends work to a replica; raises `LostError`
 
 
 def _kinds(kind: type[EngineError]) -> list[type[EngineError]]:
@@ -108,9 +113,9 @@ def _kinds(kind: type[EngineError]) -> list[type[EngineError]]:
 
 
 async def draw(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenerator[Piece, None]:
-    """Give the pieces that a stage makes of an utterance, each once, whoever is lost on the way.
+    """Yield the output of a stage for an utterance, each item once, even if replicas are lost on the way.
 
-    Raises `EngineError`: the stage's own, `RequestTimeoutError`, or what tells that no replica came to the end.
+    Raises the `EngineError` of the stage, `RequestTimeoutError`, or `EngineNotReadyError` if no replica finished.
     """
     deadline, seen, has_told_made = time.monotonic() + work.timeout_s, Items(made), False
     for number in range(1 + MAX_LOST):
@@ -150,7 +155,7 @@ def _check(piece: Piece) -> None:
 
 
 def _fresh(items: np.ndarray, at: int, seen: Items, stage: str) -> np.ndarray:
-    """Give those of items from number `at` on that are new; the others must be as they were."""
+    """Return the new ones of the items from index `at`; known ones must be equal."""
     known = seen.cut(at, at + len(items))
     again = items[: len(known)]
     same = np.allclose(known, again, rtol=0, atol=SAME) if known.dtype.kind == "f" else np.array_equal(known, again)

@@ -1,4 +1,4 @@
-"""Start the workers: look into the environment that is to have vLLM, and say what it lacks."""
+"""Start the vLLM workers, after a check of their Python environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from s1_mini.version import __version__
 WORKER = ("-P", "-m", "s1_mini.families.cascade.on_vllm.worker")  # -P: what lies in the working directory is not meant
 START_S = 600.0  # for vLLM to be ready; 14 to 28 s were measured on two cores
 SILENT_S = 120.0  # without a token, though there is work
-LOOK_S = 60.0  # for a Python to start and say what it has
+LOOK_S = 60.0  # for Python to start and report its packages
 LOOK = """
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -44,7 +44,6 @@ def check_vllm(config: CascadeConfig, placement: Placement, settings: CascadeSet
 
 
 def _check_environment(settings: CascadeSettings) -> None:
-    """Look what the Python that is to run the workers has."""
     if settings.vllm_python is None:
         require("vllm", "vllm_stages without S1_MINI_VLLM_PYTHON (the Python of an environment for it, docs/vllm.md)")
     python = interpreter(settings)
@@ -65,7 +64,7 @@ def _check_environment(settings: CascadeSettings) -> None:
 
 
 def interpreter(settings: CascadeSettings) -> str:
-    """Give the Python that has vLLM."""
+    """Return the path of the Python that has vLLM."""
     return str(settings.vllm_python or sys.executable)
 
 
@@ -98,7 +97,7 @@ def start_worker(
 
 
 def _visible(device: torch.device) -> str:
-    """Name a GPU as its number among those that this process sees is named there."""
+    """Return the name of a GPU in `CUDA_VISIBLE_DEVICES`."""
     seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     index = device.index or 0
     return seen[index] if index < len(seen) else str(index)

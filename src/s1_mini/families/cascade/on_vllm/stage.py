@@ -1,4 +1,4 @@
-"""The two stages whose tokens a worker makes: prompts go out when a unit begins, and tokens come as they are made."""
+"""Stages whose tokens a worker process generates: a prompt is sent when a unit begins; tokens stream back."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from s1_mini.families.cascade.sampling import MIN_TEMPERATURE
 from s1_mini.remote.tokens import TokenWorker
 from s1_mini.runtime.stage import Pending, SimpleStage
 
-WAIT_S = 0.05  # for a token; then the thread looks whether somebody has left or come
+WAIT_S = 0.05  # for a token, between two checks for new and cancelled requests
 
 
 class WorkedStage(SimpleStage):
     """A stage of one worker. A step takes one token of each slot that has one; the others are late."""
 
-    device = torch.device("cpu")  # of what is here of it: numbers
+    device = torch.device("cpu")  # of its arrays
     launches_ahead = False
     number: int  # of the stage in its chain
     shape: tuple[int, ...]  # of an item
 
     def __init__(self, worker: TokenWorker, config: CascadeConfig) -> None:
         self.worker, self._config = worker, config
-        self._sequences: dict[int, int] = {}  # the worker's number of what is in a slot
+        self._sequences: dict[int, int] = {}  # worker's sequence number of each slot
         self._made: dict[int, list[int]] = {}  # tokens of a slot's unit
 
     @abstractmethod
     def _prompt(self, begin: Begin) -> np.ndarray:
-        """Give the ids [S] that a unit begins with."""
+        """Return the prompt of a unit: ids [S]."""
 
     @abstractmethod
     def _item(self, tokens: Sequence[int]) -> tuple[np.ndarray | None, bool]:
-        """Give the item that the last of a unit's tokens completes, if it does, and whether the unit ends with it."""
+        """Return the item that the last token completes, if any, and whether the unit ends with it."""
 
     def begin(self, begins: Sequence[Begin]) -> None:
         """Send the prompts."""
@@ -52,7 +52,7 @@ class WorkedStage(SimpleStage):
             self._made[begin.slot] = []
 
     def drop(self, slots: Sequence[int]) -> None:
-        """Have what is in these slots made no further."""
+        """Cancel the sequences in these slots."""
         for slot in slots:
             number = self._sequences.pop(slot, None)
             if number is not None:
@@ -96,7 +96,7 @@ class WorkedStage(SimpleStage):
         }
 
     def _seed(self, begin: Begin) -> int:
-        """Give a unit's own seed: of the request's, the utterance's, the stage's and its own number."""
+        """Return the seed of a unit, derived from the request's seed and the numbers of utterance, stage and unit."""
         conditions = begin.conditions
         named = f"{conditions.seed} {conditions.utterance} {self.number} {begin.number}"
         return int.from_bytes(blake2b(named.encode(), digest_size=8).digest()) >> 1

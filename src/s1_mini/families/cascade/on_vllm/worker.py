@@ -1,6 +1,6 @@
 """The worker: `python -m s1_mini.families.cascade.on_vllm.worker`, in the environment that has vLLM.
 
-One stage, one vLLM engine, one process: vLLM's own processes are left out, so that this one's death is all of it.
+One stage, one vLLM engine, one process: without vLLM's own child processes, so that nothing outlives it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SETTINGS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",  # a core that waits is another process's
+    "OMP_WAIT_POLICY": "PASSIVE",  # leave waiting cores to other processes
 }
 BLOCK = 128  # positions of vLLM's blocks of keys and values; at most, on any device
 
@@ -38,11 +38,11 @@ class VllmMaker:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would make anything."""
+        """Whether any sequence is unfinished."""
         return self._engine.has_unfinished_requests()
 
     def begin(self, number: int, asked: Mapping[str, Any]) -> None:
-        """Take a sequence in. Raises what vLLM has against it."""
+        """Begin a sequence. Raises vLLM's error if it is invalid."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -59,11 +59,11 @@ class VllmMaker:
         self._engine.add_request(str(number), {"prompt_token_ids": asked["prompt"]}, params)
 
     def drop(self, number: int) -> None:
-        """Make a sequence no further."""
+        """Cancel a sequence."""
         self._engine.abort_request([str(number)])
 
     def step(self) -> Iterator[Begun]:
-        """Make a step of all sequences."""
+        """Run one step of all sequences; yield their new tokens."""
         for output in self._engine.step():
             yield int(output.request_id), list(output.outputs[0].token_ids), output.finished
 
