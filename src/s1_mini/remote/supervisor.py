@@ -45,7 +45,7 @@ PROBE_S = 0.5  # timeout of the number of requests, for the log
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run: checked before anything is started."""
+    """Configuration of the supervisor, checked before anything is started."""
 
     count: int
     machine: Machine
@@ -246,7 +246,7 @@ class _SignalFreeServer(uvicorn.Server):
 
 
 async def _ignore_lost(command: Awaitable[None]) -> None:
-    """Send a command to the proxy; one that cannot be reached is set up anew when it has restarted."""
+    """Send a command to the proxy; a proxy that is down gets its state after its restart."""
     with suppress(OSError):
         await command
 
