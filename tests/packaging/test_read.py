@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from s1_mini.exceptions import PackageError
-from s1_mini.packaging.read import read_members
-from s1_mini.packaging.verify import unpack_archive, verify_archive
+from s1_mini.packaging.verify import read_members, unpack_archive, verify_archive
 
 MEBI = 2**20
 GIBI = 2**30
@@ -59,7 +58,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(tmp_pa
 def test_many_files_that_unpack_to_too_much_are_refused_at_the_first_that_is_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s1_mini.packaging.read._MOST_BESIDE", 16 * MEBI)
+    monkeypatch.setattr("s1_mini.packaging.verify._MOST_BESIDE", 16 * MEBI)
     parts = [part for n in range(8) for part in (header(f"{n}.bin", 4 * MEBI), *[bytes(MEBI)] * 4)]
     archive = write_packed(tmp_path / "bomb.tar.gz", *parts)
 

@@ -1,23 +1,29 @@
-"""Prove that an artifact is what its manifest says, before anything of it is unpacked, loaded or run.
+"""Verify that an artifact is what its manifest says, before anything of it is unpacked, loaded or run.
 
-What is refused, each by name: a file changed, missing or not listed; a link, a device or anything else that is no plain
-file; a path that is absolute or leads out; a name that is both a file and a folder.
+Refused, each by name: a file that is changed, missing or not listed; a link, a device or anything else that is not a
+plain file; a path that is absolute or leads out; a name that is both a file and a folder. An archive is read member by
+member in bounded memory: each header is checked before its content is unpacked, since a few kilobytes of gzip may
+unpack to gigabytes, and a tar may hide them before a member, too.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import os
+import shutil
 import stat
+import tarfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from s1_mini.exceptions import PackageError
 from s1_mini.packaging import manifest as manifest_file
 from s1_mini.packaging.manifest import Content, Manifest
-from s1_mini.packaging.read import named_errors, read_members
 from s1_mini.weights.write import new_directory
 
 _CHUNK_BYTES = 2**20
@@ -25,15 +31,24 @@ _HASHING_THREADS = 4
 _JUNCTION = 0xA000_0003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which Python has on Windows only
 _NOT_OURS = ("lost+found",)  # what a volume that is mounted as the folder has of its own
 _PYTHON = "__pycache__"  # what the toolkits' Python leaves beside the code that it ran
+# Weights do not get much smaller by packing; text and compiled kernels do, and are small.
+_MOST_PER_PACKED_BYTE = 4
+_MOST_BESIDE = 256 * 2**20
+_HEADER_BYTES = 16 * 2**10  # of one member; a path of 1,024 bytes takes 3 KiB
+_BLOCK_BYTES = 64 * 2**10  # that tarfile asks for at once
+_BROKEN = (
+    *(tarfile.TarError, gzip.BadGzipFile, zlib.error),
+    *(ValueError, ArithmeticError, LookupError, EOFError, RecursionError),  # from damaged headers
+)
 
 
 def is_packaged(directory: Path) -> bool:
-    """Tell whether a directory says of itself what is in it."""
+    """Whether a directory has a manifest."""
     return os.path.lexists(directory / manifest_file.NAME)
 
 
 def verify_directory(directory: Path) -> Manifest:
-    """Prove an unpacked artifact, every byte of it. Raises `PackageError` naming what is wrong."""
+    """Verify an unpacked artifact, every byte of it. Raises `PackageError` naming what is wrong."""
     sizes = dict(_walk(directory))
     if manifest_file.NAME not in sizes:
         raise PackageError(f"{directory} has no {manifest_file.NAME}: it is no artifact of s1-mini package")
@@ -84,26 +99,19 @@ def check_kind(name: str, status: os.stat_result) -> None:
 def _hash_file(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return _hash(file)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise PackageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _hash(file: IO[bytes]) -> str:
-    sha256 = hashlib.sha256()
-    while chunk := file.read(_CHUNK_BYTES):
-        sha256.update(chunk)
-    return sha256.hexdigest()
-
-
 def verify_archive(archive: Path) -> Manifest:
-    """Prove a `.tar.gz` in one pass that writes nothing. Raises `PackageError` naming what is wrong."""
+    """Verify a `.tar.gz` in one pass that writes nothing. Raises `PackageError` naming what is wrong."""
     contents: dict[str, Content] = {}
     text = b""
-    with named_errors(archive):
+    with _named_errors(archive):
         for member, file in read_members(archive):
             if member.name != manifest_file.NAME:
-                contents[member.name] = Content(_hash(file), member.size)
+                contents[member.name] = Content(hashlib.file_digest(file, "sha256").hexdigest(), member.size)
                 continue
             if member.size > manifest_file.MAX_BYTES:
                 raise PackageError(f"{manifest_file.NAME} is larger than {manifest_file.MAX_BYTES:,} bytes")
@@ -117,15 +125,14 @@ def verify_archive(archive: Path) -> Manifest:
 
 
 def unpack_archive(archive: Path, directory: Path) -> Manifest:
-    """Prove a `.tar.gz`, then unpack it into a new folder. Raises `PackageError`, and then leaves no folder."""
+    """Verify a `.tar.gz`, then unpack it into a new folder, which is removed on `PackageError`."""
     manifest = verify_archive(archive)
-    with new_directory(directory) as folder, named_errors(archive):
+    with new_directory(directory) as folder, _named_errors(archive):
         for member, file in read_members(archive):
             path = folder / member.name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as target:
-                while chunk := file.read(_CHUNK_BYTES):
-                    target.write(chunk)
+                shutil.copyfileobj(file, target, _CHUNK_BYTES)
     return manifest
 
 
@@ -150,3 +157,86 @@ def _check_changed(names: Iterable[str]) -> None:
 def _some(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return f"{shown} {'is' if len(names) == 1 else 'are'}"
+
+
+class _Unpacked:
+    """The bytes of a tar, as far as they are allowed; tarfile asks for blocks, so for some before their time."""
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self._file, self._left = file, 0
+
+    def allow(self, num_bytes: int) -> None:
+        """Allow reading this many bytes from now on, and a block more."""
+        self._left = num_bytes + _BLOCK_BYTES
+
+    def read(self, size: int) -> bytes:
+        """Read up to `size` bytes. Raises `PackageError` beyond what is allowed."""
+        block = self._file.read(size)
+        self._left -= len(block)
+        if self._left < 0:
+            raise PackageError(f"what stands before a file has more than {_HEADER_BYTES:,} bytes")
+        return block
+
+
+def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedReader]]:
+    """Yield every plain file of an archive with its content, in order. Raises `PackageError` for anything else.
+
+    Unpacked, all together may have four times the bytes of the archive and 256 MiB.
+    """
+    most = _MOST_PER_PACKED_BYTE * archive.stat().st_size + _MOST_BESIDE
+    names: dict[str, None] = {}
+    total = 0
+    with gzip.open(archive) as file:
+        source = _Unpacked(file)
+        source.allow(_HEADER_BYTES)
+        with tarfile.open(fileobj=source, mode="r|", bufsize=_BLOCK_BYTES) as tar:  # type: ignore[call-overload]
+            while (member := tar.next()) is not None:
+                _check_member(member)
+                if member.name in names:
+                    raise PackageError(f"{member.name!r} is there twice")
+                names[member.name] = None
+                if len(names) > manifest_file.MAX_FILES:
+                    raise PackageError(f"there are more than {manifest_file.MAX_FILES:,} files")
+                total += member.size
+                if total > most:
+                    raise PackageError(
+                        f"unpacked it would have more than {most:,} bytes: {member.name!r} alone has {member.size:,}, "
+                        f"the archive {archive.stat().st_size:,}"
+                    )
+                source.allow(member.size + tarfile.BLOCKSIZE)
+                content = tar.extractfile(member)
+                assert isinstance(content, io.BufferedReader)
+                yield member, content
+                source.allow(_HEADER_BYTES)
+    manifest_file.check_names(list(names))
+
+
+def _check_member(member: tarfile.TarInfo) -> None:
+    manifest_file.check_name(member.name)
+    if not member.isreg() or member.issparse():
+        kinds = (
+            (member.issym(), "a link"),
+            (member.islnk(), "a hard link"),
+            (member.isdev(), "a device or pipe"),
+            (member.isdir(), "a folder"),
+            (member.issparse(), "a file with holes"),
+        )
+        kind = next((kind for is_kind, kind in kinds if is_kind), "no plain file")
+        raise PackageError(f"{member.name!r} is {kind}; only plain files may be in an artifact")
+    if member.size < 0:
+        raise PackageError(f"{member.name!r} says that it has {member.size} bytes")
+
+
+@contextmanager
+def _named_errors(archive: Path) -> Iterator[None]:
+    """Turn what a missing, unreadable or damaged archive leads to into a `PackageError` that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise PackageError(f"{archive} is missing") from None
+    except gzip.BadGzipFile as error:
+        raise PackageError(f"{archive} is no whole .tar.gz; was it cut off? ({error})") from None
+    except OSError as error:
+        raise PackageError(f"{archive} cannot be read: {error.strerror or error}") from None
+    except _BROKEN as error:
+        raise PackageError(f"{archive} is no whole .tar.gz; was it cut off? ({error})") from None
