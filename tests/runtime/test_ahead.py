@@ -91,16 +91,24 @@ def test_of_engines_that_start_at_once_one_has_it_compiled_for_all(
 
 
 def test_a_process_that_was_killed_keeps_nobody_from_compiling(module: Callable[[str], str]) -> None:
-    from s1_mini.kernels.compiled.ahead import CLAIM, marker
+    from s1_mini.kernels.compiled.build import marker
 
     work = Compilable("steps", module("pass"), [], lambda: None)
-    claim = marker(work.module, work.formats).with_suffix(CLAIM)
-    claim.parent.mkdir(mode=0o700, parents=True)
-    claim.touch()
-    os.utime(claim, (time.time() - 120, time.time() - 120))
+    hold = """if True:
+        import filelock, sys
+        with filelock.FileLock(sys.argv[1]):
+            print("held", flush=True)
+            sys.stdin.read()"""
+    lock = f"{marker(work.module, work.formats)}.lock"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", hold, lock], **pipes) as other:  # type: ignore[call-overload]
+        assert other.stdout.readline()
+        _, speaker = compiler(work)
+        time.sleep(0.5)
+        waited = speaker.kernels.value
+        other.kill()
 
-    _, speaker = compiler(work)
-
+    assert waited == "torch"
     wait_until(lambda: speaker.kernels.value == "numba")
 
 
@@ -165,7 +173,7 @@ def test_the_process_of_an_engine_that_stopped_goes_on_and_leaves_no_zombie(
 def test_what_an_engine_that_stopped_left_to_compile_is_all_there_for_the_next(
     module: Callable[[str], str], tmp_path: Path
 ) -> None:
-    from s1_mini.kernels.compiled.ahead import is_kept
+    from s1_mini.kernels.compiled.build import marker
 
     name = module(f"import time; open({str(tmp_path / 'begun')!r}, 'w'); time.sleep(0.5)")
     parts = [Compilable(what, name, [what], lambda: None) for what in ("frames", "the codec")]
@@ -174,7 +182,7 @@ def test_what_an_engine_that_stopped_left_to_compile_is_all_there_for_the_next(
     wait_until((tmp_path / "begun").exists)
     engine.close()
 
-    wait_until(lambda: all(is_kept(part.module, part.formats) for part in parts))
+    wait_until(lambda: all(marker(part.module, part.formats).exists() for part in parts))
     assert compiler(*parts)[1].kernels == Choice("numba", "frames and the codec, compiled before, and kept")
 
 

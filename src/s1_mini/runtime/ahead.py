@@ -1,8 +1,8 @@
-"""Steps for a CPU compiled ahead by numba: before the start where they are kept from before, else meanwhile.
+"""Compile the steps of a CPU engine with numba: at the start if they are cached, else in the background.
 
-Compiling takes some ten seconds of a core, once on a machine. A process of low priority does it, and keeps what it made
-(`kernels/compiled/build.py` says where); it goes on when the engine stops. What begins after that uses it: an utterance
-keeps the step that it began with.
+Compiling takes some ten seconds of a core, once per machine. A process of low priority does it and caches the result
+(`kernels/compiled/build.py` says where); it continues when the engine stops. Processes of several engines exclude each
+other with a lock file. An utterance keeps the step that it began with.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ logger = logging.getLogger(__name__)
 
 LEAST_BYTES = 2e6  # of weights of a step: with fewer, it is not worth the seconds
 MOST_BYTES = 400e6  # with more, a step on several threads by torch may be as fast
-LIMIT_S = 600.0
-LOOK_S = 0.25
-STALE_S = 60.0  # after which a claim is nobody's: who compiles renews it every few seconds
+LIMIT_S = 600.0  # until the compiling process is killed
+POLL_INTERVAL_S = 0.25  # of that process
 
 CHILD = """
 import json, sys
@@ -42,12 +41,12 @@ sys.exit(main(json.loads(sys.argv.pop(1))))
 
 
 class AheadCompiler:
-    """Has the steps of an engine's stages compiled, and tells under `kernels` how far it is."""
+    """Compiles the steps of an engine's stages; the speaker's `kernels` has the state."""
 
     def __init__(
         self, speaker: Speaker, stages: Sequence[Stage], config: EngineConfig, *, in_background: bool = True
     ) -> None:
-        """Begin, as `config` says, and perhaps wait for the end."""
+        """Start, as `config` says, and wait for the end if it says so."""
         self._speaker, self._stopped = speaker, threading.Event()
         if speaker.device.value != "cpu":
             return
@@ -62,96 +61,72 @@ class AheadCompiler:
             speaker.kernels = Choice("torch", reason)
 
     def close(self) -> None:
-        """Take nothing into use any more."""
+        """Stop waiting: nothing is taken into use any more."""
         self._stopped.set()
 
     def _begin(self, work: Sequence[Compilable], *, waits: bool) -> None:
-        from s1_mini.kernels.compiled.ahead import is_kept, mark, marker
-        from s1_mini.kernels.compiled.build import make_folder, remove_unused
+        from s1_mini.kernels.compiled.build import marker, remove_unused
 
         if not work:
             self._speaker.kernels = Choice("torch", f"{self._speaker.family} has no step that numba compiles")
             return
         remove_unused()
-        missing = [each for each in work if not is_kept(each.module, each.formats)]
+        try:
+            missing = {path: each for each in work if not (path := marker(each.module, each.formats)).exists()}
+        except OSError:  # nothing can be cached: compile at each start, if that is wanted
+            if not waits:
+                raise
+            self._use(work, "at the start")
+            return
         if waits or not missing:
             if self._use(work, "at the start" if missing else "before, and kept"):
-                with suppress(OSError):  # what cannot be kept is compiled again at the next start
-                    for each in missing:
-                        mark(each.module, each.formats)
+                with suppress(OSError):  # what cannot be cached is compiled again at the next start
+                    for path in missing:
+                        path.touch()
             return
-        make_folder(marker(work[0].module, work[0].formats).parent)  # fails before hope is raised
         if getattr(sys, "frozen", False) or not sys.executable:
             raise RuntimeError("this program has no Python to compile with; S1_MINI_COMPILE=true compiles at the start")
         self._speaker.kernels = Choice("torch", "until numba has compiled the step, which goes on in the background")
         threading.Thread(target=self._wait, args=(work, missing), name="s1_mini compiler", daemon=True).start()
 
-    def _wait(self, work: Sequence[Compilable], missing: Sequence[Compilable]) -> None:
-        from s1_mini.kernels.compiled.ahead import marker
-
+    def _wait(self, work: Sequence[Compilable], missing: Mapping[Path, Compilable]) -> None:
         try:
-            if self._compile({marker(each.module, each.formats): each for each in missing}):
+            if self._compile(missing):
                 self._use(work, "in the background")
-        except Exception as error:
+        except Exception as error:  # of the code that was compiled: torch computes instead
             self._fail(error)
 
-    def _compile(self, work: Mapping[Path, Compilable]) -> bool:
-        """Wait until all is compiled, which leaves these markers; tell whether it came to that.
-
-        One process compiles what no other engine's does, and goes on when this engine stops. Raises `RuntimeError` if
-        it fails.
-        """
-        from s1_mini.kernels.compiled.ahead import CLAIM
-
-        until = time.monotonic() + LIMIT_S
-        while left := [marker for marker in work if not marker.exists()]:
-            mine: dict[Path, Compilable] = {}
-            try:
-                for marker in left:
-                    if _takes(marker.with_suffix(CLAIM)):
-                        mine[marker] = work[marker]
-                if mine and not self._compile_apart(mine, until):
-                    return False
-            except BaseException:
-                for marker in mine:
-                    marker.with_suffix(CLAIM).unlink(missing_ok=True)
-                raise
-            if not mine and self._stopped.wait(LOOK_S):
-                return False
-            if not mine and time.monotonic() > until:
-                raise RuntimeError("the process that compiles for another engine takes too long")
-        return not self._stopped.is_set()
-
-    def _compile_apart(self, work: Mapping[Path, Compilable], until: float) -> bool:
-        """Compile in a process; tell whether it ended before the engine did. Raises `RuntimeError` if it fails."""
-        parts = json.dumps([(each.module, list(each.formats)) for each in work.values()])
-        paths = json.dumps([str(path) for path in sys.path])  # it finds what we find, and nothing beside
-        # of Windows: neither a window, nor the Ctrl-C that is meant for the engine
+    def _compile(self, missing: Mapping[Path, Compilable]) -> bool:
+        """Compile in a process; return whether it ended before the engine did. Raises `RuntimeError` if it fails."""
+        parts = json.dumps([(each.module, list(each.formats), str(path)) for path, each in missing.items()])
+        paths = json.dumps([str(path) for path in sys.path])  # the child finds the same modules, and no others
+        # Windows: no window, and no Ctrl-C that is meant for the engine
         flags = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
-        with tempfile.TemporaryFile() as told:
+        until = time.monotonic() + LIMIT_S
+        with tempfile.TemporaryFile() as stderr:
             child = subprocess.Popen(  # noqa: S603 - this Python and a module of ours
                 [sys.executable, "-P", "-c", CHILD, paths, parts],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=told,
+                stderr=stderr,
                 creationflags=flags,
                 start_new_session=True,
             )
             while child.poll() is None and time.monotonic() < until:
-                if self._stopped.wait(LOOK_S):
-                    # It goes on. Somebody must wait for it all the same, or it stays as a zombie when it has ended.
+                if self._stopped.wait(POLL_INTERVAL_S):
+                    # The child continues; a thread waits for it, so that no zombie is left.
                     threading.Thread(target=child.wait, name="s1_mini compiler's end", daemon=True).start()
                     return False
             if child.poll() is None:
                 child.kill()
-            if child.wait() or not all(marker.exists() for marker in work):
-                told.seek(0)
-                last = told.read().decode(errors="replace").strip().rpartition("\n")[2]
+            if child.wait():
+                stderr.seek(0)
+                last = stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
                 raise RuntimeError(last or f"the process that compiles ended with {child.returncode}")
-        return True
+        return not self._stopped.is_set()
 
     def _use(self, work: Sequence[Compilable], when: str) -> bool:
-        """Take what is compiled into use, up to the first that fails; tell whether none did."""
+        """Use the compiled steps, up to the first that fails; return whether none did."""
         used: list[str] = []
         try:
             for each in work:
@@ -174,23 +149,8 @@ class AheadCompiler:
         self._speaker.kernels = Choice("torch", f"numba fails: {told}")
 
 
-def _takes(claim: Path) -> bool:
-    """Take a claim; tell whether nobody has it, or had it and was ended before it could let go."""
-    from s1_mini.kernels.compiled.build import make_folder
-
-    make_folder(claim.parent)
-    with suppress(FileNotFoundError):
-        if time.time() - claim.stat().st_mtime > STALE_S:
-            claim.unlink()
-    try:
-        claim.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
 def _reason_against(num_bytes: int, config: EngineConfig) -> str | None:
-    """Say why nothing is to be compiled; None if something is."""
+    """Return the reason to compile nothing, or None."""
     if config.compile == "false" or config.compile_backend not in ("auto", "inductor"):
         return "turned off by S1_MINI_COMPILE or S1_MINI_COMPILE_BACKEND"
     if importlib.util.find_spec("numba") is None:

@@ -6,12 +6,14 @@ Importing this imports numba, which takes half a second: it is imported when it 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
 import os
 import re
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -76,6 +78,22 @@ def make_folder(folder: Path) -> None:
         found = folder.stat()
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
             raise PermissionError(f"other users may write to {folder}, and what is in it is run; {REMEDY}")
+
+
+def marker(module: str, formats: Sequence[str]) -> Path:
+    """Return the path of the file that exists once a module's function is compiled for these formats of weights.
+
+    It depends on path and time of the module's file, as numba's own cache does: another installation compiles anew.
+    Raises `OSError` where nothing can be kept.
+    """
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, f"there is no module {module}"
+    assert spec.origin is not None, f"{module} is no file"
+    source = Path(spec.origin)
+    name = f"{source.resolve()} {source.stat().st_mtime_ns} {' '.join(formats)}"
+    folder = cache_folder(source)
+    make_folder(folder)
+    return folder / hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def remove_unused() -> None:
