@@ -36,7 +36,7 @@ def test_a_converted_checkpoint_is_smaller_and_speaks_alike(published: Path, tmp
 def test_rounding_the_codec_spares_what_decides_on_codes(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s1_mini.families.s1.convert._SMALL", 512)
+    monkeypatch.setattr("s1_mini.weights.convert.SMALL", 512)
 
     convert_checkpoint(published, tmp_path / "half")
 

@@ -24,8 +24,8 @@ from s1_mini.packaging.layout import lay_out
 from s1_mini.packaging.manifest import Content, Manifest
 from s1_mini.types import Voice
 from s1_mini.voices.library import read_summary, read_voice, write_voice
+from s1_mini.weights.convert import TensorFile
 from s1_mini.weights.files import read_tensors
-from s1_mini.weights.stream import TensorFile
 from voice_formats import BOOKS, voice_format
 
 MUTATIONS = 150  # of each kind of file; with 3,000 of each and other seeds nothing more was found

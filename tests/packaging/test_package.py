@@ -111,8 +111,8 @@ def test_an_unpacked_artifact_speaks_as_its_checkpoint_does(published: Path, unp
 def test_tensors_read_in_pieces_are_those_read_whole(
     published: Path, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s1_mini.weights.stream.PIECE_BYTES", 4096)
-    monkeypatch.setattr("s1_mini.weights.stream.WINDOW_BYTES", 2**18)
+    monkeypatch.setattr("s1_mini.weights.convert.PIECE_BYTES", 4096)
+    monkeypatch.setattr("s1_mini.weights.convert.WINDOW_BYTES", 2**18)
 
     write_archive(lay_out(published, codec_precision="float16"), tmp_path / "pieces.tar.gz")
 

@@ -18,7 +18,7 @@ from s1_mini.core.prompt import Prompt
 from s1_mini.families.base import Chain, Check, Conversion, Description, Placement
 from s1_mini.types import Voice
 from s1_mini.voices.format import TensorFormat, VoiceFormat
-from s1_mini.weights.members import Member, copied
+from s1_mini.weights.write import Member, copied
 from tests.toy.stages import FRAMES, SAMPLE_RATE, WIDTH, Frames, Text, Vocoder, policies
 
 NAME = "toy"

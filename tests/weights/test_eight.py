@@ -19,7 +19,7 @@ from s1_mini.families.s1 import convert as s1_convert
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.runtime.loader import load
-from s1_mini.weights.stream import Target
+from s1_mini.weights.convert import TensorFile, plan
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,14 @@ def speak(checkpoint: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("shape", "is_int8"), [((2**14, 2), False), ((2**14, 3), True), ((2**14,), False)])
-def test_rows_that_their_scale_would_make_larger_keep_their_precision(shape: tuple[int, ...], is_int8: bool) -> None:
-    assert s1_convert._may_narrow(Target("weight", shape, ("weight",), 1)) is is_int8
+def test_rows_that_their_scale_would_make_larger_keep_their_precision(
+    tmp_path: Path, shape: tuple[int, ...], is_int8: bool
+) -> None:
+    tensors = {"weight": torch.zeros(shape)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (narrow,) = plan(TensorFile(tmp_path / "model.safetensors"), dict)
+
+    assert s1_convert._may_narrow(narrow) is is_int8
 
 
 def test_eight_bits_are_half_of_sixteen_and_no_number_is_far_off(published: Path, narrow: Path, tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
 from s1_mini.families.registry import family_of
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import SUFFIX
-from s1_mini.weights.members import write_member
 from s1_mini.weights.origin import FILE as ORIGIN_FILE
 from s1_mini.weights.origin import KEY as ORIGIN
 from s1_mini.weights.origin import origin_of
-from s1_mini.weights.write import new_directory, write_json
+from s1_mini.weights.write import new_directory, write_json, write_member
 
 PUBLISHED_VOICES = {".npy", ".npz"}
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from s1_mini.runtime.stage import Stage
     from s1_mini.types import SamplingParams, Voice
     from s1_mini.voices.format import VoiceFormat
-    from s1_mini.weights.members import Member
+    from s1_mini.weights.write import Member
 
 ModelPrecision = Literal["keep", "float32", "float16", "bfloat16", "int8"]
 CodecPrecision = Literal["float32", "float16", "int8"]

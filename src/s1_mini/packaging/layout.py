@@ -22,7 +22,7 @@ from s1_mini.voices.format import VoiceFormat
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import NAME as VOICE_NAME
 from s1_mini.voices.library import read_voice
-from s1_mini.weights.members import Member, copied, written
+from s1_mini.weights.write import Member, copied, written
 
 _WELCOME = ("CARD.md", "LICENSE", "LICENSE.md", "LICENSE.txt")  # a checkpoint's licence goes where it goes
 

@@ -24,9 +24,8 @@ from s1_mini.files import files
 from s1_mini.packaging import manifest as manifest_file
 from s1_mini.packaging.manifest import Content, Manifest
 from s1_mini.version import __version__
-from s1_mini.weights.members import Chunk, Member, write_member, written
 from s1_mini.weights.origin import Origin
-from s1_mini.weights.write import new_directory
+from s1_mini.weights.write import Chunk, Member, new_directory, write_member, written
 
 Progress = Callable[[int], None]  # called with the number of bytes written since the last call
 

@@ -1,26 +1,77 @@
-"""Write checkpoint directories so that nothing half-written is ever left behind."""
+"""Write the files of checkpoints and artifacts; nothing half-written is left behind."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor
 
 from s1_mini.exceptions import CheckpointFileError
 from s1_mini.files import files
 
+Chunk = bytes | memoryview
+
+_COPY_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of a checkpoint or an artifact: path, size and content; `packs` if deflating makes it smaller."""
+
+    name: str
+    size: int
+    chunks: Callable[[], Iterator[Chunk]]
+    packs: bool = False
+
+
+def copied(path: Path, name: str) -> Member:
+    """Return a member with the content of a file. Raises `CheckpointFileError` unless it is a regular file."""
+    if path.is_symlink() and not path.exists():
+        raise CheckpointFileError(f"{path} is a link to nowhere")
+    if not path.is_file():
+        raise CheckpointFileError(f"{path} is missing" if not path.exists() else f"{path} is no file")
+    return Member(name, path.stat().st_size, partial(_read, path), packs=path.suffix not in {".safetensors", ".so"})
+
+
+def voice_file(name: str, tensors: Mapping[str, Tensor]) -> Member:
+    """Return a member with the tensors of a voice. More metadata would be written in random order."""
+    content = save(dict(tensors), metadata={"text": ""})
+    return Member(name, len(content), lambda: iter([content]))
+
+
+def written(name: str, text: str) -> Member:
+    """Return a member with a text."""
+    content = text.encode()
+    return Member(name, len(content), lambda: iter([content]), packs=True)
+
+
+def write_member(folder: Path, member: Member, chunks: Iterable[Chunk] | None = None) -> None:
+    """Write a member into a folder, from `chunks` if given."""
+    path = folder / member.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.writelines(member.chunks() if chunks is None else chunks)
+
+
+def _read(path: Path) -> Iterator[Chunk]:
+    with path.open("rb") as file:
+        while chunk := file.read(_COPY_BYTES):
+            yield chunk
+
 
 @contextmanager
 def new_directory(directory: Path) -> Iterator[Path]:
-    """Give a folder to write into; it becomes `directory` at the end, or vanishes if anything fails.
+    """Yield a folder to write into, which is renamed to `directory` at the end and removed if anything fails.
 
     Raises `CheckpointFileError` if `directory` exists and is not empty, or cannot be written.
     """

@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from s1_mini.codecs.encodec import weights as codec_weights
-from s1_mini.families.base import CodecPrecision, Conversion
+from s1_mini.families.base import Conversion
 from s1_mini.families.cascade.tokenizer import find_vocabulary
 from s1_mini.families.cascade.voice import published_voices, read_published
 from s1_mini.families.cascade.weights import (
@@ -34,17 +33,16 @@ from s1_mini.families.cascade.weights import (
 )
 from s1_mini.voices.format import for_file
 from s1_mini.voices.library import FOLDER as VOICES
+from s1_mini.weights.convert import ConvertedFile, Target, TensorFile, plan
 from s1_mini.weights.directory import read_json
-from s1_mini.weights.members import Member, copied, written
-from s1_mini.weights.stream import ConvertedFile, TensorFile, plan
 from s1_mini.weights.weight_norm import folded_name
+from s1_mini.weights.write import Member, copied, voice_file, written
 
-_SMALL = 2**16  # elements; smaller tensors are not worth rounding
 _UNUSED_HEAD = PREFIXES["fine"] + "lm_heads.0.weight"
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
-    """Give all files, the weights read when their chunks are asked for. Raises `CheckpointError`."""
+    """Return all files; the weights are read with their chunks. Raises `CheckpointError`."""
     conversion.check_wide("a cascade")
     config, parts = read_config(checkpoint), find_parts(checkpoint)
     for file in {file for file in parts.values() if is_suno(file)}:
@@ -63,36 +61,28 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
     for stage, file in parts.items():
         members.append(_converted(stage, file, conversion).member(COMPACT[stage]))
     for name, files in published_voices(checkpoint).items():
-        content = save(for_file(read_published(config.numbers, files, name)), metadata={"text": "", "default": "false"})
-        members.append(Member(f"{VOICES}/{name}.safetensors", len(content), partial(iter, [content])))
+        tensors = for_file(read_published(config.numbers, files, name))
+        members.append(voice_file(f"{VOICES}/{name}.safetensors", tensors))
     return members
 
 
 def _converted(stage: str, path: Path, conversion: Conversion) -> ConvertedFile:
     file = TensorFile(path)
     translate = partial(_translate, stage, decode_only=conversion.decode_only)
-    targets = plan(file, translate, folded_name)
-    shapes = translate(file.shapes())
-    stored = {target: shapes[target.name].dtype for target in targets}
+    return ConvertedFile({one: _dtype(stage, one, conversion) for one in plan(file, translate, folded_name)})
+
+
+def _dtype(stage: str, target: Target, conversion: Conversion) -> torch.dtype:
+    """Return the format to write; of the codec, what is small or decides on codes stays in float32."""
     if stage == "codec":
-        stored = {
-            target: _codec_dtype(target.name, target.num_elements, conversion.codec_precision) for target in targets
-        }
-    elif conversion.precision != "keep":
-        stored = dict.fromkeys(stored, getattr(torch, conversion.precision))
-    return ConvertedFile(file, translate, stored)
-
-
-def _codec_dtype(name: str, num_elements: int, precision: CodecPrecision) -> torch.dtype:
-    """Give the format of a tensor of the codec: what decides on codes, or is small, stays as it is."""
-    decides = ".quantizer." in name or ".encoder." in name
-    if precision == "float16" and not decides and num_elements >= _SMALL:
-        return torch.float16
-    return torch.float32
+        decides = ".quantizer." in target.name or ".encoder." in target.name
+        rounds = conversion.codec_precision == "float16" and not decides and target.is_large
+        return torch.float16 if rounds else torch.float32
+    return target.dtype if conversion.precision == "keep" else getattr(torch, conversion.precision)
 
 
 def _translate(stage: str, tensors: Mapping[str, Tensor], *, decode_only: bool) -> dict[str, Tensor]:
-    """Give the tensors of a stage their published names, without what is never read."""
+    """Return the tensors of a stage by their published names, without what is never read."""
     prefix = PREFIXES[stage]
     named = {name: tensor for name, tensor in named_as_published(stage, tensors).items() if name.startswith(prefix)}
     if stage != "codec":

@@ -6,10 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.families.cascade.settings import STAGES, CascadeSettings
 from s1_mini.weights.directory import MODEL_NAMES, pick_files
-
-STAGES = ("semantic", "coarse", "fine", "codec")
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from s1_mini.capacity.sizes import Formats, Sizes
     from s1_mini.families.base import Check, Conversion, Description, Form, Placement
     from s1_mini.families.cascade.loaded import LoadedCascade
-    from s1_mini.weights.members import Member
+    from s1_mini.weights.write import Member
 
 
 # Where one file or an index has all models it goes first; then a file for each, as `convert` or suno has them.

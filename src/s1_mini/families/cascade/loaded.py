@@ -19,7 +19,6 @@ from s1_mini.exceptions import CheckpointMismatchError, VoiceUnsupportedError
 from s1_mini.families.base import Chain, Placement
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
 from s1_mini.families.cascade.costs import kv_bytes
-from s1_mini.families.cascade.family import STAGES
 from s1_mini.families.cascade.fine_model import ROWS as FINE_ROWS
 from s1_mini.families.cascade.fine_model import FineModel
 from s1_mini.families.cascade.language_model import CoarseModel, SemanticModel
@@ -27,7 +26,7 @@ from s1_mini.families.cascade.on_vllm.launch import check_vllm, start_worker
 from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic
 from s1_mini.families.cascade.policies import CoarsePolicy, CoarseWindows, FinePolicy
 from s1_mini.families.cascade.prompt import build_prompt, only_voice
-from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.families.cascade.settings import STAGES, CascadeSettings
 from s1_mini.families.cascade.tokenizer import CascadeTokenizer, find_vocabulary
 from s1_mini.families.cascade.weights import PREFIXES, Models, build_models, read_config, read_models
 from s1_mini.layers.quantized import quantize_linears

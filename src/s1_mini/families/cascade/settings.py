@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-VLLM_STAGES = ("semantic", "coarse")  # that vLLM can make: those that make token after token
+STAGES = ("semantic", "coarse", "fine", "codec")
+VLLM_STAGES = STAGES[:2]  # that vLLM can run: those that generate tokens
 
 
 def _stages(value: Any) -> tuple[str, ...]:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from s1_mini.codecs.hifigan import weights as vocoder_weights
@@ -25,16 +23,15 @@ from s1_mini.families.mel.voice import vectors_beside
 from s1_mini.voices.format import for_file
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import SUFFIX
+from s1_mini.weights.convert import ConvertedFile, TensorFile, plan
 from s1_mini.weights.directory import find_model, read_json
-from s1_mini.weights.members import Member, copied, written
-from s1_mini.weights.stream import ConvertedFile, TensorFile, plan
+from s1_mini.weights.write import Member, copied, voice_file, written
 
-_SMALL = 2**16  # elements; smaller tensors are not worth rounding
 _LAYERS = (".wrapped_encoder.layers.", ".wrapped_decoder.layers.")
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
-    """Give all files but voices, the weights read when their chunks are asked for. Raises `CheckpointError`."""
+    """Return all files; the weights are read with their chunks. Raises `CheckpointError`."""
     conversion.check_wide("SpeechT5")
     config, vocoder = read_configs(checkpoint)
     CharTokenizer.from_directory(checkpoint, config)
@@ -53,26 +50,22 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
 
 
 def _vectors(checkpoint: Path, size: int) -> Iterator[Member]:
-    """Give the voices that lie there as .npy as the engine keeps them."""
+    """Yield the voices of `.npy` files in the engine's format."""
     for name, voice in vectors_beside(size, checkpoint).items():
         if not (checkpoint / VOICES / f"{name}{SUFFIX}").exists():
-            content = save(for_file(voice.read()), metadata={"text": ""})
-            yield Member(f"{VOICES}/{name}{SUFFIX}", len(content), partial(iter, [content]))
+            yield voice_file(f"{VOICES}/{name}{SUFFIX}", for_file(voice.read()))
 
 
 def _model(checkpoint: Path, config: MelConfig, conversion: Conversion) -> ConvertedFile:
     file = TensorFile(find_model(checkpoint))
     targets = plan(file, weights.translate, weights.joined_name)
-    named = weights.translate(file.shapes())
-    weights.check(config, named, file.path)
-    stored = {target: named[target.name].dtype for target in targets}
-    if conversion.precision != "keep":
-        wanted = getattr(torch, conversion.precision)
-        stored = {
-            target: wanted if any(part in f".{target.name}" for part in _LAYERS) else torch.float32
-            for target in targets
-        }
-    return ConvertedFile(file, weights.translate, stored)
+    weights.check(config, weights.translate(file.shapes()), file.path)
+    if conversion.precision == "keep":
+        return ConvertedFile({target: target.dtype for target in targets})
+    dtype = getattr(torch, conversion.precision)
+    return ConvertedFile(
+        {one: dtype if any(part in f".{one.name}" for part in _LAYERS) else torch.float32 for one in targets}
+    )
 
 
 def _vocoder(files: VocoderFiles, conversion: Conversion) -> ConvertedFile:
@@ -82,10 +75,7 @@ def _vocoder(files: VocoderFiles, conversion: Conversion) -> ConvertedFile:
 
     file = TensorFile(files.weights)
     vocoder_weights.check(files.config, translate(file.shapes()), str(files.weights))
-    targets = plan(file, translate)
     rounds = conversion.codec_precision == "float16"
     return ConvertedFile(
-        file,
-        translate,
-        {target: torch.float16 if rounds and target.num_elements >= _SMALL else torch.float32 for target in targets},
+        {one: torch.float16 if rounds and one.is_large else torch.float32 for one in plan(file, translate)}
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from s1_mini.capacity.sizes import Formats, Sizes
     from s1_mini.families.base import Check, Conversion, Description, Form, Placement
     from s1_mini.families.mel.loaded import LoadedMel
-    from s1_mini.weights.members import Member
+    from s1_mini.weights.write import Member
 
 AROUND = 2  # tokens around a text: the space before it and its end
 MIN_PIECE_BYTES = 4  # a character

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,27 +20,25 @@ from s1_mini.codecs.dac.config import DacConfig, read_dac_config
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
 from s1_mini.families.s1 import weights as s1_weights
-from s1_mini.families.s1.family import SMALL_FILES
-from s1_mini.weights.directory import find_tensors, read_json
-from s1_mini.weights.eight import all_widened, stem
-from s1_mini.weights.members import Member, copied, written
-from s1_mini.weights.stream import (
+from s1_mini.families.s1.settings import SMALL_FILES
+from s1_mini.weights.convert import (
     ConvertedFile,
     Target,
     TensorFile,
     Translate,
     plan,
-    read_pieces,
     steady_arithmetic,
 )
+from s1_mini.weights.directory import find_tensors, read_json
+from s1_mini.weights.eight import all_widened, stem
 from s1_mini.weights.weight_norm import folded_name
+from s1_mini.weights.write import Member, copied, written
 
-_SMALL = 2**16  # elements; smaller tensors are not worth rounding
-_NARROW = 2**14  # … in eight bits
+_NARROW = 2**14  # elements; smaller tensors are not worth eight bits
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
-    """Give all files but voices, the weights read when their chunks are asked for. Raises `CheckpointError`."""
+    """Return all files but voices; the weights are read with their chunks. Raises `CheckpointError`."""
     codec = read_dac_config(checkpoint)
     return [
         *(copied(checkpoint / name, name) for name in SMALL_FILES),
@@ -58,25 +55,23 @@ def _model(checkpoint: Path, precision: ModelPrecision) -> ConvertedFile:
     translate = _widening(file, s1_weights.translate)
     targets = plan(file, translate, lambda name: s1_weights.joined_name(stem(name)))
     named = translate(file.shapes())
-    _untie(checkpoint, file, targets, named, translate)
+    _untie(checkpoint, targets, named)
     s1_weights.check(checkpoint, named)
-    stored = {target: named[target.name].dtype for target in targets}
-    if precision in ("keep", "int8"):
-        narrows = precision == "int8"
-        stored |= {one: torch.int8 for one in targets if (narrows and _may_narrow(one)) or _is_narrow(file, one)}
-    else:
-        stored = dict.fromkeys(stored, getattr(torch, precision))
-    return ConvertedFile(file, translate, stored)
+    if precision not in ("keep", "int8"):
+        return ConvertedFile(dict.fromkeys(targets, getattr(torch, precision)))
+    narrows = precision == "int8"
+    return ConvertedFile(
+        {one: torch.int8 if (narrows and _may_narrow(one)) or _is_narrow(one) else one.dtype for one in targets}
+    )
 
 
 def _widening(file: TensorFile, translate: Translate) -> Translate:
-    """Let weights that are stored in eight bits be wide before they are translated."""
+    """Return `translate` for a file whose weights may be in eight bits."""
     return lambda tensors: translate(all_widened(tensors, file.path.name))
 
 
-def _is_narrow(file: TensorFile, target: Target) -> bool:
-    """Whether the file has a tensor in eight bits."""
-    return any(file.shapes()[name].dtype == torch.int8 for name in target.sources)
+def _is_narrow(target: Target) -> bool:
+    return any(target.file.shapes()[name].dtype == torch.int8 for name in target.sources)
 
 
 def _may_narrow(target: Target) -> bool:
@@ -84,14 +79,12 @@ def _may_narrow(target: Target) -> bool:
     return len(target.shape) > 1 and target.num_elements >= max(_NARROW, 3 * target.shape[0])
 
 
-def _untie(
-    checkpoint: Path, file: TensorFile, targets: list[Target], named: dict[str, Tensor], translate: Translate
-) -> None:
-    """Where a head is stored beside embeddings that it is tied to, see that both are the same."""
+def _untie(checkpoint: Path, targets: list[Target], named: dict[str, Tensor]) -> None:
+    """Check that a head which is stored beside embeddings that it is tied to is the same."""
     both = [target for target in targets if target.name in {"output.weight", "embeddings.weight"}]
     if not read_json(checkpoint / "config.json").get("tie_word_embeddings") or len(both) < 2:
         return
-    pairs = zip(*(read_pieces(file, target, translate) for target in both), strict=False)
+    pairs = zip(*(target.pieces() for target in both), strict=False)
     if both[0].shape != both[1].shape or not all(torch.equal(one, other) for one, other in pairs):
         raise CheckpointMismatchError("config.json ties the head to the embeddings, but model weights have another")
     named["output.weight"] = named["embeddings.weight"]
@@ -109,23 +102,20 @@ def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, de
         with steady_arithmetic():
             for target in targets:
                 narrows = precision == "int8" and _may_narrow(target) and not _decides(target.name)
-                if narrows or _is_narrow(file, target):
+                if narrows or _is_narrow(target):
                     stored[target] = torch.int8
-                elif _may_round(target.name, target.num_elements, partial(read_pieces, file, target, translate)):
+                elif _may_round(target):
                     stored[target] = torch.float16
-    return ConvertedFile(file, translate, stored)
+    return ConvertedFile(stored)
 
 
-def _may_round(name: str, num_elements: int, pieces: Callable[[], Iterator[Tensor]]) -> bool:
-    """Tell whether a tensor of the codec may be float16: it loses nothing, or is large and decides on no code.
-
-    `pieces` gives the tensor in one piece or several, as often as it is asked.
-    """
-    if not _decides(name) and num_elements >= _SMALL:
+def _may_round(target: Target) -> bool:
+    """Whether a tensor of the codec may be float16: it loses nothing, or is large and decides on no code."""
+    if not _decides(target.name) and target.is_large:
         largest = torch.finfo(torch.float16).max
-        if all(bool(piece.abs().max() < largest) for piece in pieces()):
+        if all(bool(piece.abs().max() < largest) for piece in target.pieces()):
             return True
-    return all(torch.equal(piece.half().to(piece.dtype), piece) for piece in pieces())
+    return all(torch.equal(piece.half().to(piece.dtype), piece) for piece in target.pieces())
 
 
 def _decides(name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from s1_mini.families.s1.settings import S1Settings
+from s1_mini.families.s1.settings import SMALL_FILES, S1Settings
 from s1_mini.weights.directory import find_tensors, names_of, pick_files
 
 if TYPE_CHECKING:
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from s1_mini.capacity.sizes import Formats, Sizes
     from s1_mini.families.base import Check, Conversion, Description, Form, Placement
     from s1_mini.families.s1.loaded import LoadedS1
-    from s1_mini.weights.members import Member
+    from s1_mini.weights.write import Member
 
 STAGES = ("language_model", "codec")
-SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")
 
 
 class S1:

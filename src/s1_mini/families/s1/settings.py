@@ -1,10 +1,12 @@
-"""Settings of S1 alone. Imports no torch."""
+"""Settings and files of S1 alone. Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from pydantic import BaseModel, Field
+
+SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")  # of a checkpoint
 
 RepetitionMode = Literal["upstream", "fixed"]
 Heads = Literal["restricted", "full"]

@@ -1,7 +1,7 @@
 """Convert a tensor file while it is written: the header first, then one tensor after another, in small pieces.
 
-Nothing is held whole and nothing is written twice. Pages of a memory-mapped file count as memory once they were
-touched, so the file is mapped anew whenever enough of it was.
+No file is held in memory and nothing is written twice. Touched pages of a memory-mapped file count as memory, so the
+file is mapped again after every `WINDOW_BYTES`. Which tensors are written, in which formats, each family says.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
 from s1_mini.weights.eight import SCALE, SUFFIX, narrowed
 from s1_mini.weights.files import read_tensors
-from s1_mini.weights.members import Chunk, Member
+from s1_mini.weights.write import Chunk, Member
 
 Translate = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-Together = Callable[[str], str]  # gives the same for tensors of the file that become one
 
 PIECE_BYTES = 2**20
-WINDOW_BYTES = 16 * 2**20  # of a file, mapped before it is mapped anew
+WINDOW_BYTES = 16 * 2**20  # touched in a mapped file before it is mapped again
+SMALL = 2**16  # elements; smaller tensors are not worth rounding
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8"}
 
 
@@ -44,23 +44,19 @@ class TensorFile:
             self._plain, self._tensors = PlainFile(path), {}
 
     def shapes(self) -> dict[str, Tensor]:
-        """Give every tensor without its values, on the meta device."""
+        """Return every tensor without its values, on the meta device."""
         return self._shapes
 
     def rows(self, names: tuple[str, ...], rows: slice) -> dict[str, Tensor]:
-        """Give the same rows of several tensors. They are to be let go of before the next call."""
+        """Return the same rows of several tensors; they must be dropped before the next call."""
         if self._plain is not None:
             return {name: self._plain.rows(self._shapes[name], name, rows) for name in names}
         if self._touched > WINDOW_BYTES:
             self._tensors = {}
             self._tensors, self._touched = read_tensors(self.path), 0
-        given = {name: self._whole_or(name, rows) for name in names}
+        given = {name: self._tensors[name][rows if self._shapes[name].dim() else ...] for name in names}
         self._touched += sum(tensor.nbytes for tensor in given.values())
         return given
-
-    def _whole_or(self, name: str, rows: slice) -> Tensor:
-        tensor = self._tensors[name]
-        return tensor[rows] if tensor.dim() else tensor
 
 
 class PlainFile:
@@ -98,69 +94,72 @@ class PlainFile:
 
 
 def _read_ahead(path: Path) -> None:
-    """Ask the system to have a file ready: reading it fault by fault is many times slower from a cold disk."""
+    """Start reading a file: reading it fault by fault is many times slower from a cold disk."""
     if sys.platform == "linux":
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Target:
-    """A tensor as it will be written, and the tensors of the file that it is made from."""
+    """A tensor to be written, and the tensors of the file that it is made from."""
 
     name: str
     shape: tuple[int, ...]
+    dtype: torch.dtype  # as the file has it
     sources: tuple[str, ...]
-    rows_per_piece: int
+    file: TensorFile
+    translate: Translate
 
     @property
     def num_elements(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return torch.Size(self.shape).numel()
 
+    @property
+    def is_large(self) -> bool:
+        """Whether rounding it is worth while."""
+        return self.num_elements >= SMALL
 
-def plan(file: TensorFile, translate: Translate, together: Together = str) -> list[Target]:
-    """Say what `translate` makes of a file, tensor by tensor, without reading one; what goes `together` at once.
+    def pieces(self) -> Iterator[Tensor]:
+        """Yield the translated tensor, a few rows at a time."""
+        count, rows = self.shape[0] if self.shape else 1, self._rows_per_piece()
+        for start in range(0, count, rows) if rows < count else (None,):
+            part = slice(None) if start is None else slice(start, start + rows)
+            yield from self.translate(self.file.rows(self.sources, part)).values()
 
-    Raises `CheckpointMismatchError` as `translate` does.
+    def _rows_per_piece(self) -> int:
+        """Return how many rows to make at once: all where a row is not made from the same row of each source."""
+        count, sources = self.shape[0] if self.shape else 0, [self.file.shapes()[name] for name in self.sources]
+        if not count or any(not source.dim() or len(source) != count for source in sources):
+            return max(1, count)
+        return max(1, PIECE_BYTES // max(1, sum(source.nbytes for source in sources) // count))
+
+
+def plan(file: TensorFile, translate: Translate, together: Callable[[str], str] = str) -> list[Target]:
+    """Return what `translate` makes of a file, tensor by tensor, without reading one.
+
+    `together` maps the names of tensors that become one to the same name. Raises `CheckpointMismatchError` as
+    `translate` does.
     """
     shapes = file.shapes()
     groups: dict[str, list[str]] = {}
     for name in shapes:
         groups.setdefault(together(name), []).append(name)
     whole = translate(shapes)
-    targets = []
-    for names in groups.values():
-        sources = {name: shapes[name] for name in names}
-        for name, tensor in translate(sources).items():
-            used = tuple(sources)
-            targets.append(Target(name, tuple(tensor.shape), used, _rows_per_piece(tensor, sources)))
+    targets = [
+        Target(name, tuple(tensor.shape), tensor.dtype, tuple(names), file, translate)
+        for names in groups.values()
+        for name, tensor in translate({name: shapes[name] for name in names}).items()
+    ]
     if {target.name: target.shape for target in targets} != {name: tuple(one.shape) for name, one in whole.items()}:
         raise CheckpointMismatchError(f"{file.path.name} mixes ways of naming; run `s1-mini convert` on it first")
     return targets
 
 
-def _rows_per_piece(tensor: Tensor, sources: Mapping[str, Tensor]) -> int:
-    """Give how many rows to make at once: all of them where a row is not made from the same row of each source."""
-    if not tensor.dim() or any(not source.dim() or len(source) != len(tensor) for source in sources.values()):
-        return max(1, len(tensor) if tensor.dim() else 1)
-    row_bytes = sum(source.nbytes for source in sources.values()) // max(1, len(tensor))
-    return max(1, PIECE_BYTES // max(1, row_bytes))
-
-
-def read_pieces(file: TensorFile, target: Target, translate: Translate) -> Iterator[Tensor]:
-    """Make one tensor, translated, a few rows at a time."""
-    count = target.shape[0] if target.shape else 1
-    if count <= target.rows_per_piece:
-        yield from translate(file.rows(target.sources, slice(None))).values()
-        return
-    for start in range(0, count, target.rows_per_piece):
-        yield from translate(file.rows(target.sources, slice(start, start + target.rows_per_piece))).values()
-
-
 @contextmanager
 def steady_arithmetic() -> Iterator[None]:
-    """Let sums be added up in one order, however many cores there are: the same inputs give the same bytes."""
+    """Compute sums in one order, however many cores there are: the same inputs give the same bytes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -171,7 +170,7 @@ def steady_arithmetic() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A tensor of the file that is written: what `make` does of each piece of a target."""
+    """A tensor of the new file: `make` applied to each piece of a target."""
 
     name: str
     shape: tuple[int, ...]
@@ -185,7 +184,7 @@ class _Entry:
 
 
 def _entries(target: Target, dtype: torch.dtype) -> list[_Entry]:
-    """List what is written of a target: in eight bits (int8) it is read twice, for its values and for their scales."""
+    """Return what is written of a target; int8 reads it twice, for its values and for their scales."""
     if dtype != torch.int8:
         return [_Entry(target.name, target.shape, dtype, target, lambda piece: piece.to(dtype))]
     return [
@@ -197,23 +196,22 @@ def _entries(target: Target, dtype: torch.dtype) -> list[_Entry]:
 class ConvertedFile:
     """A `.safetensors` file that is about to be written. Its size is known before a tensor is read."""
 
-    def __init__(self, file: TensorFile, translate: Translate, dtypes: Mapping[Target, torch.dtype]) -> None:
-        self._file, self._translate = file, translate
+    def __init__(self, dtypes: Mapping[Target, torch.dtype]) -> None:
         entries = [entry for target, dtype in dtypes.items() for entry in _entries(target, dtype)]
         self._entries = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
         self._header = self._make_header()
         self.size = len(self._header) + sum(entry.num_bytes for entry in self._entries)
 
     def member(self, name: str) -> Member:
-        """Let it be a member."""
+        """Return it as a member of an artifact or a checkpoint."""
         return Member(name, self.size, self.chunks)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Give the file from its first byte to its last. A chunk is to be let go of before the next one."""
+        """Yield the file from its first byte to its last. A chunk must be dropped before the next one."""
         yield self._header
         with steady_arithmetic():
             for entry in self._entries:
-                for piece in read_pieces(self._file, entry.target, self._translate):
+                for piece in entry.target.pieces():
                     yield entry.make(piece).contiguous().reshape(-1).view(torch.uint8).numpy().data
 
     def _make_header(self) -> bytes:
