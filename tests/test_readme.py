@@ -19,7 +19,7 @@ from moto import mock_aws
 
 from container_room import running
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.audio.pcm import to_int16
+from s1_mini.audio.container import to_int16
 from s1_mini.cli.app import run
 from s1_mini.codecs.dac.config import read_dac_config
 from s1_mini.weights.directory import DEFAULT_MODEL

@@ -14,10 +14,10 @@ from s1_mini.audio.container import (
     encode,
     format_of,
     media_type,
+    to_int16,
     wav_header,
     write,
 )
-from s1_mini.audio.pcm import to_int16
 from s1_mini.exceptions import GenerationError, ParameterError
 
 PIPE = pytest.param("pipe", marks=pytest.mark.skipif(os.name == "nt", reason="makes a pipe"))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from s1_mini.audio.pcm import to_int16
+from s1_mini.audio.container import to_int16
 from s1_mini.exceptions import GenerationError
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from s1_mini.audio.container import FORMATS, encode
-from s1_mini.audio.stream_encoder import StreamEncoder
+from s1_mini.audio.container import FORMATS, StreamEncoder, encode
 from s1_mini.exceptions import GenerationError
 
 

@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError, EventStreamError
 
 from container_room import ENDPOINT, SHORT
 from held_generation import SOUNDS, held_generation
-from s1_mini.audio.stream_encoder import StreamEncoder
+from s1_mini.audio.container import StreamEncoder
 from s1_mini.exceptions import ConfigurationError, GenerationError
 from s1_mini.sagemaker.async_store import FolderStore, open_store
 from s1_mini.sagemaker.local_endpoint import LocalEndpoint

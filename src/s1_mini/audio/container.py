@@ -1,7 +1,8 @@
-"""Finished waves as files: wav, flac, mp3, Ogg Opus, or bare 16-bit samples; in memory or on disk.
+"""Encode waves as wav, flac, mp3, Ogg Opus or raw 16-bit samples: whole, in memory or to disk, or as a stream.
 
-Everything is mono and 16 bit. Knows what libsndfile can write and which rates a format takes. The engine and the
-command line call it.
+Everything is mono and 16 bit. Only `StreamEncoder` works piece by piece: it never changes bytes that it has returned,
+so a length in a header stays unknown, as in every stream. Many programs, libsndfile among them, do not read a flac
+without a length, so a flac is returned whole at the end.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import numpy as np
 import soundfile
 import soxr
 
-from s1_mini.audio.pcm import to_int16
 from s1_mini.exceptions import GenerationError, ParameterError
 from s1_mini.files import files
 from s1_mini.types import AudioFormat
+
+FULL_SCALE = 2**15 - 1  # symmetric: 1.0 is 32767 and -1.0 is -32767, so that silence stays in the middle
 
 FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
 
@@ -49,6 +51,27 @@ _RATES = {
 _RATE_FOR_THE_REST = 48_000
 _BLOCK = 2**16  # samples given to an encoder at once; some keep a whole write on the stack
 _UNKNOWN_LENGTH = 0xFFFFFFFF
+
+
+def to_int16(wave: np.ndarray) -> np.ndarray:
+    """Round a float wave in [-1, 1] to little-endian int16 of the same shape; what lies beyond is clipped.
+
+    Raises `GenerationError` if a sample is NaN or infinite: a model that says so has failed.
+    """
+    if wave.size == 0:
+        return np.zeros(wave.shape, "<i2")
+    least, most = wave.min(), wave.max()  # a NaN is both
+    if not (np.isfinite(least) and np.isfinite(most)):
+        raise GenerationError(_what_is_broken(wave))
+    within = wave if least >= -1.0 and most <= 1.0 else np.clip(wave, -1.0, 1.0)
+    scaled: np.ndarray = within * np.float32(FULL_SCALE)
+    return np.rint(scaled, out=scaled).astype("<i2")
+
+
+def _what_is_broken(wave: np.ndarray) -> str:
+    is_broken = ~np.isfinite(wave)
+    first = int(np.argmax(is_broken))
+    return f"{is_broken.sum()} of {wave.size} samples are NaN or infinite, the first at {first}"
 
 
 def check_format(name: str) -> AudioFormat:
@@ -160,3 +183,96 @@ def _replace(path: Path, content: bytes) -> None:
         files.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def encodes_fast(audio_format: AudioFormat) -> bool:
+    """Whether encoding takes so little time that an event loop may do it."""
+    return audio_format in ("pcm", "wav")
+
+
+class StreamEncoder:
+    """Encodes float waves [samples] in [-1, 1] at `sample_rate` in Hz, one after the other, to one file."""
+
+    def __init__(self, audio_format: AudioFormat, sample_rate: int) -> None:
+        self.audio_format = audio_format
+        self._file = _OneWayFile()
+        self._sound: soundfile.SoundFile | None = None
+        self._is_whole = audio_format == "flac"
+        self._resampler: soxr.ResampleStream | None = None
+        if audio_format == "wav":
+            self._file.write(wav_header(sample_rate))
+        elif audio_format != "pcm":
+            rate = rate_in(audio_format, sample_rate)
+            if rate != sample_rate:
+                self._resampler = soxr.ResampleStream(sample_rate, rate, 1, dtype="float32")
+            container, coding = ENCODINGS[audio_format]
+            # Of an mp3 without a length in its header, players guess it by the bit rate: it must not vary (160 kbit/s).
+            steady = {"bitrate_mode": "CONSTANT", "compression_level": 0.5} if audio_format == "mp3" else {}
+            self._sound = soundfile.SoundFile(self._file, "w", rate, 1, coding, format=container, **steady)
+
+    def feed(self, wave: np.ndarray) -> bytes:
+        """Encode a wave [samples]; return the bytes that can be sent by now, possibly none.
+
+        Raises `GenerationError` if a sample is NaN or infinite.
+        """
+        self._write(to_int16(wave), wave, is_last=False)
+        return b"" if self._is_whole else self._file.take()
+
+    def finish(self) -> bytes:
+        """Return the remaining bytes and close the encoder."""
+        if self._sound is not None:
+            if self._resampler is not None:
+                self._write(np.zeros(0, "<i2"), np.zeros(0, np.float32), is_last=True)
+            self._sound.close()
+        return self._file.take()
+
+    def _write(self, samples: np.ndarray, wave: np.ndarray, *, is_last: bool) -> None:
+        if self._sound is None:
+            self._file.write(samples.tobytes())
+            return
+        if self._resampler is not None:
+            samples = to_int16(self._resampler.resample_chunk(wave.astype(np.float32), last=is_last))
+        if len(samples):
+            self._sound.write(samples)
+
+
+class _OneWayFile:
+    """A file for encoders whose content is taken away piece by piece; writes to what was taken are ignored."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._taken = 0  # bytes that have left
+        self._place = 0
+
+    def take(self) -> bytes:
+        content = bytes(self._kept)
+        self._taken += len(content)
+        self._kept.clear()
+        return content
+
+    def write(self, content: bytes) -> int:
+        data = bytes(content)
+        start = self._place - self._taken
+        self._place += len(data)
+        if start >= 0:
+            self._kept[start : start + len(data)] = data
+        elif start + len(data) > 0:
+            self._kept[0 : start + len(data)] = data[-start:]
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        base = {0: 0, 1: self._place, 2: self._taken + len(self._kept)}[whence]
+        self._place = base + offset
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        start = max(0, self._place - self._taken)
+        content = bytes(self._kept[start:] if size < 0 else self._kept[start : start + size])
+        self._place += len(content)
+        return content
+
+    def flush(self) -> None:
+        """Do nothing: nothing is buffered."""

@@ -222,8 +222,7 @@ def _send(chunks: Iterator[AudioChunk], rate: int, format_: AudioFormat) -> tupl
     """Send every chunk down stdout as soon as it is there."""
     import numpy as np
 
-    from s1_mini.audio.container import wav_header
-    from s1_mini.audio.pcm import to_int16
+    from s1_mini.audio.container import to_int16, wav_header
 
     sent, reason, header = [], None, wav_header(rate) if format_ == "wav" else b""
     for chunk in chunks:

@@ -15,8 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from s1_mini.audio.container import encode, media_type
-from s1_mini.audio.stream_encoder import StreamEncoder, encodes_fast
+from s1_mini.audio.container import StreamEncoder, encode, encodes_fast, media_type
 from s1_mini.exceptions import GenerationError, RequestTimeoutError
 from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.record import Record
