@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from s1_mini.cli.verb import DEVICES, completing, engine_config
 from s1_mini.exceptions import ParameterError
+from s1_mini.families.base import CodecPrecision, Form, ModelPrecision
 from s1_mini.families.registry import SHORT_NAMES, get_family
 
 if TYPE_CHECKING:
@@ -20,38 +20,13 @@ Checkpoint = Annotated[
 ]
 
 
-class ModelPrecision(StrEnum):
-    """Number formats of a converted model."""
-
-    keep = "keep"
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    int8 = "int8"
-
-
-class CodecPrecision(StrEnum):
-    """Number formats of a converted codec."""
-
-    float16 = "float16"
-    float32 = "float32"
-    int8 = "int8"
-
-
-class Form(StrEnum):
-    """File forms of a random checkpoint."""
-
-    compact = "compact"
-    published = "published"
-
-
 def convert(
     checkpoint: Checkpoint,
     output: Annotated[Path, typer.Option("--output", "-o", help="New directory to write.", show_default=False)],
-    precision: Annotated[ModelPrecision, typer.Option(help="Number format of the model.")] = ModelPrecision.keep,
-    codec_precision: Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")] = (
-        CodecPrecision.float16
-    ),
+    precision: Annotated[ModelPrecision, typer.Option(help="Number format of the model.")] = "keep",
+    codec_precision: Annotated[
+        CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")
+    ] = "float16",
     decode_only: Annotated[bool, typer.Option("--decode-only", help="Leave out what only references need.")] = False,
 ) -> None:
     """Write a checkpoint in compact form: safetensors, weight norm folded, dead buffers gone.
@@ -67,8 +42,8 @@ def convert(
     sizes = convert_checkpoint(
         directory,
         output,
-        precision=precision.value,
-        codec_precision=codec_precision.value,
+        precision=precision,
+        codec_precision=codec_precision,
         decode_only=decode_only,
     )
     for name, size in sizes.items():
@@ -76,7 +51,7 @@ def convert(
 
 
 def tell_origin(directory: Path) -> Origin | None:
-    """Give where a checkpoint comes from, and say it, with what its licence forbids, on stderr."""
+    """Print the origin of a checkpoint and what its licence forbids to stderr; return the origin."""
     from s1_mini.weights.origin import origin_of
 
     origin = origin_of(directory)
@@ -136,7 +111,7 @@ def random_checkpoint(
         typer.Option(help=f"Which architecture: {', '.join(SHORT_NAMES)}.", autocompletion=completing(*SHORT_NAMES)),
     ] = next(iter(SHORT_NAMES)),
     size: Annotated[str, typer.Option(help="Which size; a wrong one is answered with those of the family.")] = "tiny",
-    form: Annotated[Form, typer.Option(help="As published (.pth) or compact (safetensors).")] = Form.compact,
+    form: Annotated[Form, typer.Option(help="As published (.pth) or compact (safetensors).")] = "compact",
     seed: Annotated[int, typer.Option(min=0, help="Which random weights.")] = 0,
 ) -> None:
     """Write a checkpoint with random weights, for speed and plumbing. It speaks noise.
@@ -150,5 +125,5 @@ def random_checkpoint(
     if size not in found.random_sizes:
         allowed = "; ".join(f"{name}: {told}" for name, told in found.random_sizes.items())
         raise ParameterError("size", f"{size!r} is no size of {found.title} ({allowed})")
-    found.write_random(directory, size=size, form=form.value, seed=seed)
+    found.write_random(directory, size=size, form=form, seed=seed)
     typer.echo(f"wrote {directory}", err=True)

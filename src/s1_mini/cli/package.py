@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from s1_mini.cli.checkpoints import CodecPrecision, ModelPrecision, tell_origin
+from s1_mini.cli.checkpoints import tell_origin
 from s1_mini.cli.verb import DEVICES, completing, engine_config
 from s1_mini.exceptions import ConfigurationError, PackageError
 from s1_mini.extras import require
+from s1_mini.families.base import CodecPrecision, ModelPrecision
 
 if TYPE_CHECKING:
     from s1_mini.aws.place import S3Place
 
 
-class Layout(StrEnum):
-    """Forms of an artifact."""
-
-    archive = "archive"
-    prefix = "prefix"
+Layout = Literal["archive", "prefix"]
 
 
 def package(
@@ -39,11 +35,11 @@ def package(
     ] = None,
     layout: Annotated[
         Layout, typer.Option(help="archive: one .tar.gz; prefix: a folder of files for an uncompressed S3 prefix.")
-    ] = Layout.archive,
-    precision: Annotated[ModelPrecision, typer.Option(help="Number format of the model.")] = ModelPrecision.keep,
-    codec_precision: Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")] = (
-        CodecPrecision.float16
-    ),
+    ] = "archive",
+    precision: Annotated[ModelPrecision, typer.Option(help="Number format of the model.")] = "keep",
+    codec_precision: Annotated[
+        CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")
+    ] = "float16",
     decode_only: Annotated[bool, typer.Option("--decode-only", help="Leave out what only references need.")] = False,
     compile_cache: Annotated[
         Path | None, typer.Option(help="Folder that S1_MINI_COMPILE_CACHE_PATH named.", show_default=False)
@@ -90,8 +86,8 @@ def package(
             layout,
             checkpoint,
             voices=voices,
-            precision=precision.value,
-            codec_precision=codec_precision.value,
+            precision=precision,
+            codec_precision=codec_precision,
             decode_only=decode_only,
             compile_cache=compile_cache,
             compile_key=compile_key,
@@ -112,7 +108,7 @@ def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any
     directory = check_files(find_checkpoint(checkpoint))
     origin = tell_origin(directory)
     members = lay_out(directory, **choices)
-    write = {Layout.archive: write_archive, Layout.prefix: write_prefix}[layout]
+    write = write_archive if layout == "archive" else write_prefix
     with shown_progress("packaging", sum(member.size for member in members)) as progress:
         manifest = write(members, output, origin=origin, progress=progress)
     for name, content in manifest.files.items():
@@ -154,7 +150,7 @@ def _send(source: Path, place: S3Place, kms_key: str | None) -> None:
 
 @contextmanager
 def shown_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal's stderr, nothing elsewhere; gives what to call with each number of bytes done."""
+    """Show a progress bar on a terminal's stderr; yield the callback for the number of bytes done."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
