@@ -14,13 +14,11 @@ import torch
 from safetensors.torch import save_file
 
 from s1_mini.audio.reference import read_recording
-from s1_mini.exceptions import ConfigurationError, ReferenceAudioError, VoiceExistsError, VoiceFileError
+from s1_mini.exceptions import ConfigurationError, EngineError, ReferenceAudioError, VoiceExistsError, VoiceFileError
 from s1_mini.types import Voice
-from s1_mini.voices import added
 from s1_mini.voices import format as form
-from s1_mini.voices.added import VoiceDirectory
 from s1_mini.voices.library import NamedVoice, VoiceLibrary, write_voice
-from s1_mini.voices.roster import Roster
+from s1_mini.voices.registry import VoiceDirectory, VoiceRegistry
 from voice_formats import BOOKS, voice_format
 
 
@@ -42,8 +40,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     return files
 
 
-def roster(directory: VoiceDirectory) -> Roster:
-    return Roster(VoiceLibrary(Path(), {}, voice_format(), {}), directory)
+def roster(directory: VoiceDirectory) -> VoiceRegistry:
+    return VoiceRegistry(VoiceLibrary(Path(), {}, voice_format(), {}), directory)
 
 
 def test_two_thousand_voices_are_listed_without_opening_one(folder: Path, opened: list[Path]) -> None:
@@ -189,7 +187,7 @@ def test_a_write_that_fails_leaves_the_old_voice_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(added.EngineError, match="'mia' cannot be written: No space left"):
+    with pytest.raises(EngineError, match="'mia' cannot be written: No space left"):
         directory.put(NamedVoice("mia", voice(2)), replace=True)
 
     kept = VoiceDirectory(folder, voice_format("codec")).get("mia")

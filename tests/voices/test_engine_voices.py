@@ -25,8 +25,8 @@ from s1_mini.exceptions import (
     VoiceReadOnlyError,
 )
 from s1_mini.types import VoiceInfo
-from s1_mini.voices.added import VoiceDirectory
 from s1_mini.voices.library import FOLDER, NamedVoice, write_voice
+from s1_mini.voices.registry import VoiceDirectory
 from tests.voices.conftest import make_voice
 from voice_formats import voice_format
 

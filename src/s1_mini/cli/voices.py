@@ -15,7 +15,7 @@ from s1_mini.types import Reference
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
     from s1_mini.types import VoiceInfo
-    from s1_mini.voices.roster import Roster
+    from s1_mini.voices.registry import VoiceRegistry
 
 app = typer.Typer(
     name="voices",
@@ -113,7 +113,7 @@ def delete_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: F
     roster.delete(voice)
 
 
-def _roster(config: EngineConfig) -> Roster:
+def _roster(config: EngineConfig) -> VoiceRegistry:
     from s1_mini.checkpoint.voices import list_voices
 
     return list_voices(config)

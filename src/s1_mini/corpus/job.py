@@ -16,8 +16,8 @@ from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import family_settings
 from s1_mini.types import AudioFormat
 from s1_mini.version import __version__
-from s1_mini.voices.added import unread_recordings
 from s1_mini.voices.library import SUFFIX, is_name
+from s1_mini.voices.registry import unread_recordings
 
 # Settings that change what is heard, or what is refused; families' own are added.
 AUDIBLE = (

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from s1_mini.exceptions import EngineNotReadyError, S1MiniError
-from s1_mini.voices.added import Recording
+from s1_mini.voices.registry import Recording
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,13 @@ from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.prepared import Prepared
 from s1_mini.runtime.recordings import Recordings
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.runtime.voice_service import VoiceService, open_roster
+from s1_mini.runtime.voice_service import VoiceService
 from s1_mini.text.form import Script
 from s1_mini.text.split import split
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import EngineState, Normalize, OnUnsupported, Reference, TTSRequest, Voice
 from s1_mini.voices.reference import ReferenceEncoder
+from s1_mini.voices.registry import VoiceRegistry
 from s1_mini.weights.directory import DEFAULT_MODEL
 
 
@@ -159,7 +160,8 @@ def run(speaker: Speaker, synthesizer: Synthesizer, config: EngineConfig, before
         say=speaker.text.transcript,
     )
     try:
-        roster = open_roster(speaker.description.voice, speaker.voices, config)
+        roster = VoiceRegistry.open(speaker.voices, speaker.description.voice, config.voices_path)
+        roster.warn_of_faults()
         voices = VoiceService(roster, synthesizer, references.encode, config)
         if before is not None:
             voices.take_over(before)

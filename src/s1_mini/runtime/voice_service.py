@@ -17,10 +17,7 @@ from s1_mini.runtime.preloader import Preloader
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.text.tidy import tidied
 from s1_mini.types import Reference, Voice, VoiceInfo
-from s1_mini.voices.added import AddedVoices, MemoryVoices, Recording, VoiceDirectory
-from s1_mini.voices.format import VoiceFormat
-from s1_mini.voices.library import VoiceLibrary
-from s1_mini.voices.roster import Roster
+from s1_mini.voices.registry import Recording, VoiceDirectory, VoiceRegistry
 
 MAX_DESCRIPTION = 500  # characters
 LOOK_AGAIN_S = 0.05  # while others are busy
@@ -30,23 +27,14 @@ Check = Callable[[], None]  # raises if nobody wants the work any more
 Encode = Callable[[Reference, Check], Voice]
 
 
-def open_roster(form: VoiceFormat, library: VoiceLibrary, config: EngineConfig) -> Roster:
-    """Open all named voices of a checkpoint and a configuration; loads no model. Raises `ConfigurationError`."""
-    path = config.voices_path
-    added: AddedVoices = MemoryVoices(form) if path is None else VoiceDirectory(path, form)
-    roster = Roster(library, added)
-    roster.warn_of_faults()
-    return roster
-
-
 class VoiceService:
     """The named voices of one running engine; safe to use from several threads."""
 
-    def __init__(self, roster: Roster, synthesizer: Synthesizer, encode: Encode, config: EngineConfig) -> None:
+    def __init__(self, roster: VoiceRegistry, synthesizer: Synthesizer, encode: Encode, config: EngineConfig) -> None:
         self.roster = roster
         self._synthesizer, self._encode = synthesizer, encode
         self._max_text_length, self._max_bytes = config.max_text_length, config.max_reference_bytes
-        self._pins: dict[str, tuple[str, int]] = {}  # key and bytes of the prefix, by name
+        self._pins = roster.pins
         self._lock = threading.Lock()  # of the pins
         self._stopped = threading.Event()
         wishes = [name.strip() for name in config.warm_voices.split(",") if name.strip()]
@@ -63,9 +51,9 @@ class VoiceService:
     def take_over(self, before: VoiceService) -> None:
         """Keep the voices in memory and the pins of another's, as far as this checkpoint can speak with them."""
         if self.roster.added.form.encoder == before.roster.added.form.encoder:
-            if isinstance(before.roster.added, MemoryVoices):
+            if not isinstance(before.roster.added, VoiceDirectory):
                 self.roster.added = before.roster.added
-            for name in sorted(before.roster.pinned):
+            for name in sorted(before.roster.pins):
                 with suppress(VoiceError, CapacityError):
                     self.pin(name)
 
@@ -154,7 +142,6 @@ class VoiceService:
                 "(S1_MINI_PREFIX_CACHE_MB, S1_MINI_KV_CACHE_SIZE)."
             )
         self._pins[name] = prompt.prefix_key, self._synthesizer.prefix_bytes(prompt)
-        self.roster.pinned.add(name)
         self.roster.added.pin(name, pinned=True)
         prefixes.pin(prompt.prefix_key)
 
@@ -162,7 +149,6 @@ class VoiceService:
         if name not in self._pins:
             return
         key, _ = self._pins.pop(name)
-        self.roster.pinned.discard(name)
         self.roster.added.pin(name, pinned=False)
         if all(key != held for held, _ in self._pins.values()):
             self._synthesizer.core.prefixes.unpin(key)

@@ -1,0 +1,400 @@
+"""Named voices of an engine: the checkpoint's, which are read-only, and those that were added at run time.
+
+Added voices are in memory, or in a directory for the next start and other processes. The directory is listed at the
+start; a voice's file is opened when the voice is used, and again only when it has changed. A broken file costs a
+warning in a listing and an error for requests that name it. Safe to use from several threads: a returned voice never
+changes, so deleting or replacing it does not affect requests in progress.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+from s1_mini.byte_cache import ByteCache
+from s1_mini.exceptions import (
+    CapacityError,
+    CheckpointFileError,
+    ConfigurationError,
+    EngineError,
+    VoiceExistsError,
+    VoiceFileError,
+    VoiceNotFoundError,
+    VoiceReadOnlyError,
+)
+from s1_mini.files import files
+from s1_mini.types import Voice, VoiceInfo
+from s1_mini.voices.format import VoiceFormat, num_bytes
+from s1_mini.voices.library import (
+    SUFFIX,
+    NamedVoice,
+    VoiceLibrary,
+    VoiceSummary,
+    check_name,
+    is_name,
+    not_found,
+    read_summary,
+    read_voice,
+    write_voice,
+)
+
+logger = logging.getLogger(__name__)
+
+CACHE_BYTES = 96_000_000  # of tensors and summaries: some thousand voices
+MAX_IN_MEMORY = 10_000
+MAX_IN_DIRECTORY = 100_000
+RECORDINGS = {".wav", ".flac", ".mp3", ".ogg"}
+TRANSCRIPT = ".txt"
+
+Content = TypeVar("Content", VoiceSummary, NamedVoice)
+Signature = tuple[int, int, int]  # inode, time and size of a file: another signature is another voice
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording in the directory that is to become a voice."""
+
+    name: str
+    audio: Path
+    transcript: Path
+
+
+def unread_recordings(folder: Path) -> list[Recording]:
+    """Return the recordings in a directory that are newer than the voices made from them, sorted by name."""
+    entries = {entry.name: entry for entry in os.scandir(folder)}
+    found = []
+    for file in sorted(entries):
+        path = folder / file
+        if path.suffix.lower() not in RECORDINGS or file.startswith("."):
+            continue
+        recording = Recording(path.stem, path, path.with_suffix(TRANSCRIPT))
+        made = entries.get(path.stem + SUFFIX)
+        sources = [entries[source.name] for source in (path, recording.transcript) if source.name in entries]
+        try:
+            is_new = made is None or made.stat().st_mtime_ns < max(source.stat().st_mtime_ns for source in sources)
+        except OSError:  # a broken link: reading it reports what is wrong
+            is_new = True
+        if is_new:
+            found.append(recording)
+    return found
+
+
+class AddedVoices:
+    """Added voices in memory, which are lost when the engine stops."""
+
+    def __init__(self, form: VoiceFormat) -> None:
+        self.form = form  # tensors of the voices, and what encoded them
+        self._voices: dict[str, NamedVoice] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> set[str]:
+        """All names, as of the last `refresh`."""
+        with self._lock:
+            return set(self._voices)
+
+    def refresh(self) -> None:
+        """Look for voices that other processes have added or deleted. Raises `EngineError`."""
+
+    def get(self, name: str) -> NamedVoice | None:
+        """Return a voice, or None. Raises `VoiceFileError`."""
+        return self._voices.get(name) if is_name(name) else None
+
+    def summary(self, name: str) -> VoiceSummary | None:
+        """Return a summary of a voice, or None. Raises `VoiceFileError`."""
+        named = self.get(name)
+        return None if named is None else named.summary(self.form)
+
+    def put(self, named: NamedVoice, *, replace: bool) -> None:
+        """Keep a voice. Raises `VoiceExistsError`, `CapacityError` or, if it cannot be written, `EngineError`."""
+        with self._lock:
+            if named.name in self._voices and not replace:
+                raise _exists(named.name)
+            _check_count(len(self._voices | {named.name: named}), MAX_IN_MEMORY)
+            self._voices[named.name] = named
+
+    def remove(self, name: str) -> bool:
+        """Delete a voice; return whether it was there. Raises `EngineError`."""
+        with self._lock:
+            return self._voices.pop(name, None) is not None
+
+    def pin(self, name: str, *, pinned: bool) -> None:
+        """Keep the tensors of a voice in memory, or make them evictable again."""
+
+    def recordings(self) -> list[Recording]:
+        """Return the recordings that are newer than the voices made from them, sorted by name."""
+        return []
+
+
+class VoiceDirectory(AddedVoices):
+    """Added voices in a directory, which several processes may share; all of one encoder."""
+
+    def __init__(self, folder: Path, form: VoiceFormat) -> None:
+        super().__init__(form)
+        self._folder = folder
+        self._names: set[str] = set()
+        self._cache: ByteCache[tuple[Signature, VoiceSummary | NamedVoice]] = ByteCache(CACHE_BYTES)
+        self._warned: set[str] = set()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._names = self._look()
+        except OSError as error:
+            raise ConfigurationError(f"voices_path={str(folder)!r} cannot be used: {error.strerror}") from None
+
+    @property
+    def names(self) -> set[str]:
+        """All names, as of the last `refresh`."""
+        with self._lock:
+            return set(self._names)
+
+    def refresh(self) -> None:
+        """Look for voices that other processes have added or deleted. Raises `EngineError`."""
+        try:
+            names = self._look()
+        except OSError as error:
+            raise EngineError(f"the directory of voices cannot be read: {error.strerror}") from None
+        with self._lock:
+            self._names = names
+
+    def get(self, name: str) -> NamedVoice | None:
+        """Return a voice, or None. Raises `VoiceFileError`."""
+        return self._open(name, name, read_voice, lambda named: num_bytes(named.voice.tensors))
+
+    def summary(self, name: str) -> VoiceSummary | None:
+        """Return a summary of a voice, or None. Raises `VoiceFileError`."""
+        return self._open(name, f"{name}.summary", read_summary, lambda one: 200 + len(one.text + one.description))
+
+    def put(self, named: NamedVoice, *, replace: bool) -> None:
+        """Keep a voice. Raises `VoiceExistsError`, `CapacityError` or, if it cannot be written, `EngineError`."""
+        _check_count(len(self.names | {named.name}), MAX_IN_DIRECTORY)
+        try:
+            write_voice(
+                self._folder,
+                named.name,
+                named.voice,
+                description=named.description,
+                encoder=self.form.encoder,
+                replace=replace,
+            )
+        except FileExistsError:
+            raise _exists(named.name) from None
+        except OSError as error:
+            raise EngineError(f"the voice {named.name!r} cannot be written: {error.strerror}") from None
+        self._note(named.name, is_there=True)
+
+    def remove(self, name: str) -> bool:
+        """Delete a voice and its recording, which would bring it back; return whether there was one."""
+        was_there = False
+        for suffix in (SUFFIX, TRANSCRIPT, *RECORDINGS):
+            try:
+                files.remove(self._path(name, suffix))
+                was_there = was_there or suffix != TRANSCRIPT
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise EngineError(f"the voice {name!r} cannot be deleted: {error.strerror}") from None
+        self._note(name, is_there=False)
+        return was_there
+
+    def pin(self, name: str, *, pinned: bool) -> None:
+        """Keep the tensors of a voice in memory, or make them evictable again."""
+        (self._cache.pin if pinned else self._cache.unpin)(name)
+
+    def recordings(self) -> list[Recording]:
+        """Return the recordings that are newer than the voices made from them, sorted by name."""
+        return unread_recordings(self._folder)
+
+    def _look(self) -> set[str]:
+        found = [entry.name for entry in os.scandir(self._folder) if entry.name.endswith(SUFFIX)]
+        names = {file.removesuffix(SUFFIX) for file in found if not file.startswith(".")}
+        foreign = {name for name in names if not is_name(name)}
+        for name in sorted(foreign - self._warned):
+            logger.warning("%s in the directory of voices is skipped: no voice can have that name", name + SUFFIX)
+        self._warned |= foreign
+        return names - foreign
+
+    def _open(
+        self,
+        name: str,
+        key: str,
+        read: Callable[[Path, VoiceFormat], Content],
+        size: Callable[[Content], int],
+    ) -> Content | None:
+        if not is_name(name):  # no path is ever built from it
+            return None
+        path = self._path(name, SUFFIX)
+        try:
+            state = path.stat()
+        except OSError:
+            self._note(name, is_there=False)
+            return None
+        signature = (state.st_ino, state.st_mtime_ns, state.st_size)
+        known = self._cache.get(key)
+        if known is not None and known[0] == signature:
+            return cast(Content, known[1])
+        try:
+            content = read(path, self.form)
+        except CheckpointFileError as error:
+            reason = str(error).removeprefix(f"{path} ")
+            raise VoiceFileError(
+                "voice", f"{name!r} cannot be used: {path.name} {reason}; add its recording again, or delete it"
+            ) from None
+        if content.encoder != self.form.encoder:
+            whose = f"the codec {content.encoder}" if content.encoder else "an unknown codec"
+            raise VoiceFileError(
+                "voice",
+                f"{name!r} was encoded by {whose}, this checkpoint's is {self.form.encoder}; add its recording again",
+            )
+        self._cache.put(key, (signature, content), size(content))
+        self._note(name, is_there=True)
+        return content
+
+    def _note(self, name: str, *, is_there: bool) -> None:
+        with self._lock:
+            if is_there:
+                self._names.add(name)
+            else:
+                self._names.discard(name)
+        if not is_there:
+            self._cache.remove(name)
+            self._cache.remove(f"{name}.summary")
+
+    def _path(self, name: str, suffix: str) -> Path:
+        assert is_name(name), "a path is built from names only"
+        return self._folder / f"{name}{suffix}"
+
+
+def _exists(name: str) -> VoiceExistsError:
+    return VoiceExistsError("voice", f"{name!r} is there already; choose another name, or set replace")
+
+
+def _check_count(count: int, allowed: int) -> None:
+    if count > allowed:
+        raise CapacityError(f"{allowed} added voices are as many as there may be; delete some")
+
+
+class VoiceRegistry:
+    """Voices by name. Where a checkpoint's and an added voice have one name, the checkpoint's is used."""
+
+    def __init__(self, library: VoiceLibrary, added: AddedVoices) -> None:
+        self.library, self.added = library, added
+        self.pins: dict[str, tuple[str, int]] = {}  # by name: key and bytes of the prefix that stays in its cache
+        self._being_added: set[str] = set()
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+        for name in sorted(added.names & set(library.names)):
+            logger.warning("the added voice %r is never heard: the checkpoint has a voice of that name", name)
+
+    @classmethod
+    def open(cls, library: VoiceLibrary, form: VoiceFormat, voices_path: Path | None) -> VoiceRegistry:
+        """Open the voices of a checkpoint and of a directory. Raises `ConfigurationError`."""
+        return cls(library, AddedVoices(form) if voices_path is None else VoiceDirectory(voices_path, form))
+
+    @property
+    def names(self) -> list[str]:
+        """All names, sorted, as of the last `infos`."""
+        return sorted({*self.library.names, *self.added.names})
+
+    @property
+    def num_added(self) -> int:
+        """Number of added voices, as of the last `infos`, without those that a voice of the checkpoint hides."""
+        return len(self.added.names - set(self.library.names))
+
+    def find(self, name: str) -> NamedVoice:
+        """Return one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it is there but cannot be used."""
+        named = self.library.describe(name) if name in self.library else self.added.get(name)
+        if named is None:
+            raise not_found(name, self.names)
+        return named
+
+    def info(self, name: str) -> VoiceInfo:
+        """Describe one voice. Raises as `find`."""
+        if name in self.library:
+            return self._info(self.library.summary(name))
+        summary = self.added.summary(name)
+        if summary is None:
+            raise not_found(name, self.names)
+        return self._info(summary)
+
+    def infos(self) -> list[VoiceInfo]:
+        """Describe all voices, sorted by name; broken files are skipped with one warning each."""
+        self.added.refresh()
+        infos = []
+        for name in self.names:
+            try:
+                infos.append(self.info(name))
+            except VoiceNotFoundError:
+                continue  # it was deleted at this moment
+            except VoiceFileError as error:
+                self._warn(name, str(error).removeprefix(f"{error.field}: "))
+        return infos
+
+    def warn_of_faults(self) -> None:
+        """Log which of the checkpoint's voices are damaged, as far as they were read."""
+        for name, fault in self.library.faults.items():
+            self._warn(name, fault)
+
+    @contextmanager
+    def adding(self, name: str, *, replace: bool) -> Iterator[None]:
+        """Reserve a name while its voice is encoded: a second request for it fails before any work is done.
+
+        Raises `VoiceError` for a name that is none, `VoiceExistsError` or `VoiceReadOnlyError`.
+        """
+        check_name(name)
+        if name in self.library:
+            if replace:
+                raise VoiceReadOnlyError("voice", f"{name!r} is the checkpoint's and cannot be replaced")
+            raise VoiceExistsError("voice", f"{name!r} is a voice of the checkpoint; choose another name")
+        with self._lock:
+            if name in self._being_added:
+                raise VoiceExistsError("voice", f"{name!r} is being added at this moment")
+            if not replace and self._is_taken(name):
+                raise _exists(name)
+            self._being_added.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._being_added.discard(name)
+
+    def add(self, name: str, voice: Voice, *, description: str, replace: bool) -> VoiceInfo:
+        """Keep a voice under a name that `adding` has reserved. Raises as `AddedVoices.put`."""
+        named = NamedVoice(name, voice, description)
+        self.added.put(named, replace=replace)
+        return self._info(named.summary(self.added.form))
+
+    def delete(self, name: str) -> None:
+        """Delete an added voice. Raises `VoiceNotFoundError` or `VoiceReadOnlyError`."""
+        if name in self.library:
+            raise VoiceReadOnlyError("voice", f"{name!r} is the checkpoint's and cannot be deleted")
+        if not is_name(name) or not self.added.remove(name):
+            raise not_found(name, self.names)
+
+    def _is_taken(self, name: str) -> bool:
+        try:
+            return self.added.summary(name) is not None
+        except VoiceFileError:
+            return True  # by a broken file, which is only replaced or deleted on purpose
+
+    def _warn(self, name: str, fault: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning("a voice is left out: %s", fault)
+
+    def _info(self, summary: VoiceSummary) -> VoiceInfo:
+        is_own = summary.name in self.library
+        return VoiceInfo(
+            name=summary.name,
+            description=summary.description,
+            is_default=is_own and summary.is_default,
+            source="checkpoint" if is_own else "added",
+            seconds=summary.seconds,
+            text=summary.text,
+            pinned=summary.name in self.pins,
+        )
