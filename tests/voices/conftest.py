@@ -12,7 +12,7 @@ import torch
 
 from s1_mini import ProductionTTSEngine
 from s1_mini.types import Voice
-from s1_mini.voices.fingerprint import fingerprint
+from s1_mini.voices.format import fingerprint
 from s1_mini.voices.library import FOLDER, write_voice
 from voice_formats import BOOKS
 from waiting import wait_until

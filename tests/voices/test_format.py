@@ -13,7 +13,7 @@ from s1_mini.exceptions import CheckpointFileError, VoiceFileError
 from s1_mini.types import Voice
 from s1_mini.voices.format import TensorFormat, VoiceFormat
 from s1_mini.voices.library import VoiceLibrary, read_summary, read_voice, write_voice
-from s1_mini.voices.reference_store import ReferenceStore
+from s1_mini.voices.reference_cache import ReferenceStore
 from voice_formats import BOOKS
 
 VECTOR = VoiceFormat({"speaker": TensorFormat((512,), is_integer=False)}, "an encoder", 16_000, seconds=lambda _: 0.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from s1_mini.voices.fingerprint import fingerprint
+from s1_mini.voices.format import fingerprint
 from s1_mini.voices.reference_cache import ReferenceCache
 
 

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from s1_mini.files import files
 from s1_mini.voices.format import Tensors
-from s1_mini.voices.reference_cache import ReferenceCache
-from s1_mini.voices.reference_store import BLOCK_BYTES, ReferenceStore
+from s1_mini.voices.reference_cache import BLOCK_BYTES, ReferenceCache, ReferenceStore
 from voice_formats import voice_format
 
 UNBOUNDED = 10**9

@@ -35,8 +35,7 @@ from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.sizing import measure_slots
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
 from s1_mini.voices.format import Tensors, VoiceFormat
-from s1_mini.voices.reference_cache import ReferenceCache
-from s1_mini.voices.reference_store import ReferenceStore
+from s1_mini.voices.reference_cache import ReferenceCache, ReferenceStore
 
 REFERENCE_BYTES = 64_000_000  # in memory: some hours of references
 CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (

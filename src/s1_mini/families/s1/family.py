@@ -39,7 +39,7 @@ class S1:
         from s1_mini.codecs.dac.config import read_dac_config
         from s1_mini.families.base import Description
         from s1_mini.families.s1.voice import voice_format
-        from s1_mini.voices.fingerprint import fingerprint
+        from s1_mini.voices.format import fingerprint
 
         codec = read_dac_config(directory)
         encoder = fingerprint([find_tensors(directory, "codec")])
