@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from s1_mini.bench.clients import resident_bytes
+from s1_mini.runtime.process import num_cores
 
 Result = TypeVar("Result")
 
@@ -55,7 +55,7 @@ class Clock:
     def __init__(self, device: torch.device, names: Sequence[str]) -> None:
         self.device, self.sections = device, {name: Section() for name in names}
         self.spans: list[Span] = []
-        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._cores = num_cores()
 
     def time(self, name: str, work: Callable[[], Result], num_bytes: float = 0.0) -> Result:
         """Do some work, and give its result."""

@@ -84,16 +84,10 @@ def check_kind(name: str, status: os.stat_result) -> None:
     """Raise `PackageError` for what is neither a plain file nor a folder; a junction of Windows passes for a folder."""
     if getattr(status, "st_reparse_tag", 0) == _JUNCTION:
         raise PackageError(f"{name!r} is a link; only plain files may be in an artifact")
-    kinds = (
-        (stat.S_ISLNK, "a link"),
-        (stat.S_ISCHR, "a device"),
-        (stat.S_ISBLK, "a device"),
-        (stat.S_ISFIFO, "a pipe"),
-        (stat.S_ISSOCK, "a socket"),
-    )
-    for is_kind, kind in kinds:
-        if is_kind(status.st_mode):
-            raise PackageError(f"{name!r} is {kind}; only plain files may be in an artifact")
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe"}
+    kinds[stat.S_IFSOCK] = "a socket"
+    if kind := kinds.get(stat.S_IFMT(status.st_mode)):
+        raise PackageError(f"{name!r} is {kind}; only plain files may be in an artifact")
 
 
 def _hash_file(path: Path) -> str:

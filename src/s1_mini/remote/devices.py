@@ -14,6 +14,7 @@ from typing import Literal
 
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.runtime.process import num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Machine:
     @classmethod
     def here(cls, wanted: Wanted, *, counts_gpus: bool) -> Machine:
         """Measure this machine; GPUs are counted only where they matter."""
-        return cls(_count_gpus(wanted) if counts_gpus else 0, _count_cores(), _free_bytes(), os.name == "nt")
+        return cls(_count_gpus(wanted) if counts_gpus else 0, num_cores(), _free_bytes(), os.name == "nt")
 
 
 def count_replicas(wanted: Wanted, config: EngineConfig, machine: Machine, checkpoint_bytes: int) -> int:
@@ -100,10 +101,6 @@ def _count_gpus(wanted: Wanted) -> int:
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     told = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own interpreter
     return int(told.stdout) if told.returncode == 0 else 0
-
-
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _free_bytes() -> float:

@@ -55,7 +55,7 @@ class AheadCompiler:
             try:
                 work = [each for each in (stage.compilable() for stage in stages) if each is not None]
                 self._begin(work, waits=config.compile == "true" or not in_background)
-            except Exception as error:
+            except Exception as error:  # of numba, or of its cache: torch computes instead
                 self._fail(error)
         else:
             speaker.kernels = Choice("torch", reason)
@@ -132,7 +132,7 @@ class AheadCompiler:
             for each in work:
                 each.use()
                 used.append(each.what)
-        except Exception as error:
+        except Exception as error:  # of the code that is compiled now
             self._fail(error, used)
             return False
         choice = self._speaker.kernels = Choice("numba", f"{' and '.join(used)}, compiled {when}")

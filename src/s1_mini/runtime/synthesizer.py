@@ -6,7 +6,6 @@ From here upward nobody knows of slots or plans: pieces of text go in, a queue o
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
 import threading
 import time
@@ -32,6 +31,7 @@ from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import Core, EngineCore, Threads
 from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.process import num_cores
 from s1_mini.runtime.sizing import measure_slots
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
 from s1_mini.voices.format import Tensors, VoiceFormat
@@ -321,8 +321,3 @@ def choose_threads(chain: Chain, num_bytes: int) -> Threads:
         helps = chain.policies[-1].helped_size > 0 and devices[0] == devices[last]
         return Threads({**groups, "sound": (last,)}, helps=helps, enter=enter)
     return Threads({"engine": tuple(range(last + 1))}, enter=enter)
-
-
-def num_cores() -> int:
-    """Cores that this process may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

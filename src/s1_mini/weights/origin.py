@@ -81,7 +81,6 @@ def read_origin(value: dict[str, Any]) -> Origin | None:
 
 
 def _licence(card: Path) -> str:
-    """Give the licence that the head of a model's card names."""
     try:
         from huggingface_hub import ModelCard
 

@@ -13,12 +13,22 @@ from typing import Any
 
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.cascade.settings import STAGES
 from s1_mini.weights.directory import read_json
 
 # Far beyond any checkpoint, near enough that a damaged config cannot ask for the machine's whole memory.
 MAX_SIZE = 2**20
 MAX_LAYERS = 256
 NUM_COARSE = 2  # books of codes that the coarse model makes
+
+# Files of a checkpoint with one for each model: converted, suno's large models, and its small ones. The codec, which
+# suno does not publish, is that of facebook/encodec_24khz.
+COMPACT = {stage: f"{stage}.safetensors" for stage in STAGES}
+SETS = (
+    COMPACT,
+    {"semantic": "text_2.pt", "coarse": "coarse_2.pt", "fine": "fine_2.pt", "codec": COMPACT["codec"]},
+    {"semantic": "text.pt", "coarse": "coarse.pt", "fine": "fine.pt", "codec": COMPACT["codec"]},
+)
 
 
 @dataclass(frozen=True)

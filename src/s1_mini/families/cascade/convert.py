@@ -16,10 +16,10 @@ from torch import Tensor
 
 from s1_mini.codecs.encodec import weights as codec_weights
 from s1_mini.families.base import Conversion
+from s1_mini.families.cascade.config import COMPACT
 from s1_mini.families.cascade.tokenizer import find_vocabulary
 from s1_mini.families.cascade.voice import published_voices, read_published
 from s1_mini.families.cascade.weights import (
-    COMPACT,
     PREFIXES,
     check,
     find_parts,

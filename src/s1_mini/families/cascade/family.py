@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from s1_mini.families.cascade.loaded import LoadedCascade
     from s1_mini.weights.write import Member
 
-
-# Where one file or an index has all models it goes first; then a file for each, as `convert` or suno has them.
-SETS = (
-    ("semantic.safetensors", "coarse.safetensors", "fine.safetensors", "codec.safetensors"),
-    ("text_2.pt", "coarse_2.pt", "fine_2.pt", "codec.safetensors"),
-    ("text.pt", "coarse.pt", "fine.pt", "codec.safetensors"),
-)
 BESIDE = (
     *("generation_config.json", "speaker_embeddings_path.json"),
     *("speaker_embeddings/*.npy", "voices/*.safetensors"),
@@ -53,7 +46,9 @@ class Cascade:
 
     def pick_files(self, names: Collection[str]) -> list[str]:
         """Choose from the names of a repository's files those of a checkpoint."""
-        parts = next((files for files in SETS if files[0] in names), ())
+        from s1_mini.families.cascade.config import SETS
+
+        parts = next((tuple(files.values()) for files in SETS if files["semantic"] in names), ())
         weights = (MODEL_NAMES,) if any(name in names for name in MODEL_NAMES) else tuple((file,) for file in parts)
         return pick_files(names, (self.needed_files[0], *weights, self.needed_files[-1]), BESIDE)
 

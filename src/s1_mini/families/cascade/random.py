@@ -19,10 +19,10 @@ from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.random import TINY as TINY_CODEC
 from s1_mini.codecs.encodec.random import random_tensors
 from s1_mini.families.base import Form
-from s1_mini.families.cascade.config import CascadeConfig, make_config
+from s1_mini.families.cascade.config import COMPACT, CascadeConfig, make_config
 from s1_mini.families.cascade.network import CausalGPT, FineGPT
 from s1_mini.families.cascade.voice import INDEX, KEYS
-from s1_mini.families.cascade.weights import COMPACT, PREFIXES
+from s1_mini.families.cascade.weights import PREFIXES
 from s1_mini.voices.format import for_file
 from s1_mini.weights.fit import skeleton
 from s1_mini.weights.write import new_directory, write_json, write_tensors

@@ -17,21 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, Numbers, read_cascade_config
+from s1_mini.families.cascade.config import NUM_COARSE, SETS, CascadeConfig, Numbers, read_cascade_config
 from s1_mini.families.cascade.network import CausalGPT, FineGPT
 from s1_mini.weights.directory import MODEL_NAMES
 from s1_mini.weights.files import read_object, read_tensors
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton
 
 PREFIXES = {"semantic": "semantic.", "coarse": "coarse_acoustics.", "fine": "fine_acoustics.", "codec": "codec_model."}
-COMPACT = {stage: f"{stage}.safetensors" for stage in PREFIXES}
-# suno's large models and its small ones; the codec, which it has not, is facebook/encodec_24khz's.
-_SUNO = {"semantic": "text", "coarse": "coarse", "fine": "fine"}
-SETS = (
-    COMPACT,
-    {stage: f"{stem}_2.pt" for stage, stem in _SUNO.items()} | {"codec": COMPACT["codec"]},
-    {stage: f"{stem}.pt" for stage, stem in _SUNO.items()} | {"codec": COMPACT["codec"]},
-)
 
 _MASK = re.compile(r"layers\.\d+\.attn\.bias$")
 _RENAMED = (

@@ -69,7 +69,6 @@ def joined_name(name: str) -> str:
 
 
 def _parts(joined: str) -> list[str]:
-    """Give the names of the projections that become one."""
     stem, projection, kind = joined.rsplit(".", 2)
     return [f"{stem}.{letter}_proj.{kind}" for letter in projection.removesuffix("_proj")]
 

@@ -119,5 +119,4 @@ def _may_round(target: Target) -> bool:
 
 
 def _decides(name: str) -> bool:
-    """Whether a tensor of the codec decides on codes."""
     return "codebook" in name or "in_proj" in name

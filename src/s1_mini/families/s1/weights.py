@@ -43,7 +43,6 @@ def joined_name(name: str) -> str:
 
 
 def _join(named: dict[str, Tensor], name: str) -> Tensor:
-    """Take legacy wq, wk and wv out of `named` and join their rows."""
     parts = [name.replace(".wq.", f".{part}.") for part in _JOINED]
     missing = [part for part in parts if part not in named]
     if missing:
