@@ -20,6 +20,7 @@ from s1_mini.capacity.sizes import Formats
 from s1_mini.checkpoint.convert import convert_checkpoint
 from s1_mini.cli.app import app
 from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError, VoiceFileError
+from s1_mini.families.base import Conversion
 from s1_mini.families.cascade.config import make_config, read_cascade_config
 from s1_mini.families.cascade.family import Cascade
 from s1_mini.families.cascade.loaded import open_cascade
@@ -119,6 +120,14 @@ def test_what_is_converted_speaks_the_same_and_keeps_its_voices(
     convert_checkpoint(published_cascade, halved, precision="bfloat16", decode_only=True)
     assert load_file(halved / "coarse.safetensors")["coarse_acoustics.lm_head.weight"].dtype is torch.bfloat16
     assert not any("encoder" in name for name in load_file(halved / "codec.safetensors"))
+
+
+def test_the_voices_of_a_checkpoint_are_converted_to_the_same_bytes(published_cascade: Path) -> None:
+    def voices() -> list[bytes]:
+        members = Cascade().files(published_cascade, Conversion())
+        return [b"".join(member.chunks()) for member in members if member.name.startswith("voices/")]
+
+    assert len({tuple(voices()) for _ in range(8)}) == 1
 
 
 def change(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
