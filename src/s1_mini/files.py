@@ -58,15 +58,15 @@ class Files:
     sleep: Callable[[float], None] = time.sleep
 
     def replace(self, source: Path, target: Path) -> None:
-        """Let `source` be `target`, instead of what was there. Raises `OSError`."""
+        """Rename the file `source` to `target`, which is replaced. Raises `OSError`."""
         self._insist(lambda: source.replace(target))
 
     def rename(self, source: Path, target: Path) -> None:
-        """Let the folder `source` be `target`, which is not there or, but for Windows, empty. Raises `OSError`."""
+        """Rename the folder `source` to `target`, which is missing or, except on Windows, empty. Raises `OSError`."""
         self._insist(lambda: source.rename(target))
 
     def rename_to_new(self, source: Path, target: Path) -> None:
-        """Let the file `source` be `target`; it may go on to be `source`, too.
+        """Link the file `source` as `target`, or rename it where there are no hard links.
 
         Raises `FileExistsError` if `target` is there, whoever was first, other processes too, or `OSError`.
         """
@@ -105,7 +105,7 @@ class Files:
             unfinished.unlink(missing_ok=True)
 
     def sync_folder(self, folder: Path) -> None:
-        """Have the names in a folder outlast a crash. Raises `OSError`."""
+        """Write the names in a folder to disk, so that they survive a crash. Raises `OSError`."""
         if self.is_windows:  # where a folder cannot be opened, and renames are in its journal
             return
         descriptor = os.open(folder, os.O_RDONLY)

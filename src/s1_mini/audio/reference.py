@@ -65,7 +65,7 @@ def load_reference(
 
 
 def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> bytes | np.ndarray:
-    """Give what a recording consists of, undecoded: the bytes of its file, or the wave itself.
+    """Return an undecoded recording: the bytes of its file, or the wave itself.
 
     Raises `ReferenceAudioError` if it is missing, empty, over `max_bytes` (files) or nothing that could be one.
     """
@@ -75,7 +75,7 @@ def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> by
 
 @contextmanager
 def naming(audio: object) -> Iterator[None]:
-    """Let what is wrong with a recording that was given by its path say which one it is."""
+    """Add the path of a recording that was given by path to errors about it."""
     try:
         yield
     except ReferenceAudioError as error:

@@ -1,4 +1,4 @@
-"""Prove that a checkpoint, run by this engine, gives the tensors that the original implementation gave.
+"""Verify that a checkpoint, run by this engine, gives the tensors of the original implementation.
 
 An oracle file holds what the original computed for one checkpoint; which steps those are, its family knows. Everything
 is computed anew by the engine's own path in fp32, and compared.
@@ -51,7 +51,7 @@ def _read_oracle(path: Path) -> Mapping[str, Any]:
 
 @contextmanager
 def _named_faults(path: Path) -> Iterator[None]:
-    """Turn what an oracle of another form runs into into one sentence."""
+    """Convert errors about an oracle of another form to one sentence."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:

@@ -29,7 +29,7 @@ KEY = re.compile(r"(sm_\d{2,3}[a-z]?|cpu)-torch\d+\.\d+\.\d+[a-z0-9.]*")
 
 
 def cache_key() -> str:
-    """Give the key of this machine's caches: GPU generation and torch, `sm_90-torch2.13.0`."""
+    """Return the key of this machine's caches: GPU generation and torch, `sm_90-torch2.13.0`."""
     arch = "cpu"
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
@@ -43,7 +43,7 @@ def is_cache(directory: Path) -> bool:
 
 
 def keep_cache(directory: Path) -> None:
-    """Have all that is compiled from now on kept in a folder, and looked for there; a cache named already stays."""
+    """Set the folder for everything that is compiled from now on; a cache that is named already stays."""
     for variable, part in VARIABLES.items():
         if not os.environ.get(variable):
             os.environ[variable] = str(directory.absolute() / part)

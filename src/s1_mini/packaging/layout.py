@@ -1,4 +1,4 @@
-"""Say what goes into an artifact: every file by its path, its size, and how its bytes are made.
+"""The content of an artifact: every file by its path, its size, and how its bytes are made.
 
 the files of the checkpoint, as its family says                           copied, weights converted
 voices/NAME.safetensors                                                   named voices, encoded
@@ -49,7 +49,7 @@ def lay_out(
     compile_cache: Path | None = None,
     compile_key: str | None = None,
 ) -> list[Member]:
-    """Give all members of the artifact of a checkpoint directory, in their order.
+    """Return all members of the artifact of a checkpoint directory, in their order.
 
     The weights are checked against their config now, and read when their chunks are asked for. Raises
     `CheckpointError`, or `VoiceError` where two voices have one name.
@@ -86,7 +86,7 @@ def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Memb
 
 
 def _check_voice(path: Path, form: VoiceFormat) -> bool:
-    """Tell whether a voice file is the default. Raises `CheckpointFileError` if this checkpoint cannot say it."""
+    """Return whether a voice file is the default. Raises `CheckpointFileError` if this checkpoint cannot use it."""
     if not VOICE_NAME.fullmatch(path.stem):
         raise VoiceError("voices", f"{path.stem!r} is no name; use up to 64 of a-z, 0-9, - and _")
     try:
@@ -105,7 +105,7 @@ def _compile_cache(folder: Path, key: str) -> list[Member]:
 
 
 def _requirements() -> str:
-    """Write what the toolkits' handler needs, in the versions that are installed here; else in any that will do."""
+    """Return requirements of the toolkits' handler: installed versions, else the supported ranges."""
     lines = [
         "# What the engine in the image runs on, in the versions that this artifact was packaged with. Our own image",
         "# has all of it and installs nothing when it starts; the engine itself (s1_mini) is always the image's.",
@@ -122,7 +122,7 @@ def _pinned(requirement: str) -> str:
 
 
 def _direct_requirements() -> list[str]:
-    """Give the lines of a plain install and of the extra `server`, without markers and comments."""
+    """Return the lines of a plain install and of the extra `server`, without markers and comments."""
     try:
         told = metadata.requires("s1-mini") or []
         wanted = [line for line in told if re.search("extra == .(?!server)", line) is None]

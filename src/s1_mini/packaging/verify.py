@@ -64,7 +64,7 @@ def verify_directory(directory: Path) -> Manifest:
 
 
 def _walk(directory: Path) -> Iterator[tuple[str, int]]:
-    """Give path and size of every plain file; anything else is refused."""
+    """Yield path and size of every plain file; anything else is refused."""
     for place, folders, files in os.walk(directory, onerror=_refuse_unreadable):
         folders[:] = sorted(name for name in folders if name != _PYTHON and name not in _NOT_OURS)
         for name in (*folders, *sorted(files)):

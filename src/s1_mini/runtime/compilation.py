@@ -61,7 +61,7 @@ class Compiler:
         self.choice = choice
 
     def __call__(self, function: Function) -> Function:
-        """Give the function to call instead of `function`.
+        """Return the function to call instead of `function`.
 
         Inductor, which takes seconds to import, is not touched before the first call: an engine whose steps are
         captured makes none.

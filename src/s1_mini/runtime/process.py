@@ -18,13 +18,13 @@ SWITCH_S = 0.001  # after which a thread that computes lets another have the int
 
 
 def prepare_process() -> None:
-    """Let threads take turns more often, and have memory of large bodies given back."""
+    """Switch between threads more often, and return the memory of large bodies to the system."""
     sys.setswitchinterval(SWITCH_S)
     _give_back_large_blocks()
 
 
 def _give_back_large_blocks() -> None:
-    """Have glibc map large blocks by themselves, so that freeing one frees its memory; elsewhere do nothing.
+    """Make glibc map large blocks separately, so that freeing one returns its memory; do nothing elsewhere.
 
     By default glibc raises this threshold, up to 32 MiB, with each large block that is freed; from then on such blocks
     lie among small ones, in an arena for every thread, and stay there.
@@ -40,7 +40,7 @@ def num_cores() -> int:
 
 
 def freeze_what_is_loaded() -> None:
-    """Take all objects there are out of the garbage collector's sight, once, when everything is loaded.
+    """Exempt all objects from garbage collection, once, when everything is loaded.
 
     A full collection looks at each of them, some 200,000, and stops all threads meanwhile, for 100 to 600 ms: long
     enough for every stream to run dry. Later ones see only what came since.
@@ -51,7 +51,7 @@ def freeze_what_is_loaded() -> None:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Do so within a block; behind it the engine may go."""
+    """Exempt loaded objects within a block, after which the engine may be collected."""
     freeze_what_is_loaded()
     try:
         yield

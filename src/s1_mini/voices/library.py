@@ -56,7 +56,7 @@ class NamedVoice:
     encoder: str = ""
 
     def summary(self, form: VoiceFormat) -> VoiceSummary:
-        """Give the same without its tensors."""
+        """Return the summary of this voice."""
         seconds = form.seconds(shapes_of(self.voice.tensors))
         return VoiceSummary(self.name, self.voice.text, self.description, self.is_default, seconds, self.encoder)
 
@@ -67,7 +67,7 @@ class VoiceLibrary:
     def __init__(
         self, checkpoint: Path, files: Mapping[str, Path], form: VoiceFormat, beside: Mapping[str, VoiceBeside]
     ) -> None:
-        """Take voices of files and, where no file has their name, those that lie `beside` the checkpoint."""
+        """List voices of files and, where no file has their name, those `beside` the checkpoint."""
         self._checkpoint, self._files, self._form = checkpoint, files, form
         self._beside = {name: each for name, each in beside.items() if is_name(name)}
         self._summaries: dict[str, VoiceSummary] = {}
@@ -81,7 +81,7 @@ class VoiceLibrary:
 
     @classmethod
     def listed(cls, checkpoint: Path, form: VoiceFormat) -> VoiceLibrary:
-        """Do as `open`, but read a voice's tensors, and load torch for it, when it is asked for."""
+        """Return the voices of a checkpoint; tensors, and torch for them, are loaded when a voice is used."""
         files = {file.stem: file for file in sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))}
         return cls(checkpoint, files, form, form.beside(checkpoint))
 
@@ -121,7 +121,7 @@ class VoiceLibrary:
         return isinstance(name, str) and (name in self._files or name in self._beside)
 
     def describe(self, name: str) -> NamedVoice:
-        """Give one voice. Raises `VoiceNotFoundError` for a name that is not there, or `VoiceFileError`."""
+        """Return one voice. Raises `VoiceNotFoundError` for a name that is not there, or `VoiceFileError`."""
         self._check(name)
         if name not in self._voices:
             try:
@@ -132,7 +132,7 @@ class VoiceLibrary:
         return self._voices[name]
 
     def summary(self, name: str) -> VoiceSummary:
-        """Tell of one voice. Raises as `describe`."""
+        """Return the summary of one voice. Raises as `describe`."""
         self._check(name)
         return self._summaries[name]
 
@@ -158,7 +158,7 @@ class VoiceLibrary:
 
 
 def not_found(name: str, known: Sequence[str]) -> VoiceNotFoundError:
-    """Make the error for a name that is no voice's; it tells the first of those that are."""
+    """Return the error for an unknown voice; it lists the first known ones."""
     more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
     listed = ", ".join(known[:MAX_LISTED]) or "none"
     return VoiceNotFoundError("voice", f"{str(name)[:80]!r} is not a voice here; there are: {listed}{more}")
@@ -172,7 +172,7 @@ def check_name(name: str) -> None:
 
 
 def is_name(name: object) -> bool:
-    """Tell whether this can be a voice's name."""
+    """Return whether this can be a voice's name."""
     return isinstance(name, str) and bool(NAME.fullmatch(name)) and not RESERVED.fullmatch(name)
 
 

@@ -19,7 +19,7 @@ _MAX_JSON_BYTES = 4 * 2**20  # S1-mini's largest has 0.15 MB
 
 
 def find_tensors(directory: Path, stem: str) -> Path:
-    """Give the file that holds `stem`'s tensors: safetensors first, then sharded safetensors, then `.pth`."""
+    """Return the file that holds `stem`'s tensors: safetensors first, then sharded safetensors, then `.pth`."""
     names = names_of(stem)
     for name in names:
         if (directory / name).is_file():
@@ -54,7 +54,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def names_of(stem: str) -> tuple[str, str, str]:
-    """Give the names that the file with `stem`'s tensors may have, the best first."""
+    """Return the names that the file with `stem`'s tensors may have, the best first."""
     return f"{stem}.safetensors", f"{stem}{INDEX_SUFFIX}", f"{stem}.pth"
 
 
@@ -63,7 +63,7 @@ MODEL_NAMES = ("model.safetensors", f"model{INDEX_SUFFIX}", "pytorch_model.bin")
 
 
 def find_model(directory: Path) -> Path:
-    """Give the file that holds a model's tensors as transformers names it. Raises `CheckpointFileError`."""
+    """Return the file that holds a model's tensors as transformers names it. Raises `CheckpointFileError`."""
     for name in MODEL_NAMES:
         if (directory / name).is_file():
             return directory / name

@@ -19,7 +19,7 @@ SCALE = torch.bfloat16
 
 
 def stem(name: str) -> str:
-    """Give the name of the weights that a scale belongs to, any other name as it is."""
+    """Return the name of the weights that a scale belongs to, any other name as it is."""
     return name.removesuffix(SUFFIX)
 
 
@@ -29,7 +29,7 @@ def is_eight(name: str, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def without_scales(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Give the weights without the scales of those in eight bits.
+    """Return the weights without the scales of those in eight bits.
 
     Raises `CheckpointMismatchError`, naming `source`, for a scale that does not fit its weights.
     """
@@ -45,7 +45,7 @@ def without_scales(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tens
 
 
 def widened(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Give the weights of this name in `dtype`, on `device`, however they are stored."""
+    """Return the weights of this name in `dtype`, on `device`, however they are stored."""
     weights = tensors[name].to(device)
     if is_eight(name, tensors):
         weights = weights.float() * tensors[name + SUFFIX].to(weights.device).float().view(
@@ -55,7 +55,7 @@ def widened(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, device
 
 
 def all_widened(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Give all weights, those in eight bits as float32; for tensors on the meta device, too."""
+    """Return all weights, those in eight bits as float32; for tensors on the meta device, too."""
     return {
         name: widened(tensors, name, torch.float32) if is_eight(name, tensors) else tensor
         for name, tensor in without_scales(tensors, source).items()

@@ -19,7 +19,7 @@ _MOST_NAMED = 6
 
 @contextmanager
 def skeleton() -> Iterator[None]:
-    """Let modules built in this block have parameters with shapes but no values, on the meta device."""
+    """Build modules in this block on the meta device: their parameters have shapes and no values."""
     with torch.device("meta"), _NoValues():
         yield
 
@@ -41,7 +41,7 @@ def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
 
 
 def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor]:
-    """Give every tensor its new name. Raises `CheckpointMismatchError` where two would get the same."""
+    """Rename every tensor. Raises `CheckpointMismatchError` where two would get the same name."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if new_name(name) in renamed:
@@ -51,7 +51,7 @@ def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor
 
 
 def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Give `module`, built on the meta device, its parameters from `tensors`.
+    """Load `tensors` into `module`, which was built on the meta device.
 
     Tensors that already have `dtype` and `device` are taken over without a copy; those in eight bits are widened one by
     one. Raises as `check_fit` does.

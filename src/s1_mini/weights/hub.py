@@ -52,7 +52,7 @@ def hub_name(path: Path) -> HubName | None:
 
 
 def fetch(name: HubName, pick: Pick) -> Path:
-    """Give the directory in the cache that holds the files of one commit; what lacks is downloaded.
+    """Return the cached directory with the files of one commit; missing files are downloaded.
 
     `pick` is given a directory with the files of `FIRST`, as far as there are any, and the names of all files of the
     repository, and says which are needed. Raises `CheckpointError` or `ConfigurationError`, and what `pick` raises.
@@ -98,7 +98,7 @@ def _disk_full(name: HubName, told: str) -> str:
 
 @contextmanager
 def _told(name: HubName) -> Iterator[None]:
-    """Turn what the hub's library raises into one sentence with the way out."""
+    """Convert errors of the hub's library to one sentence that says what to do."""
     import httpx
     from huggingface_hub import constants, errors
 
@@ -125,7 +125,7 @@ def _told(name: HubName) -> Iterator[None]:
 
 
 def _answered(error: HfHubHTTPError, page: str) -> str:
-    """Tell what the hub's answer means, and the way out."""
+    """Return what the hub's error means, and what to do."""
     from huggingface_hub import errors
 
     status, reason = error.response.status_code, error.response.headers.get("X-Error-Message", "")

@@ -52,12 +52,12 @@ class Origin:
         return None
 
     def data(self) -> dict[str, str]:
-        """Give it as JSON has it."""
+        """Return the fields as JSON has them."""
         return asdict(self)
 
 
 def origin_of(directory: Path) -> Origin | None:
-    """Tell where a directory comes from: the hub's cache, `convert` or `package`; None if it says nothing.
+    """Return the origin of a directory of the hub's cache, `convert` or `package`; None if unknown.
 
     Raises `CheckpointFileError` if what it says cannot be read.
     """

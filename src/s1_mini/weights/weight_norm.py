@@ -37,7 +37,7 @@ def fold_weight_norm(tensors: Mapping[str, Tensor], what: str = "codec weights")
 
 
 def folded_name(name: str) -> str:
-    """Give the name of the tensor that the two of a weight norm become, any other name as it is."""
+    """Return the name of the tensor that the two of a weight norm become, any other name as it is."""
     suffix = next((suffix for pair in _SPELLINGS for suffix in pair if name.endswith(suffix)), None)
     return name if suffix is None else name.removesuffix(suffix) + ".weight"
 

@@ -21,7 +21,7 @@ _ENCODING = ("encoder.", "quantizer.pre_module.", "quantizer.downsample.")
 
 
 def translate(tensors: Mapping[str, Tensor], *, encodes: bool = True) -> dict[str, Tensor]:
-    """Give tensors the codec's names: prefix off, buffers dropped, weight norm folded. Idempotent.
+    """Return tensors by the codec's names: prefix off, buffers dropped, weight norm folded. Idempotent.
 
     Without `encodes`, what only encoding needs is dropped too. Raises `CheckpointMismatchError` for half a pair.
     """
@@ -33,7 +33,7 @@ def translate(tensors: Mapping[str, Tensor], *, encodes: bool = True) -> dict[st
 
 
 def can_encode(tensors: Mapping[str, Tensor]) -> bool:
-    """Tell whether the file has the encoding half."""
+    """Return whether the file has the encoding half."""
     return any(_is_encoding(name.removeprefix("generator.")) for name in tensors)
 
 

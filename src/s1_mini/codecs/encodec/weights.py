@@ -32,7 +32,7 @@ def translate(
 
 
 def can_encode(tensors: Mapping[str, Tensor], prefix: str = "") -> bool:
-    """Tell whether the file has the encoder."""
+    """Return whether the file has the encoder."""
     return any(name.startswith(prefix + _ENCODER) for name in tensors)
 
 

@@ -57,7 +57,7 @@ class Models:
 
 
 def find_parts(directory: Path) -> dict[str, Path]:
-    """Give the file that holds each model and the codec; one may hold all. Raises `CheckpointFileError`."""
+    """Return the file that holds each model and the codec; one may hold all. Raises `CheckpointFileError`."""
     whole = next((directory / name for name in MODEL_NAMES if (directory / name).is_file()), None)
     if whole is not None:
         return dict.fromkeys(PREFIXES, whole)
@@ -85,7 +85,7 @@ def read_models(directory: Path) -> dict[str, Tensor]:
 
 
 def named_as_published(stage: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give tensors of a file their names in transformers' one file."""
+    """Return tensors of a file by their names in transformers' one file."""
     prefixes = tuple(PREFIXES.values())
     if any(name.startswith(prefixes) for name in tensors):
         return dict(tensors)
@@ -111,7 +111,7 @@ def read_suno(file: Path) -> dict[str, Tensor]:
 
 
 def suno_sizes(directory: Path) -> dict[str, dict[str, Any]]:
-    """Give the parts of transformers' config that suno's files tell of themselves; none of others."""
+    """Return the parts of transformers' config that suno's files tell of themselves; none of others."""
     given: dict[str, dict[str, Any]] = {}
     if not any((directory / names["semantic"]).is_file() for names in SETS[1:]):
         return given
@@ -138,7 +138,7 @@ def read_config(directory: Path) -> CascadeConfig:
 
 
 def suno_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give suno's tensors transformers' names."""
+    """Return suno's tensors by transformers' names."""
 
     def new_name(name: str) -> str:
         for old, new in _RENAMED:
@@ -152,7 +152,7 @@ def suno_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str, dict[str, Tensor]]:
-    """Give each model its tensors by its network's names, heads cut to what can be chosen.
+    """Return the tensors of each model by its network's names, heads cut to what can be sampled.
 
     Raises `CheckpointMismatchError` for a model that is missing, and for tensors of none.
     """

@@ -105,7 +105,7 @@ def _run_free(model: MelModel, case: Mapping[str, Tensor]) -> tuple[Tensor, Tens
 
 
 def open_state(model: MelModel, case: Mapping[str, Tensor], steps: int) -> MelState:
-    """Let a case's utterance stand before its first step, alone. Where it brings no masks nothing is dropped."""
+    """Return the state of a case before its first step, alone. Without masks nothing is dropped."""
     device = model.device
     state = model.allocate(1, steps)
     model.read(state, case["tokens"].to(device).long().view(1, -1), torch.zeros(1, dtype=torch.int64, device=device))

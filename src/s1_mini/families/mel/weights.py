@@ -25,7 +25,7 @@ _NORM = ("weight", "bias", "running_mean", "running_var")
 
 
 def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give tensors the network's names: prefix off, dead buffers dropped, projections joined; not yet `fold`ed.
+    """Return tensors by the network's names: prefix off, dead buffers dropped, projections joined; not yet `fold`ed.
 
     Idempotent. Raises `CheckpointMismatchError` for a part of a whole.
     """
@@ -58,7 +58,7 @@ def fold(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def joined_name(name: str) -> str:
-    """Give the name of the tensor that some become together, any other name as it is."""
+    """Return the name of the tensor that some become together, any other name as it is."""
     name = name.removeprefix(PREFIX)
     part = _PART.fullmatch(name)
     if part is None:

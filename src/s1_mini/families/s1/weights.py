@@ -24,7 +24,7 @@ _LEGACY = re.compile(r"\.w[qkv]\.")
 
 
 def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give tensors the network's names: wrappers' prefixes off, `audio_*` ignored, legacy wq/wk/wv joined.
+    """Return tensors by the network's names: wrappers' prefixes off, `audio_*` ignored, legacy wq/wk/wv joined.
 
     Idempotent. Siblings' prefixes (`text_model.model.`, `audio_decoder.`) are translated too (upstream's S2 loader).
     """
@@ -38,7 +38,7 @@ def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def joined_name(name: str) -> str:
-    """Give the name of the tensor that legacy wq, wk and wv become, any other name as it is."""
+    """Return the name of the tensor that legacy wq, wk and wv become, any other name as it is."""
     return _LEGACY.sub(".wqkv.", name)
 
 
@@ -63,7 +63,7 @@ def _sibling_name(name: str) -> str:
 
 
 def _tie(config: S1Config, named: dict[str, Tensor], source: str) -> None:
-    """Let a tied head be the embeddings. A head of its own beside them contradicts the config."""
+    """Use the embeddings as a tied head. A head of its own beside them contradicts the config."""
     if not config.tie_word_embeddings or "embeddings.weight" not in named:
         return
     if "output.weight" not in named and "embeddings.weight" + SUFFIX in named:

@@ -56,7 +56,7 @@ def _compile(function: Any, freedoms: set[str]) -> Any:
 
 
 def cache_folder(source: Path) -> Path:
-    """Give the folder for what a source file and the kernels that it builds on become on this processor.
+    """Return the folder for what a source file and the kernels that it builds on become on this processor.
 
     numba looks at the file of a function alone, not at those of the functions that it calls. Raises `OSError` if no
     folder is named and the user has no home.
@@ -66,7 +66,7 @@ def cache_folder(source: Path) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of `cache_folder`, to which nobody else may write: what is in it is run.
+    """Create a folder of `cache_folder` to which only this user may write: its content is executed.
 
     Raises `OSError`, which says what to do, if that is impossible or another user may have put something there.
     """
@@ -113,7 +113,7 @@ def remove_unused() -> None:
 
 
 def root() -> Path:
-    """Give the folder that the variable names, else the user's own for what can be made again.
+    """Return the folder that the variable names, else the user's cache directory.
 
     Raises `OSError` if there is neither.
     """
@@ -126,7 +126,7 @@ def root() -> Path:
 
 
 def _users_own() -> Path:
-    """Give the user's folder for what can be made again. Raises `RuntimeError` if there is no home."""
+    """Return the user's cache directory. Raises `RuntimeError` if there is no home."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -138,7 +138,7 @@ def _users_own() -> Path:
 
 @lru_cache
 def _shared() -> bytes:
-    """Give all that the compiled code depends on beside a family's own file."""
+    """Return all that the compiled code depends on beside a family's own file."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     processor = f"{llvmlite.binding.get_host_cpu_name()} {llvmlite.binding.get_host_cpu_features().flatten()}"
     return b"".join(file.read_bytes() for file in files) + f"{numba.__version__} {sys.version} {processor}".encode()
