@@ -24,7 +24,7 @@ class Books:
         self._residual: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, list[Tensor]]] = self._sum
 
     def compile_parts(self) -> None:
-        """Let torch's compiler join the many small sums."""
+        """Compile the many small sums."""
         self._residual = torch.compile(self._sum, dynamic=False, fullgraph=True)
 
     @property

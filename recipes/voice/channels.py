@@ -160,7 +160,7 @@ def convolve(x: Tensor, layer: nn.Conv1d) -> Tensor:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Give x [B, T, I] times weight [I, O] plus bias [O]; widths are made multiples of eight for the matrix units."""
+    """Return x [B, T, I] times weight [I, O] plus bias [O]; widths are made multiples of eight for the matrix units."""
     more, wider = -x.shape[2] % 8, -weight.shape[1] % 8
     if more or wider:
         x, weight, bias = F.pad(x, (0, more)), F.pad(weight, (0, wider, 0, more)), F.pad(bias, (0, wider))
@@ -192,7 +192,7 @@ def snake(x: Tensor, alpha: Tensor) -> Tensor:
 
 
 def unit(x: Tensor, layer: ResidualUnit) -> Tensor:
-    """What a residual unit gives of x [B, T, C]."""
+    """Apply a residual unit to x [B, T, C]."""
     first, dilated, second, pointwise = layer.block
     if not runs_triton(x) or x.shape[2] > units.MOST_CHANNELS:
         return x + apply(layer.block, x)
@@ -206,7 +206,7 @@ def unit(x: Tensor, layer: ResidualUnit) -> Tensor:
 
 
 def convnext(x: Tensor, layer: ConvNeXtBlock) -> Tensor:
-    """What a ConvNeXt block gives of x [B, T, C]; for so few channels to a group cuDNN is slow, or knows no way."""
+    """Apply a ConvNeXt block to x [B, T, C]; for so few channels to a group cuDNN is slow, or knows no way."""
     conv, length = layer.dwconv.conv, x.shape[1]
     assert conv.bias is not None
     padded = F.pad(x, (0, 0, layer.dwconv.context, 0))
@@ -218,7 +218,7 @@ def convnext(x: Tensor, layer: ConvNeXtBlock) -> Tensor:
 
 
 def apply(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """What layers of the codec one after another give of x [B, T, C]."""
+    """Apply layers of the codec to x [B, T, C]."""
     for layer in layers:
         if isinstance(layer, Chain):
             x = apply(layer, x)

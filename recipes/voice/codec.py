@@ -26,7 +26,7 @@ from s1_mini.codecs.dac.model import Dac
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage trains and how."""
+    """The settings of a stage."""
 
     schedule: Schedule
     rows: int
@@ -86,7 +86,7 @@ class SpeechPool:
             time.sleep(0.2)
 
     def batch(self, rows: int, length: int) -> Tensor:
-        """Give `rows` random slices [rows, 1, length], float in [-1, 1]; safe inside a captured step."""
+        """Return `rows` random slices [rows, 1, length], float in [-1, 1]; safe inside a captured step."""
         device = self._wave.device
         start = torch.rand(rows, 1, dtype=torch.float64, device=device) * (self._end - length)
         index = start.long() + torch.arange(length, device=device)
@@ -174,7 +174,7 @@ class CodecTraining(TimedTraining):
         return [*self.parameters, *self._judges]
 
     def move(self) -> None:
-        """Let the codec and its discriminators follow their gradients."""
+        """Update the codec and its discriminators."""
         super().move()
         if self.stage.is_adversarial:
             nn.utils.clip_grad_norm_(self._judges, 10.0, foreach=True)

@@ -60,7 +60,7 @@ class Coded(NamedTuple):
 
 
 class Encoder(Protocol):
-    """What encodes rows of samples."""
+    """An encoder of rows of samples."""
 
     device: torch.device
     samples_per_frame: int

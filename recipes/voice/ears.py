@@ -28,7 +28,7 @@ class Ears:
         self._packages = packages
 
     def words(self, wave: Wave, rate: int) -> str:
-        """What Whisper base understands, with figures as they are read aloud.
+        """Return the transcript of Whisper base, with figures as they are read aloud.
 
         Where it repeats itself over and over, it is asked again at a higher temperature, as it is meant to be.
         """

@@ -51,7 +51,7 @@ REFERENCES = {
 
 
 def references(teacher: Path) -> dict[str, Tensor]:
-    """What each voice says, float32 [T] at 24 kHz."""
+    """Return the reference of each voice, float32 [T] at 24 kHz."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     studio, _ = open_studio(teacher, device, batch_s=60.0)
@@ -79,7 +79,7 @@ def finished(work: Path, output: Path) -> None:
 
 
 def factors(codec: Container[str]) -> dict[str, float]:
-    """What weights of the model and of a codec with these names are multiplied by, so that it is colder and louder."""
+    """Return the factors of weights that make the model colder and the codec louder, by name."""
     last = max(number for number in range(100) if f"decoder.model.{number}.conv.weight" in codec)
     gain = 10 ** (LOUDER_DB / 20)  # what follows is the hyperbolic tangent
     convolution = {f"decoder.model.{last}.conv.{name}": gain for name in ("weight", "bias")}

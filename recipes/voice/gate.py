@@ -39,7 +39,7 @@ class Held(NamedTuple):
 
 
 def speak(teacher: Path, phonemes: Path, output: Path) -> None:
-    """Have held-out speakers say the held-out sentences in turn."""
+    """Generate the held-out sentences by held-out speakers in turn."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     studio, _ = open_studio(teacher, device, batch_s=60.0)
     speakers = held_out_speakers()

@@ -90,7 +90,7 @@ class Speaker:
             yield cls(engine, codec.sample_rate / codec.samples_per_frame)
 
     def speak(self, texts: Iterable[str], voices: Sequence[str | None]) -> Iterator[Said]:
-        """Say texts by voices in turn."""
+        """Generate texts with the voices in turn."""
         for index, text in enumerate(texts):
             voice = voices[index % len(voices)]
             yield self._said(text, str(voice), index, voice=voice)
@@ -180,7 +180,7 @@ def table(rows: dict[str, dict[str, float]]) -> str:
 
 
 def main() -> None:
-    """Let checkpoints speak, and judge them."""
+    """Generate speech with checkpoints, and judge it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, required=True)
     parser.add_argument("--checkpoint", type=Path, action="append", required=True)

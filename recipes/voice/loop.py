@@ -1,4 +1,4 @@
-"""What the trainings of the codec and of the dual-AR model share: a captured step, replayed for some seconds.
+"""The training loop of the codec and of the dual-AR model: a captured step, replayed for some seconds.
 
 `DIR/NAME.pt` is what the next call goes on from; `DIR/NAME.safetensors` holds the exponential mean of the weights. With
 the latter alone (a machine that was given back) training starts from those weights, with a fresh optimiser.
@@ -25,7 +25,7 @@ from s1_mini.runtime.graphs import no_collections
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to learn."""
+    """Duration and learning rate of a training."""
 
     total_s: float
     rate: float  # the peak; it falls by half a cosine to a fiftieth
@@ -59,15 +59,15 @@ class TimedTraining(ABC):
     @property
     @abstractmethod
     def optimiser(self) -> torch.optim.Optimizer:
-        """What `move` moves the weights with."""
+        """The optimiser of `move`."""
 
     @abstractmethod
     def step(self) -> None:
-        """Take the gradients of one batch; is captured, so it may not look at values."""
+        """Compute the gradients of one batch; captured, so it must not read values."""
 
     @property
     def done(self) -> float:
-        """How much of the training is done, from 0 to 1: the rate falls by it, and at 1 it ends."""
+        """Progress from 0 to 1, by which the rate falls; at 1 the training ends."""
         return min(1.0, self.spent / self.schedule.total_s)
 
     def wait(self) -> None:  # noqa: B027 - some have all they need
@@ -86,7 +86,7 @@ class TimedTraining(ABC):
         return self.parameters
 
     def derive(self, loss: Tensor) -> None:
-        """Take the gradients of one loss."""
+        """Compute the gradients of one loss."""
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
 
@@ -154,7 +154,7 @@ class TimedTraining(ABC):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave."""
+        """Restore the training from `state`."""
         self.fill(state["parameters"], state["mean"])
         self.optimiser.load_state_dict(state["optimiser"])
         for group in self.optimiser.param_groups:

@@ -36,7 +36,7 @@ class MelLoss(nn.Module):
         self._compare: Callable[[list[Tensor]], Tensor] = self._distance
 
     def compile_parts(self) -> None:
-        """Let torch's compiler join what follows the spectra."""
+        """Compile what follows the spectra."""
         self._compare = torch.compile(self._distance, dynamic=False, fullgraph=True)
 
     def forward(self, expected: Tensor, decoded: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class _Judge(nn.Module):
 
     @abstractmethod
     def prepare(self, wave: Tensor) -> Tensor:
-        """What the layers look at of a wave: [B, C, H, W], channels last."""
+        """Return the input of the layers for a wave: [B, C, H, W], channels last."""
 
     def weights(self) -> Weights:
         """The layers' weights; the last one's with seven empty outputs more, since for one cuDNN is slow."""
@@ -160,7 +160,7 @@ class Adversary(nn.Module):
         self._weights: list[Weights] = []  # what the last `loss` was of
 
     def loss(self, real: Tensor, decoded: Tensor) -> tuple[Tensor, Features]:
-        """What the judges are to make small (least squares, Mao et al. 2017), and the features of `real`."""
+        """Return the discriminators' loss (least squares, Mao et al. 2017), and the features of `real`."""
         both = torch.cat((real, decoded)).detach()
         verdicts, all_features = [], []
         self._weights = [judge.weights() for judge in self._all]
@@ -171,7 +171,7 @@ class Adversary(nn.Module):
         return squares(verdicts, (1.0, 0.0)), all_features
 
     def deceive(self, decoded: Tensor, features: Features) -> tuple[Tensor, Tensor]:
-        """What the decoder is to make small: verdicts, and the distance to the features of real speech.
+        """Return the decoder's loss: verdicts, and the distance to the features of real speech.
 
         The judges are those of the last `loss`, and learn nothing of it.
         """

@@ -242,7 +242,7 @@ class ModelTraining(TimedTraining):
         return super().state() | {"best": self.best}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave."""
+        """Restore the training from `state`."""
         super().restore(state)
         self.best = state["best"]
 

@@ -169,7 +169,7 @@ def leaky(x: Tensor, bias: Tensor) -> Tensor:
 
 
 def distance(mine: Sequence[Tensor], real: Sequence[Tensor]) -> Tensor:
-    """How far features are from others, each by the others' mean amplitude, summed; both lie in memory alike."""
+    """Return the distance of features from others, each by the others' mean amplitude, summed; layouts are equal."""
     if runs_triton(mine[0]):
         given: Tensor = _Distance.apply(*mine, *real)
         return given

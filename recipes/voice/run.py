@@ -30,7 +30,7 @@ def share(seconds: float, stages: list[str]) -> dict[str, float]:
 
 
 def make_speech(options: argparse.Namespace, num_gpus: int) -> list[subprocess.Popen[bytes]]:
-    """Begin to make speech; gives the processes."""
+    """Start the processes that generate speech."""
     speech = options.work / "speech"
     speech.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "recipes.voice.speech", "--teacher", options.teacher, "--output", speech]
@@ -62,7 +62,7 @@ def train(stage: str, seconds: float, options: argparse.Namespace, num_gpus: int
 
 
 def environments(num_gpus: int) -> list[dict[str, str]]:
-    """What each of the processes that train together is told.
+    """Return the environment of each process of a training.
 
     Each sees its own GPU alone, as number 0: so what torch's compiler made for one of them serves all.
     """

@@ -43,7 +43,7 @@ class Half:
 
 @dataclass(frozen=True)
 class Speaker:
-    """How one speaker sounds and talks, by how much it is resampled, and how fast it talks."""
+    """Timbre, prosody, resampling factor and rate of one speaker."""
 
     sound: Half
     talk: Half

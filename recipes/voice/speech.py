@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recipes.voice.generator import RATE
 from recipes.voice.level import levelled
 from recipes.voice.speakers import Speaker, Styles, speaker
-from recipes.voice.teacher import SAMPLES_PER_FRAME, SHELF, Spoken, Teacher
+from recipes.voice.teacher import RATE, SAMPLES_PER_FRAME, SHELF, Spoken, Teacher
 
 CHUNK = 512  # texts whose durations are predicted at once
 GROUP = 8 * CHUNK  # texts that are sorted by length
@@ -43,7 +42,7 @@ MAX_PLANS = 16  # of cuFFT
 
 
 class Text(NamedTuple):
-    """What is said, as American and as British phonemes."""
+    """A text as American and as British phonemes."""
 
     number: int  # its place in the phonemes' file
     american: str
@@ -74,7 +73,7 @@ class Studio:
         self._shelves: dict[int, list[_Waiting]] = defaultdict(list)
 
     def record(self, items: Sequence[tuple[Text, int, Speaker]]) -> Iterator[Utterance]:
-        """Take texts with their speakers' indexes and speakers; give what is ready, in no order."""
+        """Queue texts with their speakers' indexes and speakers; yield finished utterances in any order."""
         device, numbers, rows = self._teacher.device, [], []
         for text, _, who in items:
             numbers.append(self._teacher.numbers(text.british if who.is_british else text.american))
@@ -91,7 +90,7 @@ class Studio:
                 yield from self._speak(num_frames)
 
     def finish(self) -> Iterator[Utterance]:
-        """Speak what still waits."""
+        """Generate what is still queued."""
         for num_frames in sorted(self._shelves):
             yield from self._speak(num_frames)
 
@@ -228,7 +227,7 @@ def heard(utterances: Sequence[Utterance]) -> list[tuple[int, int, np.ndarray]]:
 
 
 class Count:
-    """How much a maker has made; told every ten seconds."""
+    """Progress of one process, printed every ten seconds."""
 
     def __init__(self, maker: str) -> None:
         self._maker, self._began, self._told, self._samples = maker, time.monotonic(), time.monotonic(), 0

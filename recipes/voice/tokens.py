@@ -1,4 +1,4 @@
-"""Let the teacher speak and encode what it says at once, as the dual-AR model learns it; no sound is kept.
+"""Generate speech with the teacher and encode it at once, as the dual-AR model learns it; no audio is kept.
 
 python -m recipes.voice.tokens --work DIR --teacher DIR --phonemes DIR --seconds 300 [--part K --parts N]
     [--held-out FILE] [--beside 4]
@@ -108,7 +108,7 @@ def written(read: str) -> str:
 
 
 def read_texts(phonemes: Path, part: int, parts: int) -> tuple[list[str], list[Text]]:
-    """What this part is to say: texts as the model sees them, and their phonemes, numbered by these."""
+    """Return the texts of this part as the model sees them, and their phonemes, numbered by these."""
     files = sorted(phonemes.glob("*.xz")) if phonemes.is_dir() else [phonemes]
     lines = [line for file in files for line in json.loads(lzma.decompress(file.read_bytes()))][part::parts]
     numbered = [Text(number, american, british) for number, (_, american, british) in enumerate(lines)]
@@ -131,9 +131,9 @@ def encode(
 
 
 def held_back(studio: Studio, phonemes: Path) -> tuple[list[str], list[Utterance]]:
-    """Say sentences that are in no training text by speakers whose voices are in no training speaker.
+    """Generate held-out sentences by held-out speakers.
 
-    Gives the texts, and what is said of them by number.
+    Return the texts, and the utterances by number of their text.
     """
     said, items = read_texts(phonemes, 0, 1)
     speakers = held_out_speakers()

@@ -204,7 +204,7 @@ def _snake_backward(
 
 
 def _sizes(channels: int) -> dict[str, int]:
-    """How a kernel of so many channels is tiled."""
+    """Tile sizes of a kernel by its channels."""
     wide = max(16, triton.next_power_of_2(channels))
     tall, warps = {16: (128, 4), 32: (128, 4), 64: (128, 8)}.get(wide, (64, 8))
     return {"C": channels, "WIDE": wide, "TALL": tall, "num_warps": warps, "num_stages": 2}

@@ -56,7 +56,7 @@ _NUMBERED = re.compile(r"(query|key|value|dense|ffn|ffn_output|attention)_\d+\b"
 
 
 def read_graph(path: Path) -> dict[str, Floats]:
-    """Give every weight of the graph as float32 under the name it has in the torch model, weight norm folded."""
+    """Return every weight of the graph as float32 under the name it has in the torch model, weight norm folded."""
     import onnx  # only this reads ONNX
 
     graph = onnx.load(str(path)).graph
@@ -130,7 +130,7 @@ def _reordered(gates: Floats) -> Floats:
 
 
 def import_without_phonemes() -> None:
-    """Let `kokoro` be imported: its pipeline wants misaki, which is not needed below the phonemes."""
+    """Make `kokoro` importable without misaki, which its pipeline imports."""
     if "misaki" not in sys.modules:
         package: Any = types.ModuleType("misaki")
         package.en, package.espeak = types.ModuleType("misaki.en"), types.ModuleType("misaki.espeak")

@@ -63,7 +63,7 @@ _PLACE = re.compile(
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a hypothesis is from a text; counts, not rates, so that they can be summed over texts."""
+    """Distance of a hypothesis from a text, in counts, so that they can be summed over texts."""
 
     word_errors: int
     words: int
@@ -84,13 +84,13 @@ def compare(text: str, hypothesis: str) -> Comparison:
 
 
 def normalise(text: str) -> Words:
-    """Give the words of a hypothesis: lower case, no accents, no punctuation; "it's" and "its" are one word."""
+    """Return the words of a hypothesis: lower case, no accents, no punctuation; "it's" and "its" are one word."""
     plain = _plain(re.sub(r"\(\d+\)", "", text)).lower()  # pocketsphinx marks its second pronunciations so
     return tuple(re.findall(r"[a-z0-9]+", plain))
 
 
 def places(text: str) -> list[list[Words]]:
-    """Give the accepted spellings of `text`, place by place; the first of each is the plainest."""
+    """Return the accepted spellings of `text`, place by place; the first of each is the plainest."""
     return [_spellings(str(match.lastgroup), match[0]) for match in _PLACE.finditer(_plain(text))]
 
 

@@ -29,7 +29,7 @@ def sections(name: str) -> dict[str, list[str]]:
 
 @functools.cache
 def word_lists() -> dict[str, list[str]]:
-    """Give the words of templates by their kind."""
+    """Return the words of templates by their kind."""
     return {
         name: [word for line in lines for word in line.split(", ")] for name, lines in sections("wordlists.txt").items()
     }
@@ -42,7 +42,7 @@ def one(rng: Random, name: str) -> str:
 
 @dataclass(frozen=True)
 class Corpora:
-    """What ``prepare`` gathered: sentences in a fixed random order, common words by frequency, all words."""
+    """The result of ``prepare``: sentences in a fixed random order, common words by frequency, all words."""
 
     sentences: list[str]
     common: list[str]
@@ -61,7 +61,7 @@ def held_out_sentences() -> dict[str, list[str]]:
 
 
 def is_held_out(text: str) -> bool:
-    """Tell whether this is an evaluation text, whatever its case and punctuation."""
+    """Return whether this is an evaluation text, whatever its case and punctuation."""
     return bare(text) in _bare_held_out()
 
 
@@ -71,5 +71,5 @@ def _bare_held_out() -> frozenset[str]:
 
 
 def bare(text: str) -> str:
-    """Give a text without case and punctuation."""
+    """Return a text without case and punctuation."""
     return re.sub(r"[^a-z0-9$£%]+", " ", text.lower()).strip()
