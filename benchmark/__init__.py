@@ -1,1 +1,1 @@
-"""What the project measures itself by: `python -m benchmark.gpu_suite` and its parts. Not in the package."""
+"""Measurements of the project, such as `python -m benchmark.gpu_suite`; not part of the package."""

@@ -1,4 +1,4 @@
-"""How often the same is said another way: captured, alone or in company, after a cached prefix, by torch.
+"""Share of tokens that stay the same when a step is captured, run alone, after a cached prefix, or by torch.
 
 The first way speaks freely. The others follow what it said, frame by frame, and choose for themselves at each: so one
 difference does not make all that comes after it differ. Shapes: F frames, B rows, K codebooks.
@@ -66,7 +66,7 @@ class NoiseRows:
         captured: bool = False,
         cached: bool = False,
     ) -> Tensor:
-        """Give the frames [F, B, K + 1] that rows of these numbers choose, after their own or those of `along`.
+        """Return the frames [F, B, K + 1] that rows of these numbers choose, after their own or those of `along`.
 
         With `cached` half of each row's positions are saved and loaded before the others are read.
         """
@@ -133,7 +133,7 @@ class NoiseRows:
         return columns
 
     def _sampling(self, model: S1Model, rows: Sequence[int], temperature: float) -> SamplingTensors:
-        """What the stage makes of the same for itself."""
+        """Build the same sampling tensors as the stage."""
         params, device = SamplingParams(), model.device
         heat, top_p, penalty = (
             torch.full((len(rows),), value, device=device)
@@ -145,7 +145,7 @@ class NoiseRows:
 
 @torch.inference_mode()
 def measure_agreement(model: S1Model, *, rows: int, context: int, frames: int, alone: int) -> dict[str, Any]:
-    """Let `rows` rows speak every way, `alone` of them alone as well; the shares by the way."""
+    """Generate with `rows` rows in every way, with `alone` of them alone as well; return the shares of equal tokens."""
     noise = NoiseRows(context, frames)
     spoken = noise.speak(model, range(rows))
     captured = noise.speak(model, range(rows), captured=True)

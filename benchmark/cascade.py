@@ -55,7 +55,7 @@ class Way:
 
 
 def measure_engine(engine: ProductionTTSEngine, counts: Sequence[int], tokens: int) -> Iterator[Way]:
-    """Speak with so many requests at once, each count for itself: every request hears `tokens` semantic tokens."""
+    """Measure each number of concurrent requests; every request has `tokens` semantic tokens."""
 
     def ask(seed: int, firsts: list[float], heard: list[int]) -> None:
         begun, samples, first = time.perf_counter(), 0, None
@@ -84,7 +84,7 @@ def _asking(ask: Callable[..., None], *given: Any) -> Callable[[], None]:
 
 
 def measure_original(directory: Path, device: str, dtype: torch.dtype, tokens: int, rounds: int) -> Iterator[Way]:
-    """Speak with `transformers`' own class, one text at a time and a batch; each is warmed up by a short one."""
+    """Measure `transformers`' own class, one text at a time and in a batch, after a short warm-up."""
     from transformers import BarkModel
 
     model: Any = BarkModel.from_pretrained(directory, dtype=dtype)
@@ -161,7 +161,7 @@ def main() -> int:
 
 
 def _stages(config: EngineConfig, tokens: int) -> list[tuple[str, float]]:
-    """Tell where one request's time goes, all stages in one thread and waited for one after the other."""
+    """Return the seconds of each section of one request, with all stages in one thread."""
     sections, _ = measure_sections(load(config), TEXT, repeats=1, max_frames=tokens)
     return [(section.name, section.total_ms / 1000) for section in sections]
 

@@ -1,4 +1,4 @@
-"""What the commands of this folder share: their options, and how an error looks."""
+"""Options, output and error handling of all commands of this folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def names(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Give what reads some of these names with commas between them, in this order whatever the order of the words."""
+    """Return a parser of comma-separated names, which returns them in the order of `allowed`."""
 
     def read(text: str) -> tuple[str, ...]:
         found = text.split(",")

@@ -1,4 +1,4 @@
-"""What a corpus costs an engine that is full: the same texts spoken and thrown away, and written as a corpus.
+"""The cost of writing a corpus with a saturated engine: the same texts with the audio discarded, and written.
 
 One process for each device, all at the same time, and the same texts for each way; ways have their turns one after the
 other, and their figures are means. Texts are half to one and a half times `--frames` long, so that they do not end
@@ -50,7 +50,7 @@ FIRST, LAST = 0.25, 0.75  # shares of all sound between which the speed is taken
 
 @dataclass(frozen=True)
 class Work:
-    """What one process does."""
+    """The task of one process."""
 
     way: str
     config: EngineConfig
@@ -61,7 +61,7 @@ class Work:
 
 
 class Look(NamedTuple):
-    """What an engine had made at a moment."""
+    """The counters of an engine at one moment."""
 
     at_s: float
     audio_s: float
@@ -75,7 +75,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one process gave."""
+    """The figures of one process."""
 
     way: str
     device: str
@@ -97,7 +97,7 @@ def write_texts(path: Path, count: int, frames: int, seed: int) -> None:
 
 
 def speak(worker: Worker, source: Source) -> None:
-    """Speak all texts by as many threads as a corpus has, and throw the sound away."""
+    """Generate all texts from as many threads as a corpus uses, and discard the audio."""
 
     def one(row: Row) -> None:
         worker.engine.generate(row.text, voice=row.voice, **asdict(row.sampling), chunk_profile="throughput")
@@ -127,7 +127,7 @@ def looks(worker: Worker) -> Iterator[list[Look]]:
 
 
 def speed(seen: list[Look]) -> tuple[float, float]:
-    """Give seconds of sound a second and cores while the engine was full; of a very short run, all the time."""
+    """Return seconds of sound a second and cores while the engine was full; of a very short run, all the time."""
     total = seen[-1].audio_s
     first = next(look for look in seen if look.audio_s >= FIRST * total)
     last = next(look for look in seen if look.audio_s >= LAST * total)
@@ -138,7 +138,7 @@ def speed(seen: list[Look]) -> tuple[float, float]:
 
 
 def work(task: Work, together: Barrier, told: Connection) -> None:
-    """Speak the texts in one process, and tell what it took."""
+    """Generate the texts in one process, and send its figures."""
     with (
         tempfile.TemporaryDirectory() as folder,
         open_source(str(task.texts), {}, Defaults(), task.shard_size) as texts,
@@ -160,7 +160,7 @@ def work(task: Work, together: Barrier, told: Connection) -> None:
 
 
 def measure(tasks: list[Work]) -> list[tuple[dict[str, Any], Outcome]]:
-    """Let processes work at the same time, one for each task."""
+    """Run all tasks at the same time, each in a process of its own."""
     context = multiprocessing.get_context("spawn")
     together, started, found = context.Barrier(len(tasks)), [], []
     for task in tasks:

@@ -1,4 +1,4 @@
-"""What stands before several replicas costs: seconds added to a chunk of sound, and of the proxy's own work.
+"""The cost of the proxy before several replicas: latency added to a chunk of audio, and CPU time of the proxy.
 
 Two small servers stream chunks that carry the moment at which they were sent, at the pace that is asked for;
 clients read them once from the servers, and once through HAProxy with the configuration of `s1-mini serve --replicas`.
@@ -45,7 +45,7 @@ START_S = 10.0
 
 @dataclass(frozen=True)
 class Work:
-    """What the clients do."""
+    """The load of the clients."""
 
     streams: int
     every_s: float

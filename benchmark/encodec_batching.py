@@ -46,7 +46,7 @@ Arrays = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Options:
-    """What is done, and how."""
+    """Options of the measurement."""
 
     codebooks: int
     lanes: int
@@ -73,7 +73,7 @@ class Direction:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one way took for one direction."""
+    """Figures of one method and direction."""
 
     direction: str
     way: str
@@ -87,7 +87,7 @@ class Outcome:
     max_difference: float | None  # decoding: of a sample
 
     def row(self) -> list[str | float | None]:
-        """Give a line of the table."""
+        """Return a line of the table."""
         return list(asdict(self).values())
 
 
@@ -114,7 +114,7 @@ def make_files(lengths: Sequence[float], config: EncodecConfig, codebooks: int, 
 
 
 def directions(codec: Encodec, options: Options, waves: Arrays, codes: Arrays) -> list[Direction]:
-    """Give both, ready to be measured."""
+    """Return encoding and decoding."""
     rate, books = codec.samples_per_frame, options.codebooks
 
     def encode(rows: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class Way:
             self._lanes.capture(tunes=options.tunes)
 
     def work(self, files: Sequence[np.ndarray]) -> Arrays:
-        """Give the results of files in their order."""
+        """Return the results of files in their order."""
         if self._lanes is not None:
             before = self._lanes.frames_computed
             # As they come, or all known beforehand.
@@ -217,13 +217,13 @@ class Memory:
         return (torch.cuda.max_memory_reserved() if self._is_gpu else self._most) - self._before
 
     def allocations(self) -> int | None:
-        """How often device memory was allocated so far."""
+        """Return the number of device allocations so far, or None on a CPU."""
         return int(torch.cuda.memory_stats()["allocation.all.allocated"]) if self._is_gpu else None
 
 
 @torch.inference_mode()
 def measure(codec: Encodec, direction: Direction, name: str, options: Options, step: int) -> tuple[Outcome, Arrays]:
-    """Let one way work on every `step`-th file; give what it took, and its results."""
+    """Run one method on every `step`-th file; return its figures and results."""
     memory = Memory(codec.device)
     files = list(direction.files[::step])
     way = Way(name, direction, options, codec.device)
@@ -253,7 +253,7 @@ def measure(codec: Encodec, direction: Direction, name: str, options: Options, s
 
 
 def compare(outcome: Outcome, results: Arrays, single: Arrays, step: int) -> Outcome:
-    """Tell how much a way's results are those of one by one, which took every `step`-th file."""
+    """Return the outcome with its agreement with one-by-one results of every `step`-th file."""
     facts = asdict(outcome)
     pairs = list(zip(results[::step] if len(results) != len(single) else results, single, strict=True))
     if outcome.direction == "encode":

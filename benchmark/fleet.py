@@ -57,14 +57,14 @@ class Engine:
         return self.audio_per_s / self.sound_s
 
     def ends(self, taken: Counts) -> NDArray[np.float64]:
-        """Give the chance that a request ends within a look, by the number of slots taken."""
+        """Return the chance that a request ends within a look, by the number of slots taken."""
         step_s = self.first_s + (self.full_s - self.first_s) * (np.maximum(taken, 1) - 1) / max(1, self.slots - 1)
         return 1 - np.exp(-STEP_S * self.frame_s / step_s / self.sound_s)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is shared by a fleet: how much one engine wants of it, how much there is, and who says so."""
+    """A shared resource of a fleet: the need of one engine, the capacity, and the source of the figure."""
 
     name: str
     wanted: Callable[[Engine], float]
@@ -83,13 +83,13 @@ PARTS = (
 
 
 def by_chance(waiting: Counts, arrivals: Counts, chance: np.random.Generator) -> Counts:
-    """Give what engines have once requests went to any of them, as DNS or a client's own list does."""
+    """Return the requests per engine after random assignment, as by DNS."""
     engines = waiting.shape[1]
     return waiting + chance.multinomial(arrivals, np.full(engines, 1 / engines))
 
 
 def by_least(waiting: Counts, arrivals: Counts, chance: np.random.Generator) -> Counts:  # noqa: ARG001 - as the other
-    """Give what engines have once each request went to the one that has the fewest."""
+    """Return the requests per engine after each request went to the least loaded one."""
     order = np.argsort(waiting, axis=1)
     level = np.take_along_axis(waiting, order, axis=1)
     below = np.cumsum(level, axis=1)
@@ -103,7 +103,7 @@ def by_least(waiting: Counts, arrivals: Counts, chance: np.random.Generator) -> 
 
 
 def simulate(engine: Engine, engines: int, load: float, choose: Callable[..., Counts]) -> tuple[float, float]:
-    """Give the share of requests that find no free slot, and of slots taken, of engines at so much of their rate."""
+    """Return the share of requests that find no free slot, and of slots taken, of engines at so much of their rate."""
     chance = np.random.default_rng(0)
     fleets = max(1, SIMULATED // engines)
     each = load * engine.texts_per_s * STEP_S
@@ -124,7 +124,7 @@ def simulate(engine: Engine, engines: int, load: float, choose: Callable[..., Co
 
 
 def most_load(engine: Engine, engines: int, choose: Callable[..., Counts]) -> tuple[float, float]:
-    """Give the largest of `LOADS` at which few enough requests wait, 0 if there is none, and the slots taken then."""
+    """Return the largest of `LOADS` at which few enough requests wait, 0 if there is none, and the slots taken then."""
     low, high, taken = -1, len(LOADS), 0.0
     while high - low > 1:
         middle = (low + high) // 2

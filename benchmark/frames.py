@@ -1,4 +1,4 @@
-"""How long a frame of S1 takes at some numbers of rows: the device alone, by its own clock where it has one.
+"""Time of an S1 frame by number of rows: device time, by CUDA events on a GPU.
 
 python -m benchmark.frames --checkpoint full-size --rows 1,64,128
 python -m benchmark.frames --checkpoint full-size --rows 64,128,256 --voices 8
@@ -43,11 +43,11 @@ class FrameTime:
 
     @property
     def host_ms(self) -> float:
-        """What the host adds."""
+        """Overhead of the host."""
         return max(0.0, self.step_ms - self.device_ms)
 
     def data(self) -> dict[str, Any]:
-        """Everything for a machine."""
+        """Return the fields of the line of JSON."""
         return asdict(self) | {"host_ms": self.host_ms}
 
 

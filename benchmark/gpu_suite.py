@@ -64,7 +64,7 @@ engine.stop()
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of each thing is measured."""
+    """Sizes of the workload."""
 
     name: str
     rows: tuple[int, ...]
@@ -93,7 +93,7 @@ SMALL = Scale("small", (1, 4, 8), 300, 20, 1.0, 10, 4, 4.0, 2.0, 8, 3.0, 1, 8, 2
 
 @dataclass(frozen=True)
 class SuitePlan:
-    """What is measured, and with what."""
+    """Options of the suite."""
 
     checkpoint: Path | None = None
     device: str = "auto"
@@ -111,7 +111,7 @@ class SuiteResult:
     details: dict[str, Any] = field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
-        """Everything for a machine."""
+        """Return the fields of the line of JSON."""
         return {**self.facts, "figures": [figure.data() for figure in self.figures], "details": self.details}
 
 
@@ -239,13 +239,13 @@ class Parts:
         }
 
     def _asks(self, count: int) -> list[Ask]:
-        """So many requests whose sentences nobody asked for yet, as far as there are such."""
+        """Return requests with new sentences."""
         self._asked += 1
         return make_workload(count, self._seed + self._asked, self._scale.max_new_tokens)
 
 
 def listen_in_real_time(clients: Clients, asks: Sequence[Ask], *, streams: int, length_s: float) -> Load:
-    """Let `streams` listeners begin one after the other within `length_s`, their requests shared out evenly.
+    """Start `streams` real-time clients one after the other within `length_s`, each with its share of the requests.
 
     Each asks again when it has heard its last answer to the end; it plays from 100 ms after the first chunk on.
     """
@@ -299,7 +299,7 @@ def _config(plan: SuitePlan, scale: Scale) -> EngineConfig:
 
 
 def _floors(speaker: Speaker, loaded: LoadedS1, scale: Scale) -> dict[int, float]:
-    """Give the floor of each number of rows on this machine's card; nothing if that is not known."""
+    """Return the floor of each number of rows on this machine's GPU, or nothing for an unknown GPU."""
     card = card_in(torch.cuda.get_device_name()) if loaded.model.device.type == "cuda" else None
     if card is None:
         return {}

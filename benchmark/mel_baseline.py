@@ -79,7 +79,7 @@ NEVER = 9.0  # a threshold that no probability of the end reaches
 
 
 def steps_of(text: str, loaded: LoadedMel, most: int) -> int:
-    """Give the steps of the decoder that a text is spoken in, at most `most`."""
+    """Return the decoder steps of a text, at most `most`."""
     vocoder, config = loaded.vocoder.config, loaded.model.config
     rate = vocoder.sample_rate / vocoder.samples_per_frame / config.frames_per_step
     return max(1, min(most, config.max_steps, round(len(text) / CHARACTERS_A_SECOND * rate)))
@@ -95,12 +95,12 @@ class Baseline:
         self.vector = torch.zeros(self._model.config.speaker_size, device=self._model.device)
 
     def use_voice(self, vector: Tensor) -> None:
-        """Speak with a speaker's vector [N]."""
+        """Set the speaker vector [N]."""
         self.vector = vector.float().to(self._model.device)
 
     @torch.inference_mode()
     def speak(self, text: str, steps: int, clock: Clock | None = None) -> np.ndarray:
-        """Speak so many steps; give the samples [T]."""
+        """Generate so many steps; return the samples [T]."""
         model, clock = self._model, clock or Clock(self._model.device, SECTIONS)
         tidy = tidied(text, MAX_CHARACTERS)
         tokens = clock.time(
@@ -152,7 +152,7 @@ class Original:
 
     @torch.inference_mode()
     def speak(self, text: str, steps: int, vector: Tensor) -> np.ndarray:
-        """Speak so many steps; give the samples [T]."""
+        """Generate so many steps; return the samples [T]."""
         tokens = torch.tensor([self._loaded.tokenizer.encode(tidied(text, MAX_CHARACTERS))], device=self._device)
         frames = steps * self._loaded.model.config.frames_per_step
         ratio = (frames + 0.01) / tokens.shape[1]  # it rounds down
@@ -162,7 +162,7 @@ class Original:
 
 
 def faded(wave: np.ndarray, loaded: LoadedMel) -> np.ndarray:
-    """Give a wave with both ends faded, as the engine gives it."""
+    """Return a wave with both ends faded, as the engine gives it."""
     joiner = Joiner(sample_rate=loaded.vocoder.config.sample_rate)
     return np.concatenate((joiner.push(wave), joiner.finish()))
 
@@ -178,7 +178,7 @@ class Latencies:
     largest_difference: float | None = None  # of samples, from the baseline's
 
     def row(self) -> list[str | float | None]:
-        """Give what the table tells."""
+        """Return a row of the table."""
         total = sum(self.seconds)
         return [
             self.name,
@@ -192,7 +192,7 @@ class Latencies:
         ]
 
     def data(self) -> dict[str, Any]:
-        """Everything for a machine."""
+        """Return the fields of the line of JSON."""
         names = ("name", "runs", "average_ms", "p95_ms", "real_time_factor", "processor_s_per_s", "requests_per_s")
         named = dict(zip((*names, "largest_difference"), self.row(), strict=True))
         return named | {"runs": len(self.seconds), "seconds": self.seconds, "sound_s": self.sound_s}
@@ -226,12 +226,12 @@ class Stopwatch:
         self.processor_s += time.process_time() - computed
 
     def tell(self, name: str, sound_s: float, largest_difference: float | None = None) -> Latencies:
-        """Give what was timed."""
+        """Return the latencies."""
         return Latencies(name, tuple(self.seconds), sound_s, self.processor_s, largest_difference)
 
 
 def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float:
-    """Give the multiplications of decoding, as derived: by steps S and tokens T, of width d and L layers.
+    """Return the multiplications of decoding, as derived: by steps S and tokens T, of width d and L layers.
 
     With caches L (12 d² S + d S² + 2 d S T + 2 d² T), and the prenet P S; without, each step does it for all before it:
     L (12 d² S²/2 + d S³/3 · 2 + d S² T + 2 d² S T), and P S²/2.
@@ -255,7 +255,7 @@ def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float
 
 
 def encoder_macs(config: Any, tokens: int) -> float:
-    """Give the multiplications of encoding: L (12 d² T + 2 d T² + d P T), P being the distances that are told apart."""
+    """Return the multiplications of encoding: L (12 d² T + 2 d T² + d P T), with P relative distances."""
     width = config.width
     matrices = 4 * width**2 + 2 * width * config.encoder_ffn
     return config.encoder_layers * (
@@ -296,7 +296,7 @@ class Comparison:
         return as_mel(self._speaker().loaded)
 
     def steps(self, text: str) -> int:
-        """Give the steps of a text."""
+        """Return the steps of a text."""
         return steps_of(text, self.plain, self.most)
 
     def latencies(self, texts: Sequence[str], repeats: int) -> tuple[list[Latencies], dict[str, Section]]:
@@ -465,7 +465,7 @@ class Comparison:
         return found
 
     def _spoken(self, text: str, steps: int) -> None:
-        """Let the engine's own decoder make so many steps, alone, with its caches."""
+        """Run so many steps of the engine's own decoder alone, with its caches."""
         loaded = self._loaded()
         if self._stage is None:
             self._stage = loaded.chain(1, self.most).stages[0]
@@ -494,7 +494,7 @@ class Comparison:
 
 
 def section_data(sections: dict[str, Section]) -> dict[str, Any]:
-    """Give everything of some sections for a machine."""
+    """Return everything of some sections for a machine."""
     return {name: section.data() for name, section in sections.items()}
 
 

@@ -1,4 +1,4 @@
-"""What narrow formats cost a mel model in quality, along the same frames: distance of the mel, MCD and PESQ.
+"""Quality of a mel model in narrow number formats, teacher-forced: distance of the mel, MCD and PESQ.
 
 Every format is given, step by step, the frames that float32 made of the same text, so that a difference does not grow
 by itself. The sound of both mels is made by the same vocoder in float32. PESQ is told where the package `pesq` is there
@@ -58,7 +58,7 @@ FORMATS = (
 
 
 class Quality(NamedTuple):
-    """How far a format is from float32."""
+    """Distance of a format from float32."""
 
     name: str
     distance: float  # root mean square of the difference, by the standard deviation of float32's mel
@@ -72,7 +72,7 @@ class Quality(NamedTuple):
 
 
 def mel_cepstral_distortion(one: np.ndarray, other: np.ndarray) -> float:
-    """Give the distortion (Kubichek 1993) of two mels [F, M] of decadic logarithms, in dB, without the level."""
+    """Return the distortion (Kubichek 1993) of two mels [F, M] of decadic logarithms, in dB, without the level."""
     bins = one.shape[1]
     basis = np.cos(np.pi * np.outer(np.arange(1, NUM_CEPSTRA + 1), np.arange(bins) + 0.5) / bins) * 2 / bins
     difference = math.log(10) * (one - other) @ basis.T
@@ -80,7 +80,7 @@ def mel_cepstral_distortion(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def pesq_of(reference: np.ndarray, wave: np.ndarray, rate: int) -> float | None:
-    """Give PESQ of a wave, wide band; None where it cannot be had."""
+    """Return the wide-band PESQ of a wave, or None if it cannot be computed."""
     if importlib.util.find_spec("pesq") is None or rate != 16_000:
         return None
     from pesq import NoUtterancesError, pesq  # type: ignore[import-not-found,unused-ignore]
@@ -101,7 +101,7 @@ def open_format(directory: Path, device: torch.device, chosen: Format) -> Loaded
 
 @torch.inference_mode()
 def along(loaded: LoadedMel, case: dict[str, Tensor], steps: int, frames: Tensor | None) -> Tensor:
-    """Give the mel [F, M] of so many steps, along what each is given [S, M], or along its own."""
+    """Return the mel [F, M] of so many steps, teacher-forced with `frames` [S, M] if they are given."""
     model, rows = loaded.model, []
     state = open_state(model, case, steps)
     for step in range(steps):
@@ -112,7 +112,7 @@ def along(loaded: LoadedMel, case: dict[str, Tensor], steps: int, frames: Tensor
 
 
 def measure(directory: Path, device: torch.device, text: str) -> list[Quality]:
-    """Hold all formats against float32."""
+    """Compare all formats with float32."""
     plain = open_format(directory, device, Format("float32", torch.float32))
     voice = VoiceLibrary.open(directory, family_of(directory).describe(directory).voice).default
     size = plain.model.config.speaker_size

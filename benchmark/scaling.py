@@ -1,4 +1,4 @@
-"""How a server grows with its replicas: one, two and more on one host, each on a GPU of its own, or on a CPU.
+"""Scaling of a server with replicas on one host, each on a GPU of its own, or on a CPU.
 
 For each number: the start, seconds of sound a second with `--streams` a replica at a time, the first byte at `--rate`
 requests a second for each, `--listeners` for each that hear their answers out, and what it costs that one replica is
@@ -55,7 +55,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of each number of replicas; all for each of them, but the seconds."""
+    """The load per replica; seconds are of all."""
 
     streams: int
     rate: float
@@ -68,7 +68,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a number of replicas gave. Times in ms, if their names do not say otherwise."""
+    """Figures of a number of replicas; times in ms unless their names say otherwise."""
 
     replicas: int
     ready_s: float  # from the start until all speak
@@ -113,7 +113,7 @@ class Server:
             return False
 
     def pids(self) -> tuple[list[int], list[int]]:
-        """Give the processes of the replicas, and those of the proxy."""
+        """Return the process ids of the replicas and of the proxy."""
         if self._count == 1:
             return [self._process.pid], []
         members: list[int] = []
@@ -125,7 +125,7 @@ class Server:
         return sorted(members), sorted(proxies)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._client.close()
 
     def _all_speak(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the bookkeeping of a turn costs: the engine's own scheduler with stages that do nothing and take no time.
+"""The cost of scheduling: the engine's own scheduler with stages that do nothing.
 
 python -m benchmark.scheduler --rows 1,16,64,128
 
@@ -56,14 +56,14 @@ class NullStage(SimpleStage):
     device, launches_ahead = torch.device("cpu"), False
 
     def __init__(self, item: np.ndarray, *, is_over: bool) -> None:
-        """Give `item` [items of a unit of size 1, *shape] for each step; `is_over` says whether that ends its unit."""
+        """Return `item` [items of a unit of size 1, *shape] from each step; `is_over`: whether that ends its unit."""
         self._item, self._is_over = item, is_over
 
     def begin(self, begins: Sequence[Begin]) -> None:
         """Do nothing."""
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
-        """Give as many items as the size says."""
+        """Return `size` units of items."""
         items, rows = (
             np.broadcast_to(self._item, (size, *self._item.shape)).reshape(-1, *self._item.shape[1:]),
             len(slots),

@@ -1,4 +1,4 @@
-"""Where a request's time goes: seconds, memory, use of the device and achieved bandwidth of named sections."""
+"""Seconds, memory, device utilisation and achieved bandwidth of the named sections of a request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class Section:
-    """What one section of a request takes."""
+    """Figures of one section of a request."""
 
     seconds: float = 0.0
     memory_mb: float = 0.0  # that is in use more at its highest than at its beginning; of a CPU, than at its end
@@ -28,7 +28,7 @@ class Section:
 
     @property
     def bandwidth_gb_s(self) -> float | None:
-        """What it reads in a second."""
+        """Achieved bandwidth."""
         return self.num_bytes / self.seconds / 1e9 if self.seconds and self.num_bytes else None
 
     @property
@@ -37,7 +37,7 @@ class Section:
         return None if self.busy_s is None or not self.seconds else min(1.0, self.busy_s / self.seconds)
 
     def data(self) -> dict[str, Any]:
-        """Everything for a machine."""
+        """Return the fields of the line of JSON."""
         return vars(self) | {"use": self.use, "bandwidth_gb_s": self.bandwidth_gb_s}
 
 
@@ -58,7 +58,7 @@ class Clock:
         self._cores = num_cores()
 
     def time(self, name: str, work: Callable[[], Result], num_bytes: float = 0.0) -> Result:
-        """Do some work, and give its result."""
+        """Time some work and return its result."""
         self.rest()
         on_gpu = self.device.type == "cuda"
         if on_gpu:
@@ -84,7 +84,7 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def _memory_mb(self) -> float:
-        """Give the memory in use: a GPU's by torch, else this process's, where the system tells."""
+        """Return the memory in use: torch's on a GPU, else the resident memory of this process."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device) / 1e6
         return resident_bytes() / 1e6
@@ -104,7 +104,7 @@ def trace(work: Callable[[], Sequence[Span]], device: torch.device) -> dict[str,
 
 
 def covered(events: Sequence[tuple[int, int]], spans: Sequence[Span]) -> dict[str, float]:
-    """Give the seconds of each section that events, each from one nanosecond to another, cover; none twice."""
+    """Return the seconds of each section that events [start, stop in ns] cover; overlaps count once."""
     if not events:
         return {}
     base, reached, total = events[0][0], -math.inf, 0.0
@@ -124,7 +124,7 @@ def covered(events: Sequence[tuple[int, int]], spans: Sequence[Span]) -> dict[st
 
 
 def bottlenecks(sections: Mapping[str, Section]) -> list[str]:
-    """Give a sentence for each of the three sections that take longest."""
+    """Return a sentence for each of the three sections that take longest."""
     total = sum(section.seconds for section in sections.values())
     most = sorted(sections.items(), key=lambda item: -item[1].seconds)[:3]
     return [f"{name}: {each.seconds:.3g} s, {100 * each.seconds / total:.0f} % of a request" for name, each in most]

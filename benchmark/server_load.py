@@ -34,7 +34,7 @@ SAMPLE_S = 0.5  # between two looks at the memory
 
 @dataclass
 class Minute:
-    """What happened in one minute."""
+    """Figures of one minute."""
 
     whole: int = 0
     vanished: int = 0
@@ -157,7 +157,7 @@ async def every(pause_s: float, act: Callable[[], Awaitable[None]]) -> None:
 
 
 async def free_after_all_vanish(place: Place, streams: int) -> float:
-    """Begin long streams, close them all at one moment, and give the ms until the engine holds nothing of them."""
+    """Start long streams, close all at once, and return the ms until the engine has released every slot."""
 
     async def told() -> dict[str, Any]:
         health: dict[str, Any] = json.loads((await place.get("/health"))[1])
@@ -179,7 +179,7 @@ async def free_after_all_vanish(place: Place, streams: int) -> float:
 
 
 def report(tally: Tally, streams: int, seconds: float) -> tuple[str, dict[str, Any]]:
-    """Give the table and what the line of JSON tells."""
+    """Return the table and the facts for the line of JSON."""
     rows: list[list[str | float | None]] = []
     figures = []
     for number, minute in enumerate(tally.minutes, 1):
@@ -207,7 +207,7 @@ def report(tally: Tally, streams: int, seconds: float) -> tuple[str, dict[str, A
 
 
 def has_lost(facts: dict[str, Any]) -> bool:
-    """Tell whether anything was lost, doubled or changed, or nothing was heard at all."""
+    """Return whether any response was lost, duplicated or changed, or none was complete."""
     return bool(facts["failed"] or facts["different"] or not facts["whole"])
 
 

@@ -1,4 +1,4 @@
-"""What the engine is held to on one H200 with S1-mini's sizes in bfloat16, and how a figure stands to it."""
+"""Targets of the engine on one H200 with S1-mini's sizes in bfloat16, and the verdict on each figure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from s1_mini.bench.report import NONE, table
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure must be and what is aimed at."""
+    """Limit and aim of a figure."""
 
     title: str
     must: float
@@ -47,7 +47,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """Tell whether the target is reached: aim, must, missed, or nothing to reach."""
+        """Whether the target is reached: aim, must, missed, or a dash without a target."""
         if self.target is None or self.value is None:
             return NONE
         if self._reaches(self.target.aim):
@@ -55,7 +55,7 @@ class Figure:
         return "must" if self._reaches(self.target.must) else "missed"
 
     def data(self) -> dict[str, Any]:
-        """Everything for a machine."""
+        """Return the fields of the line of JSON."""
         target = (
             {} if self.target is None else {"must": self.target.must, "aim": self.target.aim, "verdict": self.verdict}
         )
@@ -68,7 +68,7 @@ class Figure:
 
 
 def judge(name: str, value: float | None, *, is_full: bool) -> Figure:
-    """Put a value beside its target, if it was measured in full."""
+    """Build a figure, with its target if it was measured in full."""
     target = TARGETS.get(name)
     title = target.title if target else f"ms a frame, {name.removeprefix('frame_')} rows"
     return Figure(name, title, value, target if is_full else None)

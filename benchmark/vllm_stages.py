@@ -40,7 +40,7 @@ TEXT = range(1000, 1040)
 
 
 class Figures(NamedTuple):
-    """What one run gave."""
+    """The figures of one run."""
 
     first_s: float  # to all first tokens
     first_core_s: float
@@ -49,7 +49,7 @@ class Figures(NamedTuple):
 
 
 def begins(config: CascadeConfig, number: int, rows: int) -> list[Begin]:
-    """Give sequences that see as much as any does: a voice, and of the coarse model a window far behind it."""
+    """Return sequences of maximal context: a voice, and for the coarse model a full window."""
     sampling, found = SamplingParams(temperature=0.0), []
     for row in range(rows):
         prompt = build_prompt(config.numbers, list(TEXT), Voice(random_voice(config, 420, row), ""))
@@ -64,7 +64,7 @@ def begins(config: CascadeConfig, number: int, rows: int) -> list[Begin]:
 
 @torch.inference_mode()
 def measure(config: CascadeConfig, stages: tuple[Stage, ...], number: int, rows: int) -> Figures:
-    """Have so many sequences made at one stage."""
+    """Generate so many sequences at one stage."""
     stage, begun, first = stages[number], clocks(stages[number]), np.zeros(2)
     made, running = dict.fromkeys(range(rows), 0), set(range(rows))
     stage.begin(begins(config, number, rows))
@@ -85,7 +85,7 @@ def measure(config: CascadeConfig, stages: tuple[Stage, ...], number: int, rows:
 
 
 def clocks(stage: Stage) -> np.ndarray:
-    """Give the time [2]: the clock's, and that of all cores that worked for a stage, its worker's included."""
+    """Return wall time and the CPU time of a stage [2], its worker process included."""
     seconds = time.process_time()
     if isinstance(stage, WorkedStage):
         seconds += sum(psutil.Process(stage.worker.pid).cpu_times()[:2])

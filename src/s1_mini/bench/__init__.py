@@ -1,1 +1,1 @@
-"""What this machine gives: load on an engine, and where the time of an utterance goes."""
+"""Benchmarks of this machine: a load test of an engine, and a profile of one utterance."""

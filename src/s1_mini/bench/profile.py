@@ -1,7 +1,7 @@
-"""Where the time of an utterance goes: the engine's own scheduler and stages, timed from outside.
+"""Profile of an utterance: the engine's own scheduler and stages, timed from outside.
 
-One thread does one thing at a time, and the device is at rest before and after each, so that the times add up. In an
-engine stages may work side by side, and a GPU goes on while the host looks at what it has made.
+One thread runs one section at a time, and the device is idle before and after each, so that the times add up. In an
+engine stages may run in parallel, and a GPU computes while the host reads its results.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _numbers = itertools.count()  # of requests
 
 @dataclass(frozen=True)
 class Section:
-    """What came of one section. Latencies are those of one call, of which a repetition makes `calls`."""
+    """Figures of one section. Latencies are of one call, of which a repetition makes `calls`."""
 
     name: str
     calls: float
@@ -56,7 +56,7 @@ class Section:
 
 
 class Timer:
-    """Seconds of calls by the name of their section, with the device at rest before and after each."""
+    """Seconds of calls by section, with the device idle before and after each."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -64,7 +64,7 @@ class Timer:
         self.total_s = 0.0
 
     def time(self, name: str, work: Callable[[], Result]) -> Result:
-        """Do some work, and give its result."""
+        """Time some work and return its result."""
         self._rest()
         begun = time.perf_counter()
         result = work()
@@ -73,17 +73,17 @@ class Timer:
         return result
 
     def add(self, name: str, seconds: float) -> None:
-        """Count a call that was timed otherwise."""
+        """Add a call that was timed elsewhere."""
         self._seconds.setdefault(name, []).append(seconds)
         self.total_s += seconds
 
     def forget(self) -> None:
-        """Begin anew, after a warm-up."""
+        """Reset after a warm-up."""
         self._seconds.clear()
         self.total_s = 0.0
 
     def sections(self, repeats: int) -> list[Section]:
-        """Tell what was measured over `repeats` repetitions, in the order of the first calls."""
+        """Return the sections of `repeats` repetitions, in the order of their first calls."""
         return [_section(name, np.array(seconds), repeats, self.total_s) for name, seconds in self._seconds.items()]
 
     def _rest(self) -> None:
@@ -100,7 +100,7 @@ def _section(name: str, seconds: np.ndarray, repeats: int, total_s: float) -> Se
 
 
 class TimedStage:
-    """A stage whose calls are timed; each step is waited for at once."""
+    """A stage whose calls are timed; each step blocks until it is done."""
 
     launches_ahead = False
 
@@ -114,7 +114,7 @@ class TimedStage:
         self._timer.time(f"{self._name}: prefill", lambda: self._stage.prefill(parts))
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
-        """Make a step, and wait for it."""
+        """Run a step and wait for it."""
 
         def work() -> StepResult:
             wait = self._stage.step(slots, size)
@@ -125,7 +125,7 @@ class TimedStage:
 
 
 class Profiler:
-    """One text, spoken by `rows` requests side by side as often as is wanted, always the same."""
+    """The same text, generated repeatedly by `rows` concurrent requests."""
 
     def __init__(
         self,
@@ -137,11 +137,11 @@ class Profiler:
         audio_format: AudioFormat = "wav",
         config: EngineConfig | None = None,
     ) -> None:
-        """Make the stages and their graphs, and set the threads of this process as the engine does.
+        """Build the stages and their graphs, and set the threads of this process as the engine does.
 
-        With a `config` their steps are compiled for a CPU as it says, before anything is said.
+        With a `config` their steps are compiled for a CPU as it says, before the first request.
 
-        Raises `ParameterError` or `CapacityError` for a text that cannot be said.
+        Raises `ParameterError` or `CapacityError` for an unsupported text.
         """
         self.timer, self.frames = Timer(torch.device(speaker.device.value)), 0
         self._text, self._rows, self._format = text, rows, audio_format
@@ -159,7 +159,7 @@ class Profiler:
 
     @torch.inference_mode()
     def speak(self, recording: np.ndarray | None = None) -> list[np.ndarray]:
-        """Speak once, and encode a recording [samples] if there is one; give the sound of each row [samples]."""
+        """Generate once, and encode a recording [samples] if there is one; return the audio of each row [samples]."""
         timer, kind = self.timer, self._format
         prompts = timer.time("text to prompt", lambda: [self._prompt() for _ in range(self._rows)])
         if recording is not None:
@@ -179,7 +179,7 @@ class Profiler:
         return waves
 
     def can_encode(self, recording: np.ndarray) -> bool:
-        """Tell whether the checkpoint makes a voice of a recording, and was not written for decoding only."""
+        """Return whether the checkpoint can encode a recording."""
         try:
             self._encode(recording)
         except (CheckpointError, VoiceUnsupportedError):
@@ -198,10 +198,10 @@ class Profiler:
 def measure_sections(
     speaker: Speaker, text: str, *, repeats: int, tell: Callable[[str], None] = lambda _: None, **options: Any
 ) -> tuple[list[Section], int]:
-    """Speak `repeats` times after one time to warm up; give the sections, and the frames of the first row.
+    """Generate `repeats` times after one warm-up; return the sections, and the frames of the first row.
 
-    `options` are those of `Profiler`; `tell` hears what comes next. The sound of the warm-up is the recording that is
-    encoded, where the checkpoint can do that.
+    `options` are those of `Profiler`; `tell` is called before each repetition. The audio of the warm-up is the
+    recording that is encoded, if the checkpoint can encode.
     """
     threads = torch.get_num_threads()
     try:
@@ -219,7 +219,7 @@ def measure_sections(
 
 
 def unthreaded(policies: Sequence[StagePolicy], stages: Sequence[Stage], slots: int) -> EngineCore:
-    """Put an engine's scheduler and stages together without starting its thread: `workers[0].turn()` does the next."""
+    """Return an engine core whose thread is not started: `workers[0].turn()` runs the next turn."""
     threads = Threads({"engine": range(len(stages))})
     core = EngineCore(policies, stages, WaitingLine(slots), ByteCache(0), threads)
     with torch.inference_mode():
@@ -229,7 +229,7 @@ def unthreaded(policies: Sequence[StagePolicy], stages: Sequence[Stage], slots: 
 
 
 def submit(core: EngineCore, sample_rate: int, prompt: Prompt, *, max_steps: int, seed: int) -> OutputQueue:
-    """Have one utterance spoken for somebody who listens; its sound comes out of the queue."""
+    """Submit one utterance; return the queue of its audio."""
     queue, now = OutputQueue(lambda: core.cancel(request)), time.monotonic()
     speech = Speech(queue, sample_rate=sample_rate, arrived=now, is_streamed=True)
     request = Request(next(_numbers), speech, SamplingParams(), seed, now, deadline=float("inf"))

@@ -1,4 +1,4 @@
-"""How much: what a checkpoint reads, computes and holds, how many slots a memory has, what a card can do at the best.
+"""Memory and work of a checkpoint, the slots of a memory, and the real-time streams of a GPU.
 
-Numbers from sizes alone; nothing here runs a model. The engine chooses its slots by the same arithmetic as `plan`.
+Computed from sizes alone; nothing here runs a model. The engine chooses its slots by the same arithmetic as `plan`.
 """

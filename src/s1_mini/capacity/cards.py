@@ -30,7 +30,7 @@ class Card:
 
     @property
     def memory_bytes(self) -> int:
-        """What the driver reports."""
+        """Memory as the driver reports it."""
         return self.memory_mib * MIB
 
     @property
@@ -89,7 +89,7 @@ MACHINES = (
 
 
 def find_card(name: str) -> Card:
-    """Give the card of a name, in any case. Raises `ParameterError` for one that is not known."""
+    """Return the GPU of a name, in any case. Raises `ParameterError` if it is unknown."""
     card = CARDS.get(name.lower())
     if card is None:
         raise ParameterError("gpu", f"{name!r} is no card that is known; allowed are {', '.join(CARDS)}")
@@ -97,7 +97,7 @@ def find_card(name: str) -> Card:
 
 
 def find_machine(instance_type: str) -> Machine:
-    """Give the machine of a type of instance, with or without `ml.`. Raises `ParameterError` for one not known."""
+    """Return an instance type, with or without `ml.`. Raises `ParameterError` if it is unknown."""
     wanted = instance_type.lower().removeprefix("ml.")
     found = next((machine for machine in MACHINES if machine.instance_type.removeprefix("ml.") == wanted), None)
     if found is None:
@@ -107,11 +107,11 @@ def find_machine(instance_type: str) -> Machine:
 
 
 def card_in(device_name: str) -> Card | None:
-    """Give the card that a driver calls so ("NVIDIA A100-SXM4-40GB"), if it is known."""
+    """Return the GPU by the name that its driver reports ("NVIDIA A100-SXM4-40GB"), or None."""
     words = device_name.lower().replace("-", " ").split()
     return next((card for card in CARDS.values() if card.name in words), None)
 
 
 def machines_with(card: Card) -> list[Machine]:
-    """Give the machines that have this card, the smallest first."""
+    """Return the machines that have this card, the smallest first."""
     return [machine for machine in MACHINES if machine.card == card.name]

@@ -39,7 +39,7 @@ CodecFormat = Literal["half", "float32"]
 
 @dataclass(frozen=True)
 class Efficiency:
-    """How near the engine comes to the floor: frame = `fixed_ms` + memory floor / share, sound = floor / share.
+    """Efficiency of the engine: frame = `fixed_ms` + memory floor / share, sound = floor / share.
 
     Of the streams that these two allow it holds `engine_share`: prompts, bookkeeping and a burst take the rest. The
     defaults are what an H200 reached, taken for every card: 1.19, 2.44, 3.47 and 5.60 ms at 1, 64, 128 and 256 rows of
@@ -69,7 +69,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Streams:
-    """What a card can hold: seconds of sound a second, and at how many rows."""
+    """Throughput of a GPU in seconds of audio per second, and its number of rows."""
 
     rows: int
     audio_per_s: float
@@ -77,9 +77,9 @@ class Streams:
 
     @property
     def count(self) -> int:
-        """Listeners in real time, each of whom takes a second of sound a second.
+        """Number of real-time streams.
 
-        With more of them than slots, each one's speech is made ahead of him and its slot given to the next.
+        With more streams than slots, speech is generated ahead of playback and the slot passes to the next stream.
         """
         return int(self.audio_per_s)
 
@@ -96,11 +96,11 @@ class Floors:
         self._bytes_per_ms = COPY_SHARE * card.bandwidth_gb_s * 1e6
 
     def floor(self, rows: int) -> StepTime:
-        """Give the least time of a frame of `rows` rows."""
+        """Return the least time of a frame."""
         return max(self._each(rows), key=lambda time: time.total_ms)
 
     def expected(self, rows: int, efficiency: Efficiency) -> StepTime:
-        """Give the time that a frame of `rows` rows is to be expected to take."""
+        """Return the expected time of a frame."""
         times = [
             StepTime(
                 rows,
@@ -112,7 +112,7 @@ class Floors:
         return max(times, key=lambda time: time.total_ms)
 
     def _each(self, rows: int) -> Iterator[StepTime]:
-        """Give the floor of each device."""
+        """Return the floor of each device."""
         for stages in self._devices:
             times = {"memory": 0.0, "compute": 0.0}
             for stage in stages:
@@ -125,7 +125,7 @@ class Floors:
         return max(cost.num_bytes / self._bytes_per_ms, cost.operations / per_ms)
 
     def streams(self, slots: int, efficiency: Efficiency | None = None) -> Streams:
-        """Give the most that up to `slots` rows can do together with a step shorter than its sound."""
+        """Return the highest throughput of up to `slots` rows with a step shorter than its audio."""
 
         def time(rows: int) -> float:
             return (self.floor(rows) if efficiency is None else self.expected(rows, efficiency)).total_ms
@@ -140,7 +140,7 @@ class Floors:
 
 @dataclass(frozen=True)
 class Wish:
-    """What is planned for. `columns` of a slot: None lets the engine choose; `context` of them are in use.
+    """Options of a plan. `columns` of a slot: None lets the engine choose; `context` of them are in use.
 
     `placement` names the devices of stages that are not on the first GPU, as the setting does.
     """
@@ -195,17 +195,17 @@ class Plan:
 
     @property
     def free_bytes(self) -> float:
-        """What is free beside weights and the driver's context."""
+        """Free bytes beside weights and the driver's context."""
         return sum(room.free_bytes for room in self.rooms)
 
     @property
     def fixed_bytes(self) -> int:
-        """What does not depend on the number of slots."""
+        """Bytes that do not depend on the number of slots."""
         return sum(room.demand.fixed for room in self.rooms)
 
     @property
     def whole(self) -> dict[str, Any]:
-        """What all replicas of the machine do together."""
+        """Figures of all replicas of the machine together."""
         share = 1.0 if self.replicas == 1 else REPLICA_SHARE
         return {
             "instance_type": self.machine.instance_type if self.machine else None,
@@ -217,12 +217,12 @@ class Plan:
 
     @property
     def slots_bytes(self) -> int:
-        """What all slots keep of their positions."""
+        """Bytes of the positions of all slots."""
         return self.slots * (self.columns + 1) * self.sizes.demand.position
 
     @property
     def stream_bytes(self) -> int:
-        """What else slots keep, and what making sound works with."""
+        """Other bytes of all slots, with the working memory of the codec."""
         demand = self.sizes.demand
         return self.slots * (demand.slot(-1)) if self.slots else 0
 
@@ -235,7 +235,7 @@ class Plan:
         ]
 
     def data(self) -> dict[str, Any]:
-        """Everything for a machine."""
+        """Return the fields of the line of JSON."""
         demand, card = self.sizes.demand, self.card
         devices = [
             {"device": room.name, "stages": list(self.stages[room.name]), "free_bytes": round(room.free_bytes)}
@@ -322,14 +322,14 @@ def plan_machine(
 
 
 def _larger(machine: Machine, num_gpus: int, way: str) -> str:
-    """Tell the ways out of too few GPUs."""
+    """Return the ways out of too few GPUs, for an error message."""
     larger = [each for each in MACHINES if each.card == machine.card and each.num_gpus >= num_gpus]
     least = min(larger, key=lambda each: each.num_gpus, default=None)
     return way if least is None else f"{way}, or take {least.instance_type}, which has {least.num_gpus}"
 
 
 def _no_room(plan: Plan) -> str:
-    """Tell what lacks room, and where there is some."""
+    """Return what does not fit, and where it would, for an error message."""
     columns = plan.wish.columns or SPAN
     room = next(room for room in plan.rooms if room.count(columns) < 1)
     stages = plan.stages[room.name]
@@ -386,7 +386,7 @@ def _plan(sizes: Sizes, card: Card, wish: Wish) -> Plan:
 
 
 def _gpu(stage: str, device: str) -> int:
-    """Give the number of the GPU that a placement names. Raises `ParameterError` for what is none."""
+    """Return the number of the GPU of a placement. Raises `ParameterError` for another device."""
     if device != "auto" and not device.startswith("cuda"):
         raise ParameterError("placement", f"{stage}={device}: only GPUs are planned: cuda:0, cuda:1 and so on")
     return int(device.partition(":")[2] or 0)

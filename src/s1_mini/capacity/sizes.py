@@ -27,7 +27,7 @@ SAFE_SHARE = 0.02  # of the free memory, for what falls between blocks
 
 @dataclass(frozen=True)
 class Demand:
-    """What one stage, or several on one device, put into memory beside the weights, in bytes."""
+    """Memory of one stage, or of several on one device, beside the weights, in bytes."""
 
     position: int = 0  # what is kept of one position of one slot: keys and values, random numbers
     stream_row: int = 0  # what making sound remembers of one row
@@ -45,18 +45,18 @@ class Demand:
 
     @property
     def fixed(self) -> int:
-        """What does not depend on the number of slots."""
+        """Bytes that do not depend on the number of slots."""
         return GRAPH_BYTES + self.copies + self.prefix_cache + self.encoding + SPARE_FRAMES * self.frame
 
     def slot(self, positions: int) -> int:
-        """Memory that one more slot of `positions` positions takes."""
+        """Return the bytes of one more slot of `positions` positions."""
         sound = STREAM_ROWS * self.stream_row + DECODED_FRAMES * self.frame
         return (positions + 1) * self.position + self.fixed_slot + sound
 
 
 @dataclass(frozen=True)
 class Room:
-    """A device: what is free on it beside weights and context, in bytes, and what its stages put there."""
+    """A device: free bytes beside weights and context, and the demand of its stages."""
 
     free_bytes: float
     demand: Demand
@@ -64,11 +64,11 @@ class Room:
 
     @property
     def for_slots(self) -> float:
-        """What is left for slots."""
+        """Bytes left for slots."""
         return max(0.0, self.free_bytes * (1 - SAFE_SHARE) - self.demand.fixed)
 
     def count(self, positions: int) -> float:
-        """Slots of `positions` positions each for which there is room; infinite where a slot takes nothing."""
+        """Return the slots of `positions` positions that fit; infinite if a slot takes no memory."""
         each = self.demand.slot(positions)
         if not each:
             return inf if self.for_slots else 0
@@ -76,12 +76,12 @@ class Room:
 
 
 def sum_demands(demands: Iterable[Demand]) -> Demand:
-    """Give what stages on one device put there together."""
+    """Return the sum of the demands of stages on one device."""
     return reduce(Demand.__add__, demands, Demand())
 
 
 def count_slots(rooms: Sequence[Room], positions: int) -> int:
-    """Slots of `positions` positions each for which there is room on all devices; 0 if there is none for one."""
+    """Return the slots of `positions` positions that fit on all devices."""
     slots = min(room.count(positions) for room in rooms)
     return MAX_SLOTS if slots == inf else int(slots)
 
@@ -130,7 +130,7 @@ class Cost:
 class StageSizes:
     """One stage of a checkpoint. A stage that makes several steps a frame, or one for several, counts all or its part.
 
-    `bound` is what holds it up: reading its weights at every step, or computing.
+    `bound` is its bottleneck: reading its weights at every step, or computing.
     """
 
     weight_bytes: float
@@ -141,7 +141,7 @@ class StageSizes:
 
 @dataclass(frozen=True)
 class Sizes:
-    """One checkpoint as a plan needs it. Stages are in the order of the chain, and named as `placement` names them."""
+    """The sizes of one checkpoint. Stages are in the order of the chain, and named as `placement` names them."""
 
     stages: Mapping[str, StageSizes]
     demands: Mapping[str, Demand]
@@ -150,10 +150,10 @@ class Sizes:
     needed_positions: Callable[[float, int], int]  # for a reference of seconds, and a piece of bytes of text
 
     def weight_bytes(self, bound: Literal["memory", "compute"]) -> float:
-        """Give the weights of all stages that are held up so."""
+        """Return the weight bytes of all stages with this bottleneck."""
         return sum(stage.weight_bytes for stage in self.stages.values() if stage.bound == bound)
 
     @cached_property
     def demand(self) -> Demand:
-        """What all stages take on one device."""
+        """Demand of all stages on one device."""
         return sum_demands(self.demands.values())

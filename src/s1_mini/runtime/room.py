@@ -1,4 +1,4 @@
-"""What is free on the GPUs of a placement, and whether the weights of its stages have room there."""
+"""Free memory of the GPUs of a placement, and whether the weights of its stages fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GB = 2**30
 
 
 def gpus_of(devices: Mapping[str, str]) -> dict[str, list[str]]:
-    """Give the stages on each GPU, of stages with their devices: `cuda` and the number that it means are one."""
+    """Return the stages of each GPU; `cuda` counts as the current one."""
     stages: dict[str, list[str]] = {}
     for stage, name in devices.items():
         if name.startswith("cuda"):
@@ -23,13 +23,13 @@ def gpus_of(devices: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def free_bytes_of(device: str) -> int:
-    """Give what is free on a GPU, with what torch holds of it unused."""
+    """Return the free bytes of a GPU, including unused memory of torch's allocator."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def check_weights(sizes: Sizes, stages: Mapping[str, list[str]], free_bytes: Mapping[str, float]) -> None:
-    """See that the weights of the `stages` of each GPU have room there, before any is loaded.
+    """Check that the weights of the `stages` of each GPU fit, before any is loaded.
 
     Raises `ConfigurationError`.
     """

@@ -1,4 +1,4 @@
-"""How many utterances an engine speaks at once, and how many positions each may have: by settings and memory."""
+"""The number of slots of an engine and the positions of each, from settings and free memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CPU_SLOTS = 4  # likewise; on a GPU as many as there is room for, up to `AUTO_SL
 
 
 def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
-    """Choose how many pieces are spoken at once and how many columns each may have, by settings and memory.
+    """Choose slots and their positions from settings and free memory.
 
-    Raises `ConfigurationError` if the memory does not suffice for one.
+    Raises `ConfigurationError` if the memory has no room for one slot.
     """
     model = speaker.loaded
     stages = gpus_of({stage: choice.value for stage, choice in speaker.devices.items()})
