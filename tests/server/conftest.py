@@ -45,7 +45,9 @@ class Door:
 def serving(engine: ProductionTTSEngine, *, waits: bool = True, **settings: object) -> Iterator[Door]:
     """Serve `engine` until the block ends."""
     app = create_app(engine, ServerSettings(host="127.0.0.1", port=0, **settings))
-    server = uvicorn.Server(make_config(app))
+    config = make_config(app)
+    config.ws_ping_interval = None  # `Clock` moves the time past the timeout of a pong that is on its way
+    server = uvicorn.Server(config)
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
