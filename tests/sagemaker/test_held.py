@@ -215,8 +215,10 @@ def test_what_a_client_holds_is_charged_and_released_when_it_disconnects(rig: Ri
     with traced() as allocated:
         scenario.hold(rig)
         wait_until(is_charged)
+        if Resource.AUDIO_BYTES in scenario.resources:
+            wait_until(lambda: rig.container.engine.health_check()["requests"] == 0)
         last = allocated()
-        while (now := settled(allocated)) > last + 10_000:
+        while abs((now := settled(allocated)) - last) > 10_000:  # an answer is encoded from copies that are freed
             last = now
         kinds = (Resource.BODY_BYTES, Resource.AUDIO_BYTES, Resource.STICKY_BYTES)
         charged = sum(accounts.total(kind) for kind in kinds)

@@ -71,9 +71,10 @@ class SocketWire(WebSocketsSansIOProtocol):
             self._held.set(Resource.BODY_BYTES, num_bytes, checked=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count its bytes no more."""
+        """Release its bytes and its connection."""
         if self._held is not None:
             self._held.release()
+        self.config.app.state.connections.leave(self.transport)  # type: ignore[union-attr]
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
