@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import shlex
 import shutil
@@ -90,14 +91,15 @@ def test_stdin_is_read_as_utf_8_whatever_the_terminal_speaks(
 ) -> None:
     options = ["--checkpoint", tiny, "--seed", "1", "--max-new-tokens", "6"]
 
-    piped = s1_mini(
-        "say", "-", "-o", tmp_path / "a.wav", *options, stdin="\ufeffGrüße.".encode(), PYTHONIOENCODING="cp1252"
-    )
-    named = run_here(monkeypatch, "say", "Grüße.", "-o", tmp_path / "b.wav", *options)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Gr\xfc\xdfe."), encoding="cp1252"))
-    broken = run_here(monkeypatch, "say", "-", "-o", tmp_path / "c.wav", *options)
+    def run_with_stdin(content: bytes, output: Path) -> int:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="cp1252"))
+        return run_here(monkeypatch, "say", "-", "-o", output, *options)
 
-    assert (piped.returncode, named, broken) == (0, 0, 1)
+    piped = run_with_stdin("\ufeffGrüße.".encode(), tmp_path / "a.wav")
+    named = run_here(monkeypatch, "say", "Grüße.", "-o", tmp_path / "b.wav", *options)
+    broken = run_with_stdin(b"Gr\xfc\xdfe.", tmp_path / "c.wav")
+
+    assert (piped, named, broken) == (0, 0, 1)
     assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
     assert "stdin does not give UTF-8" in capsys.readouterr().err
 
@@ -226,17 +228,32 @@ REFUSED_EARLY = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED_EARLY)
-def test_a_wrong_request_is_refused_before_torch_is_loaded(name: str, tiny: Path, tmp_path: Path) -> None:
+# One process for all: none of them loads torch, so that the last one shows it for all before it, too.
+RUN_ALL = """
+import contextlib, io, json, sys
+from s1_mini.cli.app import run
+
+outcomes = {}
+for name, arguments in json.load(sys.stdin).items():
+    sys.argv = ["s1-mini", "say", *arguments]
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        code = run()
+    outcomes[name] = code, told.getvalue().count("\\n"), "torch" in sys.modules
+print(json.dumps(outcomes))
+"""
+
+
+def test_a_wrong_request_is_refused_in_one_sentence_before_torch_is_loaded(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"no voice")
     soundfile.write(tmp_path / "long.wav", np.full(8_000 * 61, 0.1), 8_000)
-    arguments = [argument.format(tmp=tmp_path, tiny=tiny) for argument in REFUSED_EARLY[name]]
-    program = (
-        "import sys; from s1_mini.cli.app import run; sys.argv[0] = 's1-mini'; code = run(); "
-        "print(code, 'torch' in sys.modules)"
-    )
+    asked = {
+        name: [argument.format(tmp=tmp_path, tiny=tiny) for argument in arguments]
+        for name, arguments in REFUSED_EARLY.items()
+    }
+
     child = subprocess.run(
-        [sys.executable, "-c", program, "say", *arguments],
+        [sys.executable, "-c", RUN_ALL],
+        input=json.dumps(asked),
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
@@ -244,7 +261,8 @@ def test_a_wrong_request_is_refused_before_torch_is_loaded(name: str, tiny: Path
         check=False,
     )
 
-    assert (child.stdout, child.stderr.count("\n")) == ("1 False\n", 1), child.stderr
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout) == {name: [1, 1, False] for name in REFUSED_EARLY}
 
 
 HINTS = {

@@ -252,6 +252,9 @@ def poison(synthesizer: Synthesizer, error: Exception) -> None:
     stage.step = checked  # type: ignore[method-assign]
 
 
+NUM_STORM = 200  # requests; several of each kind meet in every slot
+
+
 @pytest.mark.slow
 def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(speaker: Speaker) -> None:
     chance = random.Random(7)
@@ -265,10 +268,10 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(s
             "profile": chance.choice(("ttfa", "balanced", "throughput")),
             "streams": chance.random() < 0.5,
         }
-        for i in range(500)
+        for i in range(NUM_STORM)
     ]
-    bad = {i for i in range(500) if i % 20 == 0}
-    leaves = {i for i in range(500) if chance.random() < 0.2}
+    bad = {i for i in range(NUM_STORM) if i % 20 == 0}
+    leaves = {i for i in range(NUM_STORM) if chance.random() < 0.2}
 
     synthesizer = start(speaker, max_batch_size=8, prefix_cache_mb=0.2)
     runs_out = exhaust_memory(synthesizer, chance)
@@ -291,7 +294,7 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(s
             outcomes[i] = error
 
     threads = []
-    for i in range(500):
+    for i in range(NUM_STORM):
         threads.append(threading.Thread(target=listen, args=(i,)))
         threads[-1].start()
         time.sleep(chance.expovariate(1 / 0.004))
@@ -299,7 +302,7 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(s
         thread.join(120)
     synthesizer.close()
 
-    assert len(outcomes) == 500
+    assert len(outcomes) == NUM_STORM
     assert all(queue.has_ended for queue in ended)
     assert leaks(synthesizer.core.scheduler) == []
     assert synthesizer.core.prefixes.stats.num_bytes <= 0.2e6
@@ -310,8 +313,8 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(s
 
     plain = start(speaker, max_batch_size=8)
     survivors = [i for i, outcome in outcomes.items() if isinstance(outcome, np.ndarray)]
-    assert len(survivors) > 300
-    for i in chance.sample(survivors, 100):
+    assert len(survivors) > 0.6 * NUM_STORM
+    for i in chance.sample(survivors, 60):
         assert np.array_equal(outcomes[i], sound(ask(plain, **asked[i]))), asked[i]
     plain.close()
 

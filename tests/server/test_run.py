@@ -161,7 +161,7 @@ def test_the_garbage_collector_does_not_look_at_what_was_loaded(tiny: Path) -> N
 
 
 def test_what_is_not_finished_in_time_is_told_so(tiny: Path, tmp_path: Path) -> None:
-    with held(tiny, tmp_path, S1_MINI_SERVER_DRAIN_TIMEOUT_S="15") as (running, _), running.client() as client:
+    with held(tiny, tmp_path, S1_MINI_SERVER_DRAIN_TIMEOUT_S="5") as (running, _), running.client() as client:
         threads, results = speak_many(running, 2)
         with client.stream("POST", "/v1/tts", json=LONG | {"stream": True}) as stream:
             wait_until(lambda: inside(running) == 3)
