@@ -1,0 +1,117 @@
+"""CI and releases: the systems and tests that CI runs, what a release checks first, and the rights of every job."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+COMMAND = "python scripts/test.py"
+NO_JOB = {"slow", "gpu"}  # `slow` is part of the plain command; hosted machines have no GPU
+MATRIX = re.compile(r"\$\{\{ matrix\.(\w+) \}\}")
+
+TEXTS = {
+    name: (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8") for name in ("ci", "release")
+}
+CI, RELEASE = (yaml.safe_load(text) for text in TEXTS.values())
+
+
+def runs(job: dict[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield system, Python and commands of each row of a job's matrix."""
+    matrix = job.get("strategy", {}).get("matrix", {})
+    for row in matrix.get("include") or [{name: each} for name, values in matrix.items() for each in values] or [{}]:
+
+        def fill(text: str, row: dict[str, str] = row) -> str:
+            return MATRIX.sub(lambda found: row[found[1]], text)
+
+        (python,) = [step["with"]["python-version"] for step in steps(job, "actions/setup-python")]
+        yield fill(job["runs-on"]), fill(python), [fill(step["run"]) for step in job["steps"] if "run" in step]
+
+
+def steps(job: dict[str, Any], action: str) -> list[dict[str, Any]]:
+    return [step for step in job["steps"] if step.get("uses", "").partition("@")[0] == action]
+
+
+def commands(job: str) -> str:
+    return "\n".join(step["run"] for step in RELEASE["jobs"][job]["steps"] if "run" in step)
+
+
+def test_ci_runs_the_readme_s_command_on_three_systems_and_every_python_on_linux() -> None:
+    checked = [(system.partition("-")[0], python, given) for system, python, given in runs(CI["jobs"]["check"])]
+
+    assert {system for system, _, _ in checked} == {"ubuntu", "windows", "macos"}
+    assert {python for system, python, _ in checked if system == "ubuntu"} == {"3.11", "3.12", "3.13"}
+    assert all(given == [COMMAND] for _, _, given in checked)
+    assert re.search(rf"^{COMMAND} ", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_each_mark_that_the_plain_command_leaves_out_has_a_job_and_each_job_a_mark() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    marks = {line.partition(":")[0] for line in config["tool:pytest"]["markers"].strip().splitlines()}
+    given = {command for job in CI["jobs"].values() for _, _, each in runs(job) for command in each} - {COMMAND}
+    (plain,) = re.findall(r'^EVERYWHERE = "(.+?)"', (ROOT / "scripts" / "test.py").read_text(encoding="utf-8"), re.M)
+
+    assert {command.split()[-1].removeprefix("--") for command in given} == marks - NO_JOB
+    assert {word.removeprefix("not ") for word in plain.split(" and ")} == marks - {"slow", "infra"}
+
+
+def test_no_secret_is_kept_and_a_job_has_the_rights_that_it_needs() -> None:
+    rights = {"publish": {"id-token", "attestations"}, "image": {"id-token", "attestations", "packages"}}
+
+    for workflow, text in ((CI, TEXTS["ci"]), (RELEASE, TEXTS["release"])):
+        assert "secrets." not in text
+        assert "pull_request_target" not in text
+        assert workflow["permissions"] == {"contents": "read"}
+        for name, job in workflow["jobs"].items():
+            assert {it for it, right in job.get("permissions", {}).items() if right == "write"} == rights.get(
+                name, set()
+            )
+            assert 0 < job["timeout-minutes"] <= 60
+            assert all(step["with"]["persist-credentials"] is False for step in steps(job, "actions/checkout"))
+
+
+def test_actions_are_github_s_own_and_those_of_a_release_are_named_by_their_commit() -> None:
+    for name, version in (("ci", r"v\d+"), ("release", r"[0-9a-f]{40} # v\d+\.\d+\.\d+")):
+        uses = re.findall(r"uses: (.+)", TEXTS[name])
+        assert [it for it in uses if not re.fullmatch(rf"actions/[a-z-]+@{version}", it)] == []
+        assert len({it.partition("@")[0] for it in uses}) == len(set(uses)), "one version of each"
+
+
+def test_only_a_tag_releases_and_nothing_before_it_was_built_checked_and_heard() -> None:
+    checks = commands("build")
+
+    assert RELEASE[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as true
+    assert all(check in checks for check in ("twine check --strict", "CHANGELOG.md", 's1-mini" say'))
+    assert {name: job.get("needs") for name, job in RELEASE["jobs"].items()} == {
+        "build": None,
+        "publish": "build",
+        "image": "build",
+    }
+    for job in ("build", "publish"):
+        (install,) = re.findall(r"(?m)^pip install.*", commands(job))
+        assert install == "pip install --require-hashes --requirement requirements-release.lock.txt"
+
+
+def test_pypi_trusts_the_guarded_environment_and_everything_published_is_attested() -> None:
+    publish = commands("publish")
+
+    assert RELEASE["jobs"]["publish"]["environment"]["name"] == "pypi"
+    assert "twine upload --non-interactive --attestations" in publish
+    assert "pypi-attestations sign" in publish
+    assert "password" not in publish
+    attested = {name for name, job in RELEASE["jobs"].items() if steps(job, "actions/attest-build-provenance")}
+    assert attested == {"publish", "image"}
+
+
+def test_the_base_of_the_image_is_the_recipe_s_named_by_its_digest() -> None:
+    recipe = (ROOT / "sagemaker" / "Dockerfile").read_text(encoding="utf-8")
+
+    assert f"ARG BASE={RELEASE['env']['BASE']}\n" in recipe
+    assert '--build-arg "BASE=$BASE@$DIGEST"' in commands("image")
+    assert "org.opencontainers.image.base.digest=$DIGEST" in commands("image")
