@@ -281,7 +281,7 @@ def test_a_voice_is_added_used_and_deleted(visit: Open, voiced: ProductionTTSEng
         page.get_by_label("What is said").fill(STORY)
     else:
         page.get_by_role("button", name="Use the microphone").click()
-        expect(page.locator("#record-clock")).to_have_text("6 s")
+        expect(page.locator("#record-clock")).to_have_text("2 s")
         page.get_by_role("button", name="Stop recording").click()
     expect(page.locator("#add-audio")).to_be_visible()
     page.get_by_role("button", name="Add voice").click()
