@@ -17,8 +17,8 @@ Without attacks it is a soak test; --each runs one attack after the other agains
 Prints a table by minutes and one line of JSON. The exit code is 1 if an answer was lost, doubled or different, or none
 was received; the other figures are for you to judge. `/ping` of the server is measured beside `/ping` of an idle
 control process, so that stalls of the machine can be told from stalls of the server. Clients, attackers and the watcher
-are processes of their own with a lower priority than the server's. Linux only: memory is read from /proc, and
-127.0.0.2 exists only there without being configured.
+are processes of their own with a lower priority than the server's. Linux only: 127.0.0.2 exists only there without
+being configured, and cores are assigned to processes.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import soundfile
 import websockets
 
@@ -55,7 +56,6 @@ if not __package__:  # started as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmark.http_load import Answer, Place, quantile_ms
-from s1_mini.bench.clients import resident_bytes
 
 JSON = "application/json"
 HONEST_HOST = "127.0.0.1"
@@ -605,19 +605,22 @@ class Look(NamedTuple):
     resident: int  # bytes of the server's processes
 
 
-def family(pid: int) -> list[int]:
+def family(pid: int) -> list[psutil.Process]:
     """Return a process and all that it has started."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        with suppress(OSError, ValueError, IndexError):
-            if folder.name.isdigit():
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(folder.name))
-    found, left = [], [pid]
-    while left:
-        found.append(left.pop())
-        left += children.get(found[-1], [])
-    return found
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def resident_bytes(processes: list[psutil.Process]) -> int:
+    """Return the memory of those processes that are still there."""
+    total = 0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total
 
 
 class Pinger:
@@ -656,8 +659,8 @@ def run_watcher(places: tuple[Place, Place], pid: int, begun: Any, over: Any, re
         control_s, _ = idle_server.ping()
         ping_s, status = server.ping()
         if len(looks) % 10 == 0:
-            pids = family(pid)
-        looks.append(Look(at, ping_s, status, control_s, sum(resident_bytes(each) for each in pids)))
+            processes = family(pid)
+        looks.append(Look(at, ping_s, status, control_s, resident_bytes(processes)))
         time.sleep(WATCH_INTERVAL_S)
     results.send(looks)
 
@@ -705,10 +708,9 @@ def served(options: argparse.Namespace) -> Iterator[tuple[Place, subprocess.Pope
                 time.sleep(0.2)
             yield place, process
         finally:
-            for pid in family(process.pid)[1:]:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            process.kill()
+            for each in reversed(family(process.pid)):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
 
 
 def is_ready(place: Place, replicas: int) -> bool:
@@ -723,11 +725,11 @@ def is_ready(place: Place, replicas: int) -> bool:
 
 def cpu_s(pid: int) -> float:
     """Return the CPU time of a process and all that it has started."""
-    ticks = 0
-    for each in family(pid):
-        with suppress(OSError):
-            ticks += sum(map(int, Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:13]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    total = 0.0
+    for process in family(pid):
+        with suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:2])
+    return total
 
 
 class Helpers:
@@ -864,7 +866,7 @@ def each(options: argparse.Namespace) -> list[dict[str, Any]]:
         with served(options) as (place, process):
             try:
                 control = Place("127.0.0.1", helpers.start(run_control).recv())
-                before = sum(resident_bytes(pid) for pid in family(process.pid))
+                before = resident_bytes(family(process.pid))
                 watching = helpers.start(run_watcher, (place, control), process.pid, begun, over)
                 begun.set()
                 took_s = asyncio.run(run_one(attack, Target(place, options.attackers_from)))
