@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from s1_mini.text.language import LANGUAGES, MAX_CHARACTERS, detect
+from s1_mini.text.form import LANGUAGES, MAX_CHARACTERS, detect
 
 SENTENCES = Path(__file__).parents[1] / "assets" / "languages.tsv"
 ROWS = [tuple(line.split("\t")) for line in SENTENCES.read_text(encoding="utf-8").splitlines()[1:]]

@@ -1,17 +1,188 @@
-"""`spoken`: a text as it is written to a text as it is said, whole words and marks of sentences only.
+"""Text normalization: `spoken` turns a written text into words and sentence marks.
 
-English is read as a whole, in `english`; of other languages their numbers, by CLDR's rules, and what is the same in
-all: markup is taken out, drawn-out letters are shortened. Knows no voice: what one cannot say, `alphabet` finds.
+English is normalized as a whole, by the rules in `english`. In other languages numbers are spelt out by CLDR's rules,
+and elongated letters are shortened. Markdown, HTML and code marks are removed in all of them, and emoji are replaced by
+their names. Normalization does not depend on the voice; `form` handles the characters that a voice does not support.
 """
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 from collections.abc import Callable
 
 from s1_mini.exceptions import ParameterError
-from s1_mini.text.ornaments import unified, without_ornaments
+from s1_mini.text.numbers import MAX_DIGITS, spell
+from s1_mini.text.ornaments import BMP_EMOJI, BULLETS, unified, without_ornaments
+from s1_mini.text.tables import table, words
+
+# Languages with a decimal point; all others write a decimal comma and group by a dot.
+_POINT = frozenset(words("am cy en fil ga he hi ja ko ms ne sw ta th yue zh zu"))
+_WITHOUT_SPACES = frozenset(("ja", "zh", "yue", "th", "km", "lo", "my"))
+_POINT_WORDS = table(
+    "de=Komma, fr=virgule, es=coma, it=virgola, pt=vírgula, nl=komma, sv=komma, da=komma, no=komma, nb=komma, "
+    "fi=pilkku, pl=przecinek, tr=virgül, ja=点, zh=点, ko=점, hi=दशमलव, ru=запятая, uk=кома, ar=فاصل, he=נקודה, "
+    "cs=celá"
+)
+_MINUS_WORDS = table("fr=moins, es=menos, pt=menos, it=meno, nl=min, ja=マイナス, zh=负")
+_PERCENT_WORDS = table(
+    "de=Prozent, fr=pour cent, es=por ciento, it=per cento, pt=por cento, nl=procent, sv=procent, da=procent, "
+    "pl=procent, fi=prosenttia, ja=パーセント, zh=百分比"
+)
+_WITH_COMMA = re.compile(r"(-(?=\d))?(\d{1,3}(?:[. ]\d{3})++(?!\d)|\d++)(?:,(\d+))?(\s?%)?")
+_SWISS = re.compile(r"(-(?=\d))?(\d{1,3}(?:'\d{3})++(?!\d)|\d++)(?:\.(\d+))?(\s?%)?")
+_WITH_POINT = re.compile(r"(-(?=\d))?(\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.(\d+))?(\s?%)?")
+
+
+def _read_numbers(text: str, tag: str) -> str:
+    """Spell out the numbers of a text that is not English; `tag` is one of `numbers.languages()`."""
+    from s1_mini.text.english.letters import read_stretched
+
+    language = tag.partition("_")[0]
+    pattern = _SWISS if tag == "de_CH" else _WITH_POINT if language in _POINT else _WITH_COMMA
+
+    def number(found: re.Match[str]) -> str:
+        start, end = found.span()
+        is_signed = bool(found[1]) and not text[max(0, start - 1) : start].isalnum()
+        whole = re.sub(r"\D", "", found[2])
+        is_code = len(whole) > MAX_DIGITS or (len(whole) > 1 and whole[0] == "0")
+        said = [_MINUS_WORDS.get(language, "minus")] if is_signed else []
+        said += [_digits(whole, tag) if is_code else spell(int(whole), tag)]
+        if found[3]:
+            said += [_POINT_WORDS.get(language, "," if pattern is _WITH_COMMA else "."), _digits(found[3], tag)]
+        if found[4]:
+            said += [_PERCENT_WORDS.get(language, "%")]
+        before, after = text[max(0, start - 1) : start].isalpha(), text[end : end + 1].isalpha()
+        if language in _WITHOUT_SPACES:
+            before = after = False
+        hyphen = "-" if found[1] and not is_signed else ""
+        return f"{' ' * before}{hyphen}{' '.join(said)}{' ' * after}"
+
+    return read_stretched(pattern.sub(number, text))
+
+
+def _digits(number: str, tag: str) -> str:
+    return " ".join(spell(int(each), tag) for each in number)
+
+
+_FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)[^\n`]*$", re.MULTILINE)
+_RULE = re.compile(r"^[ \t]{0,3}([-*_=])[ \t]?(?:\1[ \t]?){2,80}$", re.MULTILINE)
+_TABLE_RULE = re.compile(r"^[ \t]*\|?[ \t]*:?-{2,}[-:| \t]*$", re.MULTILINE)
+_TABLE_EDGE = re.compile(r"^[ \t]*\|[ \t]*|[ \t]*\|[ \t]*$", re.MULTILINE)
+_HEADING = re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+([^\n]*)$", re.MULTILINE)
+_QUOTE = re.compile(r"^[ \t]{0,3}(?:>(?!\d)[ \t]?){1,8}", re.MULTILINE)
+_BULLET = f"[{re.escape(BULLETS)}]"
+_ITEM = re.compile(rf"^[ \t]{{0,12}}{_BULLET}[ \t]+(?:\[[ xX]\][ \t]+)?(?=\S)([^\n]*)$", re.MULTILINE)
+_ITEM_BEGINS = re.compile(rf"\n[ \t]{{0,12}}{_BULLET}[ \t]")
+_COUNTED = re.compile(r"^([ \t]{0,12}\d{1,3})[.)][ \t]+(?=\S)([^\n]*)$", re.MULTILINE)
+_LINK = re.compile(
+    r"!?\[([^\[\]\n]{0,300})\]"
+    r"(?:\((?:[^()\s]|\([^()\s]{0,100}\)){0,500}+(?:[ \t]\"[^\"\n]{0,200}\")?\)|\[[^\[\]\n]{0,80}\])"
+)
+_ANGLED = re.compile(r"<((?:https?://|mailto:)[^<>\s]{1,500})>")
+_TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,300}>|<!--[^<>]{0,300}-->")
+# Stars that multiply: between numbers, single letters or brackets, or where the line is an equation.
+_PRODUCT = re.compile(
+    r"(?<=\b[A-Za-z\d])( ?)\*\1(?=[A-Za-z\d]\b)|(?<=\d) ?\* ?(?=\d)|(?<=\b\w) \* (?=[\d(])|(?<=\)) \* (?=[\d(]|\w\b)"
+    r"|(?<=\d) \* (?=\(|\w\b)"
+)
+_SPACED_STAR = re.compile(r"(?<=\w) \* (?=\w)")
+_EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w)|(?<=[\w.,!?])_{1,3}(?!\w)")
+
+_PICTURES = (
+    "\U0001f000-\U0001f1e5\U0001f200-\U0001f3fa\U0001f400-\U0001f535\U0001f53a-\U0001f64f\U0001f680-\U0001f77f"
+    f"\U0001f900-\U0001faff✓✗✘♡☹{BMP_EMOJI}"
+)
+_EMOJI = re.compile(
+    f"(?:[\U0001f1e6-\U0001f1ff]{{2}}|[0-9#*]\ufe0f?\u20e3|[{_PICTURES}])"
+    f"(?:[\ufe0e\ufe0f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]|\u200d[{_PICTURES}])*+"
+)
+_RUN = re.compile(f"(?:{_EMOJI.pattern})(?:[ \t]?(?:{_EMOJI.pattern}))*+")
+_LOVES = re.compile(r"\b(?:I|We|we|You|you|They|they) $")
+_NAMES = table(
+    "❤=red heart, 👍=thumbs up, ✅=check mark, ✔=check mark, ✓=check mark, ⭐=star, ☀=sun, ☺=smiling face, 💯=hundred "
+    "points, 🙏=folded hands, ⚠=warning, ❗=exclamation mark, ❓=question mark, ✗=cross mark, ✘=cross mark, "
+    "☎=telephone, ✉=envelope, ♥=heart, ♡=heart, ☹=frowning face"
+)
+_WORDLESS = re.compile(r" (?:sign|symbol)$|^(?:heavy|white heavy|black) (?=\w+ \w)")
+_SMILEY = re.compile(r"(?<![ \t])[ \t]*+(?<!\S)[:;]-?[()DPp](?!\S)")
+_HEART = re.compile(r"(?<!\S)<3+(?!\S)")
+_ZERO_WIDTH = re.compile("[\u200b-\u200f\ufe0e\ufe0f\u2060\ufeff\u00ad\u202a-\u202e]")
+
+
+def read_markup(text: str) -> str:
+    """Remove Markdown and HTML marks; headings and list items become sentences."""
+    if "&" in text:
+        text = html.unescape(text)
+    text = _SMILEY.sub("", text) if ":" in text or ";" in text else text
+    if "<" in text:
+        text = _HEART.sub("❤", text)
+        text = _TAG.sub("", _ANGLED.sub(r"\1", text))
+    if "`" in text or "~" in text:
+        text = _FENCE.sub("", text)
+    if "[" in text:
+        text = _LINK.sub(r"\1", text)
+    if "|" in text:
+        text = _TABLE_EDGE.sub("", _TABLE_RULE.sub("", text))
+    text = _RULE.sub("", text)
+    text = _HEADING.sub(lambda found: _sentence(found[1].rstrip(" \t#"), "."), text)
+    text = _QUOTE.sub("", text) if ">" in text else text
+    text = _ITEM.sub(_item, text)
+    if "\n" in text or text[:1].isdecimal():
+        text = _COUNTED.sub(lambda found: f"{found[1].strip()}. {_sentence(found[2], '.')}", text)
+    if "*" in text:
+        text = _PRODUCT.sub(" ⋅ ", text)
+        text = _SPACED_STAR.sub(" ⋅ ", text) if " = " in text else text
+    return _EMPHASIS.sub("", text) if re.search("[*_`~]", text) else text
+
+
+def _item(found: re.Match[str]) -> str:
+    """End a list item with a comma before another item, else as a sentence."""
+    after = found.string[found.end() : found.end() + 16]
+    return _sentence(found[1], "" if not after.strip() else "," if _ITEM_BEGINS.match(after) else ".")
+
+
+def _sentence(line: str, mark: str) -> str:
+    return line if not line or line.rstrip()[-1:] in ".,;:!?" else line.rstrip() + mark
+
+
+def read_emoji(text: str) -> str:
+    """Replace emoji by their names, repeated ones by one name, and remove invisible characters."""
+    if text.isascii():
+        return text
+    return _ZERO_WIDTH.sub("", _RUN.sub(_run, text))
+
+
+def _run(found: re.Match[str]) -> str:
+    text, (start, end) = found.string, found.span()
+    each = dict.fromkeys(_name(emoji) for emoji in _EMOJI.findall(found.group()))
+    before = text[max(0, start - 6) : start]
+    if next(iter(each)) == "red heart" and len(each) == 1 and _LOVES.search(before):
+        return "love"
+    names = ", ".join(name for name in each if name)
+    bare = before.rstrip()
+    lead = "" if not before else ", " if bare[-1:].isalnum() else " " * (before == bare)
+    rest = text[end : end + 2].lstrip()
+    return f"{lead}{names}" + (("," if text[end : end + 1] == " " else ", ") if rest[:1].isalnum() else "")
+
+
+def _name(emoji: str) -> str:
+    if "\u20e3" in emoji:
+        return emoji[0]
+    if "\U0001f1e6" <= emoji[0] <= "\U0001f1ff":
+        return "flag of " + " ".join(chr(ord(letter) - 0x1F1E6 + ord("A")) for letter in emoji[:2])
+    names = (
+        _NAMES.get(letter) or _unicode_name(letter) for letter in emoji if not "\U0001f3fb" <= letter <= "\U0001f3ff"
+    )
+    return " ".join(name for name in names if name)
+
+
+def _unicode_name(letter: str) -> str:
+    if not unicodedata.category(letter).startswith("S"):
+        return ""
+    return _WORDLESS.sub("", unicodedata.name(letter, "").lower()).replace("-", " ")
+
 
 MAX_PASSES = 4  # until nothing changes: a text of words alone stays as it is
 
@@ -40,10 +211,10 @@ _TIDY = (
 
 
 def spoken(text: str, language: str = "en") -> str:
-    """Give `text` as it is said: numbers, dates, money, abbreviations and the like as words, without markup.
+    """Return `text` as it is spoken: numbers, dates, money and abbreviations as words, without markup.
 
-    `spoken` of what it gave gives the same again. `language` is a tag such as en, en-GB or de; only English is read as
-    a whole, of other languages numbers. Raises `ParameterError` for a language whose numbers are not known.
+    Normalizing the result again changes nothing. `language` is a tag such as en, en-GB or de; English is normalized as
+    a whole, other languages only in their numbers. Raises `ParameterError` for an unsupported language.
     """
     if not isinstance(text, str):
         raise ParameterError("text", f"{type(text).__name__} is not text; give a str")
@@ -56,7 +227,7 @@ def spoken(text: str, language: str = "en") -> str:
 
 
 def _known_language(language: str) -> str:
-    """Give the tag whose rules are used for a language. Raises `ParameterError` for one that has none."""
+    """Return the tag whose rules apply to a language. Raises `ParameterError` if there are none."""
     from s1_mini.text.numbers import languages
 
     if isinstance(language, str) and re.fullmatch(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8}){0,3}", language):
@@ -71,9 +242,7 @@ def _reader(language: str) -> Callable[[str], str]:
     tag = _known_language(language)
     if tag.partition("_")[0] == "en":
         return _read_english
-    from s1_mini.text.other import read
-
-    return lambda text: _tidy(read(_prepare(text), tag))
+    return lambda text: _tidy(_read_numbers(_prepare(text), tag))
 
 
 def _read_english(text: str) -> str:
@@ -84,8 +253,6 @@ def _read_english(text: str) -> str:
 
 def _prepare(text: str) -> str:
     """Take out markup, and write what has several forms in one: digits, spaces, quotation marks, fractions."""
-    from s1_mini.text.markup import read_emoji, read_markup
-
     text = unicodedata.normalize("NFC", _LINE_ENDS.sub("\n", text).replace("\u2029", "\n\n"))
     if not text.isascii():
         text = _SPACES.sub(" ", text).translate(_MARKS)
@@ -103,7 +270,7 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _plain(found: re.Match[str]) -> str:
-    """Give a digit of another script as one of ours, and a wide or styled letter as a plain one."""
+    """Convert a digit of another script to ASCII, and a wide or styled letter to a plain one."""
     character = found.group()
     if character.isdecimal():
         return str(unicodedata.decimal(character))

@@ -7,17 +7,21 @@ possessive, so that time grows with the length of the text alone.
 from __future__ import annotations
 
 from s1_mini.text.english.abbreviations import read_abbreviations
-from s1_mini.text.english.dates import read_dates, read_years
-from s1_mini.text.english.equations import read_bare_units, read_equations
+from s1_mini.text.english.dates import read_dates, read_times, read_years
+from s1_mini.text.english.equations import (
+    read_arrows,
+    read_bare_units,
+    read_dashes,
+    read_equations,
+    read_pairs,
+    read_symbols,
+)
 from s1_mini.text.english.identifiers import read_identifiers, read_labels, read_phones
 from s1_mini.text.english.letters import read_acronyms, read_stretched
 from s1_mini.text.english.links import read_links
 from s1_mini.text.english.measures import read_fractions, read_measures
 from s1_mini.text.english.money import read_money
-from s1_mini.text.english.plain import read_plain, read_ranges
-from s1_mini.text.english.roman import read_roman
-from s1_mini.text.english.symbols import read_arrows, read_dashes, read_pairs, read_symbols
-from s1_mini.text.english.times import read_times
+from s1_mini.text.english.plain import read_plain, read_ranges, read_roman
 
 _WITH_DIGITS = (
     *(read_dates, read_times, read_phones, read_labels, read_money, read_fractions, read_measures),
