@@ -8,9 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.kernels.convolution_chain import Ending, convolve_on, convolve_on_triton
+from s1_mini.kernels.convolution_chain import (
+    Ending,
+    _exchange_past_triton,
+    convolve_on,
+    convolve_on_triton,
+    exchange_past,
+)
 from s1_mini.kernels.convolution_tiles import UNITS, ConvolutionTile, tile_of
-from s1_mini.kernels.kept_past import _exchange_past_triton, exchange_past
 from s1_mini.kernels.quick_snake import snake_table
 from s1_mini.kernels.residual_unit import UnitWeights, residual_unit, residual_unit_triton
 from s1_mini.kernels.snake import Rows

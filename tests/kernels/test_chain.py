@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from kernel_checks import needs_gpu, randn
-from s1_mini.kernels.convolution_chain import Ending, convolve_on, runs_chain
+from s1_mini.kernels.convolution_chain import Ending, _exchange_past_triton, convolve_on, exchange_past, runs_chain
 from s1_mini.kernels.convolution_tiles import DILATED, POINTWISE, TRANSPOSED, UNITS, ConvolutionTile, is_many, tile_of
-from s1_mini.kernels.kept_past import _exchange_past_triton, exchange_past
 from s1_mini.kernels.quick_snake import snake_table
 from s1_mini.kernels.residual_unit import UnitWeights, residual_unit
 from s1_mini.kernels.snake import Rows

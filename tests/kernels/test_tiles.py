@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from s1_mini.kernels.many_rows import Tile, many_tile
+from s1_mini.kernels.linear import Tile, many_tile
 
 T4, A10G, A100, H100 = 65_536, 101_376, 166_912, 232_448  # bytes that a program may have, by CUDA's tables
 SIZES = [

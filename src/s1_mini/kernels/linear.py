@@ -1,25 +1,340 @@
-"""Products of few rows with what stands before and after them: residual sum, norm, bias, gate. Bound by the weights.
+"""Matrix products of few rows, fused with residual sum, norm, bias, gate or GELU. Bound by the weights' bandwidth.
 
-A handful of rows are done by one kernel with all of that (`few_rows.py`), more by tensor cores (`many_rows.py`).
-Weights may be kept in eight bits: a kernel widens them on the way, and multiplies each output by its scale.
+`few_rows` computes a handful of rows in one kernel: every program holds its weights in registers before the rows are
+there. `many_rows` uses tensor cores while the weights are fetched into the L2 cache; where there are few outputs, the
+inputs are split between programs, and the next norm sums their parts with the residual.
+int8 weights are widened in the kernel, and each output is multiplied by its scale.
 In one order (see `backend`) any number of rows takes tensor cores, and inputs are shared out as for `TALL` rows.
 Shapes: B rows, K inputs, N outputs, P parts.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.kernels.backend import in_one_order, runs_triton
-from s1_mini.kernels.few_rows import few_rows
+from s1_mini.kernels.backend import (
+    HAS_TRITON,
+    fetch_ahead,
+    in_one_order,
+    jit,
+    launch,
+    runs_triton,
+    shared_memory,
+    wait_for_last,
+    widen,
+)
 from s1_mini.kernels.gate import gate
-from s1_mini.kernels.many_rows import MAX_ROWS, TALL, many_rows, num_parts
 from s1_mini.kernels.norm import Norm, add_norm
-from s1_mini.kernels.weight import QuantizedWeight, Weight, product
+from s1_mini.kernels.weight import QuantizedWeight, Weight, product, values_and_scale
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
 
 FEW_ROWS = 2
 MAX_INPUTS = 4096  # that a program of the few-rows kernel holds
+MAX_ROWS = 128  # above, the vendor's products are as fast
+TALL = 64  # rows of a tile: what the tensor cores of Hopper take at the least
+PROMPT_ROWS = 512  # above, rows are steps of sound, and a tile may be large
+
+
+@jit
+def load_scales(scale, at, there, SCALED: tl.constexpr):
+    """Give what these outputs are multiplied by; 1 where the weights are kept as they were trained."""
+    if SCALED:
+        return tl.load(scale + at, mask=there, other=0.0).to(tl.float32)
+    return tl.full(at.shape, 1.0, tl.float32)
+
+
+@jit
+def gelu_of(x):
+    """The exact GELU (Hendrycks and Gimpel 2016)."""
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+class Tile(NamedTuple):
+    """What a program of the many-rows kernel works on at once, and how many steps ahead it loads."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+    def shared_bytes(self, item_size: int, gated: bool) -> int:
+        """Give the shared memory that it takes at most: rows and weights of each stage, as Triton lays them out."""
+        return self.stages * self.inputs * (self.rows + self.outputs * (2 if gated else 1)) * item_size
+
+    def within(self, limit: int, item_size: int, gated: bool) -> Tile:
+        """Give a tile that takes `limit` bytes at most: with fewer steps ahead, or shorter ones."""
+        tile = self
+        while tile.shared_bytes(item_size, gated) > limit:
+            tile = tile._replace(stages=tile.stages - 1) if tile.stages > 2 else tile._replace(inputs=tile.inputs // 2)
+        return tile
+
+
+def num_parts(rows: int, outputs: int, inputs: int) -> int:
+    """Parts that the inputs are shared out to, so that a product of few outputs keeps the whole GPU busy."""
+    if outputs > 2048:
+        return 1
+    return 4 if inputs > 2048 or (inputs == 2048 and rows <= TALL) else 2
+
+
+def many_tile(
+    rows: int, outputs: int, inputs: int, *, gated: bool, item_size: int, limit: int, one_order: bool = False
+) -> Tile:
+    """Sizes of a program with more rows of numbers of `item_size` bytes, in `limit` bytes of shared memory.
+
+    The fastest of some hundred tried on an H200 (docs/kernels.md). A GPU with less memory (A10G, L4 and L40S have
+    99 KB of 227, T4 64) loads fewer steps ahead, or shorter ones; in `one_order` these are as long for all rows.
+    """
+    block = min(128, max(16, 1 << (inputs - 1).bit_length()))
+    if one_order:
+        largest = Tile(2 * TALL, TALL if gated else 2 * TALL, block, warps=8, stages=3)
+        block = largest.within(limit, item_size, gated).inputs
+        if rows > PROMPT_ROWS:
+            wide = TALL if outputs <= TALL else largest.outputs
+            return largest._replace(outputs=wide, inputs=block).within(limit, item_size, gated)
+        if rows > MAX_ROWS and max(outputs, inputs) > 1024:
+            return Tile(2 * TALL, TALL, block, warps=8, stages=3).within(limit, item_size, gated)
+    if rows <= TALL:
+        wide = 16 if outputs <= 1024 and inputs <= 1024 and not gated else 32
+    else:
+        is_deep = inputs >= 2048 or rows > MAX_ROWS if one_order else inputs > 2048
+        wide = 64 if gated or outputs > 2048 or is_deep else 32
+        block = min(block, 64) if gated and not one_order else block
+    return Tile(TALL, wide, block, warps=4, stages=5 if item_size <= 2 else 2).within(limit, item_size, gated)
+
+
+def many_rows(x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts: int, *, gelu: bool = False) -> Tensor:
+    """Give x [B, K] @ weight.T + bias, gated or with GELU: [B, N], or of several `parts` float32 [P, B, N].
+
+    `gated` wants `weight` [2 N, K].
+    """
+    rows, inputs = x.shape
+    outputs = weight.shape[0] // (2 if gated else 1)
+    values, scale, scaled = values_and_scale(weight)
+    limit, item_size = shared_memory(x.device), x.element_size()
+    tile = many_tile(rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit, one_order=in_one_order())
+    part = triton.cdiv(triton.cdiv(inputs, parts), tile.inputs) * tile.inputs
+    parts = triton.cdiv(inputs, part)
+    shape, kind = ((rows, outputs), x.dtype) if parts == 1 else ((parts, rows, outputs), torch.float32)
+    out = torch.empty(shape, dtype=kind, device=x.device)
+    _many_kernel[(triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows), parts)](
+        x,
+        values,
+        scale,
+        values if bias is None else bias,
+        out,
+        rows,
+        outputs,
+        inputs,
+        part,
+        tile.rows,
+        tile.outputs,
+        tile.inputs,
+        SCALED=scaled,
+        BIAS=bias is not None,
+        GATED=gated,
+        GELU=gelu,
+        LINE=128 // values.element_size(),
+        **launch(x),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return out
+
+
+@jit
+def _fetch_weights(
+    weight, first, begin, EACH: tl.constexpr, INPUTS: tl.constexpr, PART: tl.constexpr, LINE: tl.constexpr
+):
+    LINES: tl.constexpr = triton.next_power_of_2((PART + LINE - 1) // LINE)  # of LINE numbers, 128 bytes
+    line = tl.minimum(begin + tl.arange(0, LINES) * LINE, INPUTS - 1)
+    at = (first + tl.arange(0, EACH)).to(tl.int64)[:, None] * INPUTS + line[None, :]
+    fetch_ahead(weight + at)
+
+
+@jit
+def _many_kernel(  # noqa: C901 - likewise
+    x,
+    weight,
+    scale,
+    bias,
+    out,
+    rows,
+    outputs,
+    INPUTS: tl.constexpr,
+    PART: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    EACH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
+    LINE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    first = tl.program_id(0) * EACH
+    part = tl.program_id(2)
+    begin = part * PART
+    at = first + tl.arange(0, EACH)
+    row = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
+    present, taken = row < rows, at < outputs
+    if EARLY:
+        if first + EACH <= outputs:
+            _fetch_weights(weight, first, begin, EACH, INPUTS, PART, LINE)
+            if GATED:
+                _fetch_weights(weight, first + outputs, begin, EACH, INPUTS, PART, LINE)
+    scales = load_scales(scale, at, taken, SCALED)
+    if GATED:
+        other_scales = load_scales(scale, outputs + at, taken, SCALED)
+    wait_for_last(EARLY)
+    total = tl.zeros([HEIGHT, EACH], tl.float32)
+    second = tl.zeros([HEIGHT, EACH], tl.float32)
+    for step in range(0, PART, BLOCK):
+        k = begin + step + tl.arange(0, BLOCK)
+        if INPUTS % PART == 0 and PART % BLOCK == 0:
+            inside = k >= 0
+        else:
+            inside = k < INPUTS
+        value = tl.load(x + row[:, None] * INPUTS + k[None, :], mask=present[:, None] & inside[None, :], other=0.0)
+        where = at[None, :] * INPUTS + k[:, None]
+        there = taken[None, :] & inside[:, None]
+        weights = widen(tl.load(weight + where, mask=there, other=0.0), value, EARLY)
+        total = tl.dot(value, weights, total, input_precision="ieee")
+        if GATED:
+            others = widen(tl.load(weight + outputs * INPUTS + where, mask=there, other=0.0), value, EARLY)
+            second = tl.dot(value, others, second, input_precision="ieee")
+    total *= scales[None, :]
+    if BIAS:
+        total += tl.load(bias + at, mask=taken & (part == 0), other=0.0).to(tl.float32)[None, :]
+    if GELU:
+        total = gelu_of(total.to(out.dtype.element_ty).to(tl.float32))
+    if GATED:
+        kind = out.dtype.element_ty
+        total = total.to(kind).to(tl.float32)
+        second = (second * other_scales[None, :]).to(kind).to(tl.float32)
+        total = (total * tl.sigmoid(total)).to(kind).to(tl.float32) * second
+    to = (part * rows + row[:, None]) * outputs + at[None, :]
+    tl.store(out + to, total.to(out.dtype.element_ty), mask=present[:, None] & taken[None, :])
+
+
+def few_rows(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    norm: Norm | None,
+    gated: bool,
+    residual: Tensor | None,
+    *,
+    gelu: bool = False,
+) -> Tensor:
+    """Give norm(x) @ weight.T + bias, gated or with GELU, plus `residual`, [B, N]; x is [B, K], `weight` [N, K].
+
+    `gated` wants `weight` [2 N, K]. `norm`, `bias` and `residual` may be None.
+    """
+    rows, inputs = x.shape
+    outputs = weight.shape[0] // (2 if gated else 1)
+    values, scale, scaled = values_and_scale(weight)
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    each = 4 if gated or inputs > 1024 else 8
+    _few_kernel[(triton.cdiv(outputs, each),)](
+        x,
+        values,
+        scale,
+        values if bias is None else bias,
+        norm.weight if norm else values,
+        x if residual is None else residual,
+        out,
+        norm.eps if norm else 0.0,
+        outputs,
+        rows,
+        inputs,
+        triton.next_power_of_2(inputs),
+        each,
+        SCALED=scaled,
+        BIAS=bias is not None,
+        NORM=norm is not None,
+        CENTRED=norm is not None and norm.centred,
+        GATED=gated,
+        GELU=gelu,
+        SUM=residual is not None,
+        **launch(x),
+        num_warps=4,
+    )
+    return out
+
+
+@jit
+def _few_kernel(  # noqa: C901 - its branches are taken when it is compiled
+    x,
+    weight,
+    scale,
+    bias,
+    norm,
+    residual,
+    out,
+    eps,
+    outputs,
+    ROWS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    EACH: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    CENTRED: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
+    SUM: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    at = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    k = tl.arange(0, PADDED)
+    inside = k < INPUTS
+    taken = (at < outputs)[:, None] & inside[None, :]
+    where = at[:, None] * INPUTS + k[None, :]
+    weights = tl.load(weight + where, mask=taken, other=0.0)
+    if GATED:
+        others = tl.load(weight + outputs * INPUTS + where, mask=taken, other=0.0)
+        other_scales = load_scales(scale, outputs + at, at < outputs, SCALED)
+    if NORM:
+        norms = tl.load(norm + k, mask=inside, other=0.0).to(tl.float32)
+    scales = load_scales(scale, at, at < outputs, SCALED)
+    if BIAS:
+        added = tl.load(bias + at, mask=at < outputs, other=0.0).to(tl.float32)
+    wait_for_last(EARLY)
+    for row in tl.static_range(ROWS):
+        value = tl.load(x + row * INPUTS + k, mask=inside, other=0.0)
+        wide = value.to(tl.float32)
+        if CENTRED:
+            wide = tl.where(inside, wide - tl.sum(wide, axis=0) / INPUTS, 0.0)
+        if NORM:
+            length = tl.rsqrt(tl.sum(wide * wide, axis=0) / INPUTS + eps)
+            wide = wide * length
+            if not CENTRED:
+                wide = wide.to(value.dtype).to(tl.float32)
+            wide = (wide * norms).to(value.dtype).to(tl.float32)
+        total = tl.sum(weights.to(tl.float32) * wide[None, :], axis=1) * scales
+        if BIAS:
+            total += added
+        total = total.to(value.dtype).to(tl.float32)
+        if GELU:
+            total = gelu_of(total)
+        if GATED:
+            second = tl.sum(others.to(tl.float32) * wide[None, :], axis=1) * other_scales
+            second = second.to(value.dtype).to(tl.float32)
+            total = (total * tl.sigmoid(total)).to(value.dtype).to(tl.float32) * second
+        if SUM:
+            total = total.to(value.dtype).to(tl.float32)
+            total += tl.load(residual + row * outputs + at, mask=at < outputs, other=0.0).to(tl.float32)
+        tl.store(out + row * outputs + at, total.to(value.dtype), mask=at < outputs)
 
 
 def norm_linear(
