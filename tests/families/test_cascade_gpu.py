@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.families.cascade import sampling
+from s1_mini.families.cascade.kernels import choose
 
 pytestmark = [
     pytest.mark.gpu,
@@ -94,9 +94,9 @@ def test_the_kernel_chooses_what_sorting_does(size: int, dtype: torch.dtype, mon
     logits[2, 7:99] = logits[2].max()  # of equal ones the first is the likeliest
     asked[2][4:12] = 1.0
 
-    ours = sampling.choose(logits, *asked)
-    monkeypatch.setattr(sampling, "can_choose", lambda _: False)
-    theirs = sampling.choose(logits, *asked)
+    ours = choose.choose(logits, *asked)
+    monkeypatch.setattr(choose, "can_choose", lambda _: False)
+    theirs = choose.choose(logits, *asked)
 
     assert (ours == theirs).float().mean() >= 0.95
     assert torch.equal(ours[:4], logits[:4].argmax(-1))

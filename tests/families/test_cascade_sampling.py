@@ -8,8 +8,8 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from s1_mini.core.messages import Begin, Conditions
+from s1_mini.families.cascade.kernels.choose import choose, choose_plain, end_early
 from s1_mini.families.cascade.language_model import stage_uniforms
-from s1_mini.families.cascade.sampling import choose, choose_plain, end_early
 from s1_mini.types import SamplingParams
 
 DRAWS = 4096

@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from s1_mini.families.s1.kernels.draw import Asked, MainTokens, draw, draw_code, draw_main, penalise, probabilities
-from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
+from s1_mini.families.s1.kernels.draw import (
+    WINDOW,
+    Asked,
+    MainTokens,
+    RepetitionWindow,
+    draw,
+    draw_code,
+    draw_main,
+    penalise,
+    probabilities,
+)
 from s1_mini.layers.randomness import uniforms
 
 FIRST, CODES, BOOKS = 100, 6, 3

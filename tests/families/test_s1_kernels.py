@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernel_checks import assert_close, by_both, dtypes, needs_gpu, randn
 from s1_mini.families.s1.kernels import columns, draw
-from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
+from s1_mini.families.s1.kernels.draw import WINDOW, RepetitionWindow
 
 pytestmark = needs_gpu
 

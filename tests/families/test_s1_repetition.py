@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from s1_mini.families.s1.kernels.columns import take_frame
-from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
+from s1_mini.families.s1.kernels.draw import WINDOW, RepetitionWindow
 
 NUM_CODEBOOKS = 3
 

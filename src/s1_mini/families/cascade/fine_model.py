@@ -16,10 +16,10 @@ from torch import Tensor
 
 from s1_mini.core.messages import Begin, StepResult
 from s1_mini.families.cascade.config import NUM_COARSE
+from s1_mini.families.cascade.kernels.choose import MIN_TEMPERATURE, choose_plain
 from s1_mini.families.cascade.language_model import stage_uniforms
 from s1_mini.families.cascade.network import FineGPT
 from s1_mini.families.cascade.policies import FinePolicy, FineWindow
-from s1_mini.families.cascade.sampling import MIN_TEMPERATURE, choose_plain
 from s1_mini.layers.staging import stage
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.stage import Pending, SimpleStage

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, StepResult
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
+from s1_mini.families.cascade.kernels.choose import MIN_TEMPERATURE, choose, end_early
 from s1_mini.families.cascade.network import CausalGPT, Where
 from s1_mini.families.cascade.policies import CoarseWindows
 from s1_mini.families.cascade.prompt import window_prompt
-from s1_mini.families.cascade.sampling import MIN_TEMPERATURE, choose, end_early
 from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.layers.kv_cache import KVCache
 from s1_mini.layers.randomness import uniforms

@@ -16,8 +16,7 @@ from torch import Tensor
 from s1_mini.codecs.hifigan import weights as vocoder_weights
 from s1_mini.families.base import Conversion
 from s1_mini.families.mel import weights
-from s1_mini.families.mel.config import MelConfig
-from s1_mini.families.mel.files import FOLDERS, KEY, VocoderFiles, read_configs
+from s1_mini.families.mel.config import FOLDERS, KEY, MelConfig, VocoderFiles, read_configs
 from s1_mini.families.mel.tokenizer import FILE, CharTokenizer
 from s1_mini.families.mel.voice import vectors_beside
 from s1_mini.voices.format import for_file

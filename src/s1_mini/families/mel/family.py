@@ -32,7 +32,7 @@ class Mel:
 
     def pick_files(self, names: Collection[str]) -> list[str]:
         """Choose from the names of a repository's files those of a checkpoint, its vocoder among them."""
-        from s1_mini.families.mel.files import FOLDERS
+        from s1_mini.families.mel.config import FOLDERS
 
         folder = next((folder for folder in FOLDERS if f"{folder}/config.json" in names), FOLDERS[0])
         vocoder = ((f"{folder}/config.json",), tuple(f"{folder}/{name}" for name in MODEL_NAMES))
@@ -41,7 +41,7 @@ class Mel:
     def describe(self, directory: Path) -> Description:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
         from s1_mini.families.base import Description
-        from s1_mini.families.mel.files import read_configs
+        from s1_mini.families.mel.config import read_configs
         from s1_mini.families.mel.voice import voice_format
 
         config, vocoder = read_configs(directory)
@@ -52,9 +52,8 @@ class Mel:
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
         """Count what a checkpoint directory takes, or without one SpeechT5. Raises `CheckpointError`."""
         from s1_mini.codecs.hifigan.config import HifiGanConfig
-        from s1_mini.families.mel.config import MelConfig
+        from s1_mini.families.mel.config import MelConfig, read_configs
         from s1_mini.families.mel.costs import measure_sizes
-        from s1_mini.families.mel.files import read_configs
         from s1_mini.families.mel.random import FULL_MODEL
 
         if directory is None:

@@ -16,8 +16,8 @@ from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError, VoiceError, VoiceUnsupportedError
 from s1_mini.families.base import Chain, LoadedModel, Placement
+from s1_mini.families.mel.config import VocoderFiles, read_configs
 from s1_mini.families.mel.decoder import MelDecoder
-from s1_mini.families.mel.files import VocoderFiles, read_configs
 from s1_mini.families.mel.model import MelModel
 from s1_mini.families.mel.settings import STAGES, MelSettings
 from s1_mini.families.mel.tokenizer import CharTokenizer

@@ -38,7 +38,7 @@ class S1:
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
         from s1_mini.codecs.dac.config import read_dac_config
         from s1_mini.families.base import Description
-        from s1_mini.families.s1.voice import voice_format
+        from s1_mini.families.s1.config import voice_format
         from s1_mini.voices.format import fingerprint
 
         codec = read_dac_config(directory)

@@ -16,8 +16,7 @@ from torch import Tensor
 from s1_mini.core.messages import Saved
 from s1_mini.exceptions import CapacityError
 from s1_mini.families.s1.kernels.columns import take_frame
-from s1_mini.families.s1.kernels.draw import Asked, MainTokens, draw_code, draw_main
-from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
+from s1_mini.families.s1.kernels.draw import WINDOW, Asked, MainTokens, RepetitionWindow, draw_code, draw_main
 from s1_mini.families.s1.network import Pairs, S1Network
 from s1_mini.families.s1.prompt import Prompt, build_prompt
 from s1_mini.families.s1.settings import Heads, RepetitionMode

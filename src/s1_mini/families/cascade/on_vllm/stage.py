@@ -12,10 +12,10 @@ import torch
 
 from s1_mini.core.messages import Begin, StepResult
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
+from s1_mini.families.cascade.kernels.choose import MIN_TEMPERATURE
 from s1_mini.families.cascade.on_vllm.packing import num_chosen, pack_coarse, pack_semantic
 from s1_mini.families.cascade.policies import CoarseWindows
 from s1_mini.families.cascade.prompt import window_prompt
-from s1_mini.families.cascade.sampling import MIN_TEMPERATURE
 from s1_mini.remote.tokens import TokenWorker
 from s1_mini.runtime.stage import Pending, SimpleStage
 

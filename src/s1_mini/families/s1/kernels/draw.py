@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from s1_mini.families.s1.kernels.repetition import WINDOW, RepetitionWindow
 from s1_mini.kernels.backend import HAS_TRITON, jit, launch, runs_triton, wait_for_last
 from s1_mini.kernels.ranking import edge, order
 
@@ -23,9 +22,49 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
+WINDOW = 16  # frames, about 0.74 s
 WHOLE = 1 << 31
 MIN_TEMPERATURE = 1e-5  # upstream's floor; at it the draw is the arg max
 MAX_VOCABULARY = 8192  # that one program holds
+
+
+class RepetitionWindow(NamedTuple):
+    """The tokens that the repetition penalty applies to: a ring of the last frames of every row.
+
+    `upstream` reproduces the original (decode_n_tokens at d3df505) with its two faults: the main token is penalised
+    only by the token exactly 16 frames ago (a column is read instead of a row), and code 0 is penalised during the
+    first 16 frames (unwritten history reads as zeros). The first frame is never remembered. `fixed` penalises the
+    last 16 frames and nothing else. `count` [n] is always the number of frames that each of the first n rows has
+    made.
+    """
+
+    history: Tensor  # int64 [B, W, K + 1], zeros where nothing was said
+    as_meant: bool  # `fixed`
+
+    @property
+    def skipped(self) -> int:
+        """Frames at the start that are not remembered."""
+        return 0 if self.as_meant else 1
+
+    def main_tokens(self, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the ids to penalise when the main token is drawn, and which of them count: [n, N] each."""
+        rows = len(count)
+        if self.as_meant:
+            return self.history[:rows, :, 0], self.counted(count)
+        recorded = count - self.skipped
+        oldest = torch.where(recorded >= WINDOW, recorded % WINDOW, 0)
+        tokens = self.history[torch.arange(rows, device=count.device), oldest]
+        return tokens, (recorded >= 0).unsqueeze(1).expand_as(tokens)
+
+    def codes(self, codebook: int, rows: int) -> Tensor:
+        """Give the codes [rows, W] to penalise when `codebook` is drawn, where `counted` says so."""
+        return self.history[:rows, :, codebook + 1]
+
+    def counted(self, count: Tensor) -> Tensor:
+        """Tell which of the codes count, the same for all codebooks: [n, W]."""
+        if self.as_meant:
+            return torch.arange(WINDOW, device=count.device) < count.unsqueeze(1)
+        return (count >= self.skipped).unsqueeze(1).expand(-1, WINDOW)
 
 
 class Asked(NamedTuple):
