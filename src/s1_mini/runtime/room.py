@@ -6,10 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from s1_mini.capacity.sizes import Sizes
+from s1_mini.capacity.sizes import GIB, Sizes
 from s1_mini.exceptions import ConfigurationError
-
-GB = 2**30
 
 
 def gpus_of(devices: Mapping[str, str]) -> dict[str, list[str]]:
@@ -38,7 +36,7 @@ def check_weights(sizes: Sizes, stages: Mapping[str, list[str]], free_bytes: Map
         if needed > free_bytes[device]:
             best = max(free_bytes, key=lambda name: free_bytes[name])
             raise ConfigurationError(
-                f"placement: the weights of {', '.join(names)} take {needed / GB:.2f} GB, and {device} has "
-                f"{free_bytes[device] / GB:.2f} free; most is free on {best} ({free_bytes[best] / GB:.2f} GB). "
+                f"placement: the weights of {', '.join(names)} take {needed / GIB:.2f} GB, and {device} has "
+                f"{free_bytes[device] / GIB:.2f} free; most is free on {best} ({free_bytes[best] / GIB:.2f} GB). "
                 "`s1-mini plan --placement` computes what fits"
             )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from s1_mini.capacity.sizes import AUTO_SLOTS, SPAN, Room, Sizes, fit_slots, sum_demands
+from s1_mini.capacity.sizes import AUTO_SLOTS, GIB, SPAN, Room, Sizes, fit_slots, sum_demands
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.room import free_bytes_of, gpus_of
 
-GB = 2**30
-CPU_KV_GB = 1.0  # where nothing is said about it
-CPU_SLOTS = 4  # likewise; on a GPU as many as there is room for, up to `AUTO_SLOTS`
+CPU_KV_GB = 1.0  # default budget for keys and values on a CPU
+CPU_SLOTS = 4  # default on a CPU; on a GPU as many as fit, up to `AUTO_SLOTS`
 
 
 def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
@@ -32,13 +31,12 @@ def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
         ]
         return slots_for(rooms, sizes, config)
     wanted = (config.max_batch_size or (AUTO_SLOTS if on_gpu else CPU_SLOTS)) if config.enable_batching else 1
-    budget = (config.kv_cache_gb or CPU_KV_GB) * GB
-    columns = min(model.max_positions, config.max_columns or model.max_positions)
-    slots = min(wanted, int(budget // (columns * model.position_bytes)))
+    budget = (config.kv_cache_gb or CPU_KV_GB) * GIB
+    positions = min(model.max_positions, config.max_columns or model.max_positions)
+    slots = min(wanted, int(budget // (positions * model.position_bytes)))
     if slots >= 1:
-        return slots, columns
-    columns = int(budget // model.position_bytes) // SPAN * SPAN
-    return 1, _enough(columns, budget, model.position_bytes)
+        return slots, positions
+    return 1, _enough(int(budget // model.position_bytes) // SPAN * SPAN, budget, model.position_bytes)
 
 
 def slots_for(rooms: Sequence[Room], sizes: Sizes, config: EngineConfig) -> tuple[int, int]:
@@ -46,29 +44,28 @@ def slots_for(rooms: Sequence[Room], sizes: Sizes, config: EngineConfig) -> tupl
 
     `rooms` are the devices that have stages. Raises `ConfigurationError` if one of them has no room for one slot.
     """
-    columns = min(sizes.max_positions, config.max_columns or sizes.max_positions)
-    needed = sizes.needed_positions(config.max_reference_s, config.chunk_length)
-    slots, columns = fit_slots(
+    most = min(sizes.max_positions, config.max_columns or sizes.max_positions)
+    slots, positions = fit_slots(
         rooms,
         wanted=(config.max_batch_size or AUTO_SLOTS) if config.enable_batching else 1,
-        positions=columns,
-        needed=columns if config.max_columns else needed,
+        positions=most,
+        needed=most if config.max_columns else sizes.needed_positions(config.max_reference_s, config.chunk_length),
         span=SPAN,
     )
     tight = min(rooms, key=lambda room: room.count(SPAN))
     if len(rooms) > 1 and tight.count(SPAN) < 1:
         raise ConfigurationError(
-            f"placement: {tight.name} has {tight.free_bytes / GB:.2f} GB beside the weights, and its stages need "
-            f"{(tight.demand.fixed + tight.demand.slot(SPAN)) / GB:.2f} for one slot; `s1-mini plan --placement` "
+            f"placement: {tight.name} has {tight.free_bytes / GIB:.2f} GB beside the weights, and its stages need "
+            f"{(tight.demand.fixed + tight.demand.slot(SPAN)) / GIB:.2f} for one slot; `s1-mini plan --placement` "
             "computes what fits"
         )
-    return slots, _enough(columns, max(0.0, tight.free_bytes - tight.demand.fixed), tight.demand.position)
+    return slots, _enough(positions, max(0.0, tight.free_bytes - tight.demand.fixed), tight.demand.position)
 
 
-def _enough(columns: int, budget: float, column_bytes: int) -> int:
-    if columns < SPAN:
+def _enough(positions: int, budget: float, position_bytes: int) -> int:
+    if positions < SPAN:
         raise ConfigurationError(
-            f"{budget / GB:.2f} GB of memory for keys and values hold {columns} columns of this checkpoint; "
-            f"it needs {column_bytes * SPAN / 1e6:.1f} MB at the least (S1_MINI_KV_CACHE_GB)"
+            f"{budget / GIB:.2f} GB of memory for keys and values hold {positions} positions of this checkpoint; "
+            f"it needs at least {position_bytes * SPAN / 1e6:.1f} MB (S1_MINI_KV_CACHE_GB)"
         )
-    return columns
+    return positions
