@@ -18,9 +18,8 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -167,47 +166,35 @@ def faded(wave: np.ndarray, loaded: LoadedMel) -> np.ndarray:
     return np.concatenate((joiner.push(wave), joiner.finish()))
 
 
-@dataclass(frozen=True)
-class Latencies:
-    """Requests one after the other."""
-
-    name: str
-    seconds: tuple[float, ...]  # of each
-    sound_s: float  # of all
-    processor_s: float  # of all threads, for all
-    largest_difference: float | None = None  # of samples, from the baseline's
-
-    def row(self) -> list[str | float | None]:
-        """Return a row of the table."""
-        total = sum(self.seconds)
-        return [
-            self.name,
-            str(len(self.seconds)),
-            1e3 * statistics.mean(self.seconds),
-            1e3 * float(np.percentile(self.seconds, 95)),
-            total / self.sound_s,
-            self.processor_s / self.sound_s,
-            len(self.seconds) / total,
-            self.largest_difference,
-        ]
-
-    def data(self) -> dict[str, Any]:
-        """Return the fields of the line of JSON."""
-        names = ("name", "runs", "average_ms", "p95_ms", "real_time_factor", "processor_s_per_s", "requests_per_s")
-        named = dict(zip((*names, "largest_difference"), self.row(), strict=True))
-        return named | {"runs": len(self.seconds), "seconds": self.seconds, "sound_s": self.sound_s}
-
-
-LATENCY_HEAD = [
-    "one at a time",
-    "runs",
-    "average ms",
-    "p95 ms",
-    "real-time factor",
-    "processor s/s",
-    "requests/s",
-    "difference",
-]
+# Keys of the JSON and heads of the table.
+LATENCIES = {
+    "name": "one at a time",
+    "runs": "runs",
+    "average_ms": "average ms",
+    "p95_ms": "p95 ms",
+    "real_time_factor": "real-time factor",
+    "processor_s_per_s": "processor s/s",
+    "requests_per_s": "requests/s",
+    "largest_difference": "difference",
+}
+BATCHES = {
+    "requests": "requests at once",
+    "rounds": "rounds",
+    "baseline_average_ms": "baseline ms",
+    "average_ms": "average ms",
+    "p95_ms": "p95 ms",
+    "baseline_requests_per_s": "baseline/s",
+    "requests_per_s": "requests/s",
+    "sound_s_per_s": "sound s/s",
+}
+GROWTH = {
+    "part": "part",
+    "count": "steps or tokens",
+    "gmacs": "GMAC",
+    "seconds": "seconds",
+    "growth": "growth",
+    "derived_growth": "derived",
+}
 
 
 class Stopwatch:
@@ -225,9 +212,21 @@ class Stopwatch:
         self.seconds.append(time.perf_counter() - begun)
         self.processor_s += time.process_time() - computed
 
-    def tell(self, name: str, sound_s: float, largest_difference: float | None = None) -> Latencies:
-        """Return the latencies."""
-        return Latencies(name, tuple(self.seconds), sound_s, self.processor_s, largest_difference)
+    def tell(self, name: str, sound_s: float, largest_difference: float | None = None) -> dict[str, Any]:
+        """Return the figures of all requests, whose audio has `sound_s` seconds in all."""
+        total = sum(self.seconds)
+        return {
+            "name": name,
+            "runs": len(self.seconds),
+            "average_ms": 1e3 * statistics.mean(self.seconds),
+            "p95_ms": 1e3 * float(np.percentile(self.seconds, 95)),
+            "real_time_factor": total / sound_s,
+            "processor_s_per_s": self.processor_s / sound_s,
+            "requests_per_s": len(self.seconds) / total,
+            "largest_difference": largest_difference,
+            "seconds": self.seconds,
+            "sound_s": sound_s,
+        }
 
 
 def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float:
@@ -299,7 +298,7 @@ class Comparison:
         """Return the steps of a text."""
         return steps_of(text, self.plain, self.most)
 
-    def latencies(self, texts: Sequence[str], repeats: int) -> tuple[list[Latencies], dict[str, Section]]:
+    def latencies(self, texts: Sequence[str], repeats: int) -> tuple[list[dict[str, Any]], dict[str, Section]]:
         """Measure all texts one after the other, `repeats` times; the engine whole and streamed.
 
         Also return the baseline's sections of the last text.
@@ -334,7 +333,7 @@ class Comparison:
 
     def _originals(
         self, original: Original, texts: Sequence[str], waves: Sequence[np.ndarray], repeats: int
-    ) -> Latencies:
+    ) -> dict[str, Any]:
         vector, watch, difference = self.baseline.vector, Stopwatch(), 0.0
         original.speak(texts[0], WARM_UP_STEPS, vector)
         for text, wave in [*zip(texts, waves, strict=True)] * repeats:
@@ -498,20 +497,12 @@ def section_data(sections: dict[str, Section]) -> dict[str, Any]:
     return {name: section.data() for name, section in sections.items()}
 
 
-def tell(result: dict[str, Any], latencies: Sequence[Latencies], sections: Sequence[dict[str, Section]]) -> str:
-    """Lay out everything that was measured."""
-    batch_head = [
-        "requests at once",
-        "rounds",
-        "baseline ms",
-        "average ms",
-        "p95 ms",
-        "baseline/s",
-        "requests/s",
-        "sound s/s",
-    ]
-    batch_head.append("GPU use %")
-    batch_keys = ("baseline_average_ms", "average_ms", "p95_ms", "baseline_requests_per_s", "requests_per_s")
+def _rows(found: Sequence[dict[str, Any]], keys: Mapping[str, str]) -> list[list[str | float | None]]:
+    return [[str(one[key]) if key in ("requests", "rounds", "runs") else one[key] for key in keys] for one in found]
+
+
+def tell(result: dict[str, Any], sections: Sequence[dict[str, Section]]) -> str:
+    """Return all tables."""
     section_head = [
         "section",
         *[f"{when} {what}" for when in ("before", "after") for what in ("s", "MB", "use %", "GB/s")],
@@ -524,27 +515,18 @@ def tell(result: dict[str, Any], latencies: Sequence[Latencies], sections: Seque
             use = None if section.use is None else 100 * section.use
             row += [section.seconds, section.memory_mb, use, section.bandwidth_gb_s] if section.seconds else [None] * 4
         rows.append(row)
-    growth_head = ["part", "steps or tokens", "GMAC", "seconds", "growth", "derived"]
-    growth_keys = ("count", "gmacs", "seconds", "growth", "derived_growth")
+    batches = [
+        [*row, None if one["gpu_use"] is None else 100 * one["gpu_use"]]
+        for row, one in zip(_rows(result["batches"], BATCHES), result["batches"], strict=True)
+    ]
     parts = [
         ", ".join(f"{name} {value}" for name, value in result["facts"].items()),
-        table(LATENCY_HEAD, [each.row() for each in latencies]),
-        table(
-            batch_head,
-            [
-                [
-                    str(one["requests"]),
-                    str(one["rounds"]),
-                    *(one[key] for key in (*batch_keys, "sound_s_per_s")),
-                    None if one["gpu_use"] is None else 100 * one["gpu_use"],
-                ]
-                for one in result["batches"]
-            ],
-        ),
+        table([*LATENCIES.values()], _rows(result["latencies"], LATENCIES)),
+        table([*BATCHES.values(), "GPU use %"], batches),
         table(section_head, rows),
         "Bottlenecks before: " + "; ".join(result["bottlenecks_before"]),
         "Bottlenecks after: " + "; ".join(result["bottlenecks_after"]),
-        table(growth_head, [[one["part"], *(one[key] for key in growth_keys)] for one in result["growth"]]),
+        table([*GROWTH.values()], _rows(result["growth"], GROWTH)),
     ]
     return "\n\n".join(parts)
 
@@ -592,14 +574,14 @@ def main() -> int:
         facts["gpu_peak_gb_s"] = None if card is None else card.bandwidth_gb_s
     result = {
         "facts": facts,
-        "latencies": [each.data() for each in latencies],
+        "latencies": latencies,
         "batches": batches,
         "sections": {"before": section_data(before), "after": section_data(after)},
         "bottlenecks_before": bottlenecks(before),
         "bottlenecks_after": bottlenecks(after),
         "growth": growth,
     }
-    print(tell(result, latencies, (before, after)))
+    print(tell(result, (before, after)))
     give(result, options.output)
     return 0
 
