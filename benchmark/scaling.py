@@ -35,22 +35,22 @@ from s1_mini.server.connections import open_more_files
 START_LIMIT_S = 600.0
 LOOK_S = 0.05
 KILL_AFTER = 0.3  # of the seconds of a load
-HEAD = (
-    "replicas",
-    "ready s",
-    "sound/s",
-    "of one",
-    "first p50",
-    "p95 ms",
-    "listeners",
-    "dry",
-    "failed",
-    "cores",
-    "proxy",
-    "GB each",
-    "lost",
-    "back s",
-)
+HEADS = {
+    "replicas": "replicas",
+    "ready_s": "ready s",
+    "sound_s_a_second": "sound/s",
+    "of_one": "of one",
+    "first_ms_p50": "first p50",
+    "first_ms_p95": "p95 ms",
+    "listeners": "listeners",
+    "ran_dry": "dry",
+    "failed": "failed",
+    "cores": "cores",
+    "cores_proxy": "proxy",
+    "gb": "GB each",
+    "lost": "lost",
+    "back_s": "back s",
+}
 
 
 @dataclass(frozen=True)
@@ -252,28 +252,13 @@ def main() -> int:
         ):
             outcomes.append(measure(server, replicas, plan, began))
     one = outcomes[0].sound_s_a_second / outcomes[0].replicas
-    print(table(HEAD, [_row(each, one) for each in outcomes]))
+    rows = [asdict(each) | {"of_one": each.sound_s_a_second / one if one else None} for each in outcomes]
+    print(table([*HEADS.values()], [[row[key] for key in HEADS] for row in rows]))
     if options.plot:
         draw([asdict(each) for each in outcomes], options.plot)
     facts = describe_machine(options.device) | {"cores": os.cpu_count()}
     give(facts | {"plan": asdict(plan), "outcomes": [asdict(each) for each in outcomes]}, options.output)
     return 0
-
-
-def _row(each: Outcome, one: float) -> list[str | float | None]:
-    of_one = each.sound_s_a_second / one if one else None
-    first, cores = (each.first_ms_p50, each.first_ms_p95), (each.cores, each.cores_proxy)
-    told = (
-        str(each.replicas),
-        each.ready_s,
-        each.sound_s_a_second,
-        of_one,
-        *first,
-        each.listeners,
-        each.ran_dry,
-        each.failed,
-    )
-    return [*told, *cores, each.gb, each.lost, each.back_s]
 
 
 if __name__ == "__main__":
