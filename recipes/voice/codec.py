@@ -26,7 +26,7 @@ from s1_mini.codecs.dac.model import Dac
 
 @dataclass(frozen=True)
 class Stage:
-    """The settings of a stage."""
+    """How long and how fast a stage trains, and with what."""
 
     schedule: Schedule
     rows: int

@@ -1,6 +1,10 @@
-"""The voice's vocabulary: single bytes, the pieces of the speaker tag, S1's control tokens, semantic tokens.
+"""The data of the dual-AR model: its vocabulary, encoded speech as segments of prompts, and random prompts of them.
 
-Bytes are enough for a language this model only has to read aloud; the tag is merged so that it costs five tokens.
+The vocabulary has single bytes, the pieces of the speaker tag, S1's control tokens and semantic tokens. Bytes are
+enough for a language that is only read aloud; the tag is merged so that it costs five tokens.
+
+A shard holds utterances one after the other as the engine writes them into a prompt (speaker tag, text, frames, end):
+`main` int32 [T], `codes` int16 [K, T], `lengths` int32 [n] in tokens, `speaker` int32 [n].
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.families.s1.random import CONTROL_TOKENS
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 
+ROWS = 32  # utterances encoded at once, sorted by length so that little is padding
+STEP = 16  # frames; there are few lengths, since every new one costs a GPU a tenth of a second
+PER_GROUP = 8  # utterances of one speaker, of which a prompt is made
 NUM_SEMANTIC = 1024
 MERGED = ("<|", "|>", "sp", "spe", "spea", "speak", "speake", "speaker")
 PIECES = [bytes([value]) for value in range(256)] + [text.encode() for text in MERGED]  # of text, by token
@@ -45,10 +52,6 @@ def _replace(path: Path, text: str) -> None:
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(text, encoding="ascii")
     temporary.replace(path)
-
-
-ROWS = 32  # utterances encoded at once, sorted by length so that little is padding
-STEP = 16  # frames; there are few lengths, since every new one costs a GPU a tenth of a second
 
 
 class Coded(NamedTuple):
@@ -101,9 +104,6 @@ def as_segments(said: Sequence[Coded], tokenizer: S1Tokenizer) -> dict[str, Any]
         "lengths": np.array([len(segment) for segment in main], np.int32),
         "speaker": np.array([one.speaker for one in said], np.int32),
     }
-
-
-PER_GROUP = 8  # utterances of one speaker, of which a prompt is made
 
 
 class Corpus:

@@ -1,4 +1,9 @@
-"""Learnt judges of speech, loaded from the packages that `packages.py` downloads: words, naturalness, speaker."""
+"""Learnt judges of speech, from the packages that `packages.py` downloads: words, naturalness, speaker, and DNSMOS.
+
+DNSMOS P.835 (Reddy et al., 2022, arXiv 2110.01763) is a predicted opinion of 1 to 5. It runs the network inside the
+speechmos wheel with onnxruntime, because speechmos' own code adds librosa and pandas for unused
+figures. It was made to judge noise suppression, so compare it with the teacher's.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,6 @@ import functools
 import sys
 import types
 import zipfile
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -107,7 +111,6 @@ def _at_16k(wave: Wave, rate: int) -> Wave:
     return resampled
 
 
-RATE_HZ = 16_000
 WINDOW = 144_160  # 9.01 s, the network's input
 OVERALL = np.poly1d((-0.06766283, 1.11546468, 0.04602535))  # speechmos 0.0.1.1: raw output to opinion
 
@@ -124,13 +127,13 @@ def overall_quality(wave_16k: NDArray[np.generic]) -> float:
         return float("nan")
     if len(wave) < WINDOW:
         wave = np.resize(wave, WINDOW)
-    windows = [wave[start : start + WINDOW] for start in range(0, len(wave) - WINDOW + 1, RATE_HZ)]
+    windows = [wave[start : start + WINDOW] for start in range(0, len(wave) - WINDOW + 1, EAR_RATE)]
     # one by one: the same figures whatever the number of windows
     raw = [_network().run(None, {"input_1": window[None]})[0][0][2] for window in windows]
     return float(np.mean(OVERALL(np.array(raw, np.float64))))
 
 
-@cache
+@functools.cache
 def _network() -> Any:
     import onnxruntime  # type: ignore[import-not-found,import-untyped,unused-ignore]
 

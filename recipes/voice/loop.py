@@ -1,7 +1,12 @@
-"""The training loop of the codec and of the dual-AR model: a captured step, replayed for some seconds.
+"""The training loop of the codec and of the dual-AR model: a captured step, replayed for some seconds, on all GPUs.
 
-`DIR/NAME.pt` is what the next call goes on from; `DIR/NAME.safetensors` holds the exponential mean of the weights. With
-the latter alone (a machine that was given back) training starts from those weights, with a fresh optimiser.
+`DIR/NAME.pt` is the state from which the next call resumes; `DIR/NAME.safetensors` holds the exponential mean of the
+weights. With the latter alone, training starts from those weights with a fresh optimiser.
+
+A step is two CUDA graphs, because launching thousands of small kernels one by one makes small models slow to train.
+Between them gradients are averaged over the processes of a `Group`, each on a GPU and on data of its own. The processes
+are started by `python -m torch.distributed.run --nproc-per-node N -m MODULE …`, or with `RANK` and the other variables
+that it sets, or as one process alone. All take the same steps at the same rates, by the clock of the first.
 """
 
 from __future__ import annotations
