@@ -61,30 +61,19 @@ CARDS = {
     )
 }
 
-MACHINES = (
-    Machine("ml.g4dn.xlarge", "t4", 1),
-    Machine("ml.g4dn.2xlarge", "t4", 1),
-    Machine("ml.g4dn.12xlarge", "t4", 4),
-    Machine("ml.g5.xlarge", "a10g", 1),
-    Machine("ml.g5.2xlarge", "a10g", 1),
-    Machine("ml.g5.12xlarge", "a10g", 4),
-    Machine("ml.g5.24xlarge", "a10g", 4),
-    Machine("ml.g5.48xlarge", "a10g", 8),
-    Machine("ml.g6.xlarge", "l4", 1),
-    Machine("ml.g6.2xlarge", "l4", 1),
-    Machine("ml.g6.12xlarge", "l4", 4),
-    Machine("ml.g6.24xlarge", "l4", 4),
-    Machine("ml.g6.48xlarge", "l4", 8),
-    Machine("ml.g6e.xlarge", "l40s", 1),
-    Machine("ml.g6e.2xlarge", "l40s", 1),
-    Machine("ml.g6e.12xlarge", "l40s", 4),
-    Machine("ml.g6e.24xlarge", "l40s", 4),
-    Machine("ml.g6e.48xlarge", "l40s", 8),
-    Machine("ml.p4d.24xlarge", "a100", 8),
-    Machine("ml.p5.4xlarge", "h100", 1),
-    Machine("ml.p5.48xlarge", "h100", 8),
-    Machine("ml.p5e.48xlarge", "h200", 8),
-    Machine("ml.p5en.48xlarge", "h200", 8),
+MACHINES = tuple(
+    Machine(f"ml.{family}.{size}", card, num_gpus)
+    for family, card, sizes in (
+        ("g4dn", "t4", {"xlarge": 1, "2xlarge": 1, "12xlarge": 4}),
+        ("g5", "a10g", {"xlarge": 1, "2xlarge": 1, "12xlarge": 4, "24xlarge": 4, "48xlarge": 8}),
+        ("g6", "l4", {"xlarge": 1, "2xlarge": 1, "12xlarge": 4, "24xlarge": 4, "48xlarge": 8}),
+        ("g6e", "l40s", {"xlarge": 1, "2xlarge": 1, "12xlarge": 4, "24xlarge": 4, "48xlarge": 8}),
+        ("p4d", "a100", {"24xlarge": 8}),
+        ("p5", "h100", {"4xlarge": 1, "48xlarge": 8}),
+        ("p5e", "h200", {"48xlarge": 8}),
+        ("p5en", "h200", {"48xlarge": 8}),
+    )
+    for size, num_gpus in sizes.items()
 )
 
 

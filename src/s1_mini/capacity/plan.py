@@ -199,11 +199,6 @@ class Plan:
         return sum(room.free_bytes for room in self.rooms)
 
     @property
-    def fixed_bytes(self) -> int:
-        """Bytes that do not depend on the number of slots."""
-        return sum(room.demand.fixed for room in self.rooms)
-
-    @property
     def whole(self) -> dict[str, Any]:
         """Figures of all replicas of the machine together."""
         share = 1.0 if self.replicas == 1 else REPLICA_SHARE
@@ -214,17 +209,6 @@ class Plan:
             "slots": self.replicas * self.slots,
             "likely_streams": int(self.replicas * share * self.likely.audio_per_s),
         }
-
-    @property
-    def slots_bytes(self) -> int:
-        """Bytes of the positions of all slots."""
-        return self.slots * (self.columns + 1) * self.sizes.demand.position
-
-    @property
-    def stream_bytes(self) -> int:
-        """Other bytes of all slots, with the working memory of the codec."""
-        demand = self.sizes.demand
-        return self.slots * (demand.slot(-1)) if self.slots else 0
 
     @property
     def machines(self) -> list[str]:
@@ -251,14 +235,14 @@ class Plan:
             "has_fp8": card.has_fp8,
             "model_bytes": round(self.sizes.weight_bytes("memory")),
             "codec_bytes": round(self.sizes.weight_bytes("compute")),
-            "fixed_bytes": self.fixed_bytes,
+            "fixed_bytes": sum(room.demand.fixed for room in self.rooms),  # whatever the number of slots
             "column_bytes": demand.position,
             "stream_row_bytes": demand.stream_row,
             "free_bytes": round(self.free_bytes),
             "slots": self.slots,
             "columns": self.columns,
-            "slots_bytes": self.slots_bytes,
-            "stream_bytes": self.stream_bytes,
+            "slots_bytes": self.slots * (self.columns + 1) * demand.position,
+            "stream_bytes": self.slots * demand.slot(-1),  # the codec's rows and working memory
             "floor": [asdict(time) | {"total_ms": time.total_ms} for time in self.floors],
             "expected": [asdict(time) | {"total_ms": time.total_ms} for time in self.expected],
             "most": asdict(self.most) | {"streams": self.most.count},

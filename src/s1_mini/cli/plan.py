@@ -128,9 +128,7 @@ def _table(plans: list[Plan]) -> Table:
 
 
 def _lines(plans: list[Plan]) -> list[tuple[str, list[str]]]:
-    first = plans[0]
-    demand = first.sizes.demand
-    generates, sounds = (first.sizes.weight_bytes(bound) for bound in ("memory", "compute"))
+    first, data = plans[0], [plan.data() for plan in plans]
 
     def each(figure: object) -> list[str]:
         return [str(figure)] * len(plans)
@@ -139,12 +137,12 @@ def _lines(plans: list[Plan]) -> list[tuple[str, list[str]]]:
         ("memory, GB", [_gb(plan.card.memory_bytes) for plan in plans]),
         ("bandwidth, GB/s; TFLOP/s", [f"{p.card.bandwidth_gb_s:,.0f}; {p.card.half_tflops:g}" for p in plans]),
         ("number format", [plan.card.half + (", fp8" if plan.card.has_fp8 else "") for plan in plans]),
-        ("weights: model + codec, GB", each(f"{_gb(generates)} + {_gb(sounds)}")),
-        ("graphs, copies, caches, encoding, GB", each(_gb(first.fixed_bytes))),
-        ("keys and values, kB a column", each(f"{demand.position / 1e3:.1f}")),
+        ("weights: model + codec, GB", each(f"{_gb(data[0]['model_bytes'])} + {_gb(data[0]['codec_bytes'])}")),
+        ("graphs, copies, caches, encoding, GB", each(_gb(data[0]["fixed_bytes"]))),
+        ("keys and values, kB a column", each(f"{data[0]['column_bytes'] / 1e3:.1f}")),
         ("slots x columns", [f"{plan.slots} x {plan.columns}" if plan.slots else "none" for plan in plans]),
-        ("... keys and values, GB", [_gb(plan.slots_bytes) for plan in plans]),
-        ("... codec's rows and work, GB", [_gb(plan.stream_bytes) for plan in plans]),
+        ("... keys and values, GB", [_gb(one["slots_bytes"]) for one in data]),
+        ("... codec's rows and work, GB", [_gb(one["stream_bytes"]) for one in data]),
     ]
     for index, time in enumerate(first.floors):
         name = f"ms a frame at {time.rows} rows" if index + 1 < len(first.floors) else "... at all slots"
