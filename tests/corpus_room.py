@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from s1_mini.cli.app import run
 NUM_TEXTS = 20
 SHORT = ("--parameters", '{"max_new_tokens": 6}', "--shard-size", "3")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
-MAX_WAIT_S = 120
 
 
 def write_texts(path: Path, num_texts: int = NUM_TEXTS) -> Path:
@@ -38,15 +36,6 @@ def begin(*words: object, log: Path, **variables: str) -> subprocess.Popen[bytes
     command = [sys.executable, "-m", "s1_mini", "corpus", *map(str, words)]
     with log.open("ab") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, env=ENVIRONMENT | variables)
-
-
-def wait_for(is_so: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until something is so while a process runs."""
-    ends = time.monotonic() + MAX_WAIT_S
-    while not is_so():
-        assert process.poll() is None, f"it ended before:\n{log.read_text()}"
-        assert time.monotonic() < ends, log.read_text()
-        time.sleep(0.005)
 
 
 def num_entries(output: Path) -> int:

@@ -28,7 +28,7 @@ from s1_mini.exceptions import (
 )
 from s1_mini.families.s1.network import S1Network
 from s1_mini.runtime.running import Running
-from waiting import EVENTUALLY_S
+from waiting import EVENTUALLY_S, wait_until
 
 
 def test_a_text_becomes_sound_of_whole_frames(engine: ProductionTTSEngine) -> None:
@@ -384,8 +384,7 @@ def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing
         with pytest.raises(asyncio.CancelledError):
             await listener
         go_on.set()
-        while not begun or not begun[0].has_ended:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, lambda: begun and begun[0].has_ended)
 
     monkeypatch.setattr(Running, "begin", slowly)
     asyncio.run(asyncio.wait_for(leave(), EVENTUALLY_S))
@@ -426,12 +425,10 @@ def test_an_event_loop_starts_the_engine_and_gets_what_a_thread_gets(engine: Pro
 def test_an_event_loop_that_gives_up_gets_back_the_engines_time(engine: ProductionTTSEngine) -> None:
     async def leave() -> None:
         spoken = asyncio.ensure_future(engine.generate_async("Hello.", max_new_tokens=40))
-        while engine.health_check()["requests"] != 1:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, lambda: engine.health_check()["requests"] == 1)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(spoken, 0)
-        while engine.health_check()["requests"]:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, lambda: not engine.health_check()["requests"])
 
     with held_generation():
         asyncio.run(asyncio.wait_for(leave(), EVENTUALLY_S))

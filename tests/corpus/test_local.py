@@ -27,12 +27,12 @@ from corpus_room import (
     num_entries,
     speak,
     tree,
-    wait_for,
 )
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.corpus.job import fingerprints
 from s1_mini.corpus.rows import CorpusError, seed_of
 from s1_mini.exceptions import EngineNotReadyError, GenerationError
+from waiting import wait_until
 
 
 def test_every_text_is_spoken_once_as_the_engine_speaks_it_with_the_seed_of_its_id(
@@ -129,7 +129,7 @@ def test_what_is_killed_in_the_middle_and_run_again_ends_with_the_same_bytes(
     for attempt in range(9):
         output = tmp_path / f"killed-{attempt}"
         process = begin(texts, output, *words, log=log)
-        wait_for(lambda output=output: num_entries(output) > 0, process, log)  # type: ignore[misc]
+        wait_until(lambda output=output: num_entries(output) > 0, every_s=0.005, process=process, log=log)  # type: ignore[misc]
         process.kill()
         process.wait()
         if num_entries(output) < 7:  # a machine may be so fast, or so busy, that it was whole

@@ -13,13 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from corpus_room import SHORT, begin, num_entries, speak, tree, wait_for
+from corpus_room import SHORT, begin, num_entries, speak, tree
 from ray_room import path_with_ray
 from s1_mini import EngineConfig
 from s1_mini.corpus.job import Job, fingerprints
 from s1_mini.corpus.manifest import HEADER, Entry, header_bytes
 from s1_mini.corpus.on_ray import Actor, Actors, Needs, Ready, _needs
 from s1_mini.corpus.rows import BadLine, CorpusError, Shard
+from waiting import wait_until
 
 GPU, CPU = {"num_cpus": 0, "num_gpus": 1}, {"num_cpus": 1, "num_gpus": 0}
 
@@ -161,14 +162,14 @@ def test_a_driver_and_an_actor_that_are_killed_cost_no_text_and_double_none(
     log, output = tmp_path / "log", tmp_path / "out"
     words = ("--actors", 2, "--checkpoint", tiny, *SHORT, "--in-flight", 1)
     process = begin(texts, output, *words, log=log, PYTHONPATH=with_ray)
-    wait_for(lambda: num_entries(output) > 0, process, log)
+    wait_until(lambda: num_entries(output) > 0, process=process, log=log)
     process.kill()
     process.wait()
     assert not (output / "manifest.jsonl").exists()
 
     log.unlink()
     process = begin(texts, output, *words, log=log, PYTHONPATH=with_ray)
-    wait_for(lambda: "process" in log.read_text(), process, log)
+    wait_until(lambda: "process" in log.read_text(), process=process, log=log)
     (actor, *_) = re.findall(r"process (\d+) on", log.read_text())
     os.kill(int(actor), signal.SIGKILL)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from s1_mini.exceptions import CapacityError, EngineError
 from s1_mini.runtime.loader import Speaker
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice
+from waiting import wait_until
 
 PIECES = [f"Piece number {number}." for number in range(24)]
 WINDOW_S = 2.0
@@ -52,13 +53,6 @@ def submit(
 
 def audio_of(queue: OutputQueue) -> np.ndarray:
     return np.concatenate([chunk.audio for chunk in queue])
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < ends, "it does not come to that"
-        time.sleep(0.01)
 
 
 def is_idle(synthesizer: Synthesizer) -> bool:

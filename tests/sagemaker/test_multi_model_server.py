@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sysconfig
-import time
 import venv
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +21,8 @@ from pathlib import Path
 import httpx2
 import pytest
 import soundfile
+
+from waiting import wait_until
 
 pytestmark = [
     pytest.mark.java,
@@ -67,11 +68,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, oracle: Path) -> Iterator[h
             with httpx2.Client(
                 base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False, verify=False
             ) as client:
-                ends = time.monotonic() + 90
-                while not speaks(client):
-                    is_well = process.poll() is None and time.monotonic() < ends
-                    assert is_well, (home / "log").read_text()[-4000:]
-                    time.sleep(0.2)
+                wait_until(lambda: speaks(client), 90, every_s=0.2, process=process, log=home / "log")
                 yield client
         finally:
             with suppress(ProcessLookupError):

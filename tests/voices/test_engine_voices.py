@@ -29,6 +29,7 @@ from s1_mini.voices.library import FOLDER, NamedVoice, write_voice
 from s1_mini.voices.registry import VoiceDirectory
 from tests.voices.conftest import make_voice
 from voice_formats import voice_format
+from waiting import wait_until
 
 Settled = Callable[[ProductionTTSEngine], dict[str, Any]]
 
@@ -175,8 +176,7 @@ def test_an_engine_loads_recordings_of_a_former_one_in_the_background(
         engine.generate("Hi.", reference_audio=tone, reference_text="Ah.", max_new_tokens=4)
 
     with engine_of(tiny, **settings) as engine:
-        while not engine.health_check()["reference_cache"]["entries"]:
-            time.sleep(0.01)
+        wait_until(lambda: engine.health_check()["reference_cache"]["entries"])
         engine.generate("Hi.", reference_audio=tone, reference_text="Ah.", max_new_tokens=4)
 
         assert engine.health_check()["reference_cache"]["misses"] == 0
