@@ -19,7 +19,8 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 from websockets.sync.client import connect
 
-from container_room import ENDPOINT, Container, running
+from container_room import ENDPOINT, running
+from door_room import Door
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.cli.app import app
 from s1_mini.families.registry import get_family
@@ -70,7 +71,7 @@ def checkpoint(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def container(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+def container(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     with (
         ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine,
         running(engine, tmp_path_factory.mktemp("store")) as container,
@@ -79,13 +80,13 @@ def container(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def http(container: Container) -> Iterator[httpx2.Client]:
+def http(container: Door) -> Iterator[httpx2.Client]:
     with container.http() as client:
         yield client
 
 
 @pytest.fixture
-def expected(container: Container, kind: Kind) -> np.ndarray:
+def expected(container: Door, kind: Kind) -> np.ndarray:
     return container.engine.generate(**ASKED, voice=kind.voice).audio
 
 
@@ -118,7 +119,7 @@ def test_all_routes_say_what_the_engine_says(http: httpx2.Client, kind: Kind, ex
     assert [result["error_code"] for result in batch.json()["results"]] == [None, None]
 
 
-def test_a_websocket_speaks_sentence_by_sentence(container: Container, kind: Kind) -> None:
+def test_a_websocket_speaks_sentence_by_sentence(container: Door, kind: Kind) -> None:
     address = container.url.replace("http", "ws") + "/v1/audio/speech/stream"
     config = {"type": "session.config", "voice": kind.voice, "seed": 1, "max_new_tokens": 6, "response_format": "pcm"}
     messages, sound = [], 0
@@ -189,7 +190,7 @@ def test_the_work_of_each_stage_is_counted(http: httpx2.Client, kind: Kind) -> N
 
 
 def test_boto3_calls_it_as_an_endpoint(
-    container: Container, kind: Kind, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    container: Door, kind: Kind, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "eu-west-1")):
         monkeypatch.setenv(f"AWS_{name}", value)

@@ -11,7 +11,8 @@ import httpx2
 import pytest
 from botocore.config import Config
 
-from container_room import Container, running
+from container_room import running
+from door_room import Door
 from s1_mini import EngineConfig, ProductionTTSEngine
 
 
@@ -32,13 +33,13 @@ def container(small_engine: ProductionTTSEngine, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture
-def http(container: Container) -> Iterator[httpx2.Client]:
+def http(container: Door) -> Iterator[httpx2.Client]:
     with container.http() as client:
         yield client
 
 
 @pytest.fixture
-def runtime(container: Container, monkeypatch: pytest.MonkeyPatch) -> Any:
+def runtime(container: Door, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The real client, told of the local endpoint as a user tells it: by the environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", container.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")

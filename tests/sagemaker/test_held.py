@@ -21,12 +21,14 @@ import numpy as np
 import pytest
 from websockets.sync.client import connect
 
-from container_room import ENDPOINT, Container, running, wait_until
+from container_room import ENDPOINT, running
+from door_room import Door
 from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import encode
 from s1_mini.runtime.running import Running
 from s1_mini.server.accounts import Resource
 from s1_mini.server.websocket import MESSAGES
+from waiting import wait_until
 
 NUM_BYTES = 1_500_000  # of each body and recording
 NUM_CLIENTS = 3
@@ -43,7 +45,7 @@ LONG = {"text": "A sentence that goes on and on. " * 60, "seed": 1, "max_new_tok
 class Rig:
     """A container whose engine generates nothing until `release`, and the connections to it."""
 
-    container: Container
+    container: Door
     release: Callable[[], None]
     connections: ExitStack
 

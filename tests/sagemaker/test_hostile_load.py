@@ -9,13 +9,13 @@ import threading
 import pytest
 
 from benchmark.http_load import Place
-from container_room import Container
+from door_room import Door
 from tests import hostile_load
 from tests.hostile_load import KINDS, SEEDS, Honest, Outcome, Target, post, run_one, send
 
 
 @pytest.fixture
-def place(container: Container) -> Place:
+def place(container: Door) -> Place:
     return Place("127.0.0.1", int(container.url.rpartition(":")[2]))
 
 

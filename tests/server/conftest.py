@@ -6,67 +6,24 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx2
 import pytest
-import uvicorn
-from fastapi import FastAPI
 
+from door_room import Door, listening
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.app import create_app
-from s1_mini.server.run import make_config
 from s1_mini.server.settings import ServerSettings
-from waiting import EVENTUALLY_S, wait_until
 
 # Many pieces; without a seed all of them could end early by chance.
 LONG_SPEECH = {"text": "A sentence that goes on and on. " * 20, "seed": 1}
 
 
-@dataclass
-class Door:
-    """A running server."""
-
-    url: str
-    port: int
-    app: FastAPI
-    engine: ProductionTTSEngine
-    thread: threading.Thread
-    loop: asyncio.AbstractEventLoop
-
-    def client(self) -> httpx2.Client:
-        """Give a client of no TLS, which would read the machine's certificates for 25 ms of a processor."""
-        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False, verify=False)
-
-
-@contextmanager
-def serving(engine: ProductionTTSEngine, *, waits: bool = True, **settings: object) -> Iterator[Door]:
+def serving(engine: ProductionTTSEngine, *, waits: bool = True, **settings: object) -> AbstractContextManager[Door]:
     """Serve `engine` until the block ends."""
-    app = create_app(engine, ServerSettings(host="127.0.0.1", port=0, **settings))
-    config = make_config(app)
-    config.ws_ping_interval = None  # `Clock` moves the time past the timeout of a pong that is on its way
-    server = uvicorn.Server(config)
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def serve() -> None:
-        loops.append(asyncio.get_running_loop())
-        await server.serve()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        door = Door(f"http://127.0.0.1:{port}", port, app, engine, thread, loops[0])
-        if waits:
-            wait_until(lambda: app.state.gate.refusal() is None)
-        yield door
-    finally:
-        server.should_exit = True
-        thread.join(EVENTUALLY_S)
-        assert not thread.is_alive()
+    return listening(create_app(engine, ServerSettings(host="127.0.0.1", port=0, **settings)), engine, waits=waits)
 
 
 class Clock:
