@@ -26,7 +26,7 @@ from replica_room import Replicas, needs_proxy, replicated
 from tests.server.conftest import LONG_SPEECH
 from waiting import EVENTUALLY_S, wait_until
 
-pytestmark = needs_proxy
+pytestmark = [needs_proxy, pytest.mark.slow]  # so that it begins early
 
 SHORT = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8}
 LONG = LONG_SPEECH | {"format": "pcm", "stream": True}
