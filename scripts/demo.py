@@ -1,4 +1,4 @@
-"""Hear a sentence: set up `.venv`, serve the voice as an endpoint on this machine, and ask it as one asks AWS.
+"""Speak a sentence: set up `.venv`, serve the voice as a local endpoint, and invoke it as on AWS.
 
 Example: python scripts/demo.py "Any sentence." -o demo.wav
 
@@ -27,7 +27,7 @@ START_S = 300  # a large checkpoint takes its time
 
 
 def main(arguments: "list[str]") -> int:
-    """Write the sentence to the file and say where it is; return the exit code of what failed, or 0."""
+    """Speak the sentence into the file; return 0, or the exit code of the step that failed."""
     options, passed_on = parse(arguments)
     python = environment.ensure(ROOT)
     env = environment.child_env(os.environ, sys.stderr.isatty())
@@ -58,7 +58,7 @@ def main(arguments: "list[str]") -> int:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -66,7 +66,7 @@ def free_port() -> int:
 
 
 def aws_variables(port: int) -> "dict[str, str]":
-    """Return what leads boto3 to the server on `port`; nothing of it is secret, and nothing leaves the machine."""
+    """Return variables that point boto3 to the server on `port`; the credentials are placeholders."""
     return {
         "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "local",
@@ -76,7 +76,7 @@ def aws_variables(port: int) -> "dict[str, str]":
 
 
 def is_ready(server: "subprocess.Popen[bytes]", port: int) -> bool:
-    """Wait until the server speaks; return whether it came to that."""
+    """Wait until the server answers; return False if it ends or takes too long."""
     end = time.monotonic() + START_S
     while server.poll() is None and time.monotonic() < end:
         try:

@@ -1,11 +1,11 @@
-"""Make `.venv` ready: the pinned packages and this checkout, editable; `.venv-infra`: the CDK. Standard library only.
+"""Set up `.venv` (pinned packages and this checkout, editable) and `.venv-infra` (the CDK). Standard library only.
 
-Called by demo.py and test.py on a machine that has Python and nothing else. Knows nothing of speech or of checks.
-What a person can mend is raised as `SetupError`, a sentence that tells the way out; `run_main` turns it into exit
-code 1. The scripts parse on Python 3.6, so that an old Python says which one is needed and not `SyntaxError`.
+demo.py and test.py call it on a machine that has only Python. An error that the user can fix is a `SetupError`, one
+sentence that says how; `run_main` turns it into exit code 1. The scripts parse on Python 3.6, so that an old Python
+prints which version is needed instead of `SyntaxError`.
 
-A run that is interrupted leaves its step in `.venv/s1_mini-setup.json`, and the next run repairs what that step may
-have left half done. The lock is the system's own: it ends with the process that holds it and is never stale.
+An interrupted run leaves its step in `.venv/s1_mini-setup.json`, and the next run repairs what that step may have left
+half done. The lock is a file lock of the system: it ends with its process and is never stale.
 """
 
 import hashlib
@@ -37,18 +37,18 @@ LOCK_NAME = "s1_mini-setup.lock"
 STATE_NAME = "s1_mini-setup.json"
 LOG_NAME = "install.log"
 
-CHECKOUT = "s1_mini"  # the part that is this checkout itself; every other part is a lock file
+CHECKOUT = "s1_mini"  # the part that is this checkout; every other part is a lock file
 PIP_LOCK = "requirements-pip.lock.txt"
 METADATA = (
     "setup.cfg",
     *(f"requirements{part}.txt" for part in ("", "-server", "-aws", "-play", "-replicas", "-hub", "-corpus")),
     *("requirements-ray.txt", "requirements-vllm.txt"),
 )
-# What is never imported need not be compiled: Python keeps the bytecode of a module when it is first imported.
+# --no-compile: Python compiles a module when it is first imported, and most modules never are.
 PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--no-compile")
-PIP_HAS_BEGUN = "Installing collected packages"  # until pip says this it has changed nothing
+PIP_HAS_BEGUN = "Installing collected packages"  # until pip prints this it has changed nothing
 
-# What an output says, and the sentence for it; the first that matches is right.
+# Pattern of pip's output, and the error message; the first match counts.
 CAUSES = (
     (
         r"No space left|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|\[WinError 112\]|not enough space",
@@ -91,7 +91,7 @@ CAUSES = (
 
 
 class Recipe(NamedTuple):
-    """What an environment is made of."""
+    """Contents of an environment."""
 
     folder: str
     needed_bytes: int
@@ -117,11 +117,11 @@ INFRA = Recipe(
 
 
 class SetupError(Exception):
-    """The environment cannot be made ready; the message tells the way out."""
+    """The environment cannot be set up; the message says how to fix it."""
 
 
 class State(NamedTuple):
-    """What `.venv` holds, and the step that was begun last: empty once it has ended."""
+    """Installed parts of `.venv`, and the unfinished step; empty once it has ended."""
 
     root: str
     step: str
@@ -129,12 +129,12 @@ class State(NamedTuple):
 
 
 def ensure(root: Path, extras: "Sequence[str]" = (), recipe: Recipe = ENGINE) -> Path:
-    """Return the python of `root`'s environment, with all that the recipe and the `extras` want installed."""
+    """Install what the recipe and the `extras` need, and return the environment's Python."""
     return Environment(root, recipe=recipe).ensure(extras)
 
 
 def run_main(main: "Callable[[list[str]], int]") -> int:
-    """Run a script's `main` with the command line's arguments and return its exit code; no traceback for a person."""
+    """Run a script's `main` and return its exit code; expected errors print one sentence instead of a traceback."""
     try:
         require_python(sys.version_info[:3])
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the children too, as Ctrl-C does
@@ -161,14 +161,14 @@ def require_python(version: "Sequence[int]") -> None:
 
 
 def say(sentence: str) -> None:
-    """Tell the person what happens, at once; standard output is for results."""
+    """Print a progress or error message to standard error, unbuffered; standard output is for results."""
     print(sentence, file=sys.stderr, flush=True)
 
 
 def child_env(environ: "Mapping[str, str]", is_terminal: bool) -> "dict[str, str]":
-    """Return the variables for a program in `.venv`: its own packages only, UTF-8, colour only on a terminal.
+    """Return the environment of a program in `.venv`: its own packages only, UTF-8, colours only on a terminal.
 
-    It may keep bytecode, whatever the variables say: without it a process compiles torch for itself, for six seconds.
+    Bytecode is always cached: without it, each process compiles torch for six seconds.
     """
     dropped = {"PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
     if not is_terminal:
@@ -182,7 +182,7 @@ def child_env(environ: "Mapping[str, str]", is_terminal: bool) -> "dict[str, str
 
 
 def explain(output: str) -> str:
-    """Return the sentence, without its full stop, for the cause that an output tells; nothing for an unknown one."""
+    """Return the message for a known error, without its full stop; empty if the cause is unknown."""
     for pattern, sentence in CAUSES:
         match = re.search(pattern, output)
         if match:
@@ -191,7 +191,7 @@ def explain(output: str) -> str:
 
 
 class Environment:
-    """An environment of one checkout. `run` and `free_bytes` are the real thing unless a test gives its own."""
+    """The environment of one checkout. Tests replace `run` and `free_bytes`."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class Environment:
         self._free_bytes = free_bytes or _free_bytes
 
     def ensure(self, extras: "Sequence[str]" = ()) -> Path:
-        """Make it hold the recipe's first part, the `extras` and the checkout, and return its python."""
+        """Install the recipe's first part, the `extras` and the checkout, and return the environment's Python."""
         wanted = self.fingerprints(extras)
         if not self.is_ready(wanted):
             self.venv.mkdir(exist_ok=True)
@@ -219,7 +219,7 @@ class Environment:
         return self.python
 
     def fingerprints(self, extras: "Sequence[str]") -> "dict[str, str]":
-        """Return for each part that is wanted a hash of the Python and the files that decide what it installs."""
+        """Return, by part, a hash of the Python version and the files that determine what is installed."""
         files = {part: self._files(part) for part in (next(iter(self.recipe.parts)), *extras)}
         if self.recipe.with_checkout:
             files[CHECKOUT] = [self.root / name for name in METADATA]
@@ -230,12 +230,12 @@ class Environment:
         return {part: _fingerprint(paths) for part, paths in files.items()}
 
     def is_ready(self, wanted: "Mapping[str, str]") -> bool:
-        """Tell whether it holds all that is wanted: a few small files to read and one python to start."""
+        """Return whether everything is installed: reads a few small files and starts one Python."""
         state = self._read_state()
         return all(state.installed.get(part) == wanted[part] for part in wanted) and not self._fault(state)
 
     def _fault(self, state: State) -> str:
-        """Tell why it must be made anew, or nothing; a .venv that a person made may stay if it works."""
+        """Return why the environment must be rebuilt, or an empty string; one made by hand is kept if it works."""
         if not (self.venv / "pyvenv.cfg").exists():
             return "it is no virtual environment"
         if state.step == "create" or (state.step == "install" and PIP_HAS_BEGUN in self._last_step()):
@@ -265,7 +265,7 @@ class Environment:
         self._install(wanted, state._replace(root=str(self.root)))
 
     def _clear(self, fault: str) -> None:
-        """Remove all but the files of the run that is going on."""
+        """Remove everything but the files of this run."""
         found = [path for path in self.venv.iterdir() if path.name not in (LOCK_NAME, STATE_NAME, LOG_NAME)]
         if found:
             say(f"Removing the old {self.recipe.folder} ({fault}) …")
@@ -290,7 +290,7 @@ class Environment:
         self._perform([str(self.python), "-m", "pip", "install", *PIP_OPTIONS, *pip])
 
     def _install(self, wanted: "Mapping[str, str]", state: State) -> None:
-        """Install the pins if any file of them is new, and the checkout if its metadata is."""
+        """Install the pins if a lock file has changed, and the checkout if its metadata has."""
         stale = [part for part in wanted if state.installed.get(part) != wanted[part]]
         stale_pins = [part for part in stale if part != CHECKOUT]
         if stale_pins:
@@ -317,7 +317,7 @@ class Environment:
         return f"Installing {count} packages ({size}) …"
 
     def _pip_install(self, arguments: "Sequence[str]", state: State, gained: "Mapping[str, str]") -> State:
-        """Run one `pip install` and return the state that it leaves."""
+        """Run one `pip install` and return the new state."""
         self._write_state(state._replace(step="install"))
         self._perform([str(self.python), "-m", "pip", "install", *PIP_OPTIONS, *arguments])
         state = State(state.root, "", {**state.installed, **gained})
@@ -325,7 +325,7 @@ class Environment:
         return state
 
     def _perform(self, command: "Sequence[str]") -> None:
-        """Run one step with its output in the log; raise SetupError with the cause that the output tells."""
+        """Run one step with its output in the log; raise `SetupError` with the cause if it fails."""
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"\n$ {' '.join(command)}\n")
         code = self._run(command, self.log)
@@ -349,7 +349,7 @@ class Environment:
             return State("", "", {})
 
     def _write_state(self, state: State) -> None:
-        """Replace the state whole: a reader sees the old one or the new one."""
+        """Replace the state atomically."""
         draft = self.venv / (STATE_NAME + ".new")
         draft.write_text(json.dumps(state._asdict(), indent=1), encoding="utf-8")
         draft.replace(self.venv / STATE_NAME)
@@ -362,7 +362,7 @@ class Environment:
 
 @contextmanager
 def only_one(path: Path, max_wait_s: float = 3600.0, sleep: "Callable[[float], None]" = time.sleep) -> "Iterator[None]":
-    """Hold the lock file at `path`; wait for the run that holds it, and raise SetupError if it takes too long."""
+    """Hold the lock file at `path`; raise `SetupError` if another run holds it for longer than `max_wait_s`."""
     waited_s = 0.0
     with path.open("a") as file:
         while not _try_lock(file):
@@ -379,7 +379,7 @@ def only_one(path: Path, max_wait_s: float = 3600.0, sleep: "Callable[[float], N
 
 
 def _try_lock(file: "IO[str]") -> bool:
-    """Take the lock unless another process has it; closing the file gives it back, and so does dying."""
+    """Take the lock unless another process holds it; closing the file or ending the process releases it."""
     try:
         if sys.platform == "win32":
             file.seek(0)

@@ -23,14 +23,14 @@ from typing import NamedTuple
 import environment
 
 ROOT = Path(__file__).resolve().parent.parent
-# What needs nothing special and not long.
+# Tests that need no special machine, no download and little time.
 EVERYWHERE = "not gpu and not java and not docker and not image and not schema and not sdk and not ray and not vllm"
-# Each file's tests one after the other, since they share what takes long to start; files in the order of
-# tests/conftest.py, and not those with many tests first. One process more than there are cores: tests wait for servers,
-# browsers and clocks. `-n 0` for a debugger. One GPU is one process's.
+# The tests of a file run in one process, because they share fixtures that are slow to start; files run in the order of
+# tests/conftest.py. One process more than cores, because tests wait for servers, browsers and clocks. `-n 0` is for a
+# debugger. Tests with a GPU run in one process.
 PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 SIDE_BY_SIDE = ("-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
-# Else each of them compiles all that the tests import, at the same time: 20 s of a processor. What is wrong they tell.
+# Without it, each process compiles all imported modules at the same time, 20 s of CPU time. pytest reports the errors.
 COMPILE_IMPORTS = """
 import contextlib, os, pytest
 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
@@ -40,7 +40,7 @@ MIN_NODE = 20
 
 
 class Result(NamedTuple):
-    """How one check went."""
+    """Outcome of one check."""
 
     name: str
     seconds: float
@@ -62,7 +62,7 @@ def main(arguments: "list[str]") -> int:
 
 
 def parse(arguments: "Sequence[str]") -> "tuple[str, list[str]]":
-    """Return which tests are meant, as pytest's marks, and the arguments for pytest."""
+    """Return the selected tests, as an expression of pytest's marks, and the arguments for pytest."""
     parser = argparse.ArgumentParser(
         description="Set up .venv and run ruff, mypy, lint-imports and pytest.",
         epilog="All other arguments go to pytest: python scripts/test.py -k scheduler -x",
@@ -80,9 +80,9 @@ def parse(arguments: "Sequence[str]") -> "tuple[str, list[str]]":
 def checks(
     python: Path, marks: str, pytest_arguments: "Sequence[str]", *, is_new: bool = False
 ) -> "list[tuple[str, list[str]]]":
-    """Return name and command of each check, in the order they run; pytest is last.
+    """Return name and command of each check; pytest is last.
 
-    `is_new` says that no test was ever collected in this checkout: then that is done once, beside the first checks.
+    `is_new`: no test was ever collected in this checkout, so compile what the tests import beside the first checks.
     """
     run = [str(python), "-m"]
     return [
@@ -97,19 +97,19 @@ def checks(
 
 
 def infra_checks(python: Path, pytest_arguments: "Sequence[str]") -> "list[tuple[str, list[str]]]":
-    """Return the one check of infra/; what all other tests share needs the engine, which is not installed there."""
+    """Return the check of infra/, without tests/conftest.py, which needs the engine."""
     command = [str(python), "-m", "pytest", "-m", "infra", "--confcutdir=tests/infra", "tests/infra"]
     return [("pytest infra", [*command, *pytest_arguments])]
 
 
 def node_version() -> str:
-    """Return what `node --version` says, or nothing where there is no Node."""
+    """Return the output of `node --version`, empty without Node."""
     node = shutil.which("node")
     return subprocess.check_output([node, "--version"], universal_newlines=True) if node else ""
 
 
 def require_node(version: str) -> None:
-    """Raise SetupError if `version` is not that of a Node that the CDK runs in."""
+    """Raise `SetupError` unless `version` is a Node that the CDK supports."""
     found = re.match(r"v(\d+)\.", version)
     if not found or int(found.group(1)) < MIN_NODE:
         raise environment.SetupError(
@@ -119,7 +119,7 @@ def require_node(version: str) -> None:
 
 
 def run_beside(wanted: "Sequence[tuple[str, list[str]]]") -> "list[Result]":
-    """Run checks that keep one core busy each beside each other; show the output of each when it has ended."""
+    """Run single-core checks in parallel; print the output of each when it has ended."""
     start, waiting, results = time.monotonic(), {}, {}
     env = environment.child_env(os.environ, is_terminal=False)
     with ExitStack() as stack:
@@ -148,7 +148,7 @@ def run_check(name: str, command: "Sequence[str]") -> Result:
 
 
 def summary(results: "Sequence[Result]") -> str:
-    """Return a line per check and a closing one, in words that no test runner closes with."""
+    """Return a line for each check and a closing line that differs from those of test runners."""
     lines = [f"{r.name:<14}{r.seconds:7.1f} s  {'pass' if r.passed else 'FAIL'}" for r in results]
     failed = [r.name for r in results if not r.passed]
     closing = f"Not in order: {', '.join(failed)}." if failed else "All checks pass."

@@ -1,4 +1,4 @@
-"""What tests share: random tiny checkpoints, the oracle of the original, and an engine that is started once."""
+"""Shared fixtures: random tiny checkpoints, the reference implementation's oracle, and one started engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOISE = Recipe(TINY.model | {"num_codebooks": BOOKS}, TINY.codec | {"n_codebooks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with files that have a slow test: a long file at the end would leave the other cores with nothing to do."""
+    """Run files with a slow test first: a long file at the end would leave the other cores idle."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
@@ -39,14 +39,14 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector work, on what the tests themselves make."""
+    """Turn the garbage collector on, for objects of the tests themselves."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def _clean_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of the machine that runs the tests reaches them."""
+    """Remove the machine's own `S1_MINI_*` variables."""
     import os
 
     for name in list(os.environ):
@@ -78,7 +78,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
-    """A started engine that speaks noise."""
+    """A started engine with random weights."""
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as engine:
         yield engine
 
@@ -100,7 +100,7 @@ def no_grad() -> Iterator[None]:
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    """Credentials of nobody, a region, and none of this machine's files; AWS's descriptions are read once for all."""
+    """Placeholder credentials and a region instead of this machine's; botocore reads its service models once."""
     monkeypatch.setattr("botocore.session.create_loader", lambda *_: LOADER)
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)

@@ -44,7 +44,7 @@ def num_entries(output: Path) -> int:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Give every file below a folder, hidden ones too."""
+    """Return every file below a folder, hidden ones too."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
@@ -55,12 +55,12 @@ def lines_of(content: bytes) -> list[dict[str, object]]:
 
 
 def metadata(output: Path) -> list[dict[str, object]]:
-    """Give the lines of all shards of sound files, in order."""
+    """Return the lines of all shards of sound files, in order."""
     return [line for path in sorted(output.glob("shards/*/metadata.jsonl")) for line in lines_of(path.read_bytes())]
 
 
 def errors(output: Path) -> list[tuple[object, object, object]]:
-    """Give line, id and reason of all bad lines."""
+    """Return line, id and reason of all bad lines."""
     return [(it["line"], it["id"], it["reason"]) for it in lines_of((output / "errors.jsonl").read_bytes())]
 
 

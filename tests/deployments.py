@@ -40,7 +40,7 @@ def deployment(
     artifact: str = "",
     rollout: Rollout | None = None,
 ) -> Deployment:
-    """Give a deployment of `form`: with little set, or with everything that can be."""
+    """Return a deployment of `form`, minimal or `full` with every option."""
     machine = machine or ("ml.c5.xlarge" if form == "multi-model" else "ml.g4dn.xlarge")
     artifact = artifact or (PREFIX if form == "multi-model" else ARCHIVE)
     if not full:

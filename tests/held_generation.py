@@ -83,7 +83,7 @@ class Held:
         self._released = threading.Event()
 
     def release(self) -> None:
-        """Let generation go on."""
+        """Resume generation."""
         self._released.set()
 
     def is_held(self) -> bool:

@@ -56,7 +56,7 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def downloads(self, repository: str = "") -> set[str]:
-        """Give the names of all files whose content was sent, of one repository or of all."""
+        """Return the names of all downloaded files, of one repository or of all."""
         sent = [line for line in self.asked if line.startswith(f"GET /{repository}")]
         return {line.partition("/resolve/")[2].partition("/")[2] for line in sent} - {""}
 
@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)

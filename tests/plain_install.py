@@ -23,7 +23,7 @@ LACKING = {*(name for names in MODULES.values() for name in names), "botocore", 
 
 
 def plain_environment(folder: Path, *, with_path: bool = True) -> dict[str, str]:
-    """Give the variables of such a process; what hides the packages is written into `folder`.
+    """Return the variables of such a process; what hides the packages is written into `folder`.
 
     `with_path` keeps `PYTHONPATH`, by which a checkout may be found.
     """

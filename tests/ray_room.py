@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def path_with_ray(folder: Path) -> str:
-    """Give a PYTHONPATH by which Ray is found; where it is not, it is installed into `folder` first."""
+    """Return a PYTHONPATH with Ray, installed into `folder` unless it is there already."""
     ours = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     if find_spec("ray") is not None:
         return ours

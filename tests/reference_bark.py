@@ -26,7 +26,7 @@ class Spoken:
     wave: Tensor  # [samples]
 
     def oracle(self, case: str) -> dict[str, Tensor]:
-        """Give it as an oracle's tensors."""
+        """Return it as an oracle's tensors."""
         parts = {"tokens": torch.tensor(self.tokens), "semantic": self.semantic, "coarse": self.coarse}
         parts |= {"fine": self.fine, "wave": self.wave} | (self.voice or {})
         return {f"{case}.{name}": tensor.clone().contiguous() for name, tensor in parts.items()}

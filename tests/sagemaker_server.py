@@ -92,11 +92,11 @@ class SageMakerServer:
         self._thread.join()
 
     def operations(self, *beginnings: str) -> list[str]:
-        """Give the operations seen that begin like this, in order."""
+        """Return the received operations with these prefixes, in order."""
         return [operation for operation, _ in self.seen if operation.startswith(beginnings)]
 
     def names(self) -> dict[str, list[str]]:
-        """Give what exists, kinds without any left out."""
+        """Return the names of what exists, by kind."""
         return {kind: sorted(things) for kind, things in self.kept.items() if things}
 
     def answer(self, operation: str, given: Answer) -> Answer:

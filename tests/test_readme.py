@@ -37,7 +37,7 @@ CODE = [(page, code) for page in RUN for code in blocks("python", (ROOT / page).
 
 
 def section(title: str) -> str:
-    """Give what stands under a heading."""
+    """Return the text under a heading."""
     return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 

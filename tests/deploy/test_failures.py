@@ -29,7 +29,7 @@ def _somewhere(account: None) -> None:
 
 
 def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str:
-    """Let botocore itself raise it, out of a stubbed answer; give our sentence."""
+    """Return our message for an error that botocore raises from a stubbed response."""
     client = boto3.client("sagemaker", REGION, aws_access_key_id="x", aws_secret_access_key="x")
     with Stubber(client) as stub:
         stub.add_client_error("create_endpoint", code, message, status, response_meta=more)

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def why_skipped(*, has_cdk: bool, has_node: bool) -> str:
-    """Tell what is missing, and the command to run; nothing where all is there."""
+    """Return what is missing and the command to run; empty if nothing is."""
     if not has_node:
         return "needs Node 20 or newer on the path, then: python scripts/test.py --infra"
     return "" if has_cdk else "needs the CDK: python scripts/test.py --infra"
@@ -42,7 +42,7 @@ def why_skipped(*, has_cdk: bool, has_node: bool) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _infra_on_the_path() -> Iterator[None]:
-    """Let `speech` be found as `python infra/app.py` finds it."""
+    """Make `speech` importable, as for `python infra/app.py`."""
     sys.path.insert(0, str(INFRA))
     os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "20"
     yield
@@ -76,7 +76,7 @@ def shared_assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def template(assembly: Path, shared_assembly: Path) -> Callable[[str], Any]:
-    """Give the template of a stack by its name, for assertions."""
+    """Return the template of a stack by its name, for assertions."""
     from aws_cdk.assertions import Template
 
     def find(name: str) -> Any:
@@ -91,7 +91,7 @@ def template(assembly: Path, shared_assembly: Path) -> Callable[[str], Any]:
 
 @pytest.fixture
 def synthesised() -> Callable[..., Any]:
-    """Give the real-time template of a production stage that differs in some fields; findings are not looked for."""
+    """Return the real-time template of a production stage with some fields changed, without cdk-nag."""
     from aws_cdk.assertions import Template
     from speech.foundation.stack import FoundationStack
     from speech.realtime.stack import RealtimeStack

@@ -113,7 +113,7 @@ def test_both_apps_are_synthesised_without_network_and_credentials(tmp_path: Pat
 
 
 def _unplugged() -> list[str]:
-    """Give the prefix that takes all network from a command, where the system lets us; else a dead proxy must do."""
+    """Return a command prefix that removes the network, where the system allows it; empty elsewhere."""
     prefix = ["unshare", "--map-root-user", "--net"]
     if (
         shutil.which("unshare") is None

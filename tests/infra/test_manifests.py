@@ -27,7 +27,7 @@ SCHEMAS = json.loads((ROOT / "tests/assets/kuberay.json").read_text("utf-8"))
 
 
 def complaints(manifest: dict[str, Any]) -> list[str]:
-    """Give what the schema of its kind says against a manifest."""
+    """Return what the schema of its kind says against a manifest."""
     schema = {"$ref": f"#/$defs/{manifest['kind']}", "$defs": SCHEMAS["$defs"]}
     return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(manifest)]
 

@@ -106,7 +106,7 @@ def execute(book: Any, desk: Path, environment: dict[str, str], python: str, ker
 
 
 def outputs(book: Any, kind: str) -> Iterator[Any]:
-    """Give what the cells showed, of one MIME type, in order."""
+    """Return the cells' outputs of one MIME type, in order."""
     for cell in book.cells:
         for output in cell.get("outputs", []):
             if kind in output.get("data", {}):
@@ -114,7 +114,7 @@ def outputs(book: Any, kind: str) -> Iterator[Any]:
 
 
 def streams(book: Any, name: str) -> str:
-    """Give all that was printed to one stream."""
+    """Return everything printed to one stream."""
     made = [output for cell in book.cells for output in cell.get("outputs", []) if output.get("name") == name]
     return "".join(output["text"] for output in made)
 
