@@ -27,7 +27,7 @@ class Carry:
         self._past: dict[CarryKey, Tensor] = {}
 
     def extend(self, key: CarryKey, new: Tensor, context: int, axis: int = -1) -> Tensor:
-        """Give `new` with the last `context` inputs before it on `axis`, and remember its own end."""
+        """Return `new` with the last `context` inputs before it on `axis`, and remember its own end."""
         if context == 0:
             return new
         past = self._past.get(key)
@@ -55,7 +55,6 @@ class Carry:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held, in bytes."""
         return sum(past.numel() * past.element_size() for past in self._past.values())
 
 
@@ -89,7 +88,7 @@ class CarryRows(Carry):
             self._chosen = torch.tensor(chosen, device=device)
 
     def extend(self, key: CarryKey, new: Tensor, context: int, axis: int = -1) -> Tensor:
-        """Give `new` with the last `context` inputs of its rows before it, and remember its own end."""
+        """Return `new` with the last `context` inputs of its rows before it, and remember its own end."""
         if context == 0:
             return new
         past = self._past.get(key)
@@ -129,7 +128,7 @@ class NoCarry(Carry):
     """Every call is a whole stream: the past is zeros, nothing is remembered. For training, and for single calls."""
 
     def extend(self, key: CarryKey, new: Tensor, context: int, axis: int = -1) -> Tensor:
-        """Give `new` with `context` zeros before it on `axis`."""
+        """Return `new` with `context` zeros before it on `axis`."""
         shape = list(new.shape)
         shape[axis] = context
         return torch.cat((new.new_zeros(shape), new), dim=axis) if context else new

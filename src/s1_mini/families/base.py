@@ -65,11 +65,10 @@ class Placement:
     batch_invariant: bool = False  # whether a row's bits must not depend on those beside it, where a family offers it
 
     def of(self, stage: str) -> torch.device:
-        """Give the device of a stage."""
         return self.devices.get(stage, self.device)
 
     def beside(self, stage: str) -> torch.device:
-        """Give the device for work beside a stage's: its own, or the common one where the stage is not in memory."""
+        """Return the device for work beside a stage's: its own, or the common one where the stage is not in memory."""
         device = self.of(stage)
         return self.device if device.type == "meta" else device
 
@@ -144,7 +143,7 @@ class Family(Protocol):
         """Open a checkpoint directory; `settings` has the fields of the family's own. Raises `CheckpointError`."""
 
     def files(self, directory: Path, conversion: Conversion) -> list[Member]:
-        """Give all files of a checkpoint but its voices, in the compact form.
+        """Return all files of a checkpoint but its voices, in the compact form.
 
         The weights are checked against their config now, and read when their chunks are asked for. Raises
         `CheckpointError`.
@@ -183,7 +182,7 @@ class LoadedModel(Protocol):
         """Write the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
-        """Give the voice that was heard in what the stages but the last have made of `text`."""
+        """Return the voice heard in what all stages but the last have made of `text`."""
 
     def chain(self, slots: int, positions: int) -> Chain:
         """Make the stages of an engine, for `slots` utterances of up to `positions` positions each."""

@@ -19,7 +19,7 @@ S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-B
 
 
 def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Path:
-    """Give the directory of a checkpoint: the named one, or the one that ships.
+    """Return the directory of a checkpoint: the named one, or the one that ships.
 
     What is no directory but a name on the hub is downloaded to its cache, without the weights if they are not asked
     for. Raises `CheckpointError`, or `ConfigurationError` where the hub's library is not installed.
@@ -38,7 +38,7 @@ def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Path:
 
 
 def _pick(name: HubName, with_weights: bool, directory: Path, files: Collection[str]) -> list[str]:
-    """Say which files of a repository its family needs."""
+    """Choose the files of a repository that its family needs."""
     families = f"no checkpoint of any family of this engine ({', '.join(FAMILIES)})"
     if "config.json" not in files:
         raise CheckpointFileError(f"checkpoint {name} has no config.json: it is {families}")

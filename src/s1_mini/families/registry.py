@@ -26,7 +26,7 @@ DEFAULT = "dual_ar"  # of a config.json that says nothing, and where no checkpoi
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
-    """Give the family of a checkpoint's config. Raises `CheckpointMismatchError` for a foreign one."""
+    """Return the family of a checkpoint's config. Raises `CheckpointMismatchError` for a foreign one."""
     if config and "model_type" not in config and "dim" not in config:
         raise CheckpointMismatchError(
             f"config.json has no model_type, and its fields ({reprlib.repr(sorted(config))[1:-1]}) are not those of "
@@ -41,12 +41,12 @@ def find_family(config: Mapping[str, Any]) -> Family:
 
 
 def family_of(checkpoint: Path) -> Family:
-    """Give the family of a checkpoint directory. Raises `CheckpointError`."""
+    """Return the family of a checkpoint directory. Raises `CheckpointError`."""
     return find_family(read_json(checkpoint / "config.json"))
 
 
 def check_files(checkpoint: Path) -> Path:
-    """Give a directory that has all files of a checkpoint. Raises `CheckpointError`, which names all that lack."""
+    """Return a directory that has all files of a checkpoint. Raises `CheckpointError`, which names all that lack."""
     try:
         family = family_of(checkpoint)
     except CheckpointFileError:
@@ -69,11 +69,11 @@ def check_lacking(checkpoint: str, family: Family, has: Callable[[str], bool]) -
 
 
 def family_settings() -> tuple[type[BaseModel], ...]:
-    """Give the settings of all families."""
+    """Return the settings of all families."""
     return tuple(get_family(name).settings for name in FAMILIES)
 
 
 def get_family(name: str = DEFAULT) -> Family:
-    """Give a family of the registry, by either name."""
+    """Return a family of the registry, by either name."""
     family: Family = resolve_name(FAMILIES[SHORT_NAMES.get(name, name)])()
     return family

@@ -75,7 +75,7 @@ def fetch_block(keys, values, start, column, SIZE: tl.constexpr, LINE: tl.conste
 
 @jit
 def part_columns(length, parts, BLOCK: tl.constexpr):
-    """Give how many columns of `length` each part has but the last: whole blocks."""
+    """Return how many columns of `length` each part has but the last: whole blocks."""
     return tl.cdiv(tl.cdiv(length, parts), BLOCK) * BLOCK
 
 

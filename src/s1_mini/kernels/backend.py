@@ -39,7 +39,7 @@ def runs_triton(x: Tensor) -> bool:
 
 
 def leave_triton() -> None:
-    """Let torch compute everything from now on, where Triton is there and does not work. Of all threads."""
+    """Compute everything in torch from now on, in all threads: Triton is installed and does not work."""
     global _uses_triton  # noqa: PLW0603 - as below
     _uses_triton = False
 
@@ -51,7 +51,7 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 
 @contextmanager
 def without_triton() -> Iterator[None]:
-    """Let torch compute everything, as on a machine without Triton: what kernels are compared with. Of all threads."""
+    """Compute everything in torch, in all threads, as without Triton: the reference for kernels."""
     global _uses_triton  # noqa: PLW0603 - a switch of the process, like whether Triton is there
     before, _uses_triton = _uses_triton, False
     try:
@@ -67,7 +67,7 @@ def in_one_order() -> bool:
 
 @contextmanager
 def one_order(wanted: bool = True) -> Iterator[None]:
-    """Let kernels that are launched by this thread give a row the same bits in any company, if `wanted`."""
+    """Make kernels launched by this thread batch-invariant, if `wanted`."""
     token = _in_one_order.set(wanted)
     try:
         yield
@@ -81,7 +81,7 @@ def jit(function: Any) -> Any:
 
 
 def jit_for_any(*names: str) -> Callable[[Any], Any]:
-    """Do so with a kernel that is not compiled anew for special values of these of its numbers, like 1."""
+    """Mark a Triton kernel that is not recompiled for special values of these numbers, like 1."""
     return triton.jit(do_not_specialize=names) if HAS_TRITON else lambda function: function
 
 
@@ -93,7 +93,7 @@ def follows_early(device: torch.device) -> bool:
 
 @lru_cache
 def shared_memory(device: torch.device) -> int:
-    """Give the bytes of shared memory that a program may have on this GPU."""
+    """Return the bytes of shared memory that a program may have on this GPU."""
     # torch's stubs lack it
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined,unused-ignore]
 
@@ -105,7 +105,7 @@ def launch(x: Tensor) -> dict[str, Any]:
 
 @jit
 def wait_for_last(EARLY: tl.constexpr):
-    """Let the next kernel begin, then wait until everything before this one is done and can be read."""
+    """Allow the next kernel to launch, then wait until all earlier work is done and can be read."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -113,7 +113,7 @@ def wait_for_last(EARLY: tl.constexpr):
 
 @jit
 def widen(x, like, EARLY: tl.constexpr):
-    """Give int8 or fp8 in the format of `like`. Before capability 9 Triton cannot turn fp8 into bf16 at once."""
+    """Return int8 or fp8 in the format of `like`. Before capability 9 Triton cannot turn fp8 into bf16 at once."""
     if EARLY:
         return x.to(like.dtype)
     if x.dtype == like.dtype:

@@ -22,7 +22,7 @@ MANY_IN_ONE_ORDER = 512  # of each row: there the number of rows must not decide
 
 
 def convolve(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
-    """Give [B, T, O] of x [B, P + T, C] and `weight` [K, C, O], P being (K - 1) * `dilation`."""
+    """Return [B, T, O] of x [B, P + T, C] and `weight` [K, C, O], P being (K - 1) * `dilation`."""
     if runs_triton(x):
         return _convolve_triton(x.contiguous(), weight, dilation)
     return F.conv1d(x.transpose(1, 2), weight.permute(2, 1, 0), dilation=dilation).transpose(1, 2).contiguous()

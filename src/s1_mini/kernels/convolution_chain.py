@@ -132,7 +132,7 @@ def descriptor(matrix: Tensor, block: tuple[int, int]) -> TensorDescriptor:
 def convolve_on_triton(
     x: Tensor, weight: Tensor, dilation: int, ending: Ending, skip: Tensor | None, tile: ConvolutionTile
 ) -> tuple[Tensor, Tensor]:
-    """Do so with a kernel that works on tiles of this size."""
+    """Compute `convolve_on` with a kernel that works on tiles of this size."""
     batch, length, inputs = x.shape
     taps, _, outputs = weight.shape
     assert x.is_contiguous()
@@ -188,7 +188,7 @@ def sum_taps(
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Give the products of all taps for TALL steps from `first` on and WIDE outputs from `to` on, and MORE after."""
+    """Return the products of all taps for TALL steps from `first` on and WIDE outputs from `to` on, and MORE after."""
     total = tl.zeros([TALL, WIDE], tl.float32)
     beside = tl.zeros([TALL, MORE if MORE > 0 else 16], tl.float32)
     BLOCKS: tl.constexpr = (INPUTS + BLOCK - 1) // BLOCK

@@ -23,7 +23,6 @@ class ConvolutionTile(NamedTuple):
 
     @property
     def outputs(self) -> int:
-        """Outputs of a program."""
         return self.wide + self.more
 
     @property
@@ -63,7 +62,7 @@ def is_many(rows: int, steps: int) -> bool:
 
 
 def tile_of(outputs: int, taps: int, *, many: bool) -> ConvolutionTile:
-    """Give the tile of a convolution with `many` steps or few."""
+    """Return the tile of a convolution with `many` steps or few."""
     if not many:
         return FEW
     table = {1: POINTWISE, 2: TRANSPOSED}.get(taps, DILATED)
@@ -72,5 +71,5 @@ def tile_of(outputs: int, taps: int, *, many: bool) -> ConvolutionTile:
 
 
 def unit_tile(channels: int) -> ConvolutionTile | None:
-    """Give the tile of a whole residual unit, None where its two convolutions are to be apart."""
+    """Return the tile of a whole residual unit, None where its two convolutions are to be apart."""
     return UNITS.get(channels)

@@ -29,7 +29,7 @@ PROGRAMS = 256  # wanted, to fill the GPU: few rows are split into more parts
 
 
 def used_columns(position: Tensor, span: int, size: int) -> Tensor | None:
-    """Give what [B, 1, 1, `span`] rows look at, if `decode_attention` is going to ask; once for all layers.
+    """Return what [B, 1, 1, `span`] rows look at, if `decode_attention` is going to ask; once for all layers.
 
     That is all columns up to their `position` [B], and always the first. `size` is that of the heads.
     """
@@ -39,7 +39,7 @@ def used_columns(position: Tensor, span: int, size: int) -> Tensor | None:
 
 
 def looks_at_common(rows: int, groups: int, span: int) -> bool:
-    """Tell whether a step of so many rows may read once what they have in common: rows in several parts do not."""
+    """Return whether a step of so many rows may read once what they have in common: rows in several parts do not."""
     return rows >= FEWEST_ROWS and _split(rows, groups, span)[1] == 1
 
 
@@ -218,7 +218,7 @@ def _attend_triton(
 
 
 def _split(rows: int, groups: int, span: int) -> tuple[int, int]:
-    """Give the columns that a program attends to at once, and the parts that a row's columns are shared out to."""
+    """Return the columns that a program attends to at once, and the parts that a row's columns are shared out to."""
     block = COLUMNS_AT_ONCE // 2 if rows > MANY_ROWS else COLUMNS_AT_ONCE
     if in_one_order():
         block = BLOCK_IN_ONE_ORDER

@@ -19,7 +19,7 @@ BLOCK = 1024
 
 
 def gate(both: Tensor) -> Tensor:
-    """Give silu(a) * b [..., D] of `both` [..., 2 D], a before b; silu(a) is rounded first, as torch does it."""
+    """Return silu(a) * b [..., D] of `both` [..., 2 D], a before b; silu(a) is rounded first, as torch does it."""
     if runs_triton(both):
         return _gate_triton(both.contiguous())
     first, second = both.chunk(2, dim=-1)

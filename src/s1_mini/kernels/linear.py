@@ -44,7 +44,7 @@ PROMPT_ROWS = 512  # above, rows are steps of sound, and a tile may be large
 
 @jit
 def load_scales(scale, at, there, SCALED: tl.constexpr):
-    """Give what these outputs are multiplied by; 1 where the weights are kept as they were trained."""
+    """Return what these outputs are multiplied by; 1 where the weights are kept as they were trained."""
     if SCALED:
         return tl.load(scale + at, mask=there, other=0.0).to(tl.float32)
     return tl.full(at.shape, 1.0, tl.float32)
@@ -66,11 +66,11 @@ class Tile(NamedTuple):
     stages: int
 
     def shared_bytes(self, item_size: int, gated: bool) -> int:
-        """Give the shared memory that it takes at most: rows and weights of each stage, as Triton lays them out."""
+        """Return the shared memory that it takes at most: rows and weights of each stage, as Triton lays them out."""
         return self.stages * self.inputs * (self.rows + self.outputs * (2 if gated else 1)) * item_size
 
     def within(self, limit: int, item_size: int, gated: bool) -> Tile:
-        """Give a tile that takes `limit` bytes at most: with fewer steps ahead, or shorter ones."""
+        """Return a tile that takes `limit` bytes at most: with fewer steps ahead, or shorter ones."""
         tile = self
         while tile.shared_bytes(item_size, gated) > limit:
             tile = tile._replace(stages=tile.stages - 1) if tile.stages > 2 else tile._replace(inputs=tile.inputs // 2)
@@ -111,7 +111,7 @@ def many_tile(
 
 
 def many_rows(x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts: int, *, gelu: bool = False) -> Tensor:
-    """Give x [B, K] @ weight.T + bias, gated or with GELU: [B, N], or of several `parts` float32 [P, B, N].
+    """Return x [B, K] @ weight.T + bias, gated or with GELU: [B, N], or of several `parts` float32 [P, B, N].
 
     `gated` wants `weight` [2 N, K].
     """
@@ -235,7 +235,7 @@ def few_rows(
     *,
     gelu: bool = False,
 ) -> Tensor:
-    """Give norm(x) @ weight.T + bias, gated or with GELU, plus `residual`, [B, N]; x is [B, K], `weight` [N, K].
+    """Return norm(x) @ weight.T + bias, gated or with GELU, plus `residual`, [B, N]; x is [B, K], `weight` [N, K].
 
     `gated` wants `weight` [2 N, K]. `norm`, `bias` and `residual` may be None.
     """
@@ -347,7 +347,7 @@ def norm_linear(
     gated: bool = False,
     gelu: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Give x + `branch`, both [B, K], and norm(x + branch) @ weight.T + bias [B, N] for `weight` [N, K].
+    """Return x + `branch`, both [B, K], and norm(x + branch) @ weight.T + bias [B, N] for `weight` [N, K].
 
     `branch` may be what `linear_sum` left to be added. `gated` wants `weight` [2 N, K] and gives
     silu(first half) * second half; `gelu` gives the exact GELU of the product.
@@ -364,7 +364,7 @@ def norm_linear(
 
 
 def linear_sum(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Give two things whose sum is `residual` [B, N] + x [B, K] @ weight.T + bias, for whoever adds and norms them.
+    """Return two things whose sum is `residual` [B, N] + x [B, K] @ weight.T + bias, for whoever adds and norms them.
 
     The second is None, [B, N], or [P, B, N] of parts that are summed first.
     """
@@ -377,7 +377,7 @@ def linear_sum(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor)
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-    """Give x [..., K] @ weight.T + bias, [..., N], for `weight` [N, K]."""
+    """Return x [..., K] @ weight.T + bias, [..., N], for `weight` [N, K]."""
     if not runs_triton(x) or not (isinstance(weight, QuantizedWeight) or in_one_order()):
         return product(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
@@ -389,7 +389,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
 
 
 def branch_sum(x: Tensor, branch: Tensor | None) -> Tensor:
-    """Give the sum [B, N] of the two things that `linear_sum` gives."""
+    """Return the sum [B, N] of the two things that `linear_sum` gives."""
     if branch is None:
         return x
     return x + (branch.sum(0).to(x.dtype) if branch.ndim > x.ndim else branch)

@@ -27,7 +27,7 @@ class Norm(NamedTuple):
 
 
 def add_norm(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Give x + `branch` [..., D] and its norm; a root mean square's is rounded to x's dtype before it is weighted.
+    """Return x + `branch` [..., D] and its norm; a root mean square's is rounded to x's dtype before it is weighted.
 
     A `branch` [P, N, D] beside x [N, D] is summed first, then rounded to x's dtype.
     """
@@ -42,7 +42,7 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tens
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, round_last: bool = False) -> Tensor:
-    """Give the norm of x [..., D] as torch computes it, with gradients.
+    """Return the norm of x [..., D] as torch computes it, with gradients.
 
     Rounded to x's dtype before it is multiplied by `weight` [D], or with `round_last` only afterwards.
     """

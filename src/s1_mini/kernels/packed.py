@@ -40,7 +40,7 @@ def is_close(first: Tensor, second: Tensor, share: float) -> bool:
 
 
 def _in_eight_bits(weights: Sequence[Weight]) -> list[QuantizedWeight] | None:
-    """Give weights in eight bits where that changes none of them."""
+    """Return weights in eight bits where that changes none of them."""
     quantized = []
     for weight in weights:
         if isinstance(weight, QuantizedWeight):

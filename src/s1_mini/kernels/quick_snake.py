@@ -18,20 +18,20 @@ NO_DIVISION_BY_ZERO = 1e-9  # as in `kernels/snake.py`
 
 
 def snake_table(alpha: Tensor) -> Tensor:
-    """Give α / π and 1 / α of each channel, [2, C] fp32, of `alpha` [C]."""
+    """Return α / π and 1 / α of each channel, [2, C] fp32, of `alpha` [C]."""
     wide = alpha.double()
     return torch.stack((wide / torch.pi, 1 / (wide + NO_DIVISION_BY_ZERO))).float()
 
 
 def snake_of_table(value: Tensor, table: Tensor) -> Tensor:
-    """Give Snake of values [..., C] in fp32."""
+    """Return Snake of values [..., C] in fp32."""
     wide = value.float()
     return wide + (torch.pi * table[0] * wide).sin().square() * table[1]
 
 
 @jit
 def quick_snake(value, turn, inverse):
-    """Give value + sin²(π · turn · value) · inverse, all fp32."""
+    """Return value + sin²(π · turn · value) · inverse, all fp32."""
     turns = turn * value
     # Adding and taking away 1.5 · 2²³ leaves the nearest whole number.
     rest = turns - ((turns + 12582912.0) - 12582912.0)
@@ -43,7 +43,7 @@ def quick_snake(value, turn, inverse):
 
 @jit
 def quick_snake_of(value, table, channel, channels, inside):
-    """Give Snake of values [T, N] of the channels [N], those `inside` [N]; `table` is `snake_table`'s."""
+    """Return Snake of values [T, N] of the channels [N], those `inside` [N]; `table` is `snake_table`'s."""
     turn = tl.load(table + channel, mask=inside, other=0.0)
     inverse = tl.load(table + channels + channel, mask=inside, other=0.0)
     return quick_snake(value, turn[None, :], inverse[None, :])

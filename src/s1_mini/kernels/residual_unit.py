@@ -31,7 +31,7 @@ class UnitWeights:
 
 
 def residual_unit(joined: Tensor, weights: UnitWeights, ending: Ending, skip: Tensor) -> tuple[Tensor, Tensor]:
-    """Give what `convolve_on` gives, of both convolutions on `joined` [B, P + T, C] and `skip` [B, T, C]."""
+    """Return what `convolve_on` gives, of both convolutions on `joined` [B, P + T, C] and `skip` [B, T, C]."""
     if runs_triton(joined):
         batch, steps, channels = skip.shape
         tile = unit_tile(channels) if is_many(batch, steps) else None
@@ -44,7 +44,7 @@ def residual_unit(joined: Tensor, weights: UnitWeights, ending: Ending, skip: Te
 def residual_unit_triton(
     joined: Tensor, weights: UnitWeights, ending: Ending, skip: Tensor, tile: ConvolutionTile
 ) -> tuple[Tensor, Tensor]:
-    """Do so with one kernel, whose tile has all channels."""
+    """Compute `residual_unit` with one kernel, whose tile has all channels."""
     batch, steps, channels = skip.shape
     between = weights.between
     assert joined.is_contiguous()
@@ -88,7 +88,7 @@ def residual_unit_triton(
 
 @jit
 def _between(value, bias, snake, kind, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
-    """Give Snake of sums [T, WIDTH] of the channels and their bias, rounded to `kind`."""
+    """Return Snake of sums [T, WIDTH] of the channels and their bias, rounded to `kind`."""
     channel = tl.arange(0, WIDTH)
     taken = channel < CHANNELS
     value += tl.load(bias + channel, mask=taken, other=0.0).to(tl.float32)[None, :]

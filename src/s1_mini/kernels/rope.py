@@ -25,7 +25,7 @@ def turn(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def turn_and_part(qkv: Tensor, rope: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor]:
-    """Give queries [B, T, H * D], and keys and values beside each other [B, T, 2 * G * D].
+    """Return queries [B, T, H * D], and keys and values beside each other [B, T, 2 * G * D].
 
     `qkv` [B, T, (H + 2 * G) * D] holds all; queries and keys are turned by `rope` [B, T, D / 2, 2].
     """

@@ -37,7 +37,7 @@ def rope_store(
     norms: HeadNorms | None,
     slots: Tensor | None = None,
 ) -> Tensor:
-    """Give queries [B, H, D] of `qkv` [B, (H + 2 G) D]; keys and values [slots, G, S, D] get theirs at `columns` [B].
+    """Return queries [B, H, D] of `qkv` [B, (H + 2 G) D]; keys and values [slots, G, S, D] get theirs at `columns` [B].
 
     `rope` [B, D / 2, 2] is each row's part of the table, `norms` what the model has of those. `slots` [B] says
     whose the rows are; None means that they are the first ones, in order.
@@ -99,7 +99,7 @@ def _rope_store_triton(
 
 @jit
 def as_kept(x, kept, NARROW: tl.constexpr):
-    """Give x in the format that `kept` points to: its own, or fp8, where what is too large becomes the largest."""
+    """Return x in the format that `kept` points to: its own, or fp8, where what is too large becomes the largest."""
     if NARROW:
         x = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0).to(kept.dtype.element_ty)
     return x

@@ -39,7 +39,7 @@ def snake_extend(
     skip: Tensor | None = None,
     keeps_total: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Give total = x + `bias` [C] + `skip` and snake(total) with the past before it: [B, T, C] and [B, P + T, C].
+    """Return total = x + `bias` [C] + `skip` and snake(total) with the past before it: [B, T, C] and [B, P + T, C].
 
     `past` [R, P, C] then holds the last P steps of the second. Without `alpha` [C] there is no activation. The first is
     only meant to be used if `keeps_total`.
@@ -106,7 +106,7 @@ def _snake_extend_triton(
 
 @jit
 def _total(x, skip, bias, start, step, lane, inside, channels, HAS_SKIP: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Give x + bias + skip of some steps [N] and channels [M], in fp32."""
+    """Return x + bias + skip of some steps [N] and channels [M], in fp32."""
     at = start + step[:, None] * channels + lane[None, :]
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:

@@ -25,11 +25,10 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> torch.Size:
-        """Outputs and inputs."""
         return self.values.shape
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """Give the weights [N, K] in full."""
+        """Return the weights [N, K] in full."""
         return (self.values.float() * self.scale.float().unsqueeze(1)).to(dtype)
 
 
@@ -37,7 +36,7 @@ Weight = Tensor | QuantizedWeight
 
 
 def values_and_scale(weight: Weight) -> tuple[Tensor, Tensor, bool]:
-    """Give values and scales for a kernel, and whether there are scales."""
+    """Return values and scales for a kernel, and whether there are scales."""
     if isinstance(weight, QuantizedWeight):
         return weight.values, weight.scale, True
     return weight, weight, False
@@ -53,7 +52,7 @@ def quantize(weight: Tensor, dtype: torch.dtype) -> QuantizedWeight:
 
 
 def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """Give x [..., K] @ weight.T + bias, [..., N]. A CPU multiplies int8 by x in bfloat16."""
+    """Return x [..., K] @ weight.T + bias, [..., N]. A CPU multiplies int8 by x in bfloat16."""
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
     if not _fits_packed(x, weight):
@@ -70,7 +69,7 @@ def _fits_packed(x: Tensor, weight: QuantizedWeight) -> bool:
 
 
 def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give x in the format that it is kept in; fp8 has no infinity, so what is too large becomes the largest."""
+    """Return x in the format that it is kept in; fp8 has no infinity, so what is too large becomes the largest."""
     if dtype not in LARGEST or x.dtype == dtype:
         return x.to(dtype)
     return x.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)

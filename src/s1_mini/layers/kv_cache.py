@@ -44,7 +44,6 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held, in bytes."""
         return 2 * self.keys.numel() * self.keys.element_size()
 
     def save(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
@@ -70,7 +69,7 @@ class KVCache:
         return store
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Give keys and values [B, H, S, D] of one layer, where they lie."""
+        """Return keys and values [B, H, S, D] of one layer, where they lie."""
         return self.keys[layer], self.values[layer]
 
 

@@ -23,7 +23,6 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> QuantizedWeight:
-        """Values and scales, where they lie."""
         return QuantizedWeight(self.values, self.scale)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def uniforms(seed: int, piece: int, frames: int, draws: int) -> Tensor:
-    """Give the random numbers in [0, 1) of one sentence piece of a request: [frames, draws] fp32.
+    """Return the random numbers in [0, 1) of one sentence piece of a request: [frames, draws] fp32.
 
     Counter-based (Philox, Salmon et al. 2011) and keyed by request and piece, so frame t draws the same numbers
     whatever `frames` is, whoever else is in the batch, and on every device.
@@ -17,7 +17,7 @@ def uniforms(seed: int, piece: int, frames: int, draws: int) -> Tensor:
 
 
 def random_bytes(seed: int, piece: int, block: int, frames: int, draws: int) -> Tensor:
-    """Give random bytes in the same way: uint8 [frames, draws], for many draws that need not be fine.
+    """Return random bytes in the same way: uint8 [frames, draws], for many draws that need not be fine.
 
     Frames may be drawn in blocks, when they are needed: each block has numbers of its own.
     """

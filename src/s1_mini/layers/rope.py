@@ -16,7 +16,7 @@ def rope_table(
     *,
     rounded_to: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Give cos and sin of every position and pair, rounded, held as fp32: [length, head_dim / 2, 2]."""
+    """Return cos and sin of every position and pair, rounded, held as fp32: [length, head_dim / 2, 2]."""
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float32)[: head_dim // 2]
     angles = torch.outer(torch.arange(length, dtype=torch.float32), 1.0 / (base ** (pairs / head_dim)))
     table = torch.stack((angles.cos(), angles.sin()), dim=-1)

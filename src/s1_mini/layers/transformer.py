@@ -97,7 +97,7 @@ class FeedForward(nn.Module):
         self.both: Weight | None = None
 
     def merge(self) -> None:
-        """Let w1 and w3 lie side by side, for one product instead of two; only for inference."""
+        """Store w1 and w3 side by side, for one product instead of two; only for inference."""
         joined = []
         for first, second in zip(self.w1.parameters(), self.w3.parameters(), strict=True):
             joined.append(torch.cat((first.detach(), second.detach())))

@@ -229,7 +229,7 @@ class TextForm:
         return Script(self._ended(fitting) if is_read else fitting, " ".join(warnings) or None)
 
     def transcript(self, text: str) -> str:
-        """Give what the model is to read for `text`, which is in order and was spoken before: never an error."""
+        """Return what the model is to read for `text`, which is in order and was spoken before: never an error."""
         said = spoken(text, self.language) if self.language is not None else text
         return " ".join(self._fit(said)[0].split())
 

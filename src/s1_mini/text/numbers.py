@@ -13,7 +13,7 @@ MAX_DIGITS = 15  # the rules of some languages end soon after
 
 @cache
 def languages() -> frozenset[str]:
-    """Give the tags of all languages whose numbers can be said."""
+    """Return the tags of all languages whose numbers can be said."""
     from unicode_rbnf import RbnfEngine
 
     return frozenset(RbnfEngine.get_supported_languages())
@@ -28,7 +28,7 @@ def _engine(language: str) -> RbnfEngine:
 
 @lru_cache(maxsize=4096)
 def spell(number: int, language: str, *, is_ordinal: bool = False) -> str:
-    """Say a number of up to `MAX_DIGITS` digits; `language` is one of `languages()`."""
+    """Spell out a number of up to `MAX_DIGITS` digits; `language` is one of `languages()`."""
     from unicode_rbnf import FormatPurpose
     from unicode_rbnf.engine import RbnfError
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def words(text: str) -> list[str]:
-    """Read a list of words."""
     return text.split()
 
 

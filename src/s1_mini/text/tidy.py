@@ -22,7 +22,7 @@ _UNSPOKEN = ("P", "Z", "M", "Cc", "Cf")  # punctuation, separators, lone marks, 
 
 
 def tidied(text: str, max_length: int) -> str:
-    r"""Give `text` in order: composed (NFC), trimmed, every run of white space one space.
+    r"""Return `text` in order: composed (NFC), trimmed, every run of white space one space.
 
     A blank line or a paragraph separator becomes `PARAGRAPH_BREAK`, so that `split` sees the sentence end there.
     Byte order marks vanish. Doing so twice changes nothing more.
@@ -46,7 +46,7 @@ def tidied(text: str, max_length: int) -> str:
 
 
 def is_speakable(text: str) -> bool:
-    """Tell whether `text` says anything: it has a letter, a number or a symbol."""
+    """Return whether `text` says anything: it has a letter, a number or a symbol."""
     return not all(unicodedata.category(character).startswith(_UNSPOKEN) for character in text)
 
 

@@ -137,7 +137,7 @@ class LastConvolution:
 
 
 def alpha_of(snake: nn.Module) -> Tensor:
-    """Give α of each channel [C]."""
+    """Return α of each channel [C]."""
     return cast(Snake, snake).alpha.flatten()
 
 
@@ -199,7 +199,6 @@ class _ChainedConvolution:
 
     @classmethod
     def of(cls, layer: CausalConv1d, alpha: Tensor | None, rows: int) -> _ChainedConvolution:
-        """Lay out a convolution."""
         conv = layer.conv
         weight = conv.weight.permute(2, 1, 0).contiguous()
         ending = Ending(conv.out_channels, conv.bias, None, 0, keeps_total=False)
@@ -218,7 +217,7 @@ class _ChainedConvolution:
         return cls(parts.reshape(-1, inputs, stride * outputs).contiguous(), 1, alpha, past, ending)
 
     def end(self, alpha: Tensor | None, past: Tensor | None, *, keeps_total: bool) -> None:
-        """Tell what the next one wants."""
+        """Adapt the epilogue to the next link."""
         self.ending = _ended(self.ending, self.weight.shape[2], alpha, past, keeps_total)
 
     def __call__(self, _: Tensor, joined: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,7 +235,6 @@ class _ChainedUnit:
 
     @classmethod
     def of(cls, unit: ResidualUnit, rows: int) -> _ChainedUnit:
-        """Lay out a unit."""
         first_snake, dilated, second_snake, pointwise = unit.block
         first = _ChainedConvolution.of(cast(CausalConv1d, dilated), alpha_of(first_snake), rows)
         second = _ChainedConvolution.of(cast(CausalConv1d, pointwise), alpha_of(second_snake), rows)
@@ -246,7 +244,7 @@ class _ChainedUnit:
         return cls(weights, first.alpha, first.past, second.ending)
 
     def end(self, alpha: Tensor | None, past: Tensor | None, *, keeps_total: bool) -> None:
-        """Tell what the next one wants."""
+        """Adapt the epilogue to the next link."""
         self.ending = _ended(self.ending, self.ending.channels, alpha, past, keeps_total)
 
     def __call__(self, total: Tensor, joined: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ MODULE = kernel.__name__
 
 
 def snake(x: Tensor, alpha: Tensor) -> Tensor:
-    """Give Snake of x [1, C, T] with `alpha` [1, C, 1], float32 both."""
+    """Return Snake of x [1, C, T] with `alpha` [1, C, 1], float32 both."""
     x = x.contiguous()
     out = torch.empty_like(x)
     kernel.snake(x[0].numpy(), alpha.detach().view(-1).numpy(), out[0].numpy())

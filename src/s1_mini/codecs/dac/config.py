@@ -57,7 +57,6 @@ class DacConfig:
 
     @property
     def num_codebooks(self) -> int:
-        """Codes of one frame."""
         return 1 + self.n_codebooks
 
     @property
@@ -66,14 +65,12 @@ class DacConfig:
         return math.prod(self.encoder_rates) * math.prod(self.downsample_factor)
 
     def encoder_block(self, dim: int) -> BlockConfig:
-        """Block of the encoder's transformers at `dim` channels."""
         from s1_mini.layers.transformer import BlockConfig  # which loads torch, and who reads sizes needs none
 
         heads = max(1, dim // self.enc_head_dim)
         return BlockConfig(dim, heads, heads, self.enc_head_dim, 3 * dim, NORM_EPS, layer_scale=True)
 
     def quantizer_block(self) -> BlockConfig:
-        """Block of the transformers before and after the codebooks."""
         from s1_mini.layers.transformer import BlockConfig
 
         heads = self.q_n_head

@@ -81,7 +81,7 @@ class Bound(nn.Module):
         return self.bound(x)
 
     def bound(self, x: Tensor) -> Tensor:
-        """Give samples of what the last convolution gives, of any shape."""
+        """Return samples of what the last convolution gives, of any shape."""
         if self._drive == self._ceiling == 1:
             return x.tanh()
         return (self._drive * x).tanh() * self._ceiling

@@ -185,7 +185,6 @@ class Dac(nn.Module):
         return torch.cat([stream.push(block) for block in codes.split(DECODE_BLOCK, dim=-1)], dim=-1)
 
     def open(self, rows: int) -> DacStream:
-        """Begin a stream of `rows` rows."""
         return DacStream(self, rows)
 
     def encode(self, wave: Tensor) -> Tensor:
@@ -196,7 +195,7 @@ class Dac(nn.Module):
         return self.encode_rows(wave.unsqueeze(0))[0]
 
     def encode_by_blocks(self, wave: Tensor) -> Generator[None, None, Tensor]:
-        """Do the same with a `yield` after every `ENCODE_BLOCK` frames; the codes are what it returns."""
+        """Encode like `encode` with a `yield` after every `ENCODE_BLOCK` frames; the codes are what it returns."""
         return (yield from self._encode_blocks(wave.unsqueeze(0)))[0]
 
     def encode_rows(self, waves: Tensor) -> Tensor:
@@ -285,5 +284,4 @@ class DacStream:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by the rows' past, in bytes."""
         return self._carry.num_bytes

@@ -49,7 +49,6 @@ class QuantizerStack(nn.Module):
 
     @property
     def books(self) -> list[VectorQuantizer]:
-        """The codebooks in order."""
         return cast("list[VectorQuantizer]", self.quantizers)
 
     def decode(self, codes: Tensor) -> Tensor:

@@ -48,12 +48,11 @@ class DacDecoder(SimpleStage):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Make the graphs of chunks of all sizes, on a GPU."""
         if self.device.type == "cuda":
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Do so; on a CPU they run step by step, to be looked at."""
+        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
         # The chain sums up in another order for few steps than for many.
         chained = False if self._batch_invariant else None
         slots = self._policy.slots + 1  # the last is for what fills up a call
@@ -77,7 +76,6 @@ class DacDecoder(SimpleStage):
         )
 
     def compilable(self) -> Compilable | None:
-        """Tell what its activation needs."""
         from s1_mini.codecs.dac import compiled  # numba takes a moment to import
 
         if self.device.type != "cpu" or any(part.dtype != torch.float32 for part in self._codec.parameters()):
@@ -90,7 +88,6 @@ class DacDecoder(SimpleStage):
         return Compilable("the activation of the codec", compiled.MODULE, [], use)
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Take the next chunks of some slots."""
         self._begun |= {begin.slot: begin for begin in begins}
 
     def step(self, slots: Sequence[int], size: int) -> Pending:

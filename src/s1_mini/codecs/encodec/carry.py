@@ -17,7 +17,7 @@ class Whole:
     """Every call is a whole stream: nothing is remembered."""
 
     def mirror(self, _layer: nn.Module, x: Tensor, context: int, stride: int) -> Tensor:
-        """Give x [n, C, T] with `context` inputs before it, and after it what makes T a multiple of `stride`."""
+        """Return x [n, C, T] with `context` inputs before it, and after it what makes T a multiple of `stride`."""
         after = -x.shape[-1] % stride
         if context == after == 0:
             return x
@@ -28,14 +28,14 @@ class Whole:
         return x[..., : x.shape[-1] - missing]
 
     def extend(self, _layer: nn.Module, x: Tensor, context: int) -> Tensor:
-        """Give x [n, C, T] with `context` zeros before it."""
+        """Return x [n, C, T] with `context` zeros before it."""
         return F.pad(x, (context, 0))
 
     def grow(self, factor: int) -> None:
         """Take note that steps from here on are `factor` times as many."""
 
     def recur(self, lstm: nn.LSTM, x: Tensor) -> Tensor:
-        """Give what the LSTM makes of x [T, n, C], from zeros on."""
+        """Return what the LSTM makes of x [T, n, C], from zeros on."""
         return lstm(x)[0]
 
 
@@ -47,7 +47,7 @@ class Memory:
         self.tensors: dict[tuple[nn.Module, str], Tensor] = {}
 
     def get(self, layer: nn.Module, name: str, like: Tensor, *shape: int) -> Tensor:
-        """Give what is remembered for a layer [R, *shape]."""
+        """Return what is remembered for a layer [R, *shape]."""
         past = self.tensors.get((layer, name))
         if past is None:
             past = self.tensors[layer, name] = like.new_zeros(self.rows, *shape)
@@ -55,7 +55,6 @@ class Memory:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held, in bytes."""
         return sum(past.nbytes for past in self.tensors.values())
 
 
@@ -72,7 +71,7 @@ class Carry(Whole):
         self._new: list[tuple[Tensor, Tensor]] = []  # what is remembered, and what shall be
 
     def mirror(self, layer: nn.Module, x: Tensor, context: int, stride: int) -> Tensor:
-        """Give x [n, C, T] with its past before it; T is a multiple of `stride`."""
+        """Return x [n, C, T] with its past before it; T is a multiple of `stride`."""
         if context:
             x = self._join(layer, x, context, self._beginning(x, context))
         if stride > 1:
@@ -81,7 +80,7 @@ class Carry(Whole):
         return x
 
     def extend(self, layer: nn.Module, x: Tensor, context: int) -> Tensor:
-        """Give x [n, C, T] with its past before it: zeros where a stream begins."""
+        """Return x [n, C, T] with its past before it: zeros where a stream begins."""
         return self._join(layer, x, context, x.new_zeros(()))
 
     def grow(self, factor: int) -> None:
@@ -89,7 +88,7 @@ class Carry(Whole):
         self._lengths = self._lengths * factor
 
     def recur(self, lstm: nn.LSTM, x: Tensor) -> Tensor:
-        """Give what the LSTM makes of x [T, n, C], going on with its rows' states."""
+        """Return what the LSTM makes of x [T, n, C], going on with its rows' states."""
         pasts = [self._memory.get(lstm, name, x, lstm.num_layers, lstm.hidden_size) for name in ("h", "c")]
         begun = self._fresh[:, None, None]
         states = [self._gather(past).masked_fill(begun, 0).transpose(0, 1).contiguous() for past in pasts]

@@ -102,12 +102,12 @@ class Lanes:
             self._work = capture(self._compute, self._stream, torch.cuda.graph_pool_handle())
 
     def compute(self, x: Tensor, carry: Carry) -> Tensor:
-        """Give the results of a chunk of each lane."""
+        """Return the results of a chunk of each lane."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def run(self, files: Iterable[np.ndarray]) -> Iterator[Numbered]:
-        """Give each file's number and result as soon as it is there; files are asked for when a lane is free.
+        """Return each file's number and result as soon as it is there; files are asked for when a lane is free.
 
         Raises `ValueError` for a file of another shape.
         """
@@ -128,7 +128,7 @@ class Lanes:
             last = call
 
     def all(self, files: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Give the results of all files in their order; the longest are begun first, so that lanes end together."""
+        """Return the results of all files in their order; the longest are begun first, so that lanes end together."""
         order = sorted(range(len(files)), key=lambda number: -files[number].shape[-1])
         results = {order[at]: result for at, result in self.run(files[number] for number in order)}
         return [results[number] for number in range(len(files))]
@@ -140,7 +140,6 @@ class Lanes:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of states, chunks and results on the device, without what a call needs in between."""
         return self._memory.num_bytes + sum(each.nbytes for each in (*self._inputs, self._output))
 
     def _make_call(self) -> _Call:

@@ -56,7 +56,6 @@ class Quantizer(nn.Module):
 
     @property
     def books(self) -> list[Codebook]:
-        """The codebooks in order."""
         return [cast("_Layer", layer).codebook for layer in self.layers]
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -126,7 +125,7 @@ class Encodec(nn.Module):
             self.encoder = _encoder(config)
 
     def prepare(self, dtype: torch.dtype | None = None) -> None:
-        """Give both networks a format and lay out weights as the device likes them; once, when they are on it.
+        """Convert both networks to a format and lay out weights as the device likes them; once, when they are on it.
 
         The codebooks stay in fp32: in fewer bits their entries are too close to each other.
         """
@@ -160,7 +159,6 @@ class Encodec(nn.Module):
         return self.decoder(self.quantizer.decode(codes).to(self.dtype), carry).squeeze(1)
 
     def open(self, rows: int) -> EncodecStream:
-        """Begin decoding streams in so many rows."""
         return EncodecStream(self, rows)
 
 
@@ -193,5 +191,4 @@ class EncodecStream:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by the rows' past, in bytes."""
         return self._memory.num_bytes

@@ -28,7 +28,7 @@ MAX_FRAMES = 1600  # of all slots of one captured call: beyond, a GPU is full, a
 
 
 def chunk_sizes(config: EncodecConfig, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Give the sizes of chunks nearest to those wished for that this codec can stream exactly."""
+    """Return the sizes of chunks nearest to those wished for that this codec can stream exactly."""
     first, *others = sizes
     if first >= config.first_frames:
         return (first, *others)
@@ -58,12 +58,11 @@ class EncodecDecoder(SimpleStage):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Make the graphs of chunks of all sizes, on a GPU."""
         if self.device.type == "cuda":
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Do so; on a CPU they run step by step, to be looked at."""
+        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
         policy, rate = self._policy, self._codec.samples_per_frame
 
         def call(_: tuple[int, int], codes: Tensor, rows: Tensor) -> list[Tensor]:
@@ -82,11 +81,9 @@ class EncodecDecoder(SimpleStage):
         )
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Take the next chunks of some slots."""
         self._begun |= {begin.slot: begin for begin in begins}
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
-        """Decode the chunks of some slots."""
         begun = [self._begun[slot] for slot in slots]
         counts = [len(begin.inputs) * self._codec.samples_per_frame for begin in begun]
         if self._graphs is not None:

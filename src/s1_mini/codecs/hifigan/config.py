@@ -30,7 +30,6 @@ class HifiGanConfig:
 
     @property
     def samples_per_frame(self) -> int:
-        """Samples that one frame becomes."""
         return math.prod(self.rates)
 
     @classmethod

@@ -54,7 +54,7 @@ class Block(nn.Module):
         return cast("list[Conv]", [*self.convs1, *self.convs2])
 
     def forward(self, x: Tensor, start: int, rate: int, edges: Edges) -> Tensor:
-        """Give x, whose first step is `start`, less its reach at both ends."""
+        """Return x, whose first step is `start`, less its reach at both ends."""
         for first, second in zip(self.convs1, self.convs2, strict=True):
             assert isinstance(first, Conv)
             assert isinstance(second, Conv)
@@ -88,23 +88,21 @@ class HifiGan(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
         return self.mean.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The number format that it computes in."""
         return self.mean.dtype
 
     def prepare(self) -> None:
-        """Let channels lie last from now on, as a GPU's kernel wants them."""
+        """Lay channels out last, as the GPU's kernel needs them."""
         self.axis = 1
         for module in self.modules():
             if isinstance(module, Conv | Upsampling):
                 module.prepare()
 
     def forward(self, frames: Tensor, edges: Edges) -> Tensor:
-        """Give the sound [B, T] of a window [B, F, M], or [B, M, F] with steps last, less `reach` frames at both ends.
+        """Return sound [B, T] of a window [B, F, M], or [B, M, F] with steps last, less `reach` frames at both ends.
 
         What lies outside of `edges` may be anything.
         """
@@ -127,14 +125,14 @@ class HifiGan(nn.Module):
 
     @torch.inference_mode()
     def speak(self, frames: Tensor) -> Tensor:
-        """Give the sound [T] of a whole mel [F, M]."""
+        """Return the sound [T] of a whole mel [F, M]."""
         padded = F.pad(frames.to(self.mean), (0, 0, self.reach, self.reach)).unsqueeze(0)
         edges = Edges(0, len(frames), axis=self.axis)
         sound: Tensor = self(padded.transpose(1, 2) if self.axis == 2 else padded, edges)
         return sound[0]
 
     def _blocks(self, x: Tensor, index: int, level: Level, edges: Edges) -> Tensor:
-        """Give the mean of a level's blocks."""
+        """Return the mean of a level's blocks."""
         kinds, total = len(self.config.block_taps), None
         for block in self.resblocks[index * kinds : (index + 1) * kinds]:
             assert isinstance(block, Block)
@@ -146,7 +144,7 @@ class HifiGan(nn.Module):
         return total / kinds
 
     def _plan(self, count: int) -> tuple[Window, list[Level]]:
-        """Say which frames are needed for the sound of `count`, and which steps each level makes of them."""
+        """Plan which frames are needed for the sound of `count`, and which steps each level makes of them."""
         rate, kinds = self.config.samples_per_frame, len(self.config.block_taps)
         need, levels = Window(-self.conv_post.reach, count * rate + self.conv_post.reach), []
         for index in reversed(range(len(self.upsampler))):

@@ -31,11 +31,11 @@ class Front(Protocol):
     reach: int  # frames to either side that one of its frames depends on
 
     def __call__(self, frames: Tensor, start: int, edges: Edges) -> Tensor:
-        """Give a window, whose first frame is `start`, less `reach` frames at both ends."""
+        """Return a window, whose first frame is `start`, less `reach` frames at both ends."""
 
 
 def context_of(vocoder: HifiGan, front: Front | None = None) -> int:
-    """Give the frames before and behind a chunk that its samples may depend on."""
+    """Return the frames before and behind a chunk that its samples may depend on."""
     return vocoder.reach + (front.reach if front else 0)
 
 
@@ -53,12 +53,11 @@ class Vocoder(SimpleStage):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Make the graphs of chunks of all sizes, on a GPU."""
         if self.device.type == "cuda":
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Do so; on a CPU they run step by step, to be looked at."""
+        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
         policy, config = self._policy, self._vocoder.config
         around = 2 * self._context
 
@@ -80,11 +79,9 @@ class Vocoder(SimpleStage):
         )
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Take the next windows of some slots."""
         self._begun |= {begin.slot: begin for begin in begins}
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
-        """Make the sound of the windows of some slots."""
         begun = [self._begun[slot] for slot in slots]
         counts = [begin.consumes * self._vocoder.config.samples_per_frame for begin in begun]
         if self._graphs is not None:

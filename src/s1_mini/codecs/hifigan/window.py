@@ -42,7 +42,7 @@ class Edges:
         return x
 
     def _mask(self, x: Tensor, start: int, rate: int) -> Tensor:
-        """Give what is inside, [B, T, 1] or [B, 1, T]: computed for the widest window at a rate, which comes first."""
+        """Return the steps inside, [B, T, 1] or [B, 1, T]: computed once a rate, for the first and widest window."""
         assert isinstance(self._first, Tensor)
         length = x.shape[self.axis]
         if rate not in self._inside:
@@ -68,7 +68,7 @@ class Conv(nn.Module):
         self._by_tap = self.weight.permute(2, 1, 0).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give what x [B, C, T], or [B, T, C], becomes, less `reach` steps at both ends."""
+        """Return what x [B, C, T], or [B, T, C], becomes, less `reach` steps at both ends."""
         if self._by_tap is not None:
             return convolve(x, self._by_tap, self.dilation) + self.bias
         return conv1d(x, self.weight, self.bias, stride=1, dilation=self.dilation, groups=1)
@@ -98,7 +98,7 @@ class Upsampling(nn.Module):
         self._by_tap = by_tap.flatten(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give `rate` steps for each of x [B, C, T], or [B, T, C], but for those at its ends."""
+        """Return `rate` steps for each of x [B, C, T], or [B, T, C], but for those at its ends."""
         if self._by_tap is not None:
             spread = convolve(x, self._by_tap, 1)
             return spread.view(len(x), -1, len(self.bias)) + self.bias

@@ -46,7 +46,6 @@ class GPTConfig:
 
     @property
     def head_dim(self) -> int:
-        """Channels of a head."""
         return self.width // self.num_heads
 
 
@@ -90,7 +89,7 @@ class Numbers:
         return self.max_text + 1
 
     def num_coarse(self, num_semantic: int) -> int:
-        """Give how many codes the coarse model makes of so many semantic tokens."""
+        """Return how many codes the coarse model makes of so many semantic tokens."""
         return round(int(num_semantic * self.ratio / NUM_COARSE) * NUM_COARSE)
 
 

@@ -53,7 +53,6 @@ class Cascade:
         return pick_files(names, (self.needed_files[0], *weights, self.needed_files[-1]), BESIDE)
 
     def describe(self, directory: Path) -> Description:
-        """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
         from s1_mini.families.base import Description
         from s1_mini.families.cascade.config import read_cascade_config
         from s1_mini.families.cascade.voice import voice_format
@@ -62,7 +61,6 @@ class Cascade:
         return Description(config.codec.sampling_rate, voice_format(config), ("temperature", "top_p", "top_k"))
 
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-        """Count what a checkpoint directory takes, or without one the small one. Raises `CheckpointError`."""
         from s1_mini.families.cascade.config import make_config
         from s1_mini.families.cascade.costs import measure_sizes
         from s1_mini.families.cascade.random import RECIPES
@@ -72,13 +70,11 @@ class Cascade:
         return measure_sizes(config, formats, prefix_cache_bytes)
 
     def open(self, directory: Path, placement: Placement, settings: CascadeSettings) -> LoadedCascade:
-        """Open a checkpoint directory. Raises `CheckpointError`."""
         from s1_mini.families.cascade.loaded import open_cascade
 
         return open_cascade(directory, placement, settings)
 
     def files(self, directory: Path, conversion: Conversion) -> list[Member]:
-        """Give all files of a checkpoint, published voices included, in the compact form. Raises `CheckpointError`."""
         from s1_mini.families.cascade.convert import compact_files
 
         return compact_files(directory, conversion)
@@ -86,13 +82,11 @@ class Cascade:
     def verify(
         self, directory: Path, oracle: Mapping[str, Any], device: torch.device, tolerance: float
     ) -> Iterator[Check] | None:
-        """Open a checkpoint and give its checks against what the original computed. Raises `CheckpointError`."""
         from s1_mini.families.cascade.verify import verify_cascade
 
         return verify_cascade(directory, oracle, device, tolerance)
 
     def write_random(self, directory: Path, *, size: str, form: Form, seed: int) -> None:
-        """Write a new checkpoint directory with random weights. Raises `CheckpointFileError`."""
         from s1_mini.families.cascade.random import RECIPES, write_random_checkpoint
 
         write_random_checkpoint(directory, RECIPES[size], form=form, seed=seed)

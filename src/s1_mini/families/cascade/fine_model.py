@@ -55,12 +55,11 @@ class FineModel(SimpleStage):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Make the graphs of a call, on a GPU."""
         if self.device.type == "cuda":
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Do so; on a CPU they run step by step, to be looked at."""
+        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
         numbers, draws = self._numbers, self._numbers.num_books - NUM_COARSE
         length, most = numbers.fine_window, self._policy.most_together(1)
         self._rows = [most, *(rows for rows in ROWS if rows < most)]
@@ -79,7 +78,6 @@ class FineModel(SimpleStage):
         )
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Take the next windows of some slots."""
         self._begun |= {begin.slot: self._open(begin) for begin in begins}
 
     def _open(self, begin: Begin) -> _Begun:
@@ -107,7 +105,6 @@ class FineModel(SimpleStage):
         return _Begun(codes, window, given, given + begin.consumes, temperature, draws)
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
-        """Make all books of some slots' windows."""
         begun = [self._begun[slot] for slot in slots]
         if self._graphs is not None:
             codes, valid = self._launch(self._graphs, begun)

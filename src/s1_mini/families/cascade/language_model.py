@@ -38,7 +38,7 @@ DRAWS_OF_A_STAGE = 1 << 32  # utterances of a request; each stage has random num
 
 
 def stage_uniforms(number: int, begin: Begin, count: int, draws: int = 1) -> Tensor:
-    """Give the random numbers [count, draws] that a request's utterance has at a stage."""
+    """Return the random numbers [count, draws] that a request's utterance has at a stage."""
     conditions = begin.conditions
     return uniforms(conditions.seed, number * DRAWS_OF_A_STAGE + conditions.utterance, count, draws)
 
@@ -87,17 +87,15 @@ class TokenStage(SimpleStage):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of keys and values."""
         return self._cache.num_bytes
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Make the graphs of a step and of the reading of prompts, on a GPU."""
         if self.device.type == "cuda":
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Do so; on a CPU they run step by step, to be looked at."""
+        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
         options = GraphOptions.of_stage(self.device, self._number)
         keys = [(rows, size) for size in self._read_sizes() for rows in READ_ROWS if rows <= self._slots]
         self._reads = StepGraphs(
@@ -123,19 +121,19 @@ class TokenStage(SimpleStage):
     _made = 0  # numbers that a step makes of each row; the last says whether the logits were finite
 
     def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
-        """Give all positions of a unit's prompt but the last, [S, *item], and the token at that."""
+        """Return all positions of a unit's prompt but the last, [S, *item], and the token at that."""
         raise NotImplementedError
 
     def _table(self, begin: Begin) -> Tensor:
-        """Give the random numbers of a unit's steps."""
+        """Return the random numbers of a unit's steps."""
         raise NotImplementedError
 
     def _read_sizes(self) -> list[int]:
-        """Give the lengths that prompts are filled up to, the largest first."""
+        """Return the lengths that prompts are filled up to, the largest first."""
         raise NotImplementedError
 
     def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
-        """Give the next token to be read [rows], and what is made of the step, each [rows]."""
+        """Return the next token to be read [rows], and what is made of the step, each [rows]."""
         raise NotImplementedError
 
     def _result(self, slots: Sequence[int], made: np.ndarray) -> StepResult:
@@ -145,7 +143,6 @@ class TokenStage(SimpleStage):
     # ---- the work -------------------------------------------------------------------------------------------------
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Let units begin, by their requests' parameters and their own random numbers."""
         for begin in begins:
             slot, asked = begin.slot, begin.conditions.sampling
             prompt, token = self._prompt(begin)
@@ -192,7 +189,6 @@ class TokenStage(SimpleStage):
         return []
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
-        """Make one token of every slot."""
         self._stepping.choose(slots)
         rows = 1 + max(slots)
         if self._steps is not None:

@@ -94,17 +94,14 @@ class LoadedCascade:
         return self.config.numbers.fine_temperature if asked is None else asked
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
-        """Write the prompt for one sentence piece. Raises `VoiceError` or `TextError`."""
         return build_prompt(self.config.numbers, self.tokenizer.encode(text), only_voice(voices))
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
-        """Give the voice that was heard in what the stages but the last have made of `text`."""
         codes = made[1].T % self.config.numbers.codebook_size
         parts = {"semantic_prompt": made[0], "coarse_prompt": codes, "fine_prompt": made[2].T}
         return Voice({name: torch.from_numpy(part.copy()) for name, part in parts.items()}, text)
 
     def chain(self, slots: int, positions: int) -> Chain:
-        """Make the stages of an engine, for `slots` utterances of up to `positions` positions each."""
         config, numbers, codec = self.config, self.config.numbers, self.codec
         positions = min(positions, self.max_positions)
         elsewhere = self._settings.vllm_stages
@@ -210,7 +207,6 @@ class LoadedCascade:
         return workers
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002 - of no use
-        """Tell that a recording cannot become a voice. Raises `VoiceUnsupportedError`."""
         yield
         raise VoiceUnsupportedError("reference_audio", NO_CLONING)
 

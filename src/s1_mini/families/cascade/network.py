@@ -40,13 +40,13 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(config.width, config.width, bias=config.bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Give queries, keys and values [B, H, T, D] of x [B, T, W]."""
+        """Return queries, keys and values [B, H, T, D] of x [B, T, W]."""
         heads = self.att_proj(x).unflatten(-1, (3 * self.num_heads, -1)).transpose(1, 2)
         query, key, value = heads.chunk(3, dim=1)
         return query, key, value
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
-        """Give what queries [B, H, T, D] find, [B, T, W]."""
+        """Return what queries [B, H, T, D] find, [B, T, W]."""
         found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
         out: Tensor = self.out_proj(found.transpose(1, 2).flatten(2))
         return out
@@ -107,7 +107,7 @@ class Block(nn.Module):
 def _normed(
     x: Tensor, branch: Tensor | None, norm: nn.LayerNorm, linear: nn.Linear, *, gelu: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Give x + `branch` and what `linear` makes of its norm, perhaps with the GELU."""
+    """Return x + `branch` and what `linear` makes of its norm, perhaps with the GELU."""
     if cast("Tensor | None", norm.bias) is None:
         return norm_linear(x, branch, Norm(norm.weight, norm.eps, centred=True), linear.weight, linear.bias, gelu=gelu)
     x = branch_sum(x, branch)
@@ -129,16 +129,14 @@ class CausalGPT(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
         return self.position_embeds_layer.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in."""
         return self.position_embeds_layer.weight.dtype
 
     def embed(self, tokens: Tensor, start: int) -> Tensor:
-        """Give x [B, T, W] of tokens [B, T], or of the sum of some [B, T, n], at positions from `start` on."""
+        """Return x [B, T, W] of tokens [B, T], or of the sum of some [B, T, n], at positions from `start` on."""
         x = self.input_embeds_layer(tokens)
         x = x.sum(2) if tokens.ndim == 3 else x
         out: Tensor = x + self.position_embeds_layer.weight[start : start + tokens.shape[1]]
@@ -188,16 +186,15 @@ class FineGPT(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
         return self.position_embeds_layer.weight.device
 
     def embed(self, book: int, codes: Tensor) -> Tensor:
-        """Give what codes [B, T] of a book add to x."""
+        """Return what codes [B, T] of a book add to x."""
         out: Tensor = self.input_embeds_layers[book](codes)
         return out
 
     def logits(self, book: int, x: Tensor) -> Tensor:
-        """Give logits [B, T, codes] of a book from x [B, T, W], the sum of all books up to this one's old codes."""
+        """Return logits [B, T, codes] of a book from x [B, T, W], the sum of all books up to this one's old codes."""
         x = x + self.position_embeds_layer.weight[: x.shape[1]]
         for layer in self.layers:
             x = layer.whole(x)[0]  # type: ignore[operator]

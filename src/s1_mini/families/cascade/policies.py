@@ -34,15 +34,15 @@ class CoarseWindows:
         return numbers.max_coarse_text + 1 + max(numbers.max_coarse_history + numbers.window, self.most_steps)
 
     def seen(self, window: int, facts: Facts) -> int:
-        """Give the first semantic token that a window sees."""
+        """Return the first semantic token that a window sees."""
         return max(0, self._semantic_place(window, facts) - self.numbers.max_semantic_history)
 
     def past(self, window: int, facts: Facts) -> int:
-        """Give how many codes before it a window sees."""
+        """Return how many codes before it a window sees."""
         return min(facts.get(COARSE, 0) + window * self.numbers.window, self.numbers.max_coarse_history)
 
     def merged(self, first: int, facts: Facts) -> int:
-        """Give how many windows from `first` on see the same, but for what they make themselves.
+        """Return how many windows from `first` on see the same, but for what they make themselves.
 
         As long as a window sees from the first token and the first code on, the next goes on where it ends: there is
         no need to read all of it again.
@@ -62,7 +62,7 @@ class CoarseWindows:
         return facts.get(SEMANTIC, 0) + round(window * self.numbers.window / self.numbers.ratio)
 
     def at(self, units: int, facts: Facts) -> int:
-        """Give the window that comes after so many units."""
+        """Return the window that comes after so many units."""
         window = 0
         for _ in range(units):
             window += self.merged(window, facts)
@@ -77,7 +77,7 @@ class CoarsePolicy(StagePolicy):
     begins_early: bool = True
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Give the next window, or several that are one. Without any token a unit tells so."""
+        """Return the next window, or several that are one. Without any token a unit tells so."""
         windows, numbers, facts = self.windows, self.windows.numbers, progress.facts
         window = windows.at(progress.units, facts)
         merged = windows.merged(window, facts)
@@ -102,21 +102,20 @@ class CoarsePolicy(StagePolicy):
         )
 
     def asks_at(self, progress: Progress) -> int:
-        """Give where what the next window sees ends."""
+        """Return where what the next window sees ends."""
         if not self.begins_early:
             return NEVER
         return self._stop(self.windows.at(progress.units, progress.facts), progress.facts)
 
     def is_done(self, progress: Progress) -> bool:
-        """Tell whether all codes are made."""
         return progress.is_final and progress.units > 0 and progress.consumed >= progress.available
 
     def _stop(self, window: int, facts: Facts) -> int:
-        """Give one past the last semantic token that a window sees, the voice's not counted."""
+        """Return one past the last semantic token that a window sees, the voice's not counted."""
         return self.windows.seen(window, facts) + self.windows.numbers.max_coarse_text - facts.get(SEMANTIC, 0)
 
     def _spoken(self, window: int) -> int:
-        """Give the semantic tokens that windows before this one have spoken."""
+        """Return the semantic tokens that windows before this one have spoken."""
         return round(window * self.windows.numbers.window / self.windows.numbers.ratio)
 
 
@@ -144,7 +143,7 @@ class FinePolicy(StagePolicy):
     together: int = 1  # windows of one call
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Give the next window: the last as soon as the end is known, another once it is certain to be none."""
+        """Return the next window: the last as soon as the end is known, another once it is certain to be none."""
         numbers, history = self.numbers, progress.facts.get(FINE, 0)
         available = progress.available + history
         is_last = available <= progress.units * numbers.fine_hop + numbers.fine_window
@@ -158,10 +157,9 @@ class FinePolicy(StagePolicy):
         )
 
     def asks_at(self, progress: Progress) -> int:
-        """Give the frames from which on a window is certain not to be the last."""
+        """Return the frames from which on a window is certain not to be the last."""
         numbers = self.numbers
         return progress.units * numbers.fine_hop + numbers.fine_window + 1 - progress.facts.get(FINE, 0)
 
     def most_together(self, size: int) -> int:  # noqa: ARG002 - there is one size
-        """Give how many windows one call takes."""
         return min(self.together, self.slots)

@@ -58,7 +58,7 @@ def window_prompt(windows: CoarseWindows, begin: Begin) -> np.ndarray:
 
 
 def histories(numbers: Numbers, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Give what the coarse and the fine model see of a voice: semantic tokens, flat codes, frames [n, K]."""
+    """Return what the coarse and the fine model see of a voice: semantic tokens, flat codes, frames [n, K]."""
     semantic, coarse, fine = (tensors[f"{name}_prompt"] for name in ("semantic", "coarse", "fine"))
     flat = (coarse + np.arange(NUM_COARSE)[:, None] * numbers.codebook_size).T.reshape(-1)
     even = len(semantic) - len(semantic) % 2
@@ -72,7 +72,7 @@ def histories(numbers: Numbers, tensors: Mapping[str, np.ndarray]) -> dict[str, 
 
 
 def facts_of(seen: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Give how much each stage sees of a voice."""
+    """Return how much each stage sees of a voice."""
     return {
         SEMANTIC: len(seen.get("semantic", ())),
         COARSE: len(seen.get("coarse", ())),
@@ -81,7 +81,7 @@ def facts_of(seen: Mapping[str, np.ndarray]) -> dict[str, int]:
 
 
 def only_voice(voices: Sequence[Voice]) -> Voice | None:
-    """Give the voice, if there is one. Raises `VoiceError` for several."""
+    """Return the voice, if there is one. Raises `VoiceError` for several."""
     if len(voices) > 1:
         raise VoiceError("voice", f"{len(voices)} were given; this model speaks in one at a time")
     return voices[0] if voices else None

@@ -127,7 +127,7 @@ _UNUSED = (".inited", ".cluster_size", ".embed_avg")
 
 
 def vocabulary() -> list[str]:
-    """Give words of a WordPiece vocabulary: letters, alone and within words, and signs."""
+    """Return words of a WordPiece vocabulary: letters, alone and within words, and signs."""
     words = [*SPECIAL, *string.punctuation, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
     return [*words, "the", "##ing", "hello", "laughs", "##s"][: len(words) + 4]
 
@@ -155,7 +155,7 @@ def _write_voice(target: Path, name: str, voice: dict[str, Tensor], form: Form) 
 def random_models(
     config: CascadeConfig, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> dict[str, dict[str, Tensor]]:
-    """Give random tensors of each model under transformers' names."""
+    """Return random tensors of each model under transformers' names."""
     draws = torch.Generator().manual_seed(seed)
     numbers = config.numbers
     # The fine heads are tied to the embeddings of their books, and so are not stored.

@@ -13,7 +13,6 @@ VLLM_STAGES = STAGES[:2]  # that vLLM can run: those that generate tokens
 
 
 def _stages(value: Any) -> tuple[str, ...]:
-    """Read names with commas between."""
     given = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
     unknown = [name for name in given if name and name not in VLLM_STAGES]
     if unknown:

@@ -15,7 +15,7 @@ _MAX_BYTES = 32 * 2**20  # the published ones have 3 MB
 
 
 def find_vocabulary(directory: Path) -> Path:
-    """Give the file of a checkpoint's vocabulary. Raises `CheckpointFileError` if there is none."""
+    """Return the file of a checkpoint's vocabulary. Raises `CheckpointFileError` if there is none."""
     for name in FILES:
         if (directory / name).is_file():
             return directory / name
@@ -45,7 +45,7 @@ class CascadeTokenizer:
             raise CheckpointFileError(f"{path} is no vocabulary: {str(error)[:200]}") from None
 
     def encode(self, text: str) -> list[int]:
-        """Give the ids of a text, white space as one space, no special tokens around it."""
+        """Return the ids of a text, white space as one space, no special tokens around it."""
         ids: list[int] = self._tokenizer.encode(" ".join(text.split()), add_special_tokens=False).ids
         return ids
 

@@ -30,7 +30,7 @@ ENCODER = "bark"  # codes of one codec, semantic tokens of one model: published 
 
 
 def voice_format(config: CascadeConfig) -> VoiceFormat:
-    """Say what a voice is to a checkpoint of these sizes."""
+    """Return the format of a voice for a checkpoint of these sizes."""
     return VoiceFormat(
         tensors=_tensors(config.numbers),
         encoder=ENCODER,
@@ -53,7 +53,7 @@ def _seconds(config: CascadeConfig, shapes: Shapes) -> float:
 
 
 def fault(numbers: Numbers, tensors: Tensors | Mapping[str, np.ndarray]) -> str:
-    """Tell why the three parts of a voice cannot be, after the name of a file; empty if they can."""
+    """Return why the three parts of a voice are invalid, to follow a file name; empty if they are valid."""
     parts = {key: np.asarray(tensors[key]) for key in KEYS}
     semantic, coarse, fine = (parts[key] for key in KEYS)
     if coarse.shape[1] != fine.shape[1] or not np.array_equal(coarse, fine[:2]):
@@ -72,7 +72,7 @@ def fault(numbers: Numbers, tensors: Tensors | Mapping[str, np.ndarray]) -> str:
 
 
 def from_arrays(numbers: Numbers, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Give the arrays of an `.npz` as the tensors of a voice. Raises `ValueError` for what cannot be one."""
+    """Return the arrays of an `.npz` as the tensors of a voice. Raises `ValueError` for what cannot be one."""
     import torch
 
     lacking = [key for key in KEYS if key not in arrays]
@@ -87,7 +87,7 @@ def from_arrays(numbers: Numbers, arrays: Mapping[str, np.ndarray]) -> dict[str,
 
 
 def published_voices(directory: Path) -> dict[str, dict[str, Path]]:
-    """Give the files of the voices beside a checkpoint by name and key; none is fine. Raises `CheckpointFileError`."""
+    """Return the files of the voices beside a checkpoint, if any, by name and key. Raises `CheckpointFileError`."""
     index = directory / INDEX
     if not index.is_file():
         return {}

@@ -86,7 +86,7 @@ def check(model: MelModel, weights: step.Weights) -> None:
 
 
 def _first_steps(model: MelModel, weights: step.Weights | None) -> Tensor:
-    """Give the first three steps of an utterance, by torch or by compiled weights."""
+    """Return the first three steps of an utterance, by torch or by compiled weights."""
     state = model.allocate(1, 3)
     model.begin(state, 0, torch.ones(model.config.speaker_size), 0)
     model.keep(state, 0, 0, model.draw_kept(0, 0, 0, 3))

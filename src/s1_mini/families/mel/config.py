@@ -45,7 +45,6 @@ class MelConfig:
 
     @property
     def head_size(self) -> int:
-        """Channels of a head, of encoder and decoder."""
         return self.width // self.heads
 
     @classmethod
@@ -135,7 +134,7 @@ class VocoderFiles:
 
     @property
     def weights(self) -> Path:
-        """Give the file that holds its tensors. Raises `CheckpointFileError`."""
+        """Return the file that holds its tensors. Raises `CheckpointFileError`."""
         return find_model(self.folder)
 
 

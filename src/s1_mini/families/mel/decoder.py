@@ -50,12 +50,11 @@ class MelDecoder(SimpleStage):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Make the graphs of a step and of the encoding of texts, on a GPU."""
         if self.device.type == "cuda":
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Do so; on a CPU they run step by step, to be looked at."""
+        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
         config = self._model.config
         options = GraphOptions.of_stage(self.device, 0)
         self._reads = StepGraphs(
@@ -77,7 +76,6 @@ class MelDecoder(SimpleStage):
         )
 
     def compilable(self) -> Compilable | None:
-        """Tell what a compiled step needs."""
         model = self._model
         if not can_compile(model, model.network.decoder.parameters()):
             return None
@@ -90,7 +88,6 @@ class MelDecoder(SimpleStage):
         return self._compiled.compilable("steps of the decoder", compiled, model, make)
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Let utterances begin, with their speakers and their own random numbers."""
         model = self._model
         for begin in begins:
             slot, asked = begin.slot, begin.conditions
@@ -122,7 +119,6 @@ class MelDecoder(SimpleStage):
             self._reads.launch((rows, count), asked)
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
-        """Make the next frames of every slot."""
         if self._model.has_dropout:
             self._draw_masks(slots)
         rows = 1 + max(slots)

@@ -31,7 +31,6 @@ class Mel:
     random_sizes: Mapping[str, str] = {"tiny": "a megabyte or so", "full": "SpeechT5's own"}
 
     def pick_files(self, names: Collection[str]) -> list[str]:
-        """Choose from the names of a repository's files those of a checkpoint, its vocoder among them."""
         from s1_mini.families.mel.config import FOLDERS
 
         folder = next((folder for folder in FOLDERS if f"{folder}/config.json" in names), FOLDERS[0])
@@ -39,7 +38,6 @@ class Mel:
         return pick_files(names, (*self.needed_files, *vocoder), ("voices/*.npy", "voices/*.safetensors"))
 
     def describe(self, directory: Path) -> Description:
-        """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
         from s1_mini.families.base import Description
         from s1_mini.families.mel.config import read_configs
         from s1_mini.families.mel.voice import voice_format
@@ -50,7 +48,6 @@ class Mel:
         return Description(rate, form, max_piece_bytes=max(MIN_PIECE_BYTES, config.max_text - AROUND), sampling=())
 
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-        """Count what a checkpoint directory takes, or without one SpeechT5. Raises `CheckpointError`."""
         from s1_mini.codecs.hifigan.config import HifiGanConfig
         from s1_mini.families.mel.config import MelConfig, read_configs
         from s1_mini.families.mel.costs import measure_sizes
@@ -62,13 +59,11 @@ class Mel:
         return measure_sizes(config, vocoder.config, formats, prefix_cache_bytes)
 
     def open(self, directory: Path, placement: Placement, settings: MelSettings) -> LoadedMel:
-        """Open a checkpoint directory. Raises `CheckpointError`."""
         from s1_mini.families.mel.loaded import open_mel
 
         return open_mel(directory, placement, settings)
 
     def files(self, directory: Path, conversion: Conversion) -> list[Member]:
-        """Give all files of a checkpoint but its voices, in the compact form. Raises `CheckpointError`."""
         from s1_mini.families.mel.convert import compact_files
 
         return compact_files(directory, conversion)
@@ -76,13 +71,11 @@ class Mel:
     def verify(
         self, directory: Path, oracle: Mapping[str, Any], device: torch.device, tolerance: float
     ) -> Iterator[Check] | None:
-        """Open a checkpoint and give its checks against what the original computed. Raises `CheckpointError`."""
         from s1_mini.families.mel.verify import verify_mel
 
         return verify_mel(directory, oracle, device, tolerance)
 
     def write_random(self, directory: Path, *, size: str, form: Form, seed: int) -> None:
-        """Write a new checkpoint directory with random weights. Raises `CheckpointFileError`."""
         from s1_mini.families.mel.random import write_random_checkpoint
 
         write_random_checkpoint(directory, size=size, form=form, seed=seed)

@@ -48,7 +48,6 @@ class LoadedMel:
         self.max_positions = model.config.max_steps
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
-        """Write the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
         tokens, config = self.tokenizer.encode(text), self.model.config
         if len(tokens) > config.max_text:
             raise CapacityError(
@@ -66,11 +65,10 @@ class LoadedMel:
         return Prompt(np.array(tokens, np.int64), voice=speaker)
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:  # noqa: ARG002 - it has none of its own
-        """Give the voice that speaks where none was asked for: no speaker's."""
+        """Return the voice that speaks where none was asked for: no speaker's."""
         return Voice({SPEAKER: torch.zeros(self.model.config.speaker_size)}, text)
 
     def chain(self, slots: int, positions: int) -> Chain:
-        """Make the stages of an engine, for `slots` utterances of up to `positions` steps each."""
         model, vocoder, front = self.model, self.vocoder, self.model.network.speech_decoder_postnet
         steps = min(positions, model.config.max_steps)
         is_captured = vocoder.device.type == "cuda"  # elsewhere, rows of one call differ in the last bit
@@ -111,13 +109,12 @@ class LoadedMel:
         return Chain(policies=policies, stages=stages, sample_rate=rate, room=room)
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002
-        """Tell that a recording cannot become a voice. Raises `VoiceUnsupportedError`."""
         yield
         raise VoiceUnsupportedError("reference_audio", NO_CLONING)
 
 
 def as_mel(loaded: LoadedModel) -> LoadedMel:
-    """Let those who measure this family alone have all of it. Raises `CheckpointMismatchError` for another."""
+    """Narrow the type for callers that support this family only. Raises `CheckpointMismatchError` for another."""
     if not isinstance(loaded, LoadedMel):
         raise CheckpointMismatchError("this is of checkpoints of SpeechT5 only")
     return loaded

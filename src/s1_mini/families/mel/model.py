@@ -41,7 +41,6 @@ class MelState:
 
     @property
     def max_steps(self) -> int:
-        """Steps a row can hold."""
         return self.made.keys.shape[3] - 1
 
 
@@ -79,7 +78,7 @@ class MelModel:
         self.step_bytes = self.token_bytes + (self.units if self.has_dropout else 0)
 
     def steps_for(self, num_tokens: int, ratio: float) -> int:
-        """Give the steps that `ratio` frames for each token take, rounded down as the original does."""
+        """Return the steps that `ratio` frames for each token take, rounded down as the original does."""
         return int(num_tokens * ratio / self.config.frames_per_step)
 
     def allocate(self, slots: int, steps: int) -> MelState:
@@ -125,7 +124,7 @@ class MelModel:
             state.kept[slot, first : first + len(kept)] = stage(kept, self.device)
 
     def begin(self, state: MelState, slot: int, speaker: Tensor, least: int) -> None:
-        """Let `slot` stand before its first step, spoken by `speaker` [N]; it rests until active."""
+        """Put `slot` before its first step, spoken by `speaker` [N]; it rests until active."""
         vector = stage(speaker.float(), self.device).unsqueeze(0)
         state.speaker[slot] = self.network.decoder.prenet.speaker(vector)[0]
         state.frame[slot].zero_()
@@ -138,7 +137,7 @@ class MelModel:
         return out
 
     def cross(self, encoded: Tensor) -> list[Pair]:
-        """Give what each layer of the decoder sees of encoded texts [B, T, W]."""
+        """Return what each layer of the decoder sees of encoded texts [B, T, W]."""
         return [layer.cross(encoded) for layer in self.network.decoder.layers]
 
     def read(self, state: MelState, tokens: Tensor, slots: Tensor, lengths: Tensor | None = None) -> None:
@@ -180,12 +179,12 @@ class MelModel:
         return torch.cat((frames, stops.unsqueeze(1), valid.unsqueeze(1)), dim=1)[:rows]
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Give frames [..., R * M] and the logits of the end [..., R] of the decoder's output [..., W]."""
+        """Return frames [..., R * M] and the logits of the end [..., R] of the decoder's output [..., W]."""
         heads = self.network.speech_decoder_postnet
         return heads.feat_out(x.float()), heads.prob_out(x.float())
 
     def whole(self, frames: Tensor, speaker: Tensor, text: list[Pair], kept: Tensor | None = None) -> Tensor:
-        """Give the decoder's output [S, W] for all inputs [S, M] at once, without any cache.
+        """Return the decoder's output [S, W] for all inputs [S, M] at once, without any cache.
 
         `speaker` [N] is a vector, `text` what `cross` gave of one text, `kept` [S, layers * U] bool.
         """
@@ -197,7 +196,7 @@ class MelModel:
         return x[0]
 
     def postnet(self, frames: Tensor) -> Tensor:
-        """Give a whole mel [F, M] as the vocoder wants it."""
+        """Return a whole mel [F, M] as the vocoder wants it."""
         return self.network.speech_decoder_postnet.whole(frames)
 
     def _enter(self, state: MelState, width: int) -> Tensor:
@@ -212,7 +211,7 @@ class MelModel:
         return out
 
     def _scaled(self, kept: Tensor | None) -> Tensor | None:
-        """Give what units are multiplied by, [..., layers, U]; None for nothing."""
+        """Return what units are multiplied by, [..., layers, U]; None for nothing."""
         if kept is None:
             return None
         return (kept.float() / (1 - self.config.prenet_dropout)).unflatten(-1, (self.config.prenet_layers, -1))

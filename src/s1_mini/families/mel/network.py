@@ -27,13 +27,13 @@ Pair = tuple[Tensor, Tensor]
 
 
 def project(layer: nn.Module, x: Tensor) -> Tensor:
-    """Give what a linear layer, quantised or not, makes of x [..., K]."""
+    """Return what a linear layer, quantised or not, makes of x [..., K]."""
     assert isinstance(layer, nn.Linear | QuantizedLinear)
     return linear(x, layer.weight, layer.bias)
 
 
 def position_table(length: int, width: int) -> Tensor:
-    """Give sines and cosines of positions, side by side: [length, width]."""
+    """Return sines and cosines of positions, side by side: [length, width]."""
     rates = torch.exp(torch.arange(0, width, 2).float() * -(math.log(10_000.0) / width))
     angles = torch.arange(length).float().unsqueeze(1) * rates
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
@@ -56,7 +56,7 @@ class FeedForward(nn.Module):
         self.output_dense = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give what x [..., W] becomes, of the same shape."""
+        """Return what x [..., W] becomes, of the same shape."""
         return project(self.output_dense, F.gelu(project(self.intermediate_dense, x)))
 
 
@@ -147,7 +147,7 @@ class Encoder(nn.Module):
         self.positions = positions
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Give [B, T, W] of tokens [B, T]; of each row only the first of `lengths` [B] mean something."""
+        """Return [B, T, W] of tokens [B, T]; of each row only the first of `lengths` [B] mean something."""
         prenet, encoder = self.prenet, self.wrapped_encoder
         count = tokens.shape[1]
         x = prenet.embed_tokens(tokens) + prenet.encode_positions.alpha * self.positions[:count]
@@ -177,12 +177,12 @@ class Prenet(nn.Module):
         self._width = config.width
 
     def speaker(self, vectors: Tensor) -> Tensor:
-        """Give what speakers' vectors [B, N] add to every input, [B, W]."""
+        """Return what speakers' vectors [B, N] add to every input, [B, W]."""
         weight, bias = self.speaker_embeds_layer.weight, self.speaker_embeds_layer.bias
         return F.linear(F.normalize(vectors), weight[:, self._width :], bias)
 
     def forward(self, frames: Tensor, positions: Tensor, speaker: Tensor, kept: Tensor | None) -> Tensor:
-        """Give [..., W] of frames [..., M]; `positions` [..., W] are theirs, `speaker` [..., W] as above.
+        """Return [..., W] of frames [..., M]; `positions` [..., W] are theirs, `speaker` [..., W] as above.
 
         `kept` [..., layers, U] is what each unit is multiplied by: 0, or more than 1; None leaves all as they are.
         """
@@ -209,7 +209,7 @@ class DecoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(config.width, config.norm_eps)
 
     def cross(self, encoded: Tensor) -> Pair:
-        """Give keys and values [B, H, T, D] of an encoded text [B, T, W]."""
+        """Return keys and values [B, H, T, D] of an encoded text [B, T, W]."""
         keys, values = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in project(self.encoder_attn.kv_proj, encoded).chunk(2, -1)
@@ -285,7 +285,6 @@ class Decoder(nn.Module):
 
     @property
     def layers(self) -> Sequence[DecoderLayer]:
-        """All layers."""
         return cast("Sequence[DecoderLayer]", self.wrapped_decoder.layers)
 
 
@@ -311,7 +310,7 @@ class Postnet(nn.Module):
         self._axis = 2  # of steps
 
     def prepare(self, device: torch.device, dtype: torch.dtype, axis: int) -> None:
-        """Let the convolutions compute where the vocoder is and in its format, with steps on its axis."""
+        """Move the convolutions to where the vocoder is and in its format, with steps on its axis."""
         self._axis = axis
         for layer in self.layers:
             assert isinstance(layer, PostnetLayer)
@@ -320,7 +319,7 @@ class Postnet(nn.Module):
                 layer.conv.prepare()
 
     def forward(self, frames: Tensor, start: int, edges: Edges) -> Tensor:
-        """Give a window of frames, steps on `edges.axis`, whose first is `start`, less `reach` at both ends."""
+        """Return a window of frames, steps on `edges.axis`, whose first is `start`, less `reach` at both ends."""
         x = frames = edges.clear(frames.clone(), start, 1)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, PostnetLayer)
@@ -330,7 +329,7 @@ class Postnet(nn.Module):
         return x + frames.narrow(edges.axis, self.reach, x.shape[edges.axis])
 
     def whole(self, frames: Tensor) -> Tensor:
-        """Give all frames [F, M] of a mel."""
+        """Return all frames [F, M] of a mel."""
         padded = F.pad(frames, (0, 0, self.reach, self.reach)).unsqueeze(0)
         padded = padded.transpose(1, 2) if self._axis == 2 else padded
         out: Tensor = self(padded, -self.reach, Edges(0, len(frames), axis=self._axis))[0]
@@ -345,7 +344,7 @@ class MelNetwork(nn.Module):
         self.encoder, self.decoder, self.speech_decoder_postnet = Encoder(config), Decoder(config), Postnet(config)
 
     def products(self, dtype: torch.dtype) -> list[nn.Module]:
-        """Give the modules whose large products may have weights in an eight-bit format.
+        """Return the modules whose large products may have weights in an eight-bit format.
 
         Rounding to e4m3 moves a weight by 2.6 %, to int8 by 0.8 %, and the encoder makes four times as much of it: in
         e4m3 its products alone move the mel by 11 %. So e4m3 is for what a step reads, but for its view of the text.

@@ -115,7 +115,7 @@ def write_random_checkpoint(directory: Path, *, size: str = "tiny", form: Form =
 
 
 def random_model(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """Give random tensors under every published name of the model."""
+    """Return random tensors under every published name of the model."""
     with skeleton():
         network = MelNetwork(MelConfig.from_json(config))
     generator = torch.Generator().manual_seed(seed)
@@ -123,7 +123,7 @@ def random_model(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
 
 
 def random_vocoder(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """Give random tensors under every published name of the vocoder."""
+    """Return random tensors under every published name of the vocoder."""
     with skeleton():
         vocoder = HifiGan(HifiGanConfig.from_json(config))
     generator, rate = torch.Generator().manual_seed(seed), config["upsample_rates"][0]
@@ -143,7 +143,7 @@ def random_vocoder(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
 
 
 def character_model() -> bytes:
-    """Give a sentencepiece model of single characters, with the special tokens where SpeechT5 has them."""
+    """Return a sentencepiece model of single characters, with the special tokens where SpeechT5 has them."""
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([_CHARACTERS] * 4),

@@ -35,5 +35,5 @@ class CharTokenizer:
         return cls(read_whole(directory / FILE, _MAX_BYTES), config, str(directory / FILE))
 
     def encode(self, text: str) -> list[int]:
-        """Give the ids of a text, with the end behind them; what the vocabulary lacks is its unknown piece."""
+        """Return the ids of a text, with the end behind them; what the vocabulary lacks is its unknown piece."""
         return [*self._pieces.encode(text), self._eos]

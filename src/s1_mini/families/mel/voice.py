@@ -27,7 +27,7 @@ MAX_BYTES = 2**20  # of a file with one vector
 
 
 def voice_format(size: int, sample_rate: int) -> VoiceFormat:
-    """Say what a voice is where vectors have so many numbers."""
+    """Return the format of a voice whose vector has `size` numbers."""
     return VoiceFormat(
         tensors={SPEAKER: TensorFormat((size,), is_integer=False)},
         encoder=f"vectors of {size}",
@@ -41,7 +41,7 @@ def voice_format(size: int, sample_rate: int) -> VoiceFormat:
 
 
 def from_arrays(size: int, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Give the one array of a file, [size] or [1, size], as a voice. Raises `ValueError` for what cannot be one."""
+    """Return the one array of a file, [size] or [1, size], as a voice. Raises `ValueError` for what cannot be one."""
     import torch
 
     return {SPEAKER: torch.from_numpy(_vector(size, arrays))}
@@ -57,7 +57,7 @@ def _vector(size: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def vectors_beside(size: int, directory: Path) -> dict[str, VoiceBeside]:
-    """Give the vectors among a checkpoint's voices by name."""
+    """Return the vectors among a checkpoint's voices by name."""
     files = sorted((directory / "voices").glob("*.npy"))
     return {file.stem: VoiceBeside(partial(_shapes, size, file), partial(_read, size, file)) for file in files}
 

@@ -90,7 +90,7 @@ def check(model: S1Model, weights: frame.Weights) -> None:
 
 
 def _first_frame(model: S1Model, column: Tensor, weights: frame.Weights | None) -> list[Tensor]:
-    """Give what is made after one column, and the keys and values that are left, by torch or by compiled weights."""
+    """Return what is made after one column, and the keys and values that are left, by torch or by compiled weights."""
     with torch.inference_mode():
         state = model.allocate(1, 1)
         asked = torch.tensor([[1.5], [1e-5], [0.9]])

@@ -139,7 +139,7 @@ def _flag(name: str, value: Any, *, default: bool = False) -> bool:
 
 
 def voice_format(codec: DacConfig, encoder: str) -> VoiceFormat:
-    """Say what a voice is that a codec of these sizes has encoded, whose fingerprint is `encoder`."""
+    """Return the format of a voice encoded by a codec of these sizes, whose fingerprint is `encoder`."""
     return VoiceFormat(
         tensors={"codes": TensorFormat((codec.num_codebooks, None), is_integer=True)},
         encoder=encoder,

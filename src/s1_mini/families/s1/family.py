@@ -31,11 +31,9 @@ class S1:
     random_sizes: Mapping[str, str] = {"tiny": "under a megabyte", "full": "S1-mini's own"}
 
     def pick_files(self, names: Collection[str]) -> list[str]:
-        """Choose from the names of a repository's files those of a checkpoint."""
         return pick_files(names, self.needed_files, ("codec_config.json", "voices/*.safetensors"))
 
     def describe(self, directory: Path) -> Description:
-        """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
         from s1_mini.codecs.dac.config import read_dac_config
         from s1_mini.families.base import Description
         from s1_mini.families.s1.config import voice_format
@@ -46,7 +44,6 @@ class S1:
         return Description(codec.sample_rate, voice_format(codec, encoder))
 
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-        """Count what a checkpoint directory takes, or without one S1-mini. Raises `CheckpointError`."""
         from s1_mini.codecs.dac.config import DacConfig
         from s1_mini.families.s1.config import S1Config
         from s1_mini.families.s1.costs import measure_sizes
@@ -57,13 +54,11 @@ class S1:
         return measure_sizes(*configs, formats, prefix_cache_bytes)
 
     def open(self, directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:
-        """Open a checkpoint directory. Raises `CheckpointError`."""
         from s1_mini.families.s1.loaded import open_s1
 
         return open_s1(directory, placement, settings)
 
     def files(self, directory: Path, conversion: Conversion) -> list[Member]:
-        """Give all files of a checkpoint but its voices, in the compact form. Raises `CheckpointError`."""
         from s1_mini.families.s1.convert import compact_files
 
         return compact_files(directory, conversion)
@@ -71,13 +66,11 @@ class S1:
     def verify(
         self, directory: Path, oracle: Mapping[str, Any], device: torch.device, tolerance: float
     ) -> Iterator[Check] | None:
-        """Open a checkpoint and give its checks against what the original computed. Raises `CheckpointError`."""
         from s1_mini.families.s1.verify import verify_s1
 
         return verify_s1(directory, oracle, device, tolerance)
 
     def write_random(self, directory: Path, *, size: str, form: Form, seed: int) -> None:
-        """Write a new checkpoint directory with random weights. Raises `CheckpointFileError`."""
         import torch
 
         from s1_mini.families.s1.random import RECIPES, write_random_checkpoint

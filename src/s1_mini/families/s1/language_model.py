@@ -51,12 +51,11 @@ class LanguageModel(SimpleStage):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Make the graphs of a frame and of the reading of prompts, on a GPU."""
         if self.device.type == "cuda":
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Do so; on a CPU they run step by step, to be looked at."""
+        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
         books = self._model.num_codebooks
         options = GraphOptions.of_stage(self.device, 0)
         self._reads = StepGraphs(
@@ -77,7 +76,6 @@ class LanguageModel(SimpleStage):
         )
 
     def compilable(self) -> Compilable | None:
-        """Tell what a compiled frame needs."""
         model = self._model
         if not can_compile(model, model.network.parameters()):
             return None
@@ -90,7 +88,6 @@ class LanguageModel(SimpleStage):
         return self._compiled.compilable("frames", compiled, model, make)
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Let sequences begin, by their requests' parameters and their own random numbers."""
         for begin in begins:
             slot, asked, prompt = begin.slot, begin.conditions.sampling, begin.inputs
             if self._shared is not None:
@@ -105,7 +102,6 @@ class LanguageModel(SimpleStage):
             self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Read parts of prompts; captured, all together."""
         if self._reads is None and not self._model.batch_invariant:
             for part in parts:
                 columns = torch.from_numpy(self._prompts[part.slot][part.start : part.stop].T.copy())
@@ -123,7 +119,6 @@ class LanguageModel(SimpleStage):
                 self._reads.launch(size, padded)
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
-        """Make one frame of every slot."""
         rows = 1 + max(slots)
         if self._steps is not None:
             self._stepping.choose(slots)
@@ -140,13 +135,11 @@ class LanguageModel(SimpleStage):
         return lambda: _result(slots, made)
 
     def save(self, slot: int, positions: int) -> Saved:
-        """Copy the keys and values of a slot's first positions."""
         saved = self._model.save(self.state, slot, positions)
         self._hold(slot, saved)
         return saved
 
     def load(self, slot: int, saved: Saved) -> None:
-        """Put saved keys and values into a slot."""
         self._model.load(self.state, slot, saved)
         self._hold(slot, saved)
 
@@ -162,7 +155,7 @@ class LanguageModel(SimpleStage):
         return self._model.step(state, self._sampling, span, rows)
 
     def _kinds(self, rows: int) -> list[tuple[int, bool]]:
-        """Give the kinds of steps of so many rows: one that looks at what they share loses time where none do."""
+        """Return the kinds of steps of so many rows: one that looks at what they share loses time where none do."""
         return [(rows, shares) for shares in (False, True) if not shares or self._may_share(rows, self._positions)]
 
     def _kind(self, rows: int, span: int) -> tuple[int, bool]:
@@ -178,7 +171,7 @@ class LanguageModel(SimpleStage):
             self._shared.hold(slot, saved.state[0], saved.positions)
 
     def _asked(self, part: Prefill) -> np.ndarray:
-        """Give what is to be read [n, K + 3]: a prompt's items, the slot, their positions."""
+        """Return what is to be read [n, K + 3]: a prompt's items, the slot, their positions."""
         items = self._prompts[part.slot][part.start : part.stop]
         slots = np.full((len(items), 1), part.slot)
         return np.concatenate((items, slots, np.arange(part.start, part.stop)[:, None]), axis=1)

@@ -52,16 +52,13 @@ class LoadedS1:
         self._lock = threading.Lock()
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
-        """Write the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
         prompt = self.model.prompt(text, voices)
         return Prompt(prompt.columns.T.contiguous().numpy(), prompt.num_shared, prompt.prefix_key)
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
-        """Give the voice that was heard in what the stages but the last have made of `text`."""
         return Voice({"codes": torch.from_numpy(made[0].T.copy())}, text)
 
     def chain(self, slots: int, positions: int) -> Chain:
-        """Make the stages of an engine, for `slots` utterances of up to `positions` positions each."""
         model, codec = self.model, self.codec
         positions = min(positions, model.max_columns)
         is_captured = model.device.type == "cuda"  # elsewhere, rows of one call differ in the last bit
@@ -101,12 +98,11 @@ class LoadedS1:
         )
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
-        """Encode a recording [samples] to its codes, with a `yield` after each block. Raises `CapacityError`."""
         codec = self.encoding_codec()
         return {"codes": (yield from codec.encode_by_blocks(wave.to(codec.device)))}
 
     def encoding_codec(self) -> Dac:
-        """Give a codec that can encode."""
+        """Return a codec that can encode."""
         with self._lock:
             if self._encoder is None:
                 encoder = open_dac(self._directory, encodes=True, device=self._encodes_on)
@@ -117,7 +113,7 @@ class LoadedS1:
 
 
 def as_s1(loaded: LoadedModel) -> LoadedS1:
-    """Let those who measure or train S1 alone have all of it. Raises `CheckpointMismatchError` for another family."""
+    """Narrow the type for callers that support S1 only. Raises `CheckpointMismatchError` for another family."""
     if not isinstance(loaded, LoadedS1):
         raise CheckpointMismatchError("this is of checkpoints of S1 only")
     return loaded

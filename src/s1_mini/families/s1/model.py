@@ -51,7 +51,6 @@ class Frames:
 
     @property
     def codes(self) -> Tensor:
-        """Codes [B, K]."""
         return self.made[:, 1:-2]
 
     @property
@@ -81,7 +80,6 @@ class S1State:
 
     @property
     def max_columns(self) -> int:
-        """Columns a row can hold."""
         return self.cache.keys.shape[3] - 1
 
 
@@ -179,7 +177,7 @@ class S1Model:
             return allocate_common(slots, slow.num_heads, slow.num_kv_heads, slow.head_dim, self.network.norm.weight)
 
     def may_share(self, rows: int, span: int) -> bool:
-        """Tell whether a step of so many rows would read once what `S1State.common` says they have in common."""
+        """Return whether a step of so many rows would read once what `S1State.common` says they have in common."""
         with one_order(self.batch_invariant):
             return looks_at_common(rows, self.network.config.slow.num_kv_heads, span)
 
@@ -209,23 +207,21 @@ class S1Model:
             self.network.slow_step(x, state.cache, where)
 
     def save(self, state: S1State, slot: int, columns: int) -> Saved:
-        """Copy the keys and values of the first `columns` columns of `slot`."""
         saved = state.cache.save(slot, columns)
         return Saved(saved, columns, sum(part.numel() * part.element_size() for part in saved))
 
     def load(self, state: S1State, slot: int, saved: Saved) -> None:
-        """Put a saved prefix into `slot`, as if its columns had just been read."""
         state.cache.load(slot, saved.state)
 
     def begin(self, state: S1State, slot: int, column: Tensor, position: int) -> None:
-        """Let `slot` stand before its first step, which reads `column` [K + 1] at `position`; it rests until active."""
+        """Put `slot` before its first step, which reads `column` [K + 1] at `position`; it rests until active."""
         state.column[slot] = stage(column, self.device)
         state.position[slot].fill_(position)  # assigned, a number is waited for
         state.count[slot].zero_()
         state.window.history[slot].zero_()
 
     def activate(self, state: S1State, slot: int, prompt: Prompt) -> None:
-        """Let `slot` generate from the end of `prompt`, whose columns but the last are read already."""
+        """Start generation in `slot` from the end of `prompt`, whose columns but the last are read already."""
         self.begin(state, slot, prompt.columns[:, -1], prompt.columns.shape[1] - 1)
         state.active[slot].fill_(True)
 

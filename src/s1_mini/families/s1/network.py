@@ -36,7 +36,6 @@ class Pairs(NamedTuple):
     slots: Tensor  # [2 B] 0, 0, 1, 1 …
 
     def columns(self, rows: int) -> Columns:
-        """Those of the first `rows` rows."""
         position, rope, mask, slots = (tensor[: 2 * rows] for tensor in self)
         return Columns(position, position, 2, rope, mask, slots)
 
@@ -72,7 +71,7 @@ class S1Network(nn.Module):
         self.steps = torch.arange(config.num_codebooks, device=device).unsqueeze(1)
 
     def pairs(self, rows: int) -> Pairs:
-        """Give positions 0 and 1 of every row, side by side, as `fast` wants them."""
+        """Return positions 0 and 1 of every row, side by side, as `fast` wants them."""
         target = self.steps[:2, 0].repeat(rows)
         slots = torch.arange(rows, device=target.device).repeat_interleave(2)
         seen = (self.steps[:2, 0] <= target.unsqueeze(1))[:, None, None]
@@ -110,11 +109,10 @@ class S1Network(nn.Module):
 
     @staticmethod
     def blocks(layers: nn.ModuleList) -> list[TransformerBlock]:
-        """Give layers as what they are."""
         return cast("list[TransformerBlock]", layers)
 
     def sum_and_logits(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Give what `slow_step` gave, summed [B, dim], and its logits as `main_logits` does."""
+        """Return what `slow_step` gave, summed [B, dim], and its logits as `main_logits` does."""
         return norm_linear(x, branch, self.norm.spec, self.output.weight)
 
     def main_logits(self, hidden: Tensor) -> Tensor:
@@ -139,7 +137,6 @@ class S1Network(nn.Module):
                 logits = self._fast_step(x, self._fast_columns(codebook + 1, len(first)), cache)
 
     def _fast_columns(self, position: int, rows: int) -> Columns:
-        """One position of every row."""
         target = self.steps[position].expand(rows)
         return Columns(target, target, position + 1, self.fast_rope[position].expand(rows, -1, -1), mask=None)
 

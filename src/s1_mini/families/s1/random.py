@@ -130,7 +130,7 @@ def write_random_checkpoint(
 
 
 def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Give random tensors under every published name of `model.pth`."""
+    """Return random tensors under every published name of `model.pth`."""
     config = S1Config.from_json(recipe.model)
     with skeleton():
         network = S1Network(config, main_rows=config.vocab_size, residual_rows=config.codebook_size)
@@ -141,7 +141,7 @@ def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float
 
 
 def random_codec(recipe: Recipe, seed: int = 0, *, form: Form = "compact") -> dict[str, Tensor]:
-    """Give random tensors under every name of `codec.pth` (weight norm and buffers included) or of the compact form."""
+    """Return random tensors by the names of `codec.pth`, weight norm and buffers included, or of the compact form."""
     config = DacConfig.from_json(recipe.codec)
     with skeleton():
         codec = Dac(config)

@@ -77,11 +77,11 @@ class S1Tokenizer:
         return [token for part in slices for token in self._encoding.encode_ordinary(part)]
 
     def decode(self, tokens: list[int]) -> str:
-        """Give the text of token ids; control tokens come out spelled."""
+        """Return the text of token ids; control tokens come out spelled."""
         return self._encoding.decode(tokens)
 
     def control(self, name: str) -> int:
-        """Give the id of a control token such as `im_end`. Raises `CheckpointMismatchError` if there is none."""
+        """Return the id of a control token such as `im_end`. Raises `CheckpointMismatchError` if there is none."""
         spelled = f"<|{name}|>"
         if spelled not in self.special_tokens:
             raise CheckpointMismatchError(f"special_tokens.json has no {spelled}; S1 prompts need it")

@@ -34,7 +34,7 @@ class Layers(NamedTuple):
 
 
 def widen(_weight):
-    """Give a weight in float32; what is compiled stands below."""
+    """Return a weight in float32; what is compiled stands below."""
 
 
 @overload(widen, inline="always")
@@ -46,7 +46,7 @@ def _widen(weight):
 
 @in_order
 def exp(x):
-    """Give e to the x, to the last bit but one or two; vectors of it need no library."""
+    """Return e to the x, to the last bit but one or two; vectors of it need no library."""
     inside = min(max(x, f32(-87.3)), f32(88.3))
     rounder = f32(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
     whole = (inside * f32(1.4426950408889634) + rounder) - rounder
@@ -174,7 +174,7 @@ def _dot(first, second):
 
 @in_any_order
 def sum_of(x):
-    """Give the sum of x [N]."""
+    """Return the sum of x [N]."""
     total = f32(0)
     for k in range(x.shape[0]):
         total += x[k]

@@ -30,7 +30,7 @@ _WITH_DIGITS = (
 
 
 def read(text: str) -> str:
-    """Give a text without markup as it is said in English."""
+    """Return a text without markup as it is said in English."""
     text = read_roman(read_abbreviations(read_bare_units(read_equations(read_links(read_arrows(text))))))
     if any("0" <= character <= "9" for character in text):
         for each in _WITH_DIGITS:

@@ -119,12 +119,12 @@ def _cased(said: str, like: str) -> str:
 
 
 def _stop(found: re.Match[str]) -> str:
-    """Give the full stop that a dot at the end of an abbreviation is, too, where it ends a sentence."""
+    """Return the full stop that a dot at the end of an abbreviation is, too, where it ends a sentence."""
     return "." if found.group().endswith(".") and _ENDS_HERE.match(found.string, found.end()) else ""
 
 
 def _latin_stop(found: re.Match[str]) -> str:
-    """Give the full stop, but behind what needs something to follow."""
+    """Return the full stop, but behind what needs something to follow."""
     return "" if found[1].lower() in ("vs", "e.g", "i.e", "cf", "viz", "approx") else _stop(found)
 
 
@@ -138,7 +138,7 @@ def _street(found: re.Match[str]) -> str:
 
 
 def _saint_or_doctor(found: re.Match[str]) -> str:
-    """Tell St. John from John St., and Dr. Smith from Elm Dr. (which `_street` reads) by what stands before."""
+    """Distinguish St. John from John St., and Dr. Smith from Elm Dr. (which `_street` reads) by what stands before."""
     before = found.string[max(0, found.start() - 60) : found.start()]
     address = re.search(r"\b(?:on|at|down|up|along|\d+\w?)\s(?:[NSEW]\.?\s)?(?:[A-Z]\w*\s){1,3}$", before)
     if address and not re.search(r"\b(?:St|Saint)\.?\s$", before):

@@ -25,7 +25,7 @@ def _minutes(minute: int) -> str:
 
 
 def _dash(found: re.Match[str]) -> str:
-    """Say `to` between two times; one of them must show that it is one."""
+    """Read a dash between two times as `to`; one of them must be clearly a time."""
     is_time = found[2] or found[4] or (":" in found[1] and ":" in found[3])
     return f"{found[1]}{found[2] or ''} to " if is_time else found.group()
 
@@ -51,7 +51,6 @@ def _clock(found: re.Match[str]) -> str:
 
 
 def read_times(text: str) -> str:
-    """Say times and ratios."""
     text = _WITH_HALF.sub(_with_half, _DASH.sub(_dash, text))
     if ":" not in text:
         return text
@@ -177,7 +176,7 @@ def _span(found: re.Match[str]) -> str:
 
 
 def read_dates(text: str) -> str:
-    """Say dates, decades, and years that a date or an era belongs to."""
+    """Spell out dates, decades, and years that a date or an era belongs to."""
     text = _SLASHED.sub(_slashed, _ISO.sub(_iso, text))
     if "/" in text:
         text = _SHORT_DATE.sub(_short_date, text)
@@ -204,5 +203,5 @@ def _alone(found: re.Match[str]) -> str:
 
 
 def read_years(text: str) -> str:
-    """Say numbers of four digits as years where nothing is counted by them."""
+    """Spell out numbers of four digits as years where nothing is counted by them."""
     return _ALONE.sub(_alone, text)

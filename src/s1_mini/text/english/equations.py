@@ -54,12 +54,11 @@ def _greek(found: re.Match[str]) -> str:
 
 
 def read_arrows(text: str) -> str:
-    """Say arrows between words, drawn or of signs, as "to", let others be pauses, and write >= and <= as one sign."""
+    """Read arrows between words as "to", replace other arrows by pauses, and write >= and <= as one sign."""
     return _PAUSE.sub(", ", _TO.sub(" to ", text)).replace(">=", "≥").replace("<=", "≤")
 
 
 def read_dashes(text: str) -> str:
-    """Let dashes between words be pauses."""
     return _DASH.sub(", ", text)
 
 
@@ -69,7 +68,7 @@ def read_pairs(text: str) -> str:
 
 
 def read_symbols(text: str) -> str:
-    """Say signs by their names, and take out those that have none."""
+    """Replace signs by their names, and remove those that have none."""
     if text.isascii() and not re.search(r"[^\w\s.,!?;:'\"()-]|_", text):
         return text
     text = _PLUS_PLUS.sub(" plus plus", text)

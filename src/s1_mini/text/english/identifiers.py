@@ -55,7 +55,7 @@ def _phone(found: re.Match[str]) -> str:
 
 
 def read_phones(text: str) -> str:
-    """Say telephone, card and zip numbers, and what is dialled, digit by digit."""
+    """Spell out telephone, card and zip numbers, and what is dialled, digit by digit."""
     text = _PHONE.sub(_phone, text)
     text = _DIALLED.sub(lambda found: f"{found[1]} {digits(found[2])}", text)
     return _ZIP.sub(lambda found: ", ".join(digits(part) for part in found.groups() if part), text)
@@ -73,7 +73,7 @@ def _version(found: re.Match[str]) -> str:
 
 
 def read_labels(text: str) -> str:
-    """Say addresses of the net, versions, rooms, flights and houses."""
+    """Spell out addresses of the net, versions, rooms, flights and houses."""
     text = _ADDRESS.sub(lambda found: found.group() if ":" in found[1] else _address(found), text)
     text = _ROWS.sub(" to ", text)
     text = _STANDARD.sub(lambda found: f"{found[1]} dot {run(found[2])}", text)
@@ -83,7 +83,7 @@ def read_labels(text: str) -> str:
 
 
 def run(number: str) -> str:
-    """Say digits that name something: in pairs up to four, one by one beyond or after a zero."""
+    """Spell out digits that name something: in pairs up to four, one by one beyond or after a zero."""
     is_short = len(number) <= 4 and not (len(number) > 1 and number[0] == "0")
     return paired(int(number)) if is_short else digits(number)
 
@@ -112,5 +112,5 @@ def _span(found: re.Match[str]) -> str:
 
 
 def read_identifiers(text: str) -> str:
-    """Say what mixes letters with digits: A4, COVID-19, H2O."""
+    """Spell out mixed letters and digits: A4, COVID-19, H2O."""
     return _MIXED.sub(_mixed, _SPAN.sub(_span, text))

@@ -112,7 +112,7 @@ def _stretched(found: re.Match[str]) -> str:
 
 
 def _shorten(word: str, runs: list[re.Match[str]], lengths: tuple[int, ...]) -> str:
-    """Give a word with so many letters of each run, and one of those for which no length is given."""
+    """Return a word with so many letters of each run, and one of those for which no length is given."""
     parts, end = [], 0
     for number, each in enumerate(runs):
         parts += [word[end : each.start()], each.group()[: lengths[number] if number < len(lengths) else 1]]
@@ -121,5 +121,5 @@ def _shorten(word: str, runs: list[re.Match[str]], lengths: tuple[int, ...]) -> 
 
 
 def read_stretched(text: str) -> str:
-    """Give words without letters that are drawn out: sooooo is so, goooood is good."""
+    """Return words without letters that are drawn out: sooooo is so, goooood is good."""
     return _WORD.sub(_stretched, text) if _DRAWN.search(text) else text

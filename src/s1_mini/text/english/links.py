@@ -60,7 +60,6 @@ def _trimmed(link: str) -> tuple[str, str]:
 
 
 def _read(link: str) -> str:
-    """Say each part of an address."""
     said = []
     for part in _PARTS.findall(link):
         if part.isdecimal():
@@ -91,7 +90,7 @@ def _tag(found: re.Match[str]) -> str:
 
 
 def read_links(text: str) -> str:
-    """Say addresses, names of files, hashtags and names of accounts."""
+    """Spell out addresses, names of files, hashtags and names of accounts."""
     text = _OPTION.sub("dash dash ", text) if "--" in text else text
     text = _PATH.sub(_url, text) if "/" in text or "\\" in text else text
     if "." in text or "://" in text or "localhost" in text:

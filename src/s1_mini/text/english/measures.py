@@ -73,7 +73,7 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _score(found: re.Match[str], above: int, below: int) -> str | None:
-    """Say what looks like a fraction and is none: 24/7, a day after a word for time, a mark of ten or a hundred."""
+    """Spell out what looks like a fraction but is none: 24/7, a day after a word for time, a mark out of 10 or 100."""
     if (above, below) in _PAIRS or (above == below and above > 1):
         return f"{cardinal(above)} {cardinal(below)}"
     if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(found.string[max(0, found.start() - 40) : found.start()]):
@@ -89,7 +89,7 @@ def _part_of(said: str, name: str) -> str:
 
 
 def read_fractions(text: str) -> str:
-    """Say fractions with their units, sizes such as 20 x 30, and points of the compass behind degrees."""
+    """Spell out fractions with their units, sizes such as 20 x 30, and points of the compass behind degrees."""
     if "x" in text or "×" in text:
         text = _BY.sub(lambda found: " times " if _is_product(found) else " by ", text)
         text = _TIMES.sub(lambda found: f"{written(found[1])} times", text)
@@ -98,7 +98,7 @@ def read_fractions(text: str) -> str:
 
 
 def _is_exponent(found: re.Match[str], group: int) -> bool:
-    """Tell a number that is said with what it belongs to, as in 10^3 km."""
+    """Return whether a number is an exponent, as in 10^3 km."""
     return found.string[max(0, found.start(group) - 2) : found.start(group)].rstrip("+-").endswith("^")
 
 
@@ -119,7 +119,7 @@ def _measure(found: re.Match[str]) -> str:
 
 
 def _is_length(found: re.Match[str]) -> bool:
-    """Tell inches from the word: feet stand before, or a dimension or the end behind."""
+    """Return whether "in" means inches, not the word: feet stand before, or a dimension or the end behind."""
     before = found.string[max(0, found.start() - 6) : found.start()]
     after = found.string[found.end() : found.end() + 6]
     is_followed = re.match(r" (?:x|by|tall|long|wide|high|deep)\b", after) is not None
@@ -153,7 +153,7 @@ def _feet(found: re.Match[str]) -> str:
 
 
 def read_measures(text: str) -> str:
-    """Say percentages and what is measured in units."""
+    """Spell out percentages and what is measured in units."""
     if "%" in text or "‰" in text:
         text = _PERCENT.sub(_percent, text)
     if "'" in text or "′" in text:

@@ -67,12 +67,12 @@ _PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
 
 
 def scaled(number: str, scale: str | None) -> str:
-    """Say a number and its scale, such as 2.5 and bn."""
+    """Spell out a number and its scale, such as 2.5 and bn."""
     return written(number) + (f" {_SCALES[scale.lower()]}" if scale else "")
 
 
 def _amount(number: str, scale: str | None, names: tuple[str, ...], *, is_adjective: bool = False) -> str:
-    """Say a sum of money with its currency."""
+    """Spell out a sum of money with its currency."""
     one, many, cent, cents = (*names, "", "")[:4]
     whole, point, rest = number.replace(",", "").partition(".")
     if not scale and point and len(rest) == 2 and cent:
@@ -100,7 +100,7 @@ def _per(unit: str | None) -> str:
 
 
 def is_adjective(found: re.Match[str]) -> bool:
-    """Tell a five dollar bill from five dollars: by the article before and the word after."""
+    """Return whether an amount is an adjective, as in "a five dollar bill": by the words around it."""
     before = found.string[max(0, found.start() - 4) : found.start()].lower()
     after = found.string[found.end() : found.end() + 2]
     if re.match(r" (?:bills?|notes?|coins?|vouchers?|tips?)\b", found.string[found.end() : found.end() + 12]):
@@ -127,7 +127,6 @@ def _money_after(found: re.Match[str]) -> str:
 
 
 def read_money(text: str) -> str:
-    """Say sums of money."""
     text = _LAKHS.sub(lambda found: found.group().replace(",", ""), _FOREIGN_SUM.sub(_foreign, text))
     text = _MILLIONS.sub(lambda found: "million" if found[1] == "Mio" else "billion", text)
     text = _MONEY.sub(_money, text)

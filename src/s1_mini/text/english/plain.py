@@ -86,7 +86,7 @@ def _year(found: re.Match[str]) -> str:
 
 
 def read_roman(text: str) -> str:
-    """Say Roman numerals where they certainly are some."""
+    """Spell out Roman numerals where they certainly are some."""
     text = re.sub(r"\bWW(?=I{1,2}\b|[12]\b)", "World War ", text)
     if not re.search(r"\b[IVXLCM]+\b", text):
         return text
@@ -112,7 +112,7 @@ _NUMBER = re.compile(rf"(?<![.,\d]){NUMBER}|\d++")
 
 
 def _range(found: re.Match[str]) -> str:
-    """Say `to` between two numbers, and `minus` in a sum."""
+    """Read a dash between two numbers as `to`, and as `minus` in a sum."""
     is_spaced = bool(found[2] and found[3]) and "-" in found.group()
     falls = float(found[4].replace(",", "")) < float(found[1].replace(",", ""))
     if found[1] == found[4] == "50":
@@ -128,7 +128,7 @@ def _chain(found: re.Match[str]) -> str:
 
 
 def _power(found: re.Match[str]) -> str:
-    """Say an exponent: of a letter squared or cubed, else the power."""
+    """Spell out an exponent: of a letter squared or cubed, else the power."""
     is_letter = found.string[found.start() - 1 : found.start()].isalpha()
     if is_letter and not found[1] and found[2] in ("2", "3"):
         return " squared" if found[2] == "2" else " cubed"
@@ -144,7 +144,7 @@ def _scaled(found: re.Match[str]) -> str:
 
 
 def read_ranges(text: str) -> str:
-    """Say what joins numbers, and take out what only groups digits."""
+    """Spell out signs that join numbers, and remove digit grouping."""
     text = _SPACED.sub(lambda found: found.group().replace(" ", ""), text)
     text = _APOSTROPHES.sub(lambda found: found.group().replace("'", ""), text)
     text = _DOTS.sub(lambda found: found.group().replace(".", ""), text)
@@ -160,12 +160,11 @@ def _ordinal(found: re.Match[str]) -> str:
 
 
 def _number(found: re.Match[str]) -> str:
-    """Say a number; whatever letters it touches stand apart from it."""
+    """Spell out a number; whatever letters it touches stand apart from it."""
     before, after = found.string[max(0, found.start() - 1) : found.start()], found.string[found.end() : found.end() + 1]
     return f"{' ' * before.isalpha()}{written(found.group())}{' ' * after.isalpha()}"
 
 
 def read_plain(text: str) -> str:
-    """Say all numbers that are left."""
     text = _SIGN.sub(lambda found: _SIGNS[found[1]], text)
     return _NUMBER.sub(_number, text)

@@ -41,7 +41,7 @@ UNIT = "|".join(re.escape(unit) for unit in sorted(UNITS, key=len, reverse=True)
 
 
 def plural(name: str) -> str:
-    """Give the name of several of a unit."""
+    """Return the name of several of a unit."""
     head, per, rest = name.partition(" per ")
     first, space, last = head.rpartition(" ")
     if head.startswith("degree"):

@@ -30,7 +30,7 @@ def _ordinal_below_thousand(number: int) -> str:
 
 
 def cardinal(number: int) -> str:
-    """Say a whole number, at least 0."""
+    """Spell out a whole number, at least 0."""
     if number < 1000:
         return _below_thousand(number)
     if number >= 10**MAX_SAID:
@@ -46,7 +46,7 @@ def cardinal(number: int) -> str:
 
 
 def ordinal(number: int) -> str:
-    """Say a whole number above 0 as a place in an order."""
+    """Spell out a whole number above 0 as a place in an order."""
     before, last = divmod(number, 1000)
     if not before:
         return _ordinal_below_thousand(last)
@@ -54,12 +54,12 @@ def ordinal(number: int) -> str:
 
 
 def digits(text: str) -> str:
-    """Say the digits of a text one by one, and nothing else of it."""
+    """Spell out the digits of a text one by one, and nothing else of it."""
     return " ".join(_below_thousand(int(each)) for each in text if each.isdecimal())
 
 
 def written(text: str) -> str:
-    """Say a number as `NUMBER` matches it; 007 and what is too long to be a count digit by digit."""
+    """Spell out a number as `NUMBER` matches it; 007 and what is too long to be a count digit by digit."""
     whole, point, decimals = text.replace(",", "").partition(".")
     is_code = len(whole) > 1 and whole[0] == "0"
     is_code = is_code or (len(whole) >= 10 and "," not in text and not whole.endswith("000000"))
@@ -68,7 +68,7 @@ def written(text: str) -> str:
 
 
 def paired(number: int) -> str:
-    """Say a number of up to four digits as years and rooms are said: nineteen eighty-four, three oh four."""
+    """Spell out a number of up to four digits as years and rooms are said: nineteen eighty-four, three oh four."""
     if number < 100 or number > 9999 or 2000 <= number < 2010 or number % 1000 == 0:
         return cardinal(number)
     before, last = divmod(number, 100)
@@ -78,17 +78,17 @@ def paired(number: int) -> str:
 
 
 def parts_of(number: int) -> str:
-    """Say a denominator above 1, in the plural: halves, thirds, quarters."""
+    """Spell out a denominator above 1, in the plural: halves, thirds, quarters."""
     return {2: "halves", 4: "quarters"}.get(number) or part_of(number) + "s"
 
 
 def part_of(number: int) -> str:
-    """Say a denominator above 1, in the singular."""
+    """Spell out a denominator above 1, in the singular."""
     return {2: "half", 4: "quarter"}.get(number) or ordinal(number).removeprefix("one ")
 
 
 def decade(number: int) -> str:
-    """Say the years from `number` on, which is a multiple of ten: nineties, nineteen nineties, two thousands."""
+    """Spell out the years from `number` on, which is a multiple of ten: nineties, nineteen nineties, two thousands."""
     before, last = divmod(number, 100)
     tens = f"{_below_thousand(last)}s" if last == 10 else f"{_below_thousand(last)[:-1]}ies"
     if not before:

@@ -51,14 +51,14 @@ def choose_plain(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor
 
 
 def end_early(logits: Tensor, choice: Tensor, end: int, min_eos_p: float) -> Tensor:
-    """Give the `end` instead of a choice [B] where its probability by `logits` [B, V] is above `min_eos_p`."""
+    """Return the `end` instead of a choice [B] where its probability by `logits` [B, V] is above `min_eos_p`."""
     if not min_eos_p:
         return choice
     return torch.where(logits.float().softmax(-1)[:, end] > min_eos_p, end, choice)
 
 
 def _shares(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Give probabilities as whole numbers."""
+    """Return probabilities as whole numbers."""
     heat = temperature.clamp_min(MIN_TEMPERATURE).unsqueeze(-1)
     return (((logits - logits.amax(-1, keepdim=True)) / heat).softmax(-1) * WHOLE).long()
 
@@ -72,7 +72,6 @@ def _draw(shares: Tensor, uniform: Tensor) -> Tensor:
 
 
 def can_choose(logits: Tensor) -> bool:
-    """Whether the kernel can."""
     return runs_triton(logits) and logits.shape[1] <= MAX_IDS
 
 

@@ -38,7 +38,7 @@ class SelfAttention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give what x [N, W] finds."""
+        """Return what x [N, W] finds."""
         query, key, value = self.att_proj(x)[0].chunk(3, dim=-1)
         out: Tensor = self.out_proj(self.attend(query, key, value))[0]
         return out
@@ -54,7 +54,7 @@ class MLP(nn.Module):
         self.out_proj = RowParallelLinear(4 * width, width, bias=bias, prefix=f"{prefix}.out_proj")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give what is added to x [N, W]."""
+        """Return what is added to x [N, W]."""
         out: Tensor = self.out_proj(F.gelu(self.in_proj(x)[0]))[0]
         return out
 
@@ -70,7 +70,7 @@ class Block(nn.Module):
         self.mlp = MLP(config, f"{prefix}.mlp")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give x [N, W] of the next layer."""
+        """Return x [N, W] of the next layer."""
         x = x + self.attn(self.layernorm_1(x))
         return x + self.mlp(self.layernorm_2(x))
 
@@ -97,7 +97,7 @@ class CascadeStage(nn.Module):
         self._logits = LogitsProcessor(count)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """Give x [N, W] of ids as `packing` writes them."""
+        """Return x [N, W] of ids as `packing` writes them."""
         if self.stage == "coarse":
             out: Tensor = self.input_embeds_layer(unpack_coarse(self._config, input_ids))
             return out
@@ -127,7 +127,7 @@ class CascadeStage(nn.Module):
         return torch.cat([x, is_second.to(x.dtype).unsqueeze(-1)], dim=-1)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Give logits [N, V + 1]; the last is chosen, and nothing else can be, where a row's are not finite."""
+        """Return logits [N, V + 1]; the last is chosen, and nothing else can be, where a row's are not finite."""
         x = hidden_states if self.stage == "semantic" else hidden_states[:, :-1].contiguous()
         logits = self._logits(self.lm_head, x)
         if logits is None:
@@ -160,6 +160,5 @@ class CheckpointLoader(BaseModelLoader):
         """Nothing: a checkpoint is on disk."""
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:  # noqa: ARG002 - vLLM's to give
-        """Read the parameters. Raises `CheckpointError`."""
         assert isinstance(model, CascadeStage)
         model.load_checkpoint()

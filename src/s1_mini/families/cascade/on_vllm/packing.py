@@ -18,19 +18,19 @@ MAX_ID = 2**31  # vLLM's ids have 32 bits
 
 
 def num_chosen(config: CascadeConfig, stage: str) -> int:
-    """Give how many ids a stage may choose from; the next one means that logits were not finite."""
+    """Return how many ids a stage may choose from; the next one means that logits were not finite."""
     return config.numbers.semantic_size + 1 if stage == "semantic" else config.num_coarse_ids
 
 
 def pack_semantic(config: CascadeConfig, items: np.ndarray) -> np.ndarray:
-    """Give ids [S] of positions [S, 2], text and voice; the last asks for speech and has one. Raises nothing."""
+    """Return ids [S] of positions [S, 2], text and voice; the last asks for speech and has one. Raises nothing."""
     numbers = config.numbers
     pairs = (items[:, 0] - numbers.text_offset) * (numbers.semantic_size + 1) + items[:, 1]
     return np.concatenate((config.semantic.input_size + pairs[:-1], items[-1:, 0]))
 
 
 def unpack_semantic(config: CascadeConfig, ids: Any) -> tuple[Any, Any, Any]:
-    """Give of ids [S] whether each is a pair, the id of its text, or itself, and that of the voice, or 0."""
+    """Return of ids [S] whether each is a pair, the id of its text, or itself, and that of the voice, or 0."""
     numbers, first = config.numbers, config.semantic.input_size
     is_pair = ids >= first
     pair, single = (ids - first) * is_pair, ids * ~is_pair
@@ -39,13 +39,13 @@ def unpack_semantic(config: CascadeConfig, ids: Any) -> tuple[Any, Any, Any]:
 
 
 def pack_coarse(config: CascadeConfig, ids: np.ndarray) -> np.ndarray:
-    """Give ids [S] with those first that can be chosen."""
+    """Return ids [S] with those first that can be chosen."""
     first, count = config.numbers.semantic_size, config.num_coarse_ids
     return np.where(ids >= first, ids - first, ids + count + 1)
 
 
 def unpack_coarse(config: CascadeConfig, ids: Any) -> Any:
-    """Give the model's own ids [S]; that of logits that were not finite is any."""
+    """Return the model's own ids [S]; that of logits that were not finite is any."""
     first, count = config.numbers.semantic_size, config.num_coarse_ids
     is_code = ids < count
     return (ids + first) * is_code + (ids - count - 1).clip(0) * ~is_code

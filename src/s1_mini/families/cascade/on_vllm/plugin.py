@@ -17,13 +17,12 @@ class StageConfig(PretrainedConfig):
     model_type = MODEL_TYPE
 
     def __init__(self, *, stage: str = "semantic", checkpoint: str = "", min_eos_p: float = 0.0, **named: Any) -> None:
-        """Take what `worker.py` has written."""
         self.stage, self.checkpoint, self.min_eos_p = stage, checkpoint, min_eos_p
         super().__init__(**named | {"tie_word_embeddings": False})
 
 
 def register() -> None:
-    """Let vLLM know the model and how its weights are read."""
+    """Register the model and its weight loader with vLLM."""
     from vllm import ModelRegistry
     from vllm.model_executor.model_loader import register_model_loader
 

@@ -47,7 +47,7 @@ class RepetitionWindow(NamedTuple):
         return 0 if self.as_meant else 1
 
     def main_tokens(self, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the ids to penalise when the main token is drawn, and which of them count: [n, N] each."""
+        """Return the ids to penalise when the main token is drawn, and which of them count: [n, N] each."""
         rows = len(count)
         if self.as_meant:
             return self.history[:rows, :, 0], self.counted(count)
@@ -57,11 +57,11 @@ class RepetitionWindow(NamedTuple):
         return tokens, (recorded >= 0).unsqueeze(1).expand_as(tokens)
 
     def codes(self, codebook: int, rows: int) -> Tensor:
-        """Give the codes [rows, W] to penalise when `codebook` is drawn, where `counted` says so."""
+        """Return the codes [rows, W] to penalise when `codebook` is drawn, where `counted` says so."""
         return self.history[:rows, :, codebook + 1]
 
     def counted(self, count: Tensor) -> Tensor:
-        """Tell which of the codes count, the same for all codebooks: [n, W]."""
+        """Return which of the codes count, the same for all codebooks: [n, W]."""
         if self.as_meant:
             return torch.arange(WINDOW, device=count.device) < count.unsqueeze(1)
         return (count >= self.skipped).unsqueeze(1).expand(-1, WINDOW)
@@ -140,7 +140,7 @@ def penalise(logits: Tensor, tokens: Tensor, valid: Tensor, penalty: Tensor) -> 
 
 
 def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
-    """Give the probability of every token [B, V].
+    """Return the probability of every token [B, V].
 
     S1's nucleus: on logits before temperature, the token that crosses `top_p` [B] is out, the likeliest is always in.
     """

@@ -82,7 +82,7 @@ def _soften(logits, top, coldness, kept, masses, shares):
 
 @in_order
 def _mass_from(keys, masses, least):
-    """Give the sum of the masses of keys that are `least` or more."""
+    """Return the sum of the masses of keys that are `least` or more."""
     total = np.uint32(0)
     for token in range(keys.shape[0]):
         total += masses[token] if keys[token] >= least else np.uint32(0)
@@ -99,7 +99,7 @@ def _order(logits, keys):
 
 @in_order
 def _likeliest(keys):
-    """Give the first token of the highest key."""
+    """Return the first token of the highest key."""
     likeliest = 0
     for token in range(keys.shape[0]):
         likeliest = token if keys[token] > keys[likeliest] else likeliest
@@ -160,7 +160,6 @@ def _penalise(logits, token, penalty, hit):
 
 @in_order
 def _is_finite(x):
-    """Tell whether all numbers are."""
     wrong = 0
     for place in range(x.shape[0]):
         wrong += 0 if abs(x[place]) < f32(np.inf) else 1
