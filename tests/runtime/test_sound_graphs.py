@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from leaks import leaks
-from s1_mini.codecs.dac.stage import MAX_FRAMES, ROWS, DacDecoder
+from s1_mini.codecs.dac.stage import MAX_FRAMES, DacDecoder
+from s1_mini.codecs.stage import ROWS
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.stage import Chunks

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from s1_mini.codecs.encodec.model import Encodec
-from s1_mini.codecs.encodec.stage import MAX_FRAMES, ROWS, EncodecDecoder, chunk_sizes
+from s1_mini.codecs.encodec.stage import MAX_FRAMES, EncodecDecoder, chunk_sizes
 from s1_mini.codecs.encodec.weights import build_encodec
+from s1_mini.codecs.stage import ROWS
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError, VoiceUnsupportedError

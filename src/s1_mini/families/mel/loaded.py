@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from s1_mini.codecs.hifigan.model import HifiGan
-from s1_mini.codecs.hifigan.stage import ROWS, Vocoder, context_of
+from s1_mini.codecs.hifigan.stage import Vocoder, context_of
 from s1_mini.codecs.hifigan.weights import build_hifigan
+from s1_mini.codecs.stage import ROWS
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError, VoiceError, VoiceUnsupportedError

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from s1_mini.codecs.dac.config import DacConfig, read_dac_config
 from s1_mini.codecs.dac.model import Dac
-from s1_mini.codecs.dac.stage import MAX_FRAMES, ROWS, DacDecoder
+from s1_mini.codecs.dac.stage import MAX_FRAMES, DacDecoder
 from s1_mini.codecs.dac.weights import open_dac
+from s1_mini.codecs.stage import ROWS
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError

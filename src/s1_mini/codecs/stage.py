@@ -1,0 +1,81 @@
+"""The part that the stages of all codecs share: chunks of items in, sound out, by captured calls on a GPU.
+
+Shapes: n slots of a call, T samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from s1_mini.core.messages import Begin
+from s1_mini.core.stage import Chunks
+from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs, Wait
+from s1_mini.runtime.stage import Pending, SimpleStage, made, whole_units
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
+
+Graphs = StepGraphs[tuple[int, int]]  # by slots and size of a chunk
+
+
+class ChunkStage(SimpleStage):
+    """Several chunks in one captured call on a GPU; on a CPU each alone, since its last bits depend on the others."""
+
+    def __init__(self, device: torch.device, policy: Chunks, *, number: int, rate: int) -> None:
+        """`number` is the stage's in its chain, for its stream on a GPU; an item becomes `rate` samples."""
+        self.device, self._policy, self._number, self._rate = device, policy, number, rate
+        self.launches_ahead = device.type == "cuda"
+        self._begun: dict[int, Begin] = {}
+        self._graphs: Graphs | None = None
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        if self.device.type == "cuda":
+            self.make_graphs()
+
+    def make_graphs(self) -> None:
+        """Make the graphs of chunks of all sizes; on a CPU (in tests) their calls run uncaptured."""
+        raise NotImplementedError
+
+    def _capture(
+        self,
+        call: Callable[[Tensor, Tensor], Tensor],
+        inputs: Callable[[tuple[int, int]], Sequence[Buffer]],
+        *,
+        own_kernels: bool,
+    ) -> None:
+        """Capture a `call` of two inputs that returns sound [n, T]."""
+
+        def checked(_: tuple[int, int], items: Tensor, rows: Tensor) -> list[Tensor]:
+            sound = call(items, rows)
+            return [sound, sound.isfinite().all(-1)]
+
+        options = GraphOptions.of_stage(self.device, self._number)
+        self._graphs = StepGraphs(
+            checked,
+            self._policy.calls,
+            inputs,
+            lambda key: [Buffer((key[0], key[1] * self._rate), torch.float32), Buffer((key[0],), torch.bool)],
+            device=self.device,
+            options=replace(options, is_beside=True, sleeps=True, own_kernels=own_kernels),
+        )
+
+    def begin(self, begins: Sequence[Begin]) -> None:
+        self._begun |= {begin.slot: begin for begin in begins}
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:
+        begun = [self._begun[slot] for slot in slots]
+        counts = [begin.consumes * self._rate for begin in begun]
+        if self._graphs is not None:
+            return whole_units(self._launch(self._graphs, begun, size), counts)
+        return whole_units(made([self._alone(begin) for begin in begun]), counts)
+
+    def _launch(self, graphs: Graphs, begun: list[Begin], size: int) -> Wait:
+        raise NotImplementedError
+
+    def _alone(self, begin: Begin) -> np.ndarray:
+        raise NotImplementedError
