@@ -180,7 +180,7 @@ def test_a_config_of_transformers_is_read_and_what_is_absent_is_as_published() -
         ({"codebook_dim": 64}, "codebook_dim=64 is not hidden_size=128"),
         ({"use_conv_shortcut": 1}, "use_conv_shortcut=1 is neither true nor false"),
         ({"num_residual_layers": 30}, "the reach of the residual layers"),
-        ({"num_lstm_layers": 100_000}, "num_lstm_layers=100000 is more than 32"),
+        ({"num_lstm_layers": 100_000}, "num_lstm_layers=100000 is not a positive whole number up to 32"),
         ({"compress": 64}, "compress is 64; at most 32"),
     ],
 )

@@ -152,12 +152,12 @@ def test_units_of_several_utterances_in_one_call_do_not_hear_each_other() -> Non
     ("values", "told"),
     [
         ({"upsample_rates": [4]}, "differ in length"),
-        ({"upsample_rates": [4, 0]}, "upsample_rates=0"),
+        ({"upsample_rates": [4, 0]}, r"upsample_rates=\[4, 0\] is not a list of whole numbers"),
         ({"upsample_kernel_sizes": [7, 4]}, "exceed upsample_rates by even"),
         ({"resblock_kernel_sizes": [3, 4]}, "must be odd"),
         ({"leaky_relu_slope": "steep"}, "leaky_relu_slope='steep'"),
         ({"resblock_dilation_sizes": 3}, "resblock_dilation_sizes=3"),
-        ({"normalize_before": 1}, "normalize_before=1 is not true or false"),
+        ({"normalize_before": 1}, "normalize_before=1 is neither true nor false"),
         ({"upsample_initial_channel": 6}, "multiple of 4"),
     ],
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.layers.json_config import MAX_LAYERS, read_number, read_size, read_sizes
 from s1_mini.weights.directory import read_json
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ ROPE_BASE = 10_000
 
 # Far beyond any codec, near enough that a damaged config cannot ask for the machine's whole memory.
 MAX_SIZE = 2**18
-MAX_LAYERS = 256
 MAX_FACTORS = {"drive": 16, "ceiling": 1}
-_MAX_STAGES = 16
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,9 @@ class DacConfig:
         for field in fields(cls):
             value = values.get(field.name)
             if value is not None:
-                given[field.name] = _READERS[str(field.type).partition("[")[0]](field.name, value)
+                given[field.name] = _READERS[str(field.type).partition("[")[0]](
+                    f"codec_config.json: {field.name}", value
+                )
         config = cls(**given)
         config._check()
         return config
@@ -127,30 +127,16 @@ def read_dac_config(directory: Path) -> DacConfig:
 
 
 def _factor(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_FACTORS[name]:
-        raise CheckpointMismatchError(
-            f"codec_config.json: {name}={reprlib.repr(value)} is not a number above 0 and up to {MAX_FACTORS[name]}"
-        )
-    return float(value)
+    most = MAX_FACTORS[name.rpartition(" ")[2]]
+    return read_number(name, value, lambda each: 0 < each <= most, f"a number above 0 and up to {most}")
 
 
 def _size(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
-        raise CheckpointMismatchError(
-            f"codec_config.json: {name}={reprlib.repr(value)} is not a positive whole number up to {MAX_SIZE}"
-        )
-    return value
+    return read_size(name, value, MAX_SIZE)
 
 
 def _sizes(name: str, value: Any) -> tuple[int, ...]:
-    low = 0 if name == "encoder_transformer_layers" else 1
-    fits = isinstance(value, list) and 1 <= len(value) <= _MAX_STAGES
-    if not fits or not all(type(v) is int and low <= v <= MAX_LAYERS for v in value):
-        raise CheckpointMismatchError(
-            f"codec_config.json: {name}={reprlib.repr(value)} is not a list of whole numbers from {low} to "
-            f"{MAX_LAYERS}, at most {_MAX_STAGES} of them"
-        )
-    return tuple(value)
+    return read_sizes(name, value, MAX_LAYERS, least=0 if name.endswith("encoder_transformer_layers") else 1)
 
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {"int": _size, "int | None": _size, "tuple": _sizes, "float": _factor}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.layers.json_config import invalid, read_flag, read_size, read_sizes
 
 # Far beyond any codec, near enough that a damaged config cannot ask for the machine's whole memory.
 MAX_SIZE = 2**18
@@ -152,48 +153,29 @@ class EncodecConfig:
 
 
 def _size(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
-        raise CheckpointMismatchError(f"{name}={reprlib.repr(value)} is not a positive whole number up to {MAX_SIZE}")
-    return value
+    return read_size(name, value, MAX_SIZE)
 
 
 def _few(name: str, value: Any) -> int:
-    if _size(name, value) > _MAX_PARTS:
-        raise CheckpointMismatchError(f"{name}={value} is more than {_MAX_PARTS}")
-    return int(value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise CheckpointMismatchError(f"{name}={reprlib.repr(value)} is neither true nor false")
-    return value
+    return read_size(name, value, _MAX_PARTS)
 
 
 def _ratios(name: str, value: Any) -> tuple[int, ...]:
-    if not _is_list(value) or not all(type(each) is int and 1 <= each <= MAX_SIZE for each in value):
-        raise CheckpointMismatchError(
-            f"{name}={reprlib.repr(value)} is not a list of 1 to {_MAX_PARTS} positive whole numbers"
-        )
-    return tuple(value)
+    return read_sizes(name, value, MAX_SIZE, max_length=_MAX_PARTS)
 
 
 def _bandwidths(name: str, value: Any) -> tuple[float, ...]:
-    fits = _is_list(value) and all(type(each) in (int, float) and 0 < each < MAX_SIZE for each in value)
+    is_list = isinstance(value, list | tuple) and 1 <= len(value) <= _MAX_PARTS
+    fits = is_list and all(type(each) in (int, float) and 0 < each < MAX_SIZE for each in value)
     if not fits or list(value) != sorted(value):
-        raise CheckpointMismatchError(
-            f"{name}={reprlib.repr(value)} is not a list of 1 to {_MAX_PARTS} ascending numbers of kbit/s"
-        )
+        raise invalid(name, value, f"a list of 1 to {_MAX_PARTS} ascending numbers of kbit/s")
     return tuple(value)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple) and 1 <= len(value) <= _MAX_PARTS
 
 
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "upsampling_ratios": _ratios,
     "target_bandwidths": _bandwidths,
-    "use_conv_shortcut": _flag,
+    "use_conv_shortcut": read_flag,
     "num_lstm_layers": _few,
     "num_residual_layers": _few,
 }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.layers.json_config import invalid, read_flag, read_number, read_size, read_sizes
 
 MAX_SIZE = 2**14  # channels, taps, rates: far beyond any checkpoint
 MAX_STAGES = 16
@@ -36,16 +36,22 @@ class HifiGanConfig:
     def from_json(cls, values: Mapping[str, Any]) -> HifiGanConfig:
         """Read `config.json`. Raises `CheckpointMismatchError` for a value of the wrong type, or impossible."""
         default = cls()
+
+        def given(name: str, otherwise: Any) -> tuple[str, Any]:
+            return f"the vocoder's config.json: {name}", values.get(name, otherwise)
+
         config = cls(
-            num_bins=_size(values, "model_in_dim", default.num_bins),
-            channels=_size(values, "upsample_initial_channel", default.channels),
-            rates=_sizes(values, "upsample_rates", default.rates),
-            rate_taps=_sizes(values, "upsample_kernel_sizes", default.rate_taps),
-            block_taps=_sizes(values, "resblock_kernel_sizes", default.block_taps),
-            dilations=_lists(values, "resblock_dilation_sizes", default.dilations),
-            slope=_slope(values, default.slope),
-            normalizes=_flag(values, "normalize_before", default=default.normalizes),
-            sample_rate=_size(values, "sampling_rate", default.sample_rate, most=2**20),
+            num_bins=read_size(*given("model_in_dim", default.num_bins), MAX_SIZE),
+            channels=read_size(*given("upsample_initial_channel", default.channels), MAX_SIZE),
+            rates=read_sizes(*given("upsample_rates", default.rates), MAX_SIZE),
+            rate_taps=read_sizes(*given("upsample_kernel_sizes", default.rate_taps), MAX_SIZE),
+            block_taps=read_sizes(*given("resblock_kernel_sizes", default.block_taps), MAX_SIZE),
+            dilations=_dilations(*given("resblock_dilation_sizes", default.dilations)),
+            slope=read_number(
+                *given("leaky_relu_slope", default.slope), lambda value: 0 <= value < 1, "a number in [0, 1)"
+            ),
+            normalizes=read_flag(*given("normalize_before", default.normalizes)),
+            sample_rate=read_size(*given("sampling_rate", default.sample_rate)),
         )
         if len(config.rates) != len(config.rate_taps) or len(config.block_taps) != len(config.dilations):
             raise CheckpointMismatchError("the vocoder's config.json: lists of rates or of kernels differ in length")
@@ -61,46 +67,7 @@ class HifiGanConfig:
         return config
 
 
-def _size(values: Mapping[str, Any], name: str, default: int, most: int = MAX_SIZE) -> int:
-    return _checked(name, values.get(name, default), most)
-
-
-def _checked(name: str, value: Any, most: int = MAX_SIZE) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise _wrong(name, value, f"a positive whole number up to {most}")
-    return value
-
-
-def _sizes(values: Mapping[str, Any], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    return _list(name, values.get(name, default))
-
-
-def _lists(values: Mapping[str, Any], name: str, default: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    value = values.get(name, default)
+def _dilations(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_STAGES:
-        raise _wrong(name, value, f"a list of up to {MAX_STAGES} lists")
-    return tuple(_list(name, each) for each in value)
-
-
-def _list(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_STAGES:
-        raise _wrong(name, value, f"a list of up to {MAX_STAGES} numbers")
-    return tuple(_checked(name, each) for each in value)
-
-
-def _slope(values: Mapping[str, Any], default: float) -> float:
-    value = values.get("leaky_relu_slope", default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-        raise _wrong("leaky_relu_slope", value, "a number in [0, 1)")
-    return float(value)
-
-
-def _flag(values: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    value = values.get(name, default)
-    if not isinstance(value, bool):
-        raise _wrong(name, value, "true or false")
-    return value
-
-
-def _wrong(name: str, value: Any, allowed: str) -> CheckpointMismatchError:
-    return CheckpointMismatchError(f"the vocoder's config.json: {name}={reprlib.repr(value)} is not {allowed}")
+        raise invalid(name, value, f"a list of up to {MAX_STAGES} lists")
+    return tuple(read_sizes(name, each, MAX_SIZE) for each in value)

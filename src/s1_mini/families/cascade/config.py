@@ -14,11 +14,9 @@ from typing import Any
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.cascade.settings import STAGES
+from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_size
 from s1_mini.weights.directory import read_json
 
-# Far beyond any checkpoint, near enough that a damaged config cannot ask for the machine's whole memory.
-MAX_SIZE = 2**20
-MAX_LAYERS = 256
 NUM_COARSE = 2  # books of codes that the coarse model makes
 
 # Files of a checkpoint with one for each model: converted, suno's large models, and its small ones. The codec, which
@@ -186,17 +184,9 @@ def _gpt(values: Mapping[str, Any], name: str, *, is_causal: bool = True) -> GPT
     part = _part(values, name, "config.json")
 
     def size(key: str, default: int, most: int = MAX_SIZE) -> int:
-        value = part.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise CheckpointMismatchError(
-                f"config.json: {name}.{key}={reprlib.repr(value)} is not a whole number from 1 to {most}"
-            )
-        return value
+        return read_size(f"config.json: {name}.{key}", part.get(key, default), most)
 
     sizes = _VOCABULARIES[name]
-    bias = part.get("bias", True)
-    if not isinstance(bias, bool):
-        raise CheckpointMismatchError(f"config.json: {name}.bias={reprlib.repr(bias)} is neither true nor false")
     config = GPTConfig(
         num_layers=size("num_layers", 12, MAX_LAYERS),
         num_heads=size("num_heads", 12),
@@ -204,7 +194,7 @@ def _gpt(values: Mapping[str, Any], name: str, *, is_causal: bool = True) -> GPT
         block_size=size("block_size", 1024),
         input_size=size("input_vocab_size", sizes[0]),
         output_size=size("output_vocab_size", sizes[1]),
-        bias=bias,
+        bias=read_flag(f"config.json: {name}.bias", part.get("bias", True)),
         is_causal=is_causal,
     )
     if config.width % (2 * config.num_heads):

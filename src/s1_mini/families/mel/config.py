@@ -10,11 +10,8 @@ from typing import Any
 
 from s1_mini.codecs.hifigan.config import HifiGanConfig
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
+from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_number, read_size
 from s1_mini.weights.directory import find_model, read_json
-
-# Far beyond any checkpoint, near enough that a damaged config cannot ask for the machine's whole memory.
-MAX_SIZE = 2**20
-MAX_LAYERS = 256
 
 
 @dataclass(frozen=True)
@@ -105,19 +102,12 @@ _LAYERS = {
 
 
 def _size(values: Mapping[str, Any], name: str, default: int, most: int = MAX_SIZE, *, least: int = 1) -> int:
-    value = values.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise CheckpointMismatchError(
-            f"config.json: {name}={reprlib.repr(value)} is not a whole number from {least} to {most}"
-        )
-    return value
+    return read_size(f"config.json: {name}", values.get(name, default), most, least=least)
 
 
 def _number(values: Mapping[str, Any], name: str, default: float, most: float) -> float:
     value = values.get(name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-        raise CheckpointMismatchError(f"config.json: {name}={reprlib.repr(value)} is not a number in [0, {most:g}]")
-    return float(value)
+    return read_number(f"config.json: {name}", value, lambda each: 0 <= each <= most, f"a number in [0, {most:g}]")
 
 
 FOLDERS = ("vocoder", "hifigan")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import reprlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,16 +10,13 @@ from typing import Any
 
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_number, read_size
 from s1_mini.layers.transformer import BlockConfig
 from s1_mini.voices.format import Shapes, TensorFormat, Tensors, VoiceFormat
 
 # Upstream slices every residual codebook's logits to this many, whatever the fast head's size
 # (decode_one_token_ar at d3df505).
 RESIDUAL_CODEBOOK_SIZE = 1024
-
-# Far beyond any checkpoint, near enough that a damaged config cannot ask for the machine's whole memory.
-MAX_SIZE = 2**20
-MAX_LAYERS = 256
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,10 @@ class S1Config:
         """
 
         def size(name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-            return _size(name, values.get(name), default, most)
+            return read_size(*_given(values, name, default), most)
+
+        def flag(name: str, *, default: bool = False) -> bool:
+            return read_flag(*_given(values, name, default))
 
         slow = _block(values, "", None)
         return cls(
@@ -66,10 +66,10 @@ class S1Config:
             codebook_size=size("codebook_size"),
             num_codebooks=size("num_codebooks", most=MAX_LAYERS),
             max_seq_len=size("max_seq_len"),
-            rope_base=_number("rope_base", values.get("rope_base"), 10_000.0),
-            tie_word_embeddings=_flag("tie_word_embeddings", values.get("tie_word_embeddings"), default=True),
-            scale_codebook_embeddings=_flag("scale_codebook_embeddings", values.get("scale_codebook_embeddings")),
-            norm_fastlayer_input=_flag("norm_fastlayer_input", values.get("norm_fastlayer_input")),
+            rope_base=_positive(values, "rope_base", 10_000.0),
+            tie_word_embeddings=flag("tie_word_embeddings", default=True),
+            scale_codebook_embeddings=flag("scale_codebook_embeddings"),
+            norm_fastlayer_input=flag("norm_fastlayer_input"),
             semantic_begin=values.get("semantic_begin_id", values.get("semantic_start_token_id")),
             semantic_end=values.get("semantic_end_id", values.get("semantic_end_token_id")),
         )
@@ -83,10 +83,10 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
     """Read one stack's block; what it does not say it has from `like`."""
 
     def size(name: str, default: int | None = None) -> int:
-        return _size(prefix + name, values.get(prefix + name), default)
+        return read_size(*_given(values, prefix + name, default))
 
     def flag(name: str, *, default: bool) -> bool:
-        return _flag(prefix + name, values.get(prefix + name), default=default)
+        return read_flag(*_given(values, prefix + name, default))
 
     dim, heads = size("dim", like.dim if like else None), size("n_head", like.num_heads if like else None)
     stated = values.get(f"{prefix}n_local_heads")
@@ -103,7 +103,7 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=size("intermediate_size", like.intermediate_size if like else _default_intermediate(dim)),
-        norm_eps=_number("norm_eps", values.get("norm_eps"), 1e-5),
+        norm_eps=_positive(values, "norm_eps", 1e-5),
         qkv_bias=flag("attention_qkv_bias", default=bool(like and like.qkv_bias)),
         o_bias=flag("attention_o_bias", default=bool(like and like.o_bias)),
         qk_norm=flag("attention_qk_norm", default=bool(like and like.qk_norm)),
@@ -115,27 +115,13 @@ def _default_intermediate(dim: int) -> int:
     return -(-int(2 * 4 * dim / 3) // 256) * 256
 
 
-def _size(name: str, value: Any, default: int | None = None, most: int = MAX_SIZE) -> int:
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise CheckpointMismatchError(
-            f"config.json: {name}={reprlib.repr(value)} is not a positive whole number up to {most}"
-        )
-    return value
+def _given(values: Mapping[str, Any], name: str, default: Any) -> tuple[str, Any]:
+    value = values.get(name)
+    return f"config.json: {name}", default if value is None else value
 
 
-def _number(name: str, value: Any, default: float) -> float:
-    value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise CheckpointMismatchError(f"config.json: {name}={reprlib.repr(value)} is not a positive number")
-    return float(value)
-
-
-def _flag(name: str, value: Any, *, default: bool = False) -> bool:
-    value = default if value is None else value
-    if not isinstance(value, bool):
-        raise CheckpointMismatchError(f"config.json: {name}={reprlib.repr(value)} is neither true nor false")
-    return value
+def _positive(values: Mapping[str, Any], name: str, default: float) -> float:
+    return read_number(*_given(values, name, default), lambda value: 0 < value < math.inf, "a positive number")
 
 
 def voice_format(codec: DacConfig, encoder: str) -> VoiceFormat:

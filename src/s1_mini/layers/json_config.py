@@ -1,0 +1,46 @@
+"""Validated values of a checkpoint's JSON configs, for families and codecs. Imports no torch.
+
+Each function raises `CheckpointMismatchError`, which names the file and key given as `name`.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+from s1_mini.exceptions import CheckpointMismatchError
+
+# Far beyond any checkpoint, near enough that a damaged config cannot ask for the machine's whole memory.
+MAX_SIZE = 2**20
+MAX_LAYERS = 256
+
+
+def invalid(name: str, value: Any, allowed: str) -> CheckpointMismatchError:
+    return CheckpointMismatchError(f"{name}={reprlib.repr(value)} is not {allowed}")
+
+
+def read_size(name: str, value: Any, most: int = MAX_SIZE, *, least: int = 1) -> int:
+    if type(value) is not int or not least <= value <= most:
+        allowed = "a positive whole number up to" if least == 1 else f"a whole number from {least} to"
+        raise invalid(name, value, f"{allowed} {most}")
+    return value
+
+
+def read_sizes(name: str, value: Any, most: int, *, least: int = 1, max_length: int = 16) -> tuple[int, ...]:
+    is_list = isinstance(value, list | tuple) and 1 <= len(value) <= max_length
+    if not is_list or not all(type(each) is int and least <= each <= most for each in value):
+        raise invalid(name, value, f"a list of whole numbers from {least} to {most}, at most {max_length} of them")
+    return tuple(value)
+
+
+def read_number(name: str, value: Any, fits: Callable[[float], bool], allowed: str) -> float:
+    if type(value) not in (int, float) or not fits(value):
+        raise invalid(name, value, allowed)
+    return float(value)
+
+
+def read_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise CheckpointMismatchError(f"{name}={reprlib.repr(value)} is neither true nor false")
+    return value
