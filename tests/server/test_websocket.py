@@ -224,6 +224,13 @@ def test_a_session_whose_sentence_waits_for_a_slot_is_not_idle(small_engine: Pro
     assert messages[-1]["error"]["code"] == "session_timeout"
 
 
+def test_a_session_that_has_ended_holds_no_connection(small_engine: ProductionTTSEngine) -> None:
+    with serving(small_engine, send_timeout_s=10 * EVENTUALLY_S) as door:  # no look at its outflow before the end
+        with session(door):
+            assert len(door.app.state.connections) == 1
+        wait_until(lambda: len(door.app.state.connections) == 0)
+
+
 def test_who_goes_away_leaves_the_slot_to_others(door: Door) -> None:
     before = door.engine.metrics.ends["cancelled"]
     with held_generation():
