@@ -16,9 +16,8 @@ from s1_mini.kernels.convolution_chain import (
     exchange_past,
 )
 from s1_mini.kernels.convolution_tiles import UNITS, ConvolutionTile, tile_of
-from s1_mini.kernels.quick_snake import snake_table
 from s1_mini.kernels.residual_unit import UnitWeights, residual_unit, residual_unit_triton
-from s1_mini.kernels.snake import Rows
+from s1_mini.kernels.snake import Rows, snake_table
 
 ROUNDING = 2**-8  # of numbers up to 8 in 16 bits, and of sums of such
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from s1_mini.kernels.backend import HAS_TRITON, jit, jit_for_any, runs_triton
 from s1_mini.kernels.convolution import convolve
 from s1_mini.kernels.convolution_tiles import ConvolutionTile, is_many, tile_of
-from s1_mini.kernels.quick_snake import quick_snake_of, snake_of_table
-from s1_mini.kernels.snake import Rows
+from s1_mini.kernels.snake import Rows, quick_snake_of, snake_of_table
 
 if HAS_TRITON:
     import triton

@@ -13,7 +13,7 @@ from torch import Tensor
 from s1_mini.kernels.backend import HAS_TRITON, jit, jit_for_any, runs_triton
 from s1_mini.kernels.convolution_chain import Ending, convolve_on, descriptor, put, sum_taps
 from s1_mini.kernels.convolution_tiles import ConvolutionTile, is_many, unit_tile
-from s1_mini.kernels.quick_snake import quick_snake_of
+from s1_mini.kernels.snake import quick_snake_of
 
 if HAS_TRITON:
     import triton

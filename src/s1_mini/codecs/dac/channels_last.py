@@ -34,10 +34,9 @@ from s1_mini.kernels.convolution_chain import COPIED, Ending, convolve_on, excha
 from s1_mini.kernels.gate import gate
 from s1_mini.kernels.linear import linear
 from s1_mini.kernels.norm import add_norm
-from s1_mini.kernels.quick_snake import snake_table
 from s1_mini.kernels.residual_unit import UnitWeights, residual_unit
 from s1_mini.kernels.rope import turn_and_part
-from s1_mini.kernels.snake import Rows, snake_extend
+from s1_mini.kernels.snake import Rows, snake_extend, snake_table
 from s1_mini.layers.transformer import LayerScale, TransformerBlock
 
 ALIGNED = 8  # attention wants masks whose rows lie a multiple of this apart
