@@ -12,7 +12,7 @@ from s1_mini.kernels.linear import branch_sum, linear, linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm
 from s1_mini.kernels.rope_store import HeadNorms
 from s1_mini.kernels.weight import quantize
-from s1_mini.layers.rope import rope_table, rotate
+from s1_mini.layers.transformer import rope_table, rotate
 
 HEADS, GROUPS, SIZE, COLUMNS = 4, 2, 16, 12
 TOKENS = 6

@@ -11,8 +11,7 @@ from torch import nn
 from s1_mini.kernels.weight import QuantizedWeight
 from s1_mini.layers.kv_cache import Columns, KVCache
 from s1_mini.layers.quantized import QuantizedLinear, quantize_linears
-from s1_mini.layers.rope import rope_table
-from s1_mini.layers.transformer import BlockConfig, FeedForward, TransformerBlock
+from s1_mini.layers.transformer import BlockConfig, FeedForward, TransformerBlock, rope_table
 
 SIZES = BlockConfig(
     dim=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, norm_eps=1e-6, qkv_bias=True, qk_norm=True

@@ -13,14 +13,61 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from s1_mini.kernels.backend import runs_triton
 from s1_mini.kernels.decode_attention import step_attention
 from s1_mini.kernels.gate import gate
 from s1_mini.kernels.linear import linear_sum, norm_linear
+from s1_mini.kernels.norm import Norm, add_norm, rms_norm
+from s1_mini.kernels.rope import turn
 from s1_mini.kernels.rope_store import HeadNorms
 from s1_mini.kernels.weight import QuantizedWeight, Weight, product
 from s1_mini.layers.kv_cache import Columns, KVStore
-from s1_mini.layers.norm import RMSNorm
-from s1_mini.layers.rope import rotate
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm (Zhang and Sennrich 2019): in fp32, rounded to the input's dtype, then weighted.
+
+    `round_last` multiplies in fp32 and rounds once at the end. In bf16 the two orders are not bit-equal.
+    """
+
+    def __init__(self, dim: int, eps: float, *, round_last: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.eps = eps
+        self.round_last = round_last
+
+    @property
+    def spec(self) -> Norm:
+        """What kernels need to know of it; not for `round_last`."""
+        return Norm(self.weight, self.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if runs_triton(x) and not self.round_last and not torch.is_grad_enabled():
+            return add_norm(x, None, self.spec)[1]
+        return rms_norm(x, self.weight, self.eps, round_last=self.round_last)
+
+
+def rope_table(
+    length: int,
+    head_dim: int,
+    base: float,
+    device: torch.device | str = "cpu",
+    *,
+    rounded_to: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return cos and sin of every position and pair, rounded, held as fp32: [length, head_dim / 2, 2].
+
+    Rotary positions over interleaved pairs (x0, x1), (x2, x3), … (Su et al. 2021, GPT-J's layout).
+    """
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32)[: head_dim // 2]
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), 1.0 / (base ** (pairs / head_dim)))
+    table = torch.stack((angles.cos(), angles.sin()), dim=-1)
+    return table.to(rounded_to).to(device=device, dtype=torch.float32)
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotate the pairs of x [B, H, T, D] by `rope`, rows of a table [B or 1, T, D / 2, 2]; fp32 inside."""
+    return turn(x, rope.unsqueeze(1))
 
 
 @dataclass(frozen=True)

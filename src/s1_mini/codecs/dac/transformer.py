@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from s1_mini.codecs.carry import Carry
 from s1_mini.layers.kv_cache import KVStore
-from s1_mini.layers.norm import RMSNorm
-from s1_mini.layers.rope import rope_table
-from s1_mini.layers.transformer import BlockConfig, TransformerBlock
+from s1_mini.layers.transformer import BlockConfig, RMSNorm, TransformerBlock, rope_table
 
 PADDING = 64  # steps that may be computed beyond the longest stream, to be thrown away
 

@@ -18,9 +18,7 @@ from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.kernels.columns import Embedding, enter_columns
 from s1_mini.kernels.linear import linear, norm_linear
 from s1_mini.layers.kv_cache import Columns, KVCache, KVStore
-from s1_mini.layers.norm import RMSNorm
-from s1_mini.layers.rope import rope_table
-from s1_mini.layers.transformer import TransformerBlock
+from s1_mini.layers.transformer import RMSNorm, TransformerBlock, rope_table
 
 # Chooses the code of a codebook (1 … K-1) for every row: (codebook, logits [B, V], embeddings [codes, dim]) -> the
 # codes' rows of these [B, dim].

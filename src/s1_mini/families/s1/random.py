@@ -22,7 +22,7 @@ from s1_mini.codecs.dac.transformer import WindowTransformer
 from s1_mini.families.base import Form
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
-from s1_mini.layers.rope import rope_table
+from s1_mini.layers.transformer import rope_table
 from s1_mini.weights.fit import skeleton
 from s1_mini.weights.write import new_directory, write_json, write_tensors
 
