@@ -29,7 +29,7 @@ def open_regular(path: Path) -> BinaryIO:
     file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - Path.open has no opener; the caller closes it
     try:
         _check_regular(os.fstat(file.fileno()), path)
-    except BaseException:
+    except OSError:
         file.close()
         raise
     return file

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.main import get_command
 
 from deployments import ARCHIVE, BUCKET, IMAGE, PREFIX, REGION, ROLE
 from s1_mini.cli.app import app, run
+from s1_mini.cli.endpoint import _write
 from s1_mini.cli.endpoint import endpoint as commands
 
 NAMES = {"S1_MINI_AWS_IMAGE": IMAGE, "S1_MINI_AWS_ROLE": ROLE, "S1_MINI_AWS_ARTIFACT": ARCHIVE}
@@ -201,3 +203,25 @@ def test_list_shows_a_table_or_says_that_there_is_nothing(
     row = next(line for line in table.out.splitlines() if "hello" in line)
     assert "InService" in row
     assert "│ 2 " in row
+
+
+@pytest.mark.parametrize("error", [OSError("the stream broke off"), KeyboardInterrupt()])
+def test_an_incomplete_output_file_is_removed(tmp_path: Path, error: BaseException) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"sound"
+        raise error
+
+    with pytest.raises(type(error)):
+        _write(tmp_path / "out.wav", parts())
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_file_that_cannot_be_opened_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    (tmp_path / "out.wav").write_bytes(b"earlier sound")
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PermissionError):
+        _write(tmp_path / "out.wav", iter([b"sound"]))
+    assert (tmp_path / "out.wav").exists()

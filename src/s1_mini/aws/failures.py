@@ -10,9 +10,11 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from s1_mini.exceptions import DeploymentError, S1MiniError
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def explained(about: About, kind: type[S1MiniError] = DeploymentError) -> Iterat
         yield
     except S1MiniError:
         raise
-    except Exception as error:
+    except Exception as error:  # also of the HTTP library and of plugins for credentials
         raise explain(error, about, kind) from error
 
 
@@ -59,6 +61,18 @@ def _cause(error: BaseException, about: About) -> str:
         if type(error).__name__ in names:
             return sentence(error, about)
     return f"{type(error).__name__}: {error}"
+
+
+def find(ask: Callable[..., Result], **which: Any) -> Result | None:
+    """Return the answer to `ask(**which)`, or None if AWS answers that the thing is missing."""
+    from botocore.exceptions import ClientError
+
+    try:
+        return ask(**which)
+    except ClientError as error:
+        if is_missing(error):
+            return None
+        raise
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -210,17 +211,16 @@ def _verbs(region: str | None, profile: str | None, limit_s: float = 3600) -> Ve
 
 
 def _write(output: Path, parts: Iterator[bytes]) -> None:
-    """Write parts as they come; a file that was begun is removed if the rest does not come."""
+    """Write parts as they arrive; remove the file if the stream breaks off."""
     if str(output) == "-":
         stream = typer.get_binary_stream("stdout")
         for part in parts:
             stream.write(part)
             stream.flush()
         return
-    try:
+    with ExitStack() as cleanup:
         with output.open("wb") as file:
+            cleanup.callback(output.unlink, missing_ok=True)
             for part in parts:
                 file.write(part)
-    except BaseException:
-        output.unlink(missing_ok=True)
-        raise
+        cleanup.pop_all()

@@ -44,7 +44,7 @@ class Verb(TyperCommand):
         """Parse; where a text was not quoted, or begins with a dash, say how to write it."""
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:
+        except Exception as error:  # typer has its own copy of click, whose UsageError has no public name
             hint = _hint(error) if any(param.name == "text" for param in self.params) else ""
             if hint:
                 error.message = f"{error.message}; {hint}"  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -132,11 +132,10 @@ class OutputIterator(Iterator[AudioChunk]):
         self._queue, self._is_closed = queue, False
 
     def __next__(self) -> AudioChunk:
-        try:
+        with ExitStack() as cleanup:
+            cleanup.callback(self.close)
             chunk = self._queue.wait()
-        except BaseException:
-            self.close()
-            raise
+            cleanup.pop_all()
         if chunk is None:
             raise StopIteration
         return chunk

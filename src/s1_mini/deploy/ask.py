@@ -105,11 +105,13 @@ def _stored(clients: Clients, location: str | None) -> bytes | None:
         return None
     if location.startswith("file:"):
         return _stored_here(location)
+    from botocore.exceptions import ClientError
+
     bucket, key = split_location(location)
     try:
         return bytes(clients["s3"].get_object(Bucket=bucket, Key=key)["Body"].read())
-    except Exception as error:
-        if getattr(error, "response", {}).get("Error", {}).get("Code") in {"NoSuchKey", "404", "AccessDenied"}:
+    except ClientError as error:
+        if error.response["Error"]["Code"] in {"NoSuchKey", "404", "AccessDenied"}:
             return None  # without s3:ListBucket a missing key is AccessDenied
         raise
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from s1_mini.aws import failures
 from s1_mini.aws.clients import Clients
-from s1_mini.aws.failures import is_missing
 from s1_mini.deploy.call import is_ours
 from s1_mini.deploy.calls import Standing
 from s1_mini.deploy.machines import GPUS, count_replicas
@@ -124,10 +124,4 @@ def _alarms(clients: Clients, name: str) -> Iterator[str]:
 
 
 def _ask(clients: Clients, operation: str, **which: str) -> dict[str, Any] | None:
-    try:
-        seen: dict[str, Any] = getattr(clients["sagemaker"], operation)(**which)
-    except Exception as error:
-        if is_missing(error):
-            return None
-        raise
-    return seen
+    return failures.find(getattr(clients["sagemaker"], operation), **which)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from s1_mini.aws.clients import Clients
-from s1_mini.aws.failures import About, explain, explained
+from s1_mini.aws.failures import About, explained
 from s1_mini.aws.place import split_location
 from s1_mini.deploy.find import Found
 from s1_mini.deploy.machines import OWN_DISK_GB
@@ -27,13 +27,8 @@ def check_artifact(clients: Clients, deployment: Deployment, owner: str) -> None
     model = deployment.model
     for place in _places(deployment):
         _check_bucket(clients, deployment.name, place, owner)
-    about = About(deployment.name, clients.region, f"artifact {model.artifact}", model.bucket)
-    try:
+    with explained(About(deployment.name, clients.region, f"artifact {model.artifact}", model.bucket)):
         size = _size(clients, deployment, owner)
-    except DeploymentError:
-        raise
-    except Exception as error:
-        raise explain(error, about) from error
     fleet = deployment.fleet
     disk_gb = fleet.volume_gb or OWN_DISK_GB.get(fleet.instance_type)
     needs = size if model.is_prefix else 2 * size  # an archive lies beside what comes out of it
@@ -138,12 +133,14 @@ def _check_bucket(clients: Clients, name: str, place: str, owner: str) -> None:
 
 
 def _size(clients: Clients, deployment: Deployment, owner: str) -> int:
+    from botocore.exceptions import ClientError
+
     model = deployment.model
     if not model.is_prefix:
         try:
             return int(clients["s3"].head_object(Bucket=model.bucket, Key=model.key)["ContentLength"])
-        except Exception as error:
-            if getattr(error, "response", {}).get("Error", {}).get("Code") == "404":
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "404":
                 raise _nothing_there(model.artifact) from error
             raise
     pages = clients["s3"].get_paginator("list_objects_v2")

@@ -6,7 +6,8 @@ taken back from under it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from s1_mini.aws.clients import Clients
@@ -36,7 +37,9 @@ class Runner:
         made: list[Call] = []
         answers: dict[str, Mapping[str, Any]] = {}
         waiting = False
-        try:
+
+        def make_all() -> None:
+            nonlocal waiting
             for planned in calls:
                 call = planned.filled(answers)
                 answers[call.name] = self._make(call, made)
@@ -48,7 +51,9 @@ class Runner:
                     waiting = False
                     if call.takes_back is None:
                         _keep_used(made, call)
-        except (Exception, KeyboardInterrupt) as error:
+
+        error = _attempt(make_all)
+        if error is not None:
             going_on = waiting and isinstance(error, (KeyboardInterrupt, StillGoingError))
             if going_on or (_changes_what_runs(made) and not isinstance(error, WentBackError)):
                 raise self._as_it_is(error, made) from error
@@ -59,14 +64,8 @@ class Runner:
         calls = list(calls)
         check_all(calls)
         for position, call in enumerate(calls):
-            try:
-                self._send(call)
-                self._display.line(call.what())
-                if call.wait_for is not None:
-                    self._watch.wait(call.wait_for)
-            except (Exception, KeyboardInterrupt) as error:
-                if is_missing(error):
-                    continue
+            error = _attempt(partial(self._delete, call))
+            if error is not None and not is_missing(error):
                 left = ", ".join(later.what() for later in calls[position:])
                 sentence = self._sentence(error)
                 raise DeploymentError(f"{sentence} Not done: {left}. Run the same command again to go on") from error
@@ -75,22 +74,31 @@ class Runner:
         """Undo `made`, the last first; give what was not undone."""
         backs = [call.takes_back for call in reversed(made) if call.takes_back is not None]
         for position, back in enumerate(backs):
-            try:
-                self._send(back)
-                if back.wait_for is not None:
-                    self._watch.wait(back.wait_for)
-                self._display.line(f"taken back: {back.what()}")
-            except (Exception, KeyboardInterrupt) as error:
-                if not is_missing(error):  # what is below it may be in use: nothing more is removed
-                    rest = [later.what() for later in backs[position + 1 :]]
-                    return [f"{back.what()} ({self._sentence(error).rstrip('.')})", *rest]
+            error = _attempt(partial(self._take_back, back))
+            if error is not None and not is_missing(error):  # what is below it may be in use: nothing more is removed
+                rest = [later.what() for later in backs[position + 1 :]]
+                return [f"{back.what()} ({self._sentence(error).rstrip('.')})", *rest]
         return []
 
+    def _delete(self, call: Call) -> None:
+        self._send(call)
+        self._display.line(call.what())
+        if call.wait_for is not None:
+            self._watch.wait(call.wait_for)
+
+    def _take_back(self, call: Call) -> None:
+        self._send(call)
+        if call.wait_for is not None:
+            self._watch.wait(call.wait_for)
+        self._display.line(f"taken back: {call.what()}")
+
     def _make(self, call: Call, made: list[Call]) -> Mapping[str, Any]:
+        from botocore.exceptions import ClientError
+
         made.append(call)  # before it is sent: an answer may be lost on the way
         try:
             return self._send(call)
-        except Exception as error:
+        except ClientError as error:
             if is_refusal(error):
                 made.pop()
                 if is_there_already(error) and (call.same_by_name or self._is_it(call)):
@@ -128,6 +136,15 @@ class Runner:
             f"`s1-mini endpoint describe {self._name}` shows how far it is, `s1-mini endpoint delete {self._name}` "
             "removes it once it rests"
         )
+
+
+def _attempt(work: Callable[[], None]) -> Exception | KeyboardInterrupt | None:
+    """Return the error of `work`: after any, what was made must be removed, or listed for the user."""
+    try:
+        work()
+    except (Exception, KeyboardInterrupt) as error:  # the display, boto3 and its plugins raise errors of any class
+        return error
+    return None
 
 
 def _changes_what_runs(made: list[Call]) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from s1_mini.aws.clients import Clients
-from s1_mini.aws.failures import is_missing
+from s1_mini.aws.failures import find
 from s1_mini.deploy.call import Wait
 from s1_mini.deploy.display import Display
 from s1_mini.deploy.reasons import reason
@@ -124,13 +124,7 @@ class Watch:
         return State(status, done=status in {"Completed", "Stopped"}, failed=failed)
 
     def _seen(self, operation: str, **which: str) -> dict[str, Any] | None:
-        try:
-            seen: dict[str, Any] = getattr(self.clients["sagemaker"], operation)(**which)
-        except Exception as error:
-            if is_missing(error):
-                return None
-            raise
-        return seen
+        return find(getattr(self.clients["sagemaker"], operation), **which)
 
 
 def _vanished(wait: Wait) -> str:
