@@ -345,30 +345,29 @@ class CpuShares:
         return max(0.0, seconds - CPU_SHARE * (self._clock() - since))
 
 
-class Metered(Awaitable[Result]):
+class Metered(Generator[Any, Any, Result], Awaitable[Result]):
     """A coroutine whose event-loop CPU time is charged to a client; tasks that it starts are not."""
 
     def __init__(self, work: Awaitable[Result], accounts: Accounts, client: str) -> None:
-        self._work, self._accounts, self._client = work, accounts, client
+        self._steps, self._accounts, self._client = work.__await__(), accounts, client
 
     def __await__(self) -> Generator[Any, Any, Result]:
-        steps = self._work.__await__()
-        value: Any = None
-        error: BaseException | None = None
-        while True:
-            began = time.thread_time()
-            try:
-                yielded = steps.send(value) if error is None else steps.throw(error)
-            except StopIteration as stop:
-                result: Result = stop.value
-                return result
-            finally:
-                self._accounts.spend(self._client, time.thread_time() - began)
-            value = error = None
-            try:
-                value = yield yielded
-            except BaseException as thrown:  # passed on to the coroutine, as `await` does
-                error = thrown
+        return self
+
+    def send(self, value: Any) -> Any:
+        """Run the coroutine up to its next suspension."""
+        return self._charge(self._steps.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error where the coroutine is suspended, and run it up to its next suspension."""
+        return self._charge(self._steps.throw, *error)
+
+    def _charge(self, step: Callable[..., Any], *given: Any) -> Any:
+        began = time.thread_time()
+        try:
+            return step(*given)
+        finally:
+            self._accounts.spend(self._client, time.thread_time() - began)
 
 
 def client_of(address: str) -> str:

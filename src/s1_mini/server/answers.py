@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -86,10 +86,9 @@ async def while_listened(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             return doing.result()
         raise ClientGoneError
     finally:
-        for task in (doing, watching):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+        doing.cancel()
+        watching.cancel()
+        await asyncio.gather(doing, watching, return_exceptions=True)
 
 
 async def _departure(receive: Receive) -> None:

@@ -137,7 +137,7 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
         logger.error("engine could not be started", extra={"fields": fields})  # noqa: TRY400 - the sentence suffices
         gate.failure = error
         return
-    except Exception as error:
+    except Exception as error:  # `/health` and every request report it
         logger.exception("engine could not be started")
         gate.failure = error
         return

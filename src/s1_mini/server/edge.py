@@ -65,7 +65,7 @@ class Edge:
             await self.app(scope, receive, note)
         except ClientGoneError:
             record.status, record.code = record.status or GONE_STATUS, "client_gone"
-        except Exception as error:
+        except Exception as error:  # any error is answered, counted and logged here
             await self._fail(error, record, scope, receive, note)
         finally:
             record.route = getattr(scope.get("route"), "path", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote
@@ -82,7 +82,8 @@ async def speak(
     record.spoken = time.perf_counter()
     assert record.holding is not None
     holding = record.holding.part()
-    try:
+    with ExitStack() as cleanup:
+        cleanup.callback(holding.release)
         holding.set(Resource.REQUESTS, 1)
         holding.set(Resource.BODY_BYTES, len(request.reference))
         chunks = _noted(engine, request, record, holding)
@@ -90,11 +91,11 @@ async def speak(
         first = _Deadline(now + settings.request_timeout_s, settings.request_timeout_s)
         if request.streams:
             end = _Deadline(now + settings.stream_timeout_s, settings.stream_timeout_s)
-            return await _stream(chunks, request.audio_format, first, end, holding)
-        return await _whole(chunks, request.audio_format, first, record, holding)
-    except BaseException:
-        holding.release()
-        raise
+            answer = await _stream(chunks, request.audio_format, first, end, holding)
+        else:
+            answer = await _whole(chunks, request.audio_format, first, record, holding)
+        cleanup.pop_all()
+        return answer
 
 
 async def _noted(
@@ -164,11 +165,10 @@ async def _stream(
     if first is None:
         raise GenerationError("the model said nothing")
     encoder = StreamEncoder(audio_format, first.sample_rate)
-    try:
-        begun = await _feed(encoder, first.wave)  # a model that says NaN has failed, and still has a status
-    except BaseException:
-        await cast("Any", chunks).aclose()
-        raise
+    async with AsyncExitStack() as cleanup:
+        cleanup.push_async_callback(cast("Any", chunks).aclose)
+        begun = await _feed(encoder, first.wave)  # NaN from the model still becomes an error status
+        cleanup.pop_all()
     body = _rest(chunks, encoder, begun, end_deadline, holding)
     headers = {"X-Sample-Rate": str(first.sample_rate)}
     kind = type_of(audio_format, first.sample_rate)
