@@ -22,6 +22,7 @@ from pathlib import Path
 from s1_mini.config import EngineConfig
 from s1_mini.runtime.compiled import Compilable
 from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.runner import attempt
 from s1_mini.runtime.stage import Stage
 from s1_mini.types import Choice
 
@@ -52,11 +53,8 @@ class AheadCompiler:
             return
         reason = _reason_against(speaker.loaded.num_bytes, config)
         if reason is None:
-            try:
-                work = [each for each in (stage.compilable() for stage in stages) if each is not None]
-                self._begin(work, waits=config.compile == "true" or not in_background)
-            except Exception as error:  # of numba, or of its cache: torch computes instead
-                self._fail(error)
+            waits = config.compile == "true" or not in_background
+            attempt(lambda: self._begin(stages, waits=waits), self._fail)
         else:
             speaker.kernels = Choice("torch", reason)
 
@@ -64,9 +62,10 @@ class AheadCompiler:
         """Stop waiting: nothing is taken into use any more."""
         self._stopped.set()
 
-    def _begin(self, work: Sequence[Compilable], *, waits: bool) -> None:
+    def _begin(self, stages: Sequence[Stage], *, waits: bool) -> None:
         from s1_mini.kernels.compiled.build import marker, remove_unused
 
+        work = [each for each in (stage.compilable() for stage in stages) if each is not None]
         if not work:
             self._speaker.kernels = Choice("torch", f"{self._speaker.family} has no step that numba compiles")
             return
@@ -90,11 +89,8 @@ class AheadCompiler:
         threading.Thread(target=self._wait, args=(work, missing), name="s1_mini compiler", daemon=True).start()
 
     def _wait(self, work: Sequence[Compilable], missing: Mapping[Path, Compilable]) -> None:
-        try:
-            if self._compile(missing):
-                self._use(work, "in the background")
-        except Exception as error:  # of the code that was compiled: torch computes instead
-            self._fail(error)
+        if attempt(lambda: self._compile(missing), self._fail):
+            self._use(work, "in the background")
 
     def _compile(self, missing: Mapping[Path, Compilable]) -> bool:
         """Compile in a process; return whether it ended before the engine did. Raises `RuntimeError` if it fails."""
@@ -128,12 +124,14 @@ class AheadCompiler:
     def _use(self, work: Sequence[Compilable], when: str) -> bool:
         """Use the compiled steps, up to the first that fails; return whether none did."""
         used: list[str] = []
-        try:
+
+        def use_all() -> bool:
             for each in work:
                 each.use()
                 used.append(each.what)
-        except Exception as error:  # of the code that is compiled now
-            self._fail(error, used)
+            return True
+
+        if not attempt(use_all, lambda error: self._fail(error, used)):
             return False
         choice = self._speaker.kernels = Choice("numba", f"{' and '.join(used)}, compiled {when}")
         logger.info("kernels: %s (%s)", choice.value, choice.reason)

@@ -77,7 +77,7 @@ class Preloader:
                 return
             except (S1MiniError, OSError) as error:
                 self._tell(task, str(error))
-            except Exception as error:
+            except Exception as error:  # models raise errors of any class; the next voice is still loaded
                 logger.exception("warming failed")
                 self._tell(task, f"{type(error).__name__}: {error}")
 

@@ -111,7 +111,7 @@ class Recordings:
             started = time.monotonic()
             try:
                 result = work(partial(_check, future))
-            except BaseException as error:
+            except BaseException as error:  # the caller gets any error
                 with suppress(InvalidStateError):  # it was cancelled, or ended by `close`
                     future.set_exception(error)
             else:

@@ -105,7 +105,7 @@ class StageRunner:
         def fail(error: Exception) -> None:
             report.errors |= {plan.steps[row]: as_error(error) for row in rows}
 
-        result = _attempt(pending, fail)
+        result = attempt(pending, fail)
         if result is not None:
             report.skipped |= set(result.late)
         return result
@@ -116,7 +116,7 @@ class StageRunner:
         if not rows:
             return
         failures: list[Exception] = []
-        _attempt(lambda: with_memory(lambda: work(rows), self._let_go), failures.append)
+        attempt(lambda: with_memory(lambda: work(rows), self._let_go), failures.append)
         if failures and len(rows) == 1:
             report.errors[rows[0].slot] = as_error(failures[0])
         elif failures:
@@ -130,9 +130,7 @@ class StageRunner:
         if not rows:
             return []
         failures: list[Exception] = []
-        pending = _attempt(
-            lambda: with_memory(lambda: self.stage.step(slots, plan.size), self._let_go), failures.append
-        )
+        pending = attempt(lambda: with_memory(lambda: self.stage.step(slots, plan.size), self._let_go), failures.append)
         if pending is not None:
             return [(rows, pending)]
         error = failures.pop()
@@ -149,7 +147,7 @@ class StageRunner:
         for row in rows:
             slot, failures = plan.steps[row], list[Exception]()
             step = partial(self._step_one, slot, plan.size)
-            result = _attempt(partial(with_memory, step, self._let_go), failures.append)
+            result = attempt(partial(with_memory, step, self._let_go), failures.append)
             if result is None:
                 report.errors[slot] = as_error(failures[0])
             else:
@@ -170,8 +168,8 @@ def with_memory(work: Callable[[], Result], free: Callable[[], object]) -> Resul
     return work()
 
 
-def _attempt(work: Callable[[], Result], on_error: Callable[[Exception], object]) -> Result | None:
-    """Return the result of `work`, or None after passing what it raised to `on_error`.
+def attempt(work: Callable[[], Result], on_error: Callable[[Exception], object]) -> Result | None:
+    """Return the result of `work`, or None after passing its error to `on_error`.
 
     Raises `torch.AcceleratorError`: the device is lost, and everything that follows would fail.
     """
@@ -179,7 +177,7 @@ def _attempt(work: Callable[[], Result], on_error: Callable[[Exception], object]
         return work()
     except torch.AcceleratorError:
         raise
-    except Exception as error:  # models, kernels and drivers raise anything; it is the error of these slots alone
+    except Exception as error:  # models, kernels, compilers and drivers raise errors of any class
         on_error(error)
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,12 +63,11 @@ class Running:
         """Check the text, then begin to read the references: what is quick to refuse is refused first."""
         script = self._script(request.text, request.normalize, request.on_unsupported)
         prepared = Prepared(script, self._pieces(script), [])
-        try:
+        with ExitStack() as cleanup:
+            cleanup.callback(prepared.close)
             for reference in request.references:
                 prepared.listening.append(self.listen(reference, request.flow[0] or request.flow[1]))
-        except BaseException:
-            prepared.close()
-            raise
+            cleanup.pop_all()
         return prepared
 
     def begin(
@@ -159,15 +159,14 @@ def run(speaker: Speaker, synthesizer: Synthesizer, config: EngineConfig, before
         max_text_length=config.max_text_length,
         say=speaker.text.transcript,
     )
-    try:
+    with ExitStack() as cleanup:
+        cleanup.callback(synthesizer.close, drains=False)
         roster = VoiceRegistry.open(speaker.voices, speaker.description.voice, config.voices_path)
         roster.warn_of_faults()
         voices = VoiceService(roster, synthesizer, references.encode, config)
         if before is not None:
             voices.take_over(before)
-    except BaseException:
-        synthesizer.close(drains=False)
-        raise
+        cleanup.pop_all()
     recordings = Recordings(max_waiting=config.max_waiting_references)
     return Running(config, speaker, synthesizer, voices, recordings, references)
 

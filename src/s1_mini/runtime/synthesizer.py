@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -120,12 +121,11 @@ class Synthesizer:
         self._numbers = itertools.count()
         self._ahead = AheadCompiler(speaker, self._chain.stages, config)
         self.core.start()
-        try:
+        with ExitStack() as cleanup:
+            cleanup.callback(self.core.stop, drains=False)
+            cleanup.callback(self._ahead.close)
             self._warm_up()
-        except BaseException:
-            self._ahead.close()
-            self.core.stop(drains=False)
-            raise
+            cleanup.pop_all()
         self.core.metrics = metrics or EngineMetrics()  # the warm-up is not counted
         self.core.line.forget()
         self.references.start()
@@ -144,15 +144,14 @@ class Synthesizer:
         `EngineNotReadyError`.
         """
         encoding = self.core.do(partial(self._loaded.condition, wave))
-        while True:
-            try:
-                return {name: tensor.cpu() for name, tensor in encoding.result(CHECK_S).items()}
-            except TimeoutError:
+        try:
+            while True:
                 try:
+                    return {name: tensor.cpu() for name, tensor in encoding.result(CHECK_S).items()}
+                except TimeoutError:
                     check()
-                except BaseException:
-                    encoding.cancel()
-                    raise
+        finally:
+            encoding.cancel()  # does nothing once it has ended
 
     def speak(
         self,

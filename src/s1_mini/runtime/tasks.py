@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError
-from s1_mini.runtime.runner import as_error, with_memory
+from s1_mini.runtime.runner import as_error, attempt, with_memory
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
@@ -85,14 +85,12 @@ class Tasks:
         if not self._tasks or (beside_speech and self._clock() < self._next):
             return
         task, started = self._tasks[0], self._clock()
-        try:
-            is_over = task.future.cancelled() or with_memory(task.step, self._let_go)
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            is_over = True
+
+        def fail(error: Exception) -> None:
             task.end(as_error(error) if isinstance(error, torch.OutOfMemoryError) else error)
-        if is_over:
+
+        goes_on = not task.future.cancelled() and attempt(lambda: with_memory(task.step, self._let_go), fail) is False
+        if not goes_on:
             self._tasks.popleft()
         now = self._clock()
         self._next = now + SPEAKING_SHARE * (now - started)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from s1_mini.core.messages import Plan, Report
+from s1_mini.core.request import Request
 from s1_mini.core.scheduler import Scheduler
 from s1_mini.core.watchdog import Heartbeat
-from s1_mini.runtime.runner import StageRunner, as_error
+from s1_mini.runtime.runner import StageRunner, as_error, attempt
 from s1_mini.runtime.tasks import Tasks
 
 FIRSTS_A_TURN = 2  # small first sounds that another stage's thread makes between its own steps
@@ -57,7 +59,7 @@ class StageWorker:
             while self._flights or self._scheduler.wait(stages, self._has_tasks):
                 with self.heartbeat:
                     self.turn()
-        except BaseException as error:
+        except BaseException as error:  # the end of a thread: `on_end` gets any error
             failure = error
         for runner in self._runners.values():
             runner.stage.close()
@@ -107,10 +109,10 @@ class StageWorker:
         if plan.stage == len(self._scheduler.stages) - 1:
             self._scheduler.deliver(plan, report)
         for follow in self._scheduler.report(plan, report):
-            try:
-                follow.work()
-            except Exception as error:
-                self._scheduler.end(follow.request, as_error(error))
+            attempt(follow.work, partial(self._fail, follow.request))
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        self._scheduler.end(request, as_error(error))
 
     def _has_tasks(self) -> bool:
         return self._tasks is not None and len(self._tasks) > 0
