@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import asdict
 
 from s1_mini.audio.container import rate_in
@@ -33,13 +34,12 @@ class Worker:
         self.in_flight = job.in_flight or 2 * self.engine.num_slots
         self._pool = ThreadPoolExecutor(self.in_flight, thread_name_prefix="s1_mini corpus")
         self._in_line = threading.Lock()  # held while a shard's texts line up for the pool
-        try:
+        with ExitStack() as cleanup:
+            cleanup.callback(self.close)
             if job.voice is not None:
                 self.engine.describe_voice(job.voice)
             freeze_what_is_loaded()
-        except BaseException:
-            self.close()
-            raise
+            cleanup.pop_all()
         self.num_shards = SPARE_SHARDS + -(-self.in_flight // job.shard_size)
 
     def work(self, shard: Shard) -> Entry:

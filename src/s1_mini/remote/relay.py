@@ -139,7 +139,7 @@ class RemoteCore:
         """Run a task, one `yield` at a time, in a thread for such; return its result. Raises as `submit`."""
         future = self._tasks.submit(make)
         with suppress(RuntimeError):  # stopped meanwhile, which ends the task with an error
-            self._task_thread.submit(self._run_tasks)
+            self._task_thread.submit(self._run_tasks).add_done_callback(self._check_tasks)
         return future
 
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
@@ -183,13 +183,14 @@ class RemoteCore:
             self._end_rest()
 
     def _run_tasks(self) -> None:
-        try:
-            while len(self._tasks) and not self._is_over.is_set():
-                self._tasks.step(beside_speech=False)
-        except BaseException:  # the device is lost
+        while len(self._tasks) and not self._is_over.is_set():
+            self._tasks.step(beside_speech=False)
+
+    def _check_tasks(self, run: Future[None]) -> None:
+        error = None if run.cancelled() else run.exception()
+        if error is not None:  # the device is lost
             self._has_failed = True
-            logger.exception("the thread of references has died")
-            raise
+            logger.error("the thread of references has died", exc_info=error)
 
 
 class Relay:
@@ -243,27 +244,27 @@ class Relay:
             request.speech.finish("cancelled", time.monotonic(), queue_s=request.queue_s, prefill_s=None)
             self._end(request, reason="cancelled")
 
-    def _close_one(self, utterance: Utterance, _: asyncio.Task[None]) -> None:
+    def _close_one(self, utterance: Utterance, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._end(utterance.request, as_error(error))
         self._open.pop(utterance, None)
         self.admit()
 
     async def _receive(self, utterance: Utterance, output: Output) -> None:
         """Receive the pieces of one utterance."""
         request = utterance.request
-        try:
-            async with aclosing(self._speak(utterance)) as pieces:
-                async for piece in pieces:
-                    set_voice = request.set_voice
-                    if piece.made is not None and set_voice is not None:  # later utterances continue this voice
-                        request.set_voice = None
-                        self._build_later(request, partial(set_voice, piece.made))
-                    request.was_cut |= piece.was_cut
-                    self._ledger.metrics.frames += piece.consumed
-                    output.pieces.append(piece)
-                    output.is_over = piece.is_last
-                    self._deliver(request)
-        except Exception as error:  # the listener must get any error
-            self._end(request, as_error(error))
+        async with aclosing(self._speak(utterance)) as pieces:
+            async for piece in pieces:
+                set_voice = request.set_voice
+                if piece.made is not None and set_voice is not None:  # later utterances continue this voice
+                    request.set_voice = None
+                    self._build_later(request, partial(set_voice, piece.made))
+                request.was_cut |= piece.was_cut
+                self._ledger.metrics.frames += piece.consumed
+                output.pieces.append(piece)
+                output.is_over = piece.is_last
+                self._deliver(request)
 
     def _deliver(self, request: Request) -> None:
         """Deliver the audio of the first utterance, and of the next ones if that is over."""

@@ -11,8 +11,9 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -111,11 +112,10 @@ class StageEngine:
         self.facts = Facts(name, self.policy.slots, positions, str(own.stages[0].device), fingerprint(directory))
         self._numbers = itertools.count()
         self.core.start()
-        try:
+        with ExitStack() as cleanup:
+            cleanup.callback(self.core.stop, drains=False)
             self._warm_up(speaker.loaded.prompt(WARM_UP_TEXT, ()))
-        except BaseException:
-            self.core.stop(drains=False)
-            raise
+            cleanup.pop_all()
         self.core.metrics = EngineMetrics()
         self.core.line.forget()
         self.core.watch()
@@ -139,7 +139,10 @@ class StageEngine:
         except S1MiniError as error:
             yield Piece(self._nothing, failure=Failure.of(error, is_lost=isinstance(error, EngineNotReadyError)))
             return
-        feeding = None if self._previous is None else asyncio.create_task(self._feed(self._previous, begun, work))
+        feeding = None
+        if self._previous is not None:
+            feeding = asyncio.create_task(self._feed(self._previous, begun, work))
+            feeding.add_done_callback(partial(self._check_feeding, begun))
         try:
             async for piece in self._collect(begun, work):
                 yield piece
@@ -150,8 +153,7 @@ class StageEngine:
             begun.queue.close()
             if feeding is not None:
                 feeding.cancel()
-                with suppress(asyncio.CancelledError):
-                    await feeding
+                await asyncio.gather(feeding, return_exceptions=True)
 
     def _begin(self, work: Work) -> Begun:
         now, prompt = time.monotonic(), work.prompt
@@ -193,16 +195,18 @@ class StageEngine:
 
     async def _feed(self, previous: Call, begun: Begun, work: Work) -> None:
         """Pass the output of the previous stage to the scheduler."""
-        scheduler, utterance = self.core.scheduler, begun.utterance
-        try:
-            async for piece in draw(previous, work, self._names[self.index - 1], self.policy.input):
-                begun.was_cut |= piece.was_cut
-                if piece.made is not None:
-                    begun.made = [*piece.made]
-                scheduler.arrive(utterance, piece.items, is_final=piece.is_last)
-        except Exception as error:  # the next stage must get any error
+        async for piece in draw(previous, work, self._names[self.index - 1], self.policy.input):
+            begun.was_cut |= piece.was_cut
+            if piece.made is not None:
+                begun.made = [*piece.made]
+            self.core.scheduler.arrive(begun.utterance, piece.items, is_final=piece.is_last)
+
+    def _check_feeding(self, begun: Begun, feeding: asyncio.Task[None]) -> None:
+        """End the request with the error of its previous stage, if there was one."""
+        error = None if feeding.cancelled() else feeding.exception()
+        if isinstance(error, Exception):
             begun.failure = as_error(error)
-            scheduler.end(begun.request, begun.failure)
+            self.core.scheduler.end(begun.request, begun.failure)
 
     async def _collect(self, begun: Begun, work: Work) -> AsyncGenerator[Piece, None]:
         """Yield the output, whenever the next stage can begin a unit with it."""

@@ -43,7 +43,7 @@ def serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[st
     """
     try:
         _serve(open_maker)
-    except BaseException:
+    except BaseException:  # the end of the process: nothing else prints the error
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
@@ -84,7 +84,7 @@ def _take_in(inbox: SimpleQueue[dict[str, Any]], maker: TokenMaker, send: Callab
             continue
         try:
             maker.begin(message["begin"], message)
-        except Exception as error:
+        except Exception as error:  # the sequence gets any error of the generator
             send({"failed": message["begin"], "error": f"the worker refused this: {type(error).__name__}: {error}"})
 
 

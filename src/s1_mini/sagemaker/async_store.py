@@ -159,9 +159,11 @@ class S3Store(AsyncStore):
         match = _S3.fullmatch(location)
         if match is None:
             raise BodyError(f"the input {location[:200]!r} is not s3://bucket/key")
+        from botocore.exceptions import BotoCoreError, ClientError
+
         try:
             found = self._client.get_object(Bucket=match[1], Key=match[2])
-        except Exception as error:  # boto3's, and those of its credential providers
+        except (BotoCoreError, ClientError, OSError, ValueError) as error:  # the last two: of providers of credentials
             raise BodyError(f"the input {location[:200]!r} cannot be read ({type(error).__name__})") from error
         if found["ContentLength"] > max_bytes:
             raise BodyTooLargeError(max_bytes)

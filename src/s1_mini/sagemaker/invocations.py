@@ -207,12 +207,14 @@ async def _open_session(
     headers = {sessions.NEW_HEADER: known.new_header(session)}
     if body.text is None:
         return JSONResponse({"session_id": session.id}, headers=headers)
+    answer = None
     try:
-        return await _speak(request, engine, _to_request(body, recording), body.format, headers)
-    except BaseException:
-        with suppress(sessions.SessionNotFoundError):  # evicted meanwhile
-            known.close(session.id)  # its id is part of a successful answer only
-        raise
+        answer = await _speak(request, engine, _to_request(body, recording), body.format, headers)
+    finally:
+        if answer is None:
+            with suppress(sessions.SessionNotFoundError):  # evicted meanwhile
+                known.close(session.id)  # its id is part of a successful answer only
+    return answer
 
 
 def _close_session(request: Request, session: sessions.Session | None) -> Response:

@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
@@ -121,6 +122,7 @@ class LocalEndpoint:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: gate.leave())
         task.add_done_callback(lambda _: holding.release())
+        task.add_done_callback(partial(_log_lost, call))
 
     async def close(self) -> None:
         """Cancel unanswered invocations; a failure is written for each."""
@@ -134,14 +136,10 @@ class LocalEndpoint:
             answer = await self._answer(self.store, scope, call)
         except asyncio.CancelledError:
             answer = _failed(DrainingError("the server shut down before this was answered"))
-        except Exception as error:
+        except Exception as error:  # written as the answer
             logger.exception("an asynchronous invocation failed")
             answer = _failed(error)
-        fields = {"inference_id": call.inference_id}
-        try:
-            await asyncio.to_thread(_keep, self.store, call.name, answer)
-        except Exception:
-            logger.exception("an asynchronous answer is lost", extra={"fields": fields})
+        await asyncio.to_thread(_keep, self.store, call.name, answer)
 
     async def _answer(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> Answer:
         try:
@@ -348,6 +346,12 @@ def output_name(name: str) -> str:
 def failure_name(name: str) -> str:
     """Return the file name of an asynchronous failure."""
     return f"{name}-error.out"
+
+
+def _log_lost(call: AsyncCall, task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        fields = {"inference_id": call.inference_id}
+        logger.error("an asynchronous answer is lost", exc_info=error, extra={"fields": fields})
 
 
 def _keep(store: AsyncStore, name: str, answer: Answer) -> None:

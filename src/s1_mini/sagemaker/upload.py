@@ -102,6 +102,8 @@ class Uploader:
         return told if self.kms_key is None else told | {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self.kms_key}
 
     def _send_parts(self, path: Path, bucket: str, key: str, sha256: str, progress: Progress) -> None:
+        from botocore.exceptions import BotoCoreError, ClientError
+
         size = path.stat().st_size
         part_bytes = max(self.part_bytes, -(-size // MAX_PARTS))
         upload = (
@@ -118,7 +120,7 @@ class Uploader:
                 progress(min(part_bytes, size - (number - 1) * part_bytes))
             parts = [sent[number] for number in sorted(sent)]
             self.client.complete_multipart_upload(**named, IfNoneMatch="*", MultipartUpload={"Parts": parts})
-        except Exception as error:
+        except (BotoCoreError, ClientError, OSError, UploadError) as error:
             total = -(-size // part_bytes)
             left = (
                 f"{len(sent)} of {total} parts of s3://{bucket}/{key} are there; run the same again to go on, or drop "
