@@ -30,6 +30,7 @@ from benchmark.http_load import Place, Traffic, run_load, served
 from s1_mini.bench.clients import resident_bytes
 from s1_mini.bench.report import describe_machine, table
 from s1_mini.exceptions import EngineNotReadyError
+from s1_mini.remote.replica import PROCESS
 from s1_mini.server.connections import open_more_files
 
 START_LIMIT_S = 600.0
@@ -121,7 +122,7 @@ class Server:
         for child in psutil.Process(self._process.pid).children():
             with suppress(psutil.Error):  # it has just ended
                 if words := child.cmdline():  # a zombie has none
-                    (members if any("member_process" in word for word in words) else proxies).append(child.pid)
+                    (members if PROCESS in words else proxies).append(child.pid)
         return sorted(members), sorted(proxies)
 
     def close(self) -> None:

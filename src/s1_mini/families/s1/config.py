@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_number, read_size
-from s1_mini.layers.transformer import BlockConfig
 from s1_mini.voices.format import Shapes, TensorFormat, Tensors, VoiceFormat
+
+if TYPE_CHECKING:
+    from s1_mini.layers.transformer import BlockConfig
 
 # Upstream slices every residual codebook's logits to this many, whatever the fast head's size
 # (decode_one_token_ar at d3df505).
@@ -97,6 +99,8 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
     head_dim = size("head_dim", like.head_dim if like else dim // heads if "head_dim" in values else 64)
     if head_dim % 2:
         raise CheckpointMismatchError(f"config.json: {prefix}head_dim={head_dim} is odd; rotary positions need pairs")
+    from s1_mini.layers.transformer import BlockConfig  # imports torch, which is not needed to describe a checkpoint
+
     return BlockConfig(
         dim=dim,
         num_heads=heads,
