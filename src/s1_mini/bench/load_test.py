@@ -30,13 +30,13 @@ class LoadTest:
     rates: tuple[float, ...]
     requests: int
     slots: int
-    profile: ChunkProfile
-    voice: VoiceState
-    max_new_tokens: int
-    seed: int
-    has_baseline: bool
-    checkpoint: Path | None
-    device: str
+    profile: ChunkProfile = "ttfa"
+    voice: VoiceState = "cached"
+    max_new_tokens: int = 200
+    seed: int = 0
+    has_baseline: bool = False
+    checkpoint: Path | None = None
+    device: str = "auto"
 
 
 @dataclass
