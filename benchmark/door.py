@@ -34,7 +34,7 @@ from benchmark.http_load import Place, Traffic, quantile_ms, run_load
 from s1_mini.bench.report import table
 from s1_mini.remote.proxy import Commands, describe_proxy, find_proxy
 from s1_mini.server.connections import open_more_files, openable
-from s1_mini.server.member import Member
+from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.settings import ServerSettings
 
 CHUNK_BYTES = 17_640  # a fifth of a second
@@ -94,7 +94,7 @@ def measure_door(work: Work) -> list[tuple[str, ...]]:
     """Read the same chunks from the servers, and through the proxy; give a row of figures for each."""
     with tempfile.TemporaryDirectory(prefix="s1-mini-") as name, socket.socket() as listener:
         folder = Path(name)
-        members = [Member(index, 2, folder / str(index), False) for index in range(2)]
+        members = [ReplicaInfo(index, 2, folder / str(index), False) for index in range(2)]
         servers = [multiprocessing.Process(target=_serve, args=(str(each.socket), work)) for each in members]
         listener.bind(("127.0.0.1", 0))
         listener.listen(2048)

@@ -39,7 +39,7 @@ from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.s1.loaded import LoadedS1, as_s1, read_configs
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.process import frozen, prepare_process
 
 VOICE, VOICE_TEXT, TONE_HZ = "suite", "The children were playing in the garden behind the house.", 150.0
@@ -298,7 +298,7 @@ def _config(plan: SuitePlan, scale: Scale) -> EngineConfig:
     )
 
 
-def _floors(speaker: Speaker, loaded: LoadedS1, scale: Scale) -> dict[int, float]:
+def _floors(speaker: LoadedCheckpoint, loaded: LoadedS1, scale: Scale) -> dict[int, float]:
     """Return the floor of each number of rows on this machine's GPU, or nothing for an unknown GPU."""
     card = card_in(torch.cuda.get_device_name()) if loaded.model.device.type == "cuda" else None
     if card is None:

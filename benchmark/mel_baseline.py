@@ -40,7 +40,7 @@ from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.families.mel.loaded import LoadedMel, as_mel
 from s1_mini.families.mel.voice import SPEAKER
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.stage import Stage
 from s1_mini.text.tidy import tidied
 from s1_mini.types import SamplingParams
@@ -286,7 +286,7 @@ class Comparison:
         if voice is not None:
             self.baseline.use_voice(voice.tensors[SPEAKER])
 
-    def _speaker(self) -> Speaker:
+    def _speaker(self) -> LoadedCheckpoint:
         running = self.engine._running
         assert running is not None, "it is not started"
         return running.speaker

@@ -30,7 +30,7 @@ from s1_mini.families.mel.voice import SPEAKER
 from s1_mini.families.registry import family_of
 from s1_mini.runtime.loader import choose_device
 from s1_mini.text.tidy import tidied
-from s1_mini.voices.library import VoiceLibrary
+from s1_mini.voices.library import CheckpointVoices
 
 FP8 = torch.float8_e4m3fn
 LIMIT = 0.05  # of the mel's spread: what is taken as the same quality
@@ -114,7 +114,7 @@ def along(loaded: LoadedMel, case: dict[str, Tensor], steps: int, frames: Tensor
 def measure(directory: Path, device: torch.device, text: str) -> list[Quality]:
     """Compare all formats with float32."""
     plain = open_format(directory, device, Format("float32", torch.float32))
-    voice = VoiceLibrary.open(directory, family_of(directory).describe(directory).voice).default
+    voice = CheckpointVoices.open(directory, family_of(directory).describe(directory).voice).default
     size = plain.model.config.speaker_size
     speaker = torch.zeros(size) if voice is None else voice.tensors[SPEAKER]
     tokens = plain.tokenizer.encode(tidied(text, MAX_CHARACTERS))

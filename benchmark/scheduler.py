@@ -53,7 +53,7 @@ def policies(rows: int) -> tuple[StagePolicy, ...]:
 class NullStage(SimpleStage):
     """A stage whose steps give the same items again, which are nothing."""
 
-    device, launches_ahead = torch.device("cpu"), False
+    device, is_overlapped = torch.device("cpu"), False
 
     def __init__(self, item: np.ndarray, *, is_over: bool) -> None:
         """Return `item` [items of a unit of size 1, *shape] from each step; `is_over`: whether that ends its unit."""

@@ -27,7 +27,7 @@ from s1_mini.exceptions import (
     TextError,
 )
 from s1_mini.families.s1.network import S1Network
-from s1_mini.runtime.running import Running
+from s1_mini.runtime.running import EngineRuntime
 from waiting import EVENTUALLY_S, wait_until
 
 
@@ -368,7 +368,7 @@ def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
     begun: list[OutputQueue] = []
-    plain = Running.begin
+    plain = EngineRuntime.begin
 
     def slowly(*given: object, **named: object) -> OutputQueue:
         reached.set()
@@ -386,7 +386,7 @@ def test_a_listener_cancelled_while_the_request_is_being_taken_in_leaves_nothing
         go_on.set()
         await asyncio.to_thread(wait_until, lambda: begun and begun[0].has_ended)
 
-    monkeypatch.setattr(Running, "begin", slowly)
+    monkeypatch.setattr(EngineRuntime, "begin", slowly)
     asyncio.run(asyncio.wait_for(leave(), EVENTUALLY_S))
 
     assert begun[0].has_ended

@@ -33,13 +33,13 @@ from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, verify_directory
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.prepared import Prepared, in_thread
 from s1_mini.runtime.recordings import Check
-from s1_mini.runtime.running import Running, run, vram
+from s1_mini.runtime.running import EngineRuntime, run, vram
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
-from s1_mini.text.form import Script
+from s1_mini.text.form import NormalizedText
 from s1_mini.types import (
     Audio,
     AudioChunk,
@@ -65,7 +65,7 @@ class _Lifecycle:
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
         self.metrics = EngineMetrics()
-        self._running: Running | None = None
+        self._running: EngineRuntime | None = None
         self._was_stopped = False
         self._lifecycle = threading.Lock()
 
@@ -97,7 +97,7 @@ class _Lifecycle:
             new.voices.start()
         old.close(drains=True, timeout_s=timeout_s)
 
-    def _load(self, config: EngineConfig, before: VoiceService | None = None) -> Running:
+    def _load(self, config: EngineConfig, before: VoiceService | None = None) -> EngineRuntime:
         directory = find_checkpoint(config.checkpoint_path)
         if config.compile_cache_path is not None:
             keep_cache(config.compile_cache_path)
@@ -110,7 +110,7 @@ class _Lifecycle:
         speaker, synthesizer = self._open(config)
         return run(speaker, synthesizer, config, before)
 
-    def _open(self, config: EngineConfig) -> tuple[Speaker, Synthesizer]:
+    def _open(self, config: EngineConfig) -> tuple[LoadedCheckpoint, Synthesizer]:
         """Load a checkpoint, and let it speak."""
         speaker = load(config)
         return speaker, Synthesizer(speaker, config, self.metrics)
@@ -180,7 +180,7 @@ class _Lifecycle:
     def _deadline(self) -> float:
         return time.monotonic() + self.config.request_timeout_s
 
-    def _ready(self) -> Running:
+    def _ready(self) -> EngineRuntime:
         running = self._running
         if running is None:
             if self._was_stopped:
@@ -252,7 +252,7 @@ class _Voices(_Lifecycle):
         Raises `ReferenceAudioError`, `TextError` or `EngineError`.
         """
         reference, running = Reference(reference_audio, reference_text), self._ready()
-        prepared = await in_thread(lambda: Prepared(Script(""), [], [running.listen(reference, client)]))
+        prepared = await in_thread(lambda: Prepared(NormalizedText(""), [], [running.listen(reference, client)]))
         await prepared.voices_async(self._deadline())
 
     def delete_voice(self, name: str) -> None:

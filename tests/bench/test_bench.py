@@ -23,7 +23,7 @@ from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.registry import family_of
 from s1_mini.types import Voice
-from s1_mini.voices.library import FOLDER, VoiceLibrary, write_voice
+from s1_mini.voices.library import FOLDER, CheckpointVoices, write_voice
 from s1_mini.weights.directory import DEFAULT_MODEL
 from voice_formats import BOOKS
 
@@ -106,9 +106,9 @@ def test_the_noise_that_makes_a_voice_new_is_not_heard(engine: ProductionTTSEngi
 def test_without_voices_the_same_checkpoint_has_none() -> None:
     form = family_of(DEFAULT_MODEL).describe(DEFAULT_MODEL).voice
     with without_voices(DEFAULT_MODEL) as bare:
-        assert VoiceLibrary.open(bare, form).names == []
+        assert CheckpointVoices.open(bare, form).names == []
         assert (bare / "config.json").read_bytes() == (DEFAULT_MODEL / "config.json").read_bytes()
-    assert VoiceLibrary.open(DEFAULT_MODEL, form).default is not None
+    assert CheckpointVoices.open(DEFAULT_MODEL, form).default is not None
 
 
 def test_what_fails_is_counted_by_its_code(tiny: Path) -> None:

@@ -15,7 +15,7 @@ from s1_mini.cli.app import app, run
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families import registry
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams
 from tests.toy.family import NAME, Toy
@@ -25,7 +25,7 @@ SECTIONS += ["codec: step", "sound to wav"]
 
 
 @pytest.fixture(scope="module")
-def speaker(tiny: Path) -> Speaker:
+def speaker(tiny: Path) -> LoadedCheckpoint:
     return load(EngineConfig(checkpoint_path=tiny, device="cpu"))
 
 
@@ -46,7 +46,7 @@ def test_the_command_prints_a_table_and_a_line_of_json(tiny: Path, capsys: pytes
     assert all(any(row.startswith(section["name"]) for row in table) for section in facts["sections"])
 
 
-def test_the_shares_make_the_whole_and_every_step_is_counted(speaker: Speaker) -> None:
+def test_the_shares_make_the_whole_and_every_step_is_counted(speaker: LoadedCheckpoint) -> None:
     threads = torch.get_num_threads()
     sections, frames = measure_sections(speaker, "Hello.", repeats=2, max_frames=3)
 
@@ -62,7 +62,7 @@ def test_the_shares_make_the_whole_and_every_step_is_counted(speaker: Speaker) -
     assert torch.get_num_threads() == threads
 
 
-def test_measuring_does_not_change_what_is_said(speaker: Speaker) -> None:
+def test_measuring_does_not_change_what_is_said(speaker: LoadedCheckpoint) -> None:
     profiler = Profiler(speaker, "Hello.", rows=2, max_frames=5)
     first, again = profiler.speak(), profiler.speak()
     synthesizer = Synthesizer(speaker, EngineConfig(device="cpu"))
@@ -78,7 +78,7 @@ def test_measuring_does_not_change_what_is_said(speaker: Speaker) -> None:
 
 
 def test_a_checkpoint_for_decoding_only_has_no_section_of_a_recording(
-    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+    speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: object) -> None:
         raise CheckpointMismatchError("decodes only")

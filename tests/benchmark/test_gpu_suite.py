@@ -25,7 +25,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.s1.loaded import as_s1
-from s1_mini.runtime.loader import Speaker, formats_of, load
+from s1_mini.runtime.loader import LoadedCheckpoint, formats_of, load
 
 KEPT = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200.json"
 NEWER = ["same_alone", "same_cached", "same_torch"]  # than what is kept
@@ -128,7 +128,7 @@ def test_an_engine_that_does_not_start_is_told_with_its_reason(tmp_path: Path) -
         measure_starts(EngineConfig(checkpoint_path=tmp_path, device="cpu"))
 
 
-def formats(speaker: Speaker) -> Formats:
+def formats(speaker: LoadedCheckpoint) -> Formats:
     return formats_of(speaker.precision, speaker.codec_dtype, speaker.weights_dtype, speaker.kv_dtype)
 
 

@@ -15,7 +15,7 @@ from s1_mini.checkpoint.convert import convert_checkpoint
 from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.types import Voice
-from s1_mini.voices.library import VoiceLibrary, write_voice
+from s1_mini.voices.library import CheckpointVoices, write_voice
 from voice_formats import BOOKS, voice_format
 
 
@@ -68,7 +68,7 @@ def test_named_voices_come_along(published: Path, tmp_path: Path) -> None:
 
     convert_checkpoint(tmp_path / "source", tmp_path / "target")
 
-    assert VoiceLibrary.open(tmp_path / "target", voice_format()).default.text == "Hello."
+    assert CheckpointVoices.open(tmp_path / "target", voice_format()).default.text == "Hello."
 
 
 def test_converting_twice_changes_nothing(published: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from s1_mini.byte_cache import ByteCache
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import Request, Utterance
-from s1_mini.core.speech import Speech
+from s1_mini.core.speech import AudioOutput
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.types import SamplingParams
@@ -30,7 +30,7 @@ numbers = itertools.count()
 def start(
     threads: dict[str, Sequence[int]] = THREE_THREADS, slots: int = 4, *, ahead: bool = False, **options: Any
 ) -> EngineCore:
-    stages = Text(launches_ahead=ahead), Frames(launches_ahead=ahead), Vocoder(launches_ahead=ahead)
+    stages = Text(is_overlapped=ahead), Frames(is_overlapped=ahead), Vocoder(is_overlapped=ahead)
     core = EngineCore(policies(slots), stages, WaitingLine(1000), ByteCache(10**6), Threads(threads), **options)
     core.start()
     return core
@@ -40,7 +40,7 @@ def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **o
     options = {"max_steps": 30, "voice": 0.0, "deadline": float("inf"), "streams": True} | options
     queue = OutputQueue(lambda: core.cancel(request))
     now = time.monotonic()
-    speech = Speech(queue, sample_rate=SAMPLE_RATE, arrived=now, is_streamed=options["streams"])
+    speech = AudioOutput(queue, sample_rate=SAMPLE_RATE, arrived=now, is_streamed=options["streams"])
     sampling = SamplingParams(temperature=options.get("temperature", 0.8))
     request = Request(
         next(numbers), speech, sampling, seed, now, options["deadline"], options.get("profile", "balanced")

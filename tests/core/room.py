@@ -10,7 +10,7 @@ import numpy as np
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import Request, StageSequence, Utterance
-from s1_mini.core.speech import Speech
+from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.types import SamplingParams
 
@@ -35,7 +35,7 @@ def request(
     arrived: float = 0.0, *, pieces: int = 1, positions: int = 20, shared: int = 0, prefix_key: str = "", **fields: Any
 ) -> Request:
     """A request whose utterances have prompts of `positions` positions."""
-    speech = Speech(
+    speech = AudioOutput(
         OutputQueue(lambda: None), sample_rate=16_000, arrived=arrived, is_streamed=fields.pop("streams", False)
     )
     speech.first_sent = fields.pop("first_sent", None)

@@ -56,7 +56,7 @@ def test_sound_is_the_same_in_chunks_of_any_size(core: EngineCore, profile: str)
 def test_sound_is_given_out_while_the_next_call_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """And that call is chosen when the one before is over: by then, another may be more in need of sound."""
     *others, last = policies(4)
-    vocoder, events = Vocoder(launches_ahead=True), list[str]()
+    vocoder, events = Vocoder(is_overlapped=True), list[str]()
     threads = Threads({"model": (0, 1), "vocoder": (2,)})
     stages = Text(), Frames(), vocoder
     core = EngineCore([*others, replace(last, rows=(1,))], stages, WaitingLine(9), ByteCache(0), threads)
@@ -92,7 +92,7 @@ def test_sound_is_given_out_while_the_next_call_is_at_work(monkeypatch: pytest.M
 def test_a_step_of_an_autoregressive_stage_is_launched_while_the_last_is_at_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text, events = Text(launches_ahead=True), list[str]()
+    text, events = Text(is_overlapped=True), list[str]()
     stages = text, Frames(), Vocoder()
     core = EngineCore(policies(4), stages, WaitingLine(9), ByteCache(0), Threads({"all": (0, 1, 2)}))
     step = text.step
@@ -111,7 +111,7 @@ def test_a_step_of_an_autoregressive_stage_is_launched_while_the_last_is_at_work
 
 
 def test_seconds_of_a_stage_are_not_counted_twice_where_it_launches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    text, device = Text(launches_ahead=True), {"free": 0.0}
+    text, device = Text(is_overlapped=True), {"free": 0.0}
     core = EngineCore(
         policies(4), (text, Frames(), Vocoder()), WaitingLine(9), ByteCache(0), Threads({"all": (0, 1, 2)})
     )
@@ -213,7 +213,7 @@ def test_a_step_that_is_late_is_asked_for_again_and_changes_nothing() -> None:
 
 def test_only_a_stage_whose_work_is_done_elsewhere_is_told_of_what_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = policies(2)
-    monkeypatch.setattr("tests.core.conftest.policies", lambda _: (replace(chain[0], is_elsewhere=True), *chain[1:]))
+    monkeypatch.setattr("tests.core.conftest.policies", lambda _: (replace(chain[0], is_remote=True), *chain[1:]))
     core, told = start(), []
     for number in (0, 1):
         monkeypatch.setattr(

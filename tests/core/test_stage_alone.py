@@ -59,7 +59,7 @@ class Short(Frames):
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_it_makes_does_not_depend_on_how_its_input_arrives(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = make(Frames(launches_ahead=ahead), 1, np.split(TOKENS, [1, 4, 5, 9]))
+    parts = make(Frames(is_overlapped=ahead), 1, np.split(TOKENS, [1, 4, 5, 9]))
 
     monkeypatch.setattr(stages, "WINDOW", len(TOKENS))  # all in one unit, which needs nothing of one before
     whole = make(Frames(), 1, [TOKENS])
@@ -72,7 +72,7 @@ def test_a_step_that_was_launched_ahead_of_a_stop_is_not_given_out(kind: type[To
     index, parts = (0, None) if kind is Text else (1, [TOKENS])
     expected = make(kind(), index, parts)
 
-    ahead = make(kind(launches_ahead=True), index, parts)
+    ahead = make(kind(is_overlapped=True), index, parts)
 
     assert 0 < len(expected) < (2 * len(TOKENS) if parts else 400), "it stopped by itself"
     assert np.array_equal(ahead, expected)

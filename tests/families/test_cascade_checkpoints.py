@@ -29,7 +29,7 @@ from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.families.cascade.tokenizer import CascadeTokenizer
 from s1_mini.families.cascade.voice import voice_format
 from s1_mini.families.registry import check_files
-from s1_mini.voices.library import VoiceLibrary
+from s1_mini.voices.library import CheckpointVoices
 from tests.families.conftest import CPU
 
 SUNO = {"semantic": "text", "coarse": "coarse", "fine": "fine"}
@@ -115,7 +115,7 @@ def test_what_is_converted_speaks_the_same_and_keeps_its_voices(
         assert_same(source, target)
         assert not list(target.glob("*.bin")) + list(target.glob("*.pt"))
     form = Cascade().describe(target).voice
-    assert VoiceLibrary.open(target, form).names == ["one", "two"]
+    assert CheckpointVoices.open(target, form).names == ["one", "two"]
     halved = tmp_path / "half"
     convert_checkpoint(published_cascade, halved, precision="bfloat16", decode_only=True)
     assert load_file(halved / "coarse.safetensors")["coarse_acoustics.lm_head.weight"].dtype is torch.bfloat16
@@ -335,7 +335,7 @@ def test_a_voice_file_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
 
 def test_published_voices_lie_beside_the_checkpoint_by_name(published_cascade: Path, cascade: Path) -> None:
     form = Cascade().describe(published_cascade).voice
-    beside, kept = VoiceLibrary.open(published_cascade, form), VoiceLibrary.open(cascade, form)
+    beside, kept = CheckpointVoices.open(published_cascade, form), CheckpointVoices.open(cascade, form)
 
     assert beside.names == kept.names == ["one", "two"]
     assert beside.summary("two").seconds == kept.summary("two").seconds == pytest.approx(8.4, rel=0.01)
@@ -347,7 +347,7 @@ def test_a_published_voice_that_is_broken_is_told_by_name(published_cascade: Pat
     other = copy_of(published_cascade, tmp_path / "other")
     (other / "speaker_embeddings" / "one_fine_prompt.npy").write_bytes(b"noise")
 
-    library = VoiceLibrary.open(other, Cascade().describe(other).voice)
+    library = CheckpointVoices.open(other, Cascade().describe(other).voice)
     assert library.describe("two").name == "two"
     with pytest.raises(VoiceFileError, match="'one' cannot be used: the voice one beside the checkpoint"):
         library.describe("one")

@@ -32,7 +32,7 @@ from s1_mini.families.mel.verify import verify_mel
 from s1_mini.families.registry import family_of
 from s1_mini.packaging.verify import unpack_archive
 from s1_mini.types import Voice
-from s1_mini.voices.library import VoiceLibrary
+from s1_mini.voices.library import CheckpointVoices
 from tests.families.mel_room import TEXT, dropout, inputs_of, opened, original, original_vocoder, speaker, written
 
 
@@ -176,7 +176,7 @@ def test_speakers_vectors_are_read_from_npy_files(published: Path, tmp_path: Pat
     with ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "unpacked", device="cpu")) as engine:
         assert engine.voice_names() == ["first", "second", "slt"]
     (beside / "voices" / "broken.npy").write_bytes(file(np.ones(3)))
-    library = VoiceLibrary.listed(beside, form)
+    library = CheckpointVoices.listed(beside, form)
     assert library.summary("slt").name == "slt"
     with pytest.raises(VoiceFileError, match=r"'broken' cannot be used: broken\.npy is no voice: it holds float64"):
         library.summary("broken")

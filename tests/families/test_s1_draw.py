@@ -11,10 +11,10 @@ from s1_mini.families.s1.kernels.draw import (
     MainTokens,
     RepetitionWindow,
     draw,
-    draw_code,
-    draw_main,
     penalise,
     probabilities,
+    sample_code,
+    sample_semantic,
 )
 from s1_mini.layers.randomness import uniforms
 
@@ -128,7 +128,7 @@ def test_the_main_token_tells_the_first_code_and_the_end(restricted: bool) -> No
     logits[0, code], logits[1, end], logits[2, end], logits[2, code] = 5.0, 5.0, 5.0, 4.0
     table, made = torch.randn(CODES, 8), torch.full((3, BOOKS + 3), -1)
 
-    x = draw_main(logits, table, made, asked([2, 2, 0]), tokens)
+    x = sample_semantic(logits, table, made, asked([2, 2, 0]), tokens)
 
     ended = [tokens.end, CODES - 1]
     assert made[:, [0, 1, -2, -1]].tolist()[:2] == [[FIRST + 4, 4, 0, 1], [*ended, 1, 1]]
@@ -143,7 +143,7 @@ def test_a_row_whose_logits_are_not_finite_is_told_of_and_harms_no_other(number:
     expected = logits[[0, 2]].argmax(-1)
     logits[1, 3] = number
 
-    draw_main(logits, torch.randn(CODES, 8), made, asked([1, 1, 1]), main_tokens(restricted=True))
+    sample_semantic(logits, torch.randn(CODES, 8), made, asked([1, 1, 1]), main_tokens(restricted=True))
 
     assert made[:, -1].tolist() == [1, 0, 1]
     assert torch.equal(made[[0, 2], 0], torch.where(expected == CODES, FIRST + 50, expected + FIRST))
@@ -156,7 +156,7 @@ def test_a_code_that_was_said_is_drawn_less() -> None:
     ask.window.history[:, 0, 3] = 0  # of codebook 2: code 0, in a frame that the second row has not made
     table = torch.randn(3, 8)
 
-    x = draw_code(logits, table, made, ask, 2)
+    x = sample_code(logits, table, made, ask, 2)
 
     assert made[:, 3].tolist() == [1, 0]
     assert torch.equal(x, table[[1, 0]])

@@ -60,7 +60,7 @@ def test_a_main_token_is_drawn(
 
     def call() -> tuple[Tensor, Tensor]:
         made = torch.full((rows, 6), UNWRITTEN, device="cuda")
-        return made, draw.draw_main(logits.clone(), table, made, ask, tokens)
+        return made, draw.sample_semantic(logits.clone(), table, made, ask, tokens)
 
     ours, theirs = by_both(monkeypatch, draw, call)
 
@@ -84,7 +84,7 @@ def test_a_code_is_drawn(
 
     def call() -> tuple[Tensor, Tensor]:
         made = torch.full((rows, 6), UNWRITTEN, device="cuda")
-        return made, draw.draw_code(logits, table, made, ask, 2)
+        return made, draw.sample_code(logits, table, made, ask, 2)
 
     ours, theirs = by_both(monkeypatch, draw, call)
 

@@ -12,7 +12,7 @@ from s1_mini import EngineConfig
 from s1_mini.capacity.cards import MACHINES
 from s1_mini.exceptions import QueueFullError
 from s1_mini.server.errors import BusyError, TooManyRequestsError
-from s1_mini.server.record import Record
+from s1_mini.server.record import RequestLog
 from s1_mini.server.settings import ServerSettings
 
 
@@ -130,7 +130,7 @@ def test_instances_with_own_disks_are_known(stages: Any) -> None:
 
 
 def test_log_metrics_read_fields_that_the_server_writes() -> None:
-    record = Record(id="1", method="POST", path="/v1/tts", code="queue_full")
+    record = RequestLog(id="1", method="POST", path="/v1/tts", code="queue_full")
     record.spoken = record.first_chunk = record.started
 
     assert {"first_chunk_ms", "waiting", "code"} <= set(record.fields())

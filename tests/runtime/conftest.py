@@ -11,18 +11,18 @@ import torch
 
 from s1_mini.config import EngineConfig
 from s1_mini.runtime.engine_core import EngineCore
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.synthesizer import Synthesizer
 
 Equip = Callable[[EngineCore], None]
 
 
 @pytest.fixture(scope="module")
-def speaker(tiny: Path) -> Speaker:
+def speaker(tiny: Path) -> LoadedCheckpoint:
     return load(EngineConfig(checkpoint_path=tiny, device="cpu"))
 
 
-def start_equipped(speaker: Speaker, settings: dict[str, Any], equip: Equip) -> Synthesizer:
+def start_equipped(speaker: LoadedCheckpoint, settings: dict[str, Any], equip: Equip) -> Synthesizer:
     """An engine whose stages get what a CPU has not, before it starts."""
     plain = EngineCore.start
 
@@ -37,7 +37,7 @@ def start_equipped(speaker: Speaker, settings: dict[str, Any], equip: Equip) -> 
 
 
 @pytest.fixture(scope="module")
-def both(request: pytest.FixtureRequest, speaker: Speaker) -> Iterator[tuple[Synthesizer, Synthesizer]]:
+def both(request: pytest.FixtureRequest, speaker: LoadedCheckpoint) -> Iterator[tuple[Synthesizer, Synthesizer]]:
     """An engine with what the module's `equip` gives its stages, and one without; both by the module's `SETTINGS`."""
     settings, equip = request.module.SETTINGS, request.module.equip
     made = start_equipped(speaker, settings, equip), Synthesizer(speaker, EngineConfig(device="cpu", **settings))

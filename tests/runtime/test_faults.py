@@ -16,7 +16,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, GenerationError, QueueFullError
 from s1_mini.families.s1.language_model import LanguageModel
-from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams
 from waiting import EVENTUALLY_S, wait_until
@@ -24,7 +24,7 @@ from waiting import EVENTUALLY_S, wait_until
 SLOTS = 4
 
 
-def start(speaker: Speaker, **settings: Any) -> Synthesizer:
+def start(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
     values = {"device": "cpu", "max_batch_size": SLOTS, "max_columns": 512, "max_queue_size": 1000} | settings
     return Synthesizer(speaker, EngineConfig(**values))
 
@@ -40,7 +40,9 @@ def sound(queue: OutputQueue) -> np.ndarray:
 
 
 @pytest.mark.parametrize("what", ["begin", "prefill", "step", "decode"])
-def test_a_lost_device_kills_the_engine_and_is_not_taken_for_a_bad_request(what: str, speaker: Speaker) -> None:
+def test_a_lost_device_kills_the_engine_and_is_not_taken_for_a_bad_request(
+    what: str, speaker: LoadedCheckpoint
+) -> None:
     synthesizer = start(speaker)
 
     def fail(*_: Any) -> None:
@@ -53,7 +55,7 @@ def test_a_lost_device_kills_the_engine_and_is_not_taken_for_a_bad_request(what:
     wait_until(lambda: not synthesizer.core.is_alive)
 
 
-def test_a_model_that_fails_for_all_is_an_error_to_each(speaker: Speaker) -> None:
+def test_a_model_that_fails_for_all_is_an_error_to_each(speaker: LoadedCheckpoint) -> None:
     synthesizer = start(speaker)
 
     def fail(*_: Any) -> None:
@@ -72,7 +74,7 @@ def test_a_model_that_fails_for_all_is_an_error_to_each(speaker: Speaker) -> Non
 
 @pytest.mark.parametrize(("what", "who"), [("begin", "of model"), ("step", "of model"), ("decode", "of sound")])
 def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
-    what: str, who: str, speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+    what: str, who: str, speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # so that sound has a thread
     synthesizer = start(speaker, stuck_after_s=1.0)
@@ -101,7 +103,7 @@ def test_a_device_that_hangs_is_an_error_to_all_and_is_noticed(
     wait_until(lambda: not any(worker.thread.is_alive() for worker in synthesizer.core.workers))
 
 
-def test_a_stop_comes_back_though_the_device_hangs(speaker: Speaker) -> None:
+def test_a_stop_comes_back_though_the_device_hangs(speaker: LoadedCheckpoint) -> None:
     synthesizer = start(speaker, stuck_after_s=1.0)
     woken = threading.Event()
     hangs = hang_in(synthesizer, "step", woken)
@@ -115,7 +117,9 @@ def test_a_stop_comes_back_though_the_device_hangs(speaker: Speaker) -> None:
     woken.set()
 
 
-def test_an_engine_that_dies_while_its_sound_hangs_tells_all(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_dies_while_its_sound_hangs_tells_all(
+    speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # so that sound has a thread
     synthesizer = start(speaker, stuck_after_s=60.0)
     woken = threading.Event()
@@ -162,7 +166,7 @@ def hang_in(synthesizer: Synthesizer, what: str, woken: threading.Event) -> thre
 
 
 def test_a_codec_slower_than_the_model_fills_the_queue_and_no_hidden_one(
-    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+    speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 2)  # the codec has a thread
     synthesizer = start(speaker, max_queue_size=8)
@@ -185,7 +189,9 @@ def test_a_codec_slower_than_the_model_fills_the_queue_and_no_hidden_one(
 
 
 @pytest.mark.parametrize("profile", ["ttfa", "balanced"])
-def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(speaker: Speaker, profile: str) -> None:
+def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(
+    speaker: LoadedCheckpoint, profile: str
+) -> None:
     plain = start(speaker)
     alone = {seed: sound(ask(plain, seed, 30, profile=profile)) for seed in range(4)}
     synthesizer = start_alone(speaker, max_batch_size=16)
@@ -206,14 +212,14 @@ def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(speaker
         each.close()
 
 
-def start_alone(speaker: Speaker, **settings: Any) -> Synthesizer:
+def start_alone(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
     """An engine whose one thread makes the sound, too."""
     with pytest.MonkeyPatch.context() as alone:
         alone.setattr("s1_mini.runtime.synthesizer.num_cores", lambda: 1)
         return start(speaker, **settings)
 
 
-def test_a_chunk_that_is_made_again_is_made_once(speaker: Speaker) -> None:
+def test_a_chunk_that_is_made_again_is_made_once(speaker: LoadedCheckpoint) -> None:
     plain = start(speaker)
     expected = {seed: sound(ask(plain, seed, 60, profile="ttfa")) for seed in range(6)}
     synthesizer = start(speaker)
@@ -235,7 +241,7 @@ def test_a_chunk_that_is_made_again_is_made_once(speaker: Speaker) -> None:
     plain.close()
 
 
-def test_pieces_follow_each_other_in_order_however_slowly_the_engine_turns(speaker: Speaker) -> None:
+def test_pieces_follow_each_other_in_order_however_slowly_the_engine_turns(speaker: LoadedCheckpoint) -> None:
     texts = ["One.", "Two.", "Three."]
     plain = start(speaker)
     expected = sound(ask(plain, 3, 20, pieces=texts))
@@ -250,7 +256,7 @@ def test_pieces_follow_each_other_in_order_however_slowly_the_engine_turns(speak
 
 
 def test_memory_that_runs_out_while_encoding_is_tried_again_and_else_a_capacity_error(
-    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+    speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synthesizer = start(speaker)
     codec = speaker.loaded.encoding_codec()
@@ -273,7 +279,7 @@ def test_memory_that_runs_out_while_encoding_is_tried_again_and_else_a_capacity_
     synthesizer.close()
 
 
-def test_a_start_that_fails_leaves_no_thread_behind(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_leaves_no_thread_behind(speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
 
     def fail(*_: Any) -> None:

@@ -17,7 +17,7 @@ from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import MAX_QUEUED, Request
 from s1_mini.exceptions import CapacityError, EngineError
-from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice
 from waiting import wait_until
@@ -26,19 +26,19 @@ PIECES = [f"Piece number {number}." for number in range(24)]
 WINDOW_S = 2.0
 
 
-def start(speaker: Speaker, **settings: Any) -> Synthesizer:
+def start(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
     return Synthesizer(speaker, EngineConfig(device="cpu", max_columns=512, **{"max_batch_size": 4} | settings))
 
 
 @pytest.fixture
-def synthesizer(speaker: Speaker) -> Iterator[Synthesizer]:
+def synthesizer(speaker: LoadedCheckpoint) -> Iterator[Synthesizer]:
     synthesizer = start(speaker)
     yield synthesizer
     synthesizer.close(drains=False)
 
 
 @pytest.fixture
-def voice(speaker: Speaker) -> Voice:
+def voice(speaker: LoadedCheckpoint) -> Voice:
     generator = torch.Generator().manual_seed(1)
     codes = torch.randint(0, 64, (speaker.loaded.model.num_codebooks, 20), generator=generator)
     return Voice({"codes": codes}, "A voice.")
@@ -61,7 +61,7 @@ def is_idle(synthesizer: Synthesizer) -> bool:
 
 
 @pytest.fixture
-def prompts(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+def prompts(speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """The thread and the text of each prompt that is built."""
     built: list[tuple[int, str]] = []
     plain = speaker.loaded.prompt
@@ -96,7 +96,7 @@ def test_a_long_text_has_only_its_next_pieces_in_the_queue(
     assert len(waiting) > 1
 
 
-def test_a_long_text_alone_takes_all_slots(speaker: Speaker, voice: Voice) -> None:
+def test_a_long_text_alone_takes_all_slots(speaker: LoadedCheckpoint, voice: Voice) -> None:
     synthesizer, used = start(speaker, max_batch_size=8), []
     slots = synthesizer.core.scheduler.stages[0].slots
     plain = slots.allocate
@@ -121,7 +121,7 @@ def test_a_later_piece_that_leaves_no_room_is_refused_at_submission(synthesizer:
 
 
 def test_a_later_prompt_that_fails_ends_its_request_alone(
-    synthesizer: Synthesizer, speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch
+    synthesizer: Synthesizer, speaker: LoadedCheckpoint, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, plain = audio_of(submit(synthesizer, PIECES[:6], voice)), speaker.loaded.prompt
 
@@ -140,7 +140,7 @@ def test_a_later_prompt_that_fails_ends_its_request_alone(
 
 
 def test_a_stream_that_nobody_reads_pauses_and_goes_on_unchanged(
-    speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch
+    speaker: LoadedCheckpoint, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", WINDOW_S)
     synthesizer = start(speaker, max_batch_size=2)
@@ -162,7 +162,9 @@ def test_a_stream_that_nobody_reads_pauses_and_goes_on_unchanged(
     assert leaks(synthesizer.core.scheduler) == []
 
 
-def paused_stream(speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch) -> tuple[Synthesizer, OutputQueue]:
+def paused_stream(
+    speaker: LoadedCheckpoint, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Synthesizer, OutputQueue]:
     """Start a stream that nothing reads, and wait until it is paused."""
     monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
     synthesizer = start(speaker)
@@ -183,7 +185,7 @@ def test_a_whole_response_does_not_pause_and_counts_its_unread_audio(
 
 
 def test_stopping_finishes_a_stream_that_its_caller_reads_afterwards(
-    speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch
+    speaker: LoadedCheckpoint, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synthesizer, queue = paused_stream(speaker, voice, monkeypatch)
 
@@ -194,7 +196,7 @@ def test_stopping_finishes_a_stream_that_its_caller_reads_afterwards(
 
 
 def test_time_that_a_stream_is_paused_for_its_consumer_does_not_count_as_late(
-    speaker: Speaker, voice: Voice, monkeypatch: pytest.MonkeyPatch
+    speaker: LoadedCheckpoint, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synthesizer, queue = paused_stream(speaker, voice, monkeypatch)
     assert not queue.has_ended

@@ -13,7 +13,7 @@ from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.s1.language_model import READS, LanguageModel
 from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.graphs import StepGraphs
-from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice
 from voice_formats import BOOKS
@@ -29,7 +29,7 @@ def equip(core: EngineCore) -> None:
     stage = core.runners[0].stage
     assert isinstance(stage, LanguageModel)
     stage.make_graphs()
-    stage.launches_ahead = True
+    stage.is_overlapped = True
 
 
 def random_voice(frames: int, *, seed: int) -> Voice:
@@ -117,7 +117,7 @@ def begin(slot: int, prompt: torch.Tensor) -> Begin:
     return Begin(slot, 0, prompt.T.contiguous().numpy(), None, 0, 8, 1, 0, prompt.shape[1], conditions)
 
 
-def test_prompts_are_read_together_and_each_into_its_slot(speaker: Speaker) -> None:
+def test_prompts_are_read_together_and_each_into_its_slot(speaker: LoadedCheckpoint) -> None:
     model = speaker.loaded.model
     texts = "Short.", "A somewhat longer sentence, read in two goes.", "Third."
     prompts = {slot: model.prompt(text, ()).columns for slot, text in zip((4, 0, 2), texts, strict=True)}
@@ -139,7 +139,7 @@ def test_prompts_are_read_together_and_each_into_its_slot(speaker: Speaker) -> N
         assert not stage.state.cache.keys[:, (1, 3, 5), :, :POSITIONS].any()
 
 
-def test_a_prompt_longer_than_the_largest_graph_is_read_in_several_goes(speaker: Speaker) -> None:
+def test_a_prompt_longer_than_the_largest_graph_is_read_in_several_goes(speaker: LoadedCheckpoint) -> None:
     model = speaker.loaded.model
     columns = model.prompt("And a text.", [random_voice(2 * READS[-1], seed=2)]).columns
     length = columns.shape[1]

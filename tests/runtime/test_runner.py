@@ -29,7 +29,7 @@ class Slow(SimpleStage):
     """Takes a second of the host to begin a unit, and one of its device to make a step."""
 
     device = torch.device("cpu")
-    launches_ahead = True
+    is_overlapped = True
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -14,7 +14,7 @@ from s1_mini.capacity.sizes import AUTO_SLOTS, CONTEXT_BYTES, GIB, Formats, Room
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import SHORT_NAMES, get_family
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.room import check_weights, gpus_of
 from s1_mini.runtime.sizing import CPU_SLOTS, measure_slots
 from s1_mini.runtime.sizing import slots_for as slots_in
@@ -24,12 +24,12 @@ PLENTY = 100 * GIB
 
 
 @pytest.fixture(scope="module")
-def speaker(tiny: Path) -> Speaker:
+def speaker(tiny: Path) -> LoadedCheckpoint:
     return load(EngineConfig(checkpoint_path=tiny, device="cpu", precision="bfloat16"))
 
 
 @pytest.fixture
-def scarce(speaker: Speaker) -> float:
+def scarce(speaker: LoadedCheckpoint) -> float:
     """So much free memory that there is room for 50 slots of 2,112 columns, the tiny codec's work included."""
     demand = sum_demands(speaker.sizes(256_000_000).demands.values())
     return (demand.fixed + 50.5 * demand.slot(2112)) / 0.98
@@ -39,14 +39,14 @@ def config(**settings: object) -> EngineConfig:
     return EngineConfig(device="cpu", **settings)  # type: ignore[arg-type]
 
 
-def slots_for(free_bytes: float, speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
+def slots_for(free_bytes: float, speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int, int]:
     """Of one device that has all stages."""
     sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
     return slots_in([Room(free_bytes, sizes.demand)], sizes, config)
 
 
 @pytest.mark.parametrize("memory_mib", [2500, 2600, 3000, 16_000])
-def test_the_engine_has_the_slots_that_were_planned(speaker: Speaker, memory_mib: int) -> None:
+def test_the_engine_has_the_slots_that_were_planned(speaker: LoadedCheckpoint, memory_mib: int) -> None:
     card = Card("x", "X", memory_mib, 1000, 100, 10, (9, 0), has_bfloat16=True, has_fp8=True)
     (plan,) = make_plans(partial(get_family().sizes, speaker.directory), [card], Wish(codec="float32"))
 
@@ -67,12 +67,12 @@ def test_a_plan_and_an_open_checkpoint_tell_the_same_of_each_stage(short: str, t
     assert opened.max_positions == planned.max_positions == speaker.loaded.max_positions
 
 
-def test_slots_are_as_many_as_there_is_room_for(speaker: Speaker, scarce: float) -> None:
+def test_slots_are_as_many_as_there_is_room_for(speaker: LoadedCheckpoint, scarce: float) -> None:
     assert slots_for(scarce, speaker, config()) == (50, 2112)
     assert slots_for(PLENTY, speaker, config()) == (AUTO_SLOTS, speaker.loaded.model.max_columns)
 
 
-def test_what_was_asked_for_is_kept_where_there_is_room(speaker: Speaker, scarce: float) -> None:
+def test_what_was_asked_for_is_kept_where_there_is_room(speaker: LoadedCheckpoint, scarce: float) -> None:
     assert slots_for(PLENTY, speaker, config(max_batch_size=700)) == (700, speaker.loaded.model.max_columns)
     assert slots_for(scarce, speaker, config(max_batch_size=8)) == (8, speaker.loaded.model.max_columns)
     assert slots_for(scarce, speaker, config(enable_batching=False)) == (1, speaker.loaded.model.max_columns)
@@ -80,17 +80,19 @@ def test_what_was_asked_for_is_kept_where_there_is_room(speaker: Speaker, scarce
     assert slots_for(scarce, speaker, config(max_columns=512))[0] > 50
 
 
-def test_a_larger_prefix_cache_and_longer_references_leave_fewer_slots(speaker: Speaker, scarce: float) -> None:
+def test_a_larger_prefix_cache_and_longer_references_leave_fewer_slots(
+    speaker: LoadedCheckpoint, scarce: float
+) -> None:
     assert slots_for(scarce, speaker, config(prefix_cache_mb=270))[0] < 50
     assert slots_for(scarce, speaker, config(max_reference_s=10))[0] > 50
 
 
-def test_too_little_memory_is_told_with_what_is_needed(speaker: Speaker) -> None:
+def test_too_little_memory_is_told_with_what_is_needed(speaker: LoadedCheckpoint) -> None:
     with pytest.raises(ConfigurationError, match="S1_MINI_KV_CACHE_GB"):
         slots_for(GIB, speaker, config())
 
 
-def test_each_device_of_a_placement_has_to_have_room(speaker: Speaker, scarce: float) -> None:
+def test_each_device_of_a_placement_has_to_have_room(speaker: LoadedCheckpoint, scarce: float) -> None:
     model, codec = speaker.sizes(256_000_000).demands.values()
     rooms = [Room(scarce, model, "cuda:0"), Room(PLENTY, codec, "cuda:1")]
 
@@ -100,7 +102,7 @@ def test_each_device_of_a_placement_has_to_have_room(speaker: Speaker, scarce: f
 
 
 def test_an_engine_looks_at_every_gpu_that_its_stages_are_on(
-    speaker: Speaker, scarce: float, monkeypatch: pytest.MonkeyPatch
+    speaker: LoadedCheckpoint, scarce: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = {"cuda:0": PLENTY, "cuda:1": scarce, "cuda:2": GIB / 2}
     monkeypatch.setattr("s1_mini.runtime.sizing.free_bytes_of", free.__getitem__)
@@ -122,6 +124,6 @@ def test_weights_that_have_no_room_are_told_before_they_are_loaded() -> None:
         check_weights(sizes, stages, {"cuda:0": 2e9, "cuda:1": 2e8})
 
 
-def test_on_a_cpu_there_are_four_where_nothing_is_said(speaker: Speaker) -> None:
+def test_on_a_cpu_there_are_four_where_nothing_is_said(speaker: LoadedCheckpoint) -> None:
     assert measure_slots(speaker, config()) == (CPU_SLOTS, speaker.loaded.model.max_columns)
     assert measure_slots(speaker, config(max_batch_size=9))[0] == 9

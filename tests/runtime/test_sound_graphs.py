@@ -18,7 +18,7 @@ from s1_mini.core.stage import Chunks
 from s1_mini.exceptions import GenerationError
 from s1_mini.families.s1.loaded import CHUNK_FRAMES
 from s1_mini.runtime.engine_core import EngineCore
-from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams
 from tests.runtime.conftest import start_equipped
@@ -35,7 +35,7 @@ def equip(core: EngineCore) -> None:
     assert isinstance(policy, Chunks)
     core.scheduler.stages[1].policy = stage._policy = batched(policy)
     stage.make_graphs()
-    stage.launches_ahead = True
+    stage.is_overlapped = True
     core.workers[0]._helps = None  # a stage with graphs is one thread's
 
 
@@ -69,7 +69,7 @@ def test_requests_of_any_length_sound_as_they_do_one_by_one(
     assert leaks(both[0].core.scheduler) == []
 
 
-def test_a_call_decodes_no_more_frames_than_it_may(speaker: Speaker) -> None:
+def test_a_call_decodes_no_more_frames_than_it_may(speaker: LoadedCheckpoint) -> None:
     policy = speaker.loaded.chain(32, 64).policies[1]
     assert isinstance(policy, Chunks)
     most = {size: batched(policy).most_together(size) for size in policy.classes}
@@ -78,7 +78,7 @@ def test_a_call_decodes_no_more_frames_than_it_may(speaker: Speaker) -> None:
     assert all(size * rows <= MAX_FRAMES for size, rows in most.items())
 
 
-def test_sound_that_is_not_finite_is_its_own_slots_error(speaker: Speaker) -> None:
+def test_sound_that_is_not_finite_is_its_own_slots_error(speaker: LoadedCheckpoint) -> None:
     """And only there: the slots beside it are told to be well."""
     codes = np.zeros((2, BOOKS), np.int64)
     conditions = Conditions(SamplingParams(), 0, 0, 8, {})
@@ -97,7 +97,7 @@ def test_sound_that_is_not_finite_is_its_own_slots_error(speaker: Speaker) -> No
     assert np.isfinite(result.values[0]).all()
 
 
-def test_a_request_whose_sound_is_not_finite_fails_alone(speaker: Speaker) -> None:
+def test_a_request_whose_sound_is_not_finite_fails_alone(speaker: LoadedCheckpoint) -> None:
     synthesizer = start_equipped(speaker, SETTINGS, equip)
     expected = sound(ask(synthesizer, 1, 16, profile="ttfa"))
     stage = synthesizer.core.runners[1].stage

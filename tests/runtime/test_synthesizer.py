@@ -26,7 +26,7 @@ from s1_mini.exceptions import (
     S1MiniError,
 )
 from s1_mini.families.s1.language_model import LanguageModel
-from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice
 from waiting import wait_until
@@ -35,19 +35,19 @@ SLOTS = 4
 FOREVER = float("inf")
 
 
-def start(speaker: Speaker, **settings: Any) -> Synthesizer:
+def start(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
     values = {"device": "cpu", "max_batch_size": SLOTS, "max_columns": 512, "max_queue_size": 10_000} | settings
     return Synthesizer(speaker, EngineConfig(**values))
 
 
 @pytest.fixture
-def synthesizer(speaker: Speaker) -> Iterator[Synthesizer]:
+def synthesizer(speaker: LoadedCheckpoint) -> Iterator[Synthesizer]:
     made = start(speaker)
     yield made
     made.close(drains=False)
 
 
-def some_voice(speaker: Speaker, seed: int, frames: int = 20) -> Voice:
+def some_voice(speaker: LoadedCheckpoint, seed: int, frames: int = 20) -> Voice:
     codes = torch.randint(
         0, 64, (speaker.loaded.model.num_codebooks, frames), generator=torch.Generator().manual_seed(seed)
     )
@@ -65,7 +65,7 @@ def ask(synthesizer: Synthesizer, text: str = "Hello.", seed: int = 1, frames: i
     return synthesizer.speak(pieces, voices, SamplingParams(seed=seed, max_new_tokens=frames), **options)
 
 
-def test_requests_in_any_company_sound_as_they_do_alone(synthesizer: Synthesizer, speaker: Speaker) -> None:
+def test_requests_in_any_company_sound_as_they_do_alone(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
     voices = [(), (some_voice(speaker, 1),), (some_voice(speaker, 2, 40),)]
     asked = [(f"Text number {i}.", i, 5 + 3 * i, voices[i % 3]) for i in range(10)]
     alone = [sound(ask(synthesizer, text, seed, frames, voices=voice)) for text, seed, frames, voice in asked]
@@ -75,14 +75,14 @@ def test_requests_in_any_company_sound_as_they_do_alone(synthesizer: Synthesizer
     assert all(np.array_equal(sound(queue), wave) for queue, wave in zip(together, alone, strict=True))
 
 
-def test_another_engine_says_the_same(synthesizer: Synthesizer, speaker: Speaker) -> None:
+def test_another_engine_says_the_same(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
     other = start(speaker)
 
     assert np.array_equal(sound(ask(other)), sound(ask(synthesizer)))
     other.close()
 
 
-def test_a_cached_voice_sounds_as_one_read_anew(speaker: Speaker) -> None:
+def test_a_cached_voice_sounds_as_one_read_anew(speaker: LoadedCheckpoint) -> None:
     voice = some_voice(speaker, 3, 100)
     fresh, cached = start(speaker, kv_cache_size=0), start(speaker)
     sound(ask(cached, "Something else.", voices=(voice,)))
@@ -94,7 +94,7 @@ def test_a_cached_voice_sounds_as_one_read_anew(speaker: Speaker) -> None:
         each.close()
 
 
-def test_requests_that_share_a_voice_read_it_once(synthesizer: Synthesizer, speaker: Speaker) -> None:
+def test_requests_that_share_a_voice_read_it_once(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
     voice = some_voice(speaker, 4, 150)
     read: list[int] = []
     model = synthesizer.core.runners[0].stage
@@ -153,7 +153,7 @@ def test_what_was_left_before_its_turn_tells_of_no_prefill(synthesizer: Synthesi
     assert [chunk.timing.prefill_s for chunk in queues[-1] if chunk.timing] == [None]
 
 
-def test_a_full_queue_refuses_and_what_was_taken_in_is_spoken(speaker: Speaker) -> None:
+def test_a_full_queue_refuses_and_what_was_taken_in_is_spoken(speaker: LoadedCheckpoint) -> None:
     synthesizer = start(speaker, max_queue_size=2, max_batch_size=1)
     queues, refusals = [], []
     with held_generation():
@@ -169,7 +169,7 @@ def test_a_full_queue_refuses_and_what_was_taken_in_is_spoken(speaker: Speaker) 
     synthesizer.close()
 
 
-def test_stopping_finishes_what_was_taken_in_and_refuses_what_comes(speaker: Speaker) -> None:
+def test_stopping_finishes_what_was_taken_in_and_refuses_what_comes(speaker: LoadedCheckpoint) -> None:
     synthesizer = start(speaker)
     queues = [ask(synthesizer, f"Text {i}.") for i in range(6)]
 
@@ -189,7 +189,7 @@ def test_a_request_past_its_deadline_ends_with_an_error_and_frees_its_slot(synth
     assert leaks(synthesizer.core.scheduler) == []
 
 
-def test_a_request_larger_than_a_slot_is_refused_at_once(synthesizer: Synthesizer, speaker: Speaker) -> None:
+def test_a_request_larger_than_a_slot_is_refused_at_once(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
     with pytest.raises(CapacityError, match="a slot holds 512"):
         ask(synthesizer, voices=(some_voice(speaker, 1, 600),))
 
@@ -205,7 +205,7 @@ def test_a_step_that_fails_fails_the_row_it_belongs_to(synthesizer: Synthesizer)
         sound(bad)
 
 
-def test_a_thread_that_dies_is_an_error_to_all_and_is_noticed(speaker: Speaker) -> None:
+def test_a_thread_that_dies_is_an_error_to_all_and_is_noticed(speaker: LoadedCheckpoint) -> None:
     synthesizer = start(speaker)
 
     def die(*_: Any, **__: Any) -> None:
@@ -221,7 +221,7 @@ def test_a_thread_that_dies_is_an_error_to_all_and_is_noticed(speaker: Speaker) 
         ask(synthesizer)
 
 
-def test_a_sound_thread_that_dies_is_noticed_too(speaker: Speaker) -> None:
+def test_a_sound_thread_that_dies_is_noticed_too(speaker: LoadedCheckpoint) -> None:
     synthesizer = start(speaker)
 
     def die(*_: Any, **__: Any) -> None:
@@ -256,7 +256,7 @@ NUM_STORM = 200  # requests; several of each kind meet in every slot
 
 
 @pytest.mark.slow
-def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(speaker: Speaker) -> None:
+def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(speaker: LoadedCheckpoint) -> None:
     chance = random.Random(7)
     voices = [(), *((some_voice(speaker, seed, 10 * seed),) for seed in (2, 4, 6))]
     asked = [

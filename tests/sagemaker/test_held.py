@@ -25,7 +25,7 @@ from container_room import ENDPOINT, running
 from door_room import Door
 from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import encode
-from s1_mini.runtime.running import Running
+from s1_mini.runtime.running import EngineRuntime
 from s1_mini.server.accounts import Resource
 from s1_mini.server.websocket import MESSAGES
 from waiting import wait_until
@@ -175,13 +175,13 @@ SMALL = {"/models", "/models/{name}/invoke"}
 
 @pytest.fixture
 def rig(small_engine: ProductionTTSEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    released, prepare = threading.Event(), Running.prepare
+    released, prepare = threading.Event(), EngineRuntime.prepare
 
     def prepare_later(*arguments: Any) -> Any:
         assert released.wait(60)
         return prepare(*arguments)
 
-    monkeypatch.setattr(Running, "prepare", prepare_later)
+    monkeypatch.setattr(EngineRuntime, "prepare", prepare_later)
     with running(small_engine, tmp_path, send_timeout_s=60.0) as container, ExitStack() as connections:
         try:
             yield Rig(container, released.set, connections)

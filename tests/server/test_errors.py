@@ -15,7 +15,7 @@ import soundfile
 
 from s1_mini import exceptions
 from s1_mini.exceptions import S1MiniError
-from s1_mini.runtime.running import Running
+from s1_mini.runtime.running import EngineRuntime
 from s1_mini.server import errors
 from waiting import wait_until
 
@@ -227,7 +227,7 @@ def test_a_batch_over_its_limit_is_refused(http: httpx2.Client) -> None:
 def test_a_fault_of_ours_is_logged_once_and_not_told(
     http: httpx2.Client, door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Running, "prepare", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(EngineRuntime, "prepare", lambda *_, **__: 1 / 0)
 
     def lines() -> list[str]:
         return [line.message for line in caplog.records if getattr(line, "fields", {}).get("request_id") == "ours"]

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
-from s1_mini.runtime.running import Running
+from s1_mini.runtime.running import EngineRuntime
 from s1_mini.types import EngineState
 from tests.server.conftest import LONG_SPEECH, Clock, Door, serving
 from waiting import EVENTUALLY_S, wait_until
@@ -303,14 +303,14 @@ def test_a_client_that_goes_away_while_the_engine_is_being_asked_leaves_nothing_
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that takes a request in cannot be stopped."""
-    speak, asked, went = Running.begin, threading.Event(), threading.Event()
+    speak, asked, went = EngineRuntime.begin, threading.Event(), threading.Event()
 
     def speak_slowly(*arguments: object, **fields: object) -> object:
         asked.set()
         went.wait()
         return speak(*arguments, **fields)
 
-    monkeypatch.setattr(Running, "begin", speak_slowly)
+    monkeypatch.setattr(EngineRuntime, "begin", speak_slowly)
     before = door.engine.health_check()["queue"]["accepted"]
     body = json.dumps(LONG_SPEECH).encode()
     with socket.create_connection(("127.0.0.1", door.port)) as plug:

@@ -16,7 +16,7 @@ from s1_mini import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.remote.devices import Machine, assign_device, count_replicas
 from s1_mini.remote.proxy import ADDRESSES, STATES, describe_proxy, find_proxy
-from s1_mini.server.member import Member, trusted_peers
+from s1_mini.server.member import ReplicaInfo, trusted_peers
 from s1_mini.server.settings import ServerSettings
 
 GPUS = Machine(num_gpus=4, num_cores=32, free_bytes=200e9)
@@ -117,7 +117,7 @@ def test_the_command_line_tells_it_before_anything_starts(tiny: Path, options: l
 def test_who_may_name_another_client_is_the_same_as_without_replicas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    members = [Member(index, 2, tmp_path / str(index), False) for index in range(2)]
+    members = [ReplicaInfo(index, 2, tmp_path / str(index), False) for index in range(2)]
 
     def told() -> str:
         return describe_proxy(ServerSettings(), members, tmp_path, [3], 4096)
@@ -135,7 +135,7 @@ def test_who_may_name_another_client_is_the_same_as_without_replicas(
 def test_one_address_holds_no_more_than_its_share_of_the_connections_unless_it_is_a_trusted_proxy(
     tmp_path: Path,
 ) -> None:
-    members = [Member(index, 2, tmp_path / str(index), False) for index in range(2)]
+    members = [ReplicaInfo(index, 2, tmp_path / str(index), False) for index in range(2)]
     (tmp_path / STATES).write_text("now up\n")
     share = 64 // ADDRESSES
     with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:

@@ -8,7 +8,7 @@ from string import ascii_letters
 import pytest
 
 from s1_mini.exceptions import CheckpointMismatchError, NothingToSpeakError, TextError
-from s1_mini.text.form import Script, TextForm
+from s1_mini.text.form import NormalizedText, TextForm
 from s1_mini.types import Normalize
 from s1_mini.weights.directory import DEFAULT_MODEL
 
@@ -70,7 +70,7 @@ def test_ornaments_are_dropped_without_an_error_or_a_warning(ornaments: str, cho
     for text in (f"{ornaments}Hello there.", f"Hello there {ornaments}."):
         script = WORDS.script(text, 100, choice=choice)
 
-        assert script == Script("Hello there.")
+        assert script == NormalizedText("Hello there.")
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,12 @@ class ToyStage(SimpleStage):
     """What the three share: no state but by slot, no graphs."""
 
     device = torch.device("cpu")
-    launches_ahead = False
+    is_overlapped = False
 
-    def __init__(self, *, launches_ahead: bool = False) -> None:
+    def __init__(self, *, is_overlapped: bool = False) -> None:
         self.begun: dict[int, Begin] = {}
         self.steps: dict[int, int] = {}
-        self.launches_ahead = launches_ahead
+        self.is_overlapped = is_overlapped
 
     def begin(self, begins: Sequence[Begin]) -> None:
         """Remember what a slot is to do."""

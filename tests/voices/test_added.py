@@ -17,7 +17,7 @@ from s1_mini.audio.reference import read_recording
 from s1_mini.exceptions import ConfigurationError, EngineError, ReferenceAudioError, VoiceExistsError, VoiceFileError
 from s1_mini.types import Voice
 from s1_mini.voices import format as form
-from s1_mini.voices.library import NamedVoice, VoiceLibrary, write_voice
+from s1_mini.voices.library import CheckpointVoices, NamedVoice, write_voice
 from s1_mini.voices.registry import VoiceDirectory, VoiceRegistry
 from voice_formats import BOOKS, voice_format
 
@@ -41,7 +41,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
 
 
 def roster(directory: VoiceDirectory) -> VoiceRegistry:
-    return VoiceRegistry(VoiceLibrary(Path(), {}, voice_format(), {}), directory)
+    return VoiceRegistry(CheckpointVoices(Path(), {}, voice_format(), {}), directory)
 
 
 def test_two_thousand_voices_are_listed_without_opening_one(folder: Path, opened: list[Path]) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from s1_mini.exceptions import CheckpointFileError, VoiceFileError
 from s1_mini.types import Voice
 from s1_mini.voices.format import TensorFormat, VoiceFormat
-from s1_mini.voices.library import VoiceLibrary, read_summary, read_voice, write_voice
+from s1_mini.voices.library import CheckpointVoices, read_summary, read_voice, write_voice
 from s1_mini.voices.reference_cache import ReferenceStore
 from voice_formats import BOOKS
 
@@ -63,7 +63,7 @@ def test_codes_are_kept_in_two_bytes_as_they_always_were(tmp_path: Path) -> None
 def test_values_that_cannot_be_are_refused_when_a_voice_is_read(tmp_path: Path) -> None:
     form = replace(VECTOR, fault=lambda tensors: "" if tensors["speaker"].isfinite().all() else "is not finite")
     path = write_voice(tmp_path, "anna", Voice({"speaker": torch.full((512,), torch.inf)}, ""), is_default=True)
-    library = VoiceLibrary(tmp_path, {"anna": path}, form, {})
+    library = CheckpointVoices(tmp_path, {"anna": path}, form, {})
 
     with pytest.raises(CheckpointFileError, match=r"anna\.safetensors is no voice file: it is not finite"):
         read_voice(path, form)

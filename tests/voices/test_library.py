@@ -11,12 +11,12 @@ import torch
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ParameterError, VoiceError, VoiceFileError
 from s1_mini.types import Voice
-from s1_mini.voices.library import FOLDER, VoiceLibrary, write_voice
+from s1_mini.voices.library import FOLDER, CheckpointVoices, write_voice
 from voice_formats import BOOKS, voice_format
 
 
 def test_a_voice_comes_back_as_it_was_written(voiced: Path) -> None:
-    library = VoiceLibrary.open(voiced, voice_format())
+    library = CheckpointVoices.open(voiced, voice_format())
 
     anna = library.describe("anna")
     assert library.names == ["anna", "bert"]
@@ -26,7 +26,7 @@ def test_a_voice_comes_back_as_it_was_written(voiced: Path) -> None:
 
 
 def test_a_list_tells_the_same_and_reads_codes_when_a_voice_is_asked_for(voiced: Path) -> None:
-    library, listed = VoiceLibrary.open(voiced, voice_format()), VoiceLibrary.listed(voiced, voice_format())
+    library, listed = CheckpointVoices.open(voiced, voice_format()), CheckpointVoices.listed(voiced, voice_format())
 
     assert [listed.summary(name) for name in listed.names] == [library.summary(name) for name in library.names]
     assert torch.equal(listed.describe("anna").voice.tensors["codes"], library.describe("anna").voice.tensors["codes"])
@@ -67,7 +67,7 @@ def test_a_name_that_cannot_be_a_files_everywhere_is_refused(name: str, tmp_path
 
 def test_a_voice_that_cannot_be_read_is_told_without_the_folder_that_it_lies_in(tmp_path: Path) -> None:
     checkpoint = tmp_path / r"back\slash"  # which an error of the system writes twice
-    library = VoiceLibrary(checkpoint, {"bert": checkpoint / FOLDER / "bert.safetensors"}, voice_format(), {})
+    library = CheckpointVoices(checkpoint, {"bert": checkpoint / FOLDER / "bert.safetensors"}, voice_format(), {})
 
     with pytest.raises(VoiceFileError, match=r"voices.bert\.safetensors is no voice file: ") as caught:
         library.summary("bert")

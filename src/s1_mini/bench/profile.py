@@ -22,13 +22,13 @@ from s1_mini.core.messages import Prefill, StepResult
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import Request, Utterance
-from s1_mini.core.speech import Speech
+from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CheckpointError, VoiceUnsupportedError
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import EngineCore, Threads
-from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.stage import Pending, Stage
 from s1_mini.runtime.synthesizer import choose_threads
 from s1_mini.text.tidy import tidied
@@ -102,7 +102,7 @@ def _section(name: str, seconds: np.ndarray, repeats: int, total_s: float) -> Se
 class TimedStage:
     """A stage whose calls are timed; each step blocks until it is done."""
 
-    launches_ahead = False
+    is_overlapped = False
 
     def __init__(self, name: str, stage: Stage, timer: Timer) -> None:
         self.device, self._name, self._stage, self._timer = stage.device, name, stage, timer
@@ -129,7 +129,7 @@ class Profiler:
 
     def __init__(
         self,
-        speaker: Speaker,
+        speaker: LoadedCheckpoint,
         text: str,
         *,
         rows: int = 1,
@@ -196,7 +196,7 @@ class Profiler:
 
 
 def measure_sections(
-    speaker: Speaker, text: str, *, repeats: int, tell: Callable[[str], None] = lambda _: None, **options: Any
+    speaker: LoadedCheckpoint, text: str, *, repeats: int, tell: Callable[[str], None] = lambda _: None, **options: Any
 ) -> tuple[list[Section], int]:
     """Generate `repeats` times after one warm-up; return the sections, and the frames of the first row.
 
@@ -231,7 +231,7 @@ def unthreaded(policies: Sequence[StagePolicy], stages: Sequence[Stage], slots: 
 def submit(core: EngineCore, sample_rate: int, prompt: Prompt, *, max_steps: int, seed: int) -> OutputQueue:
     """Submit one utterance; return the queue of its audio."""
     queue, now = OutputQueue(lambda: core.cancel(request)), time.monotonic()
-    speech = Speech(queue, sample_rate=sample_rate, arrived=now, is_streamed=True)
+    speech = AudioOutput(queue, sample_rate=sample_rate, arrived=now, is_streamed=True)
     request = Request(next(_numbers), speech, SamplingParams(), seed, now, deadline=float("inf"))
     request.utterances = [Utterance(request, 0, prompt, max_steps)]
     core.submit(request)

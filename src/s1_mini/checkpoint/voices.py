@@ -5,7 +5,7 @@ from __future__ import annotations
 from s1_mini.config import EngineConfig
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import check_files, family_of
-from s1_mini.voices.library import VoiceLibrary
+from s1_mini.voices.library import CheckpointVoices
 from s1_mini.voices.registry import VoiceRegistry
 
 
@@ -13,4 +13,4 @@ def list_voices(config: EngineConfig) -> VoiceRegistry:
     """Return the voices of an engine with these settings. Raises `CheckpointError` or `ConfigurationError`."""
     directory = check_files(find_checkpoint(config.checkpoint_path))
     form = family_of(directory).describe(directory).voice
-    return VoiceRegistry.open(VoiceLibrary.listed(directory, form), form, config.voices_path)
+    return VoiceRegistry.open(CheckpointVoices.listed(directory, form), form, config.voices_path)

@@ -28,7 +28,7 @@ class ChunkStage(SimpleStage):
     def __init__(self, device: torch.device, policy: Chunks, *, number: int, rate: int) -> None:
         """`number` is the stage's in its chain, for its stream on a GPU; an item becomes `rate` samples."""
         self.device, self._policy, self._number, self._rate = device, policy, number, rate
-        self.launches_ahead = device.type == "cuda"
+        self.is_overlapped = device.type == "cuda"
         self._begun: dict[int, Begin] = {}
         self._graphs: Graphs | None = None
 

@@ -7,7 +7,7 @@ from s1_mini.exceptions import S1MiniError
 from s1_mini.metrics import EngineMetrics
 
 
-class Ledger:
+class RequestTracker:
     """The open requests of one engine, by number. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from s1_mini.core.ledger import Ledger
+from s1_mini.core.ledger import RequestTracker
 from s1_mini.core.messages import Plan, Report, StepResult
 from s1_mini.core.request import MAX_QUEUED, Request, StageSequence, Utterance
 from s1_mini.core.stage import NEVER
@@ -34,7 +34,7 @@ class Pipeline:
     def __init__(
         self,
         stages: list[StageQueue],
-        ledger: Ledger,
+        ledger: RequestTracker,
         line: WaitingLine,
         *,
         wake: Callable[[int], None],

@@ -14,7 +14,7 @@ import numpy as np
 from s1_mini.core.items import Items
 from s1_mini.core.messages import Conditions
 from s1_mini.core.prompt import Prompt
-from s1_mini.core.speech import Speech
+from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import Progress, Spec, Unit
 from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
 
@@ -111,7 +111,7 @@ class Request:
     """One accepted request."""
 
     number: int  # in the order of arrival
-    speech: Speech
+    speech: AudioOutput
     sampling: SamplingParams
     seed: int
     arrived: float

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from s1_mini.byte_cache import ByteCache
-from s1_mini.core.ledger import Ledger
+from s1_mini.core.ledger import RequestTracker
 from s1_mini.core.messages import Plan, Report, Saved
 from s1_mini.core.pipeline import Follow, Pipeline
 from s1_mini.core.request import Request, Utterance
@@ -50,7 +50,7 @@ class Scheduler:
         last = len(policies) - 1
         self.stages = [StageQueue(i, policy, prefixes, is_last=i == last) for i, policy in enumerate(policies)]
         self.line, self.prefixes, self.clock = line, prefixes, clock
-        self.ledger = Ledger()
+        self.ledger = RequestTracker()
         threads = [list(range(len(policies)))] if threads is None else threads
         # Prefill does not delay audio that another thread generates.
         self._puts_off = any(0 in stages and last in stages for stages in threads)

@@ -19,7 +19,7 @@ NOTHING = np.zeros(0, np.float32)
 WINDOW_S = 30.0  # unread audio of a stream from which its next utterances are not begun
 
 
-class Speech:
+class AudioOutput:
     """The audio stream of one request. Times are seconds of one monotonic clock."""
 
     def __init__(self, queue: OutputQueue, *, sample_rate: int, arrived: float, is_streamed: bool = False) -> None:
@@ -88,7 +88,7 @@ class Speech:
             self.runs_dry = seconds + (now if self.runs_dry == NEVER else max(self.runs_dry, now))
 
 
-class Outlet(Speech):
+class Outlet(AudioOutput):
     """Sends the items of a stage unchanged, and counts the seconds of speech they stand for."""
 
     def __init__(self, queue: OutputQueue, made: Spec, *, arrived: float, is_streamed: bool) -> None:

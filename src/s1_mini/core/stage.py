@@ -63,7 +63,7 @@ class StagePolicy:
     holds: Literal["utterance", "unit"] = "utterance"  # how long a slot is kept: state is carried over, or is not
     is_autoregressive: bool = True  # all units step together; else the most urgent are chosen for each call
     stops: bool = False  # whether a unit ends by itself; if so, running out of steps cuts the speech off
-    is_elsewhere: bool = False  # runs in another process; a thread waits for it and reports dropped slots
+    is_remote: bool = False  # runs in another process; a thread waits for it and reports dropped slots
     helped_size: int = 0  # another thread may generate first audio of units up to this size at the same time
     items_a_turn: int = 0  # per turn of a thread with several stages; one call at least
     prefill_positions: int = 256  # per plan, of all units

@@ -24,7 +24,7 @@ Owners = dict[int, tuple[StageSequence, int]]  # by slot: its sequence, and how 
 
 
 @dataclass(frozen=True)
-class Flight:
+class InFlightPlan:
     """State of a plan until its report arrives."""
 
     owners: Owners
@@ -61,11 +61,11 @@ class StageQueue:
 
     def __init__(self, index: int, policy: StagePolicy, prefixes: ByteCache[Saved], *, is_last: bool) -> None:
         self.index, self.policy, self.is_last = index, policy, is_last
-        self.slots, self.urgency, self.prefixes = Slots(policy.slots), Urgency(), prefixes
+        self.slots, self.urgency, self.prefixes = Slots(policy.slots), Priority(), prefixes
         self.ready: list[StageSequence] = []  # for a unit, with a slot or without
         self.reading: list[StageSequence] = []
         self.running: list[StageSequence] = []
-        self.in_flight: dict[int, Flight] = {}  # plans without a report, by number
+        self.in_flight: dict[int, InFlightPlan] = {}  # plans without a report, by number
         self._dropped: list[int] = []  # slots whose unit was cancelled since the last plan
         self._saving: set[str] = set()  # keys of prefixes that are being saved
         self._num_plans = 0
@@ -122,7 +122,7 @@ class StageQueue:
             self._begin_chosen(plan, now, only_first=only_first, holds_back=holds_back)
         if not plan.is_empty:
             self._num_plans += 1
-            self.in_flight[plan.number] = Flight(self._owners(plan), begun)
+            self.in_flight[plan.number] = InFlightPlan(self._owners(plan), begun)
         return plan
 
     def _owners(self, plan: Plan) -> Owners:
@@ -274,13 +274,13 @@ class StageQueue:
         for sequences in (self.ready, self.reading, self.running):
             if sequence in sequences:
                 sequences.remove(sequence)
-        if self.policy.is_elsewhere and sequence.unit is not None and sequence.slot is not None:
+        if self.policy.is_remote and sequence.unit is not None and sequence.slot is not None:
             self._dropped.append(sequence.slot)
         if self.policy.is_autoregressive or sequence.unit is None:
             self.release(sequence)
 
 
-class Urgency:
+class Priority:
     """Chooses among the sequences of one stage: about to run dry, first audio, has run dry, then the rest.
 
     Each class has its own order and is passed over a few times in a row at most, so that no sequence starves.

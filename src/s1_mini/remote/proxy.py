@@ -33,7 +33,7 @@ from s1_mini.server.errors import (
     row_of,
 )
 from s1_mini.server.limits import SPEAKING
-from s1_mini.server.member import LOOPBACK, TRUSTED, Member
+from s1_mini.server.member import LOOPBACK, TRUSTED, ReplicaInfo
 from s1_mini.server.record import SANE_ID
 from s1_mini.server.settings import ServerSettings
 from s1_mini.server.wire import ADDED_BYTES, MAX_HEAD_BYTES, MAX_HEADERS
@@ -70,7 +70,7 @@ def find_proxy() -> str:
 
 
 def describe_proxy(
-    settings: ServerSettings, members: Sequence[Member], folder: Path, listeners: Sequence[int], max_files: int
+    settings: ServerSettings, members: Sequence[ReplicaInfo], folder: Path, listeners: Sequence[int], max_files: int
 ) -> str:
     """Return the configuration. `listeners` are file descriptors of sockets that are bound to the port."""
     most = max(64, min(MAX_CONNECTIONS, (max_files - 128) // 2))
@@ -288,7 +288,7 @@ def _binds(listeners: Sequence[int]) -> str:
     return "\n".join(f"    bind fd@{number}" for number in listeners)
 
 
-def _servers(members: Sequence[Member]) -> str:
+def _servers(members: Sequence[ReplicaInfo]) -> str:
     """Return server lines. A session goes to its replica; a voice to its own, while that has no more than mean load."""
     count = len(members)
     lines = [f"    server r{member.index} unix@{member.socket} disabled" for member in members]

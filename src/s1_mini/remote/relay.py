@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
-from s1_mini.core.ledger import Ledger
+from s1_mini.core.ledger import RequestTracker
 from s1_mini.core.messages import Saved
 from s1_mini.core.request import MAX_QUEUED, Request, Utterance
 from s1_mini.core.speech import NEVER
@@ -39,9 +39,9 @@ from s1_mini.families.registry import family_of
 from s1_mini.metrics import EngineMetrics
 from s1_mini.remote.stage_worker import fingerprint
 from s1_mini.remote.work import Call, Facts, Piece, Work, draw
-from s1_mini.runtime.loader import Speaker, load
+from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.runner import as_error
-from s1_mini.runtime.synthesizer import Synthesizer, Works, make_line
+from s1_mini.runtime.synthesizer import Backend, Synthesizer, make_line
 from s1_mini.runtime.tasks import Steps, Tasks
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class RemoteCore:
         """`slots` are the first stage's, `max_open` limits the utterances in progress."""
         self.line = make_line(config.model_copy(update={"batch_timeout_ms": 0.0}))
         self.prefixes: ByteCache[Saved] = ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size)
-        self.ledger, self.slots = Ledger(), RemoteSlots(slots)
+        self.ledger, self.slots = RequestTracker(), RemoteSlots(slots)
         self._max_open = max_open
         speak = partial(_speak, call, stage_names[-1], chain.policies[-1].output, self.prefixes)
         self._loop = asyncio.new_event_loop()
@@ -200,7 +200,7 @@ class Relay:
         self,
         speak: Callable[[Utterance], AsyncGenerator[Piece, None]],
         line: WaitingLine,
-        ledger: Ledger,
+        ledger: RequestTracker,
         slots: RemoteSlots,
         max_open: int,
     ) -> None:
@@ -367,11 +367,11 @@ class ClusterEngine(ProductionTTSEngine):
         super().__init__(config)
         self._call, self._facts, self._max_open, self._health = call, facts, max_open, health
 
-    def _open(self, config: EngineConfig) -> tuple[Speaker, Synthesizer]:
+    def _open(self, config: EngineConfig) -> tuple[LoadedCheckpoint, Synthesizer]:
         speaker = load(config, here=())
-        return speaker, Synthesizer(speaker, config, self.metrics, open_works=self._open_works)
+        return speaker, Synthesizer(speaker, config, self.metrics, open_backend=self._open_backend)
 
-    def _open_works(self, speaker: Speaker, config: EngineConfig) -> Works:
+    def _open_backend(self, speaker: LoadedCheckpoint, config: EngineConfig) -> Backend:
         names, own = family_of(speaker.directory).stage_names, fingerprint(speaker.directory)
         for fact in self._facts:
             if fact.fingerprint != own:
@@ -382,7 +382,7 @@ class ClusterEngine(ProductionTTSEngine):
         first = self._facts[0]
         chain = speaker.loaded.chain(first.slots, first.positions)
         core = RemoteCore(chain, names, self._call, config, slots=first.slots, max_open=self._max_open)
-        return Works(core, chain, first.positions)
+        return Backend(core, chain, first.positions)
 
     def health_check(self) -> dict[str, Any]:
         """Return state, placement, memory, and the replicas of each stage."""

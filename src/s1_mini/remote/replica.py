@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from s1_mini.remote.process import Supervised, bound
-from s1_mini.server.member import Member
+from s1_mini.server.member import ReplicaInfo
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Replica(Supervised):
 
     def __init__(
         self,
-        member: Member,
+        member: ReplicaInfo,
         options: list[str],
         environment: Mapping[str, str],
         admit: Callable[[Replica], Awaitable[bool]],
@@ -97,6 +97,6 @@ class Replica(Supervised):
         super().kill(verdict)
 
 
-def _words(member: Member) -> list[str]:
+def _words(member: ReplicaInfo) -> list[str]:
     words = ["--index", member.name, "--count", str(member.count), "--socket", str(member.socket)]
     return words + (["--keeps-voices"] if member.keeps_voices else [])

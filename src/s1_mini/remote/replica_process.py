@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from s1_mini.server.member import Member
+from s1_mini.server.member import ReplicaInfo
 
 
 def main() -> int:
@@ -25,7 +25,7 @@ def main() -> int:
     from s1_mini.sagemaker.async_store import open_store
     from s1_mini.server.run import run
 
-    member = Member(given.index, given.count, given.socket, given.keeps_voices)
+    member = ReplicaInfo(given.index, given.count, given.socket, given.keeps_voices)
     store = None if given.async_store is None else open_store(given.async_store)
     return run(make_container_app(ProductionTTSEngine(), endpoint=given.local_endpoint, store=store, member=member))
 

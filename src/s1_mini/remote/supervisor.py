@@ -30,7 +30,7 @@ from s1_mini.remote.proxy import ADMIN, Commands, Proxy, describe_proxy
 from s1_mini.remote.replica import Replica
 from s1_mini.server.connections import open_more_files, openable
 from s1_mini.server.logs import set_up_logging
-from s1_mini.server.member import Member
+from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.run import OPEN_TO_ALL, bind, is_loopback, url_of
 from s1_mini.server.settings import ServerSettings
 
@@ -73,7 +73,9 @@ class Supervisor:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan, self._settings, self._folder = plan, plan.settings, folder
         keeps_voices = plan.config.voices_path is not None
-        self._members = [Member(index, plan.count, folder / str(index), keeps_voices) for index in range(plan.count)]
+        self._members = [
+            ReplicaInfo(index, plan.count, folder / str(index), keeps_voices) for index in range(plan.count)
+        ]
         self._replicas = [self._make(member) for member in self._members]
         self._commands = Commands(folder)
         self._admin = AdminRoutes(self._replicas, plan.settings, lambda: self._is_draining)
@@ -132,7 +134,7 @@ class Supervisor:
 
     # ---- replicas and proxy ---------------------------------------------------------------------------------------
 
-    def _make(self, member: Member) -> Replica:
+    def _make(self, member: ReplicaInfo) -> Replica:
         plan, drain_s = self._plan, self._settings.drain_timeout_s
         own = assign_device(member.index, plan.count, plan.machine, plan.environment)
         # The proxy must still be able to answer clients whose requests a replica had to abort.

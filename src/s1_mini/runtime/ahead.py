@@ -21,7 +21,7 @@ from pathlib import Path
 
 from s1_mini.config import EngineConfig
 from s1_mini.runtime.compiled import Compilable
-from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.runner import attempt
 from s1_mini.runtime.stage import Stage
 from s1_mini.types import Choice
@@ -45,7 +45,7 @@ class AheadCompiler:
     """Compiles the steps of an engine's stages; the speaker's `kernels` has the state."""
 
     def __init__(
-        self, speaker: Speaker, stages: Sequence[Stage], config: EngineConfig, *, in_background: bool = True
+        self, speaker: LoadedCheckpoint, stages: Sequence[Stage], config: EngineConfig, *, in_background: bool = True
     ) -> None:
         """Start, as `config` says, and wait for the end if it says so."""
         self._speaker, self._stopped = speaker, threading.Event()

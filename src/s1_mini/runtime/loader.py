@@ -25,7 +25,7 @@ from s1_mini.runtime.compilation import Compiler, choose_backend
 from s1_mini.runtime.room import check_weights, free_bytes_of, gpus_of
 from s1_mini.text.form import TextForm
 from s1_mini.types import Choice
-from s1_mini.voices.library import VoiceLibrary
+from s1_mini.voices.library import CheckpointVoices
 from s1_mini.weights.directory import read_json
 from s1_mini.weights.origin import Origin, origin_of
 
@@ -41,7 +41,7 @@ FULL = Choice("full", "as `precision` says; nothing narrower was asked for")
 
 
 @dataclass
-class Speaker:
+class LoadedCheckpoint:
     """A loaded checkpoint: what speaks, and how it was placed."""
 
     directory: Path
@@ -58,7 +58,7 @@ class Speaker:
     kernels: Choice
     batch_invariance: Choice
     compiler: Compiler
-    voices: VoiceLibrary
+    voices: CheckpointVoices
     text: TextForm
 
     def sizes(self, prefix_cache_bytes: int) -> Sizes:
@@ -67,7 +67,7 @@ class Speaker:
         return family_of(self.directory).sizes(self.directory, formats, prefix_cache_bytes)
 
 
-def load(config: EngineConfig, here: Collection[str] | None = None) -> Speaker:
+def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedCheckpoint:
     """Load what `config` names. Raises `CheckpointError` or `ConfigurationError`.
 
     With `here` these stages alone, by their names: the weights of the others are checked, and not read.
@@ -123,7 +123,7 @@ def open_checkpoint(
     weights_dtype: Choice = FULL,
     kv_dtype: Choice = FULL,
     settings: Any,
-) -> Speaker:
+) -> LoadedCheckpoint:
     """Open model and codec, uncompiled; `settings` has the fields of the family's. Raises `CheckpointError`."""
     family = family_of(directory)
     codec_dtype = codec_dtype or Choice("float32", "not asked for")
@@ -142,7 +142,7 @@ def open_checkpoint(
     )
     loaded = family.open(directory, placement, settings)
     description = family.describe(directory)
-    return Speaker(
+    return LoadedCheckpoint(
         directory=directory,
         origin=origin_of(directory),
         family=family.title,
@@ -157,7 +157,7 @@ def open_checkpoint(
         kernels=kernels,
         batch_invariance=invariance,
         compiler=Compiler(Choice("off", "not asked for")),
-        voices=VoiceLibrary.open(directory, description.voice),
+        voices=CheckpointVoices.open(directory, description.voice),
         text=TextForm.from_config(read_json(directory / "config.json")),
     )
 
@@ -301,7 +301,7 @@ def formats_of(precision: Choice, codec: Choice, weights: Choice, kv: Choice) ->
     return Formats(item, narrow[weights.value], narrow[kv.value], codec_item, weights.value == "fp8")
 
 
-def _compile_blocks(speaker: Speaker) -> None:
+def _compile_blocks(speaker: LoadedCheckpoint) -> None:
     if speaker.compiler.choice.value != "inductor":
         return
     modules = [module for network in speaker.loaded.networks for module in network.modules()]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from s1_mini.exceptions import RequestTimeoutError
-from s1_mini.text.form import Script
+from s1_mini.text.form import NormalizedText
 from s1_mini.types import Voice
 
 
@@ -18,7 +18,7 @@ from s1_mini.types import Voice
 class Prepared:
     """The text of a request in pieces, and the voices of its references as soon as they are known."""
 
-    script: Script
+    script: NormalizedText
     pieces: list[str]
     listening: list[Future[Voice]]
 

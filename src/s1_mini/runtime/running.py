@@ -13,12 +13,12 @@ import torch
 
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
-from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.prepared import Prepared
 from s1_mini.runtime.recordings import Recordings
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
-from s1_mini.text.form import Script
+from s1_mini.text.form import NormalizedText
 from s1_mini.text.split import split
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import EngineState, Normalize, OnUnsupported, Reference, TTSRequest, Voice
@@ -28,11 +28,11 @@ from s1_mini.weights.directory import DEFAULT_MODEL
 
 
 @dataclass(frozen=True)
-class Running:
+class EngineRuntime:
     """What there is between `start` and `stop`, and is exchanged as a whole by `reload`."""
 
     config: EngineConfig
-    speaker: Speaker
+    speaker: LoadedCheckpoint
     synthesizer: Synthesizer
     voices: VoiceService
     recordings: Recordings
@@ -134,7 +134,7 @@ class Running:
             "vram": vram(speaker.device.value),
         }
 
-    def _script(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> Script:
+    def _script(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> NormalizedText:
         config = self.config
         return self.speaker.text.script(
             text,
@@ -143,12 +143,14 @@ class Running:
             on_unsupported=on_unsupported or config.on_unsupported,
         )
 
-    def _pieces(self, script: Script) -> list[str]:
+    def _pieces(self, script: NormalizedText) -> list[str]:
         most = min(self.config.chunk_length, self.speaker.description.max_piece_bytes)
         return [piece for piece in split(script.text, most) if is_speakable(piece)]
 
 
-def run(speaker: Speaker, synthesizer: Synthesizer, config: EngineConfig, before: VoiceService | None) -> Running:
+def run(
+    speaker: LoadedCheckpoint, synthesizer: Synthesizer, config: EngineConfig, before: VoiceService | None
+) -> EngineRuntime:
     """Put together what runs; voices in memory and pins of `before` stay. Raises `ConfigurationError`."""
     references = ReferenceEncoder(
         encode_wave=synthesizer.encode,
@@ -168,7 +170,7 @@ def run(speaker: Speaker, synthesizer: Synthesizer, config: EngineConfig, before
             voices.take_over(before)
         cleanup.pop_all()
     recordings = Recordings(max_waiting=config.max_waiting_references)
-    return Running(config, speaker, synthesizer, voices, recordings, references)
+    return EngineRuntime(config, speaker, synthesizer, voices, recordings, references)
 
 
 def vram(device: str | None) -> dict[str, float]:

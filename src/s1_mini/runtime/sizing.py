@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from s1_mini.capacity.sizes import AUTO_SLOTS, GIB, SPAN, Room, Sizes, fit_slots, sum_demands
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.room import free_bytes_of, gpus_of
 
 CPU_KV_GB = 1.0  # default budget for keys and values on a CPU
 CPU_SLOTS = 4  # default on a CPU; on a GPU as many as fit, up to `AUTO_SLOTS`
 
 
-def measure_slots(speaker: Speaker, config: EngineConfig) -> tuple[int, int]:
+def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int, int]:
     """Choose slots and their positions from settings and free memory.
 
     Raises `ConfigurationError` if the memory has no room for one slot.

@@ -22,7 +22,7 @@ class Stage(Protocol):
     """One stage of a family on one device; used by one thread, if it does not say otherwise."""
 
     device: torch.device
-    launches_ahead: bool  # whether a step is only launched, so that the next can follow before it is looked at
+    is_overlapped: bool  # whether a step is only launched, so that the next can follow before it is looked at
 
     def capture(self) -> None:
         """Make the graphs of what comes again and again, where the device has such; once, before all else."""

@@ -24,14 +24,14 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import MAX_QUEUED, Request, Utterance
-from s1_mini.core.speech import Speech
+from s1_mini.core.speech import AudioOutput
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import CapacityError, GenerationError, QueueFullError
 from s1_mini.families.base import Chain
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import Core, EngineCore, Threads
-from s1_mini.runtime.loader import Speaker
+from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.process import num_cores
 from s1_mini.runtime.sizing import measure_slots
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
@@ -61,7 +61,7 @@ TWO_CORES_BYTES = 250e6
 NUM_THREADS = torch.get_num_threads()  # as it is before any engine runs
 
 
-class Works(NamedTuple):
+class Backend(NamedTuple):
     """What carries requests through the stages of a checkpoint."""
 
     core: Core
@@ -69,17 +69,17 @@ class Works(NamedTuple):
     positions: int  # of one utterance
 
 
-OpenWorks = Callable[[Speaker, EngineConfig], Works]
+OpenWorks = Callable[[LoadedCheckpoint, EngineConfig], Backend]
 
 
-def open_here(speaker: Speaker, config: EngineConfig) -> Works:
+def open_here(speaker: LoadedCheckpoint, config: EngineConfig) -> Backend:
     """Put all stages to work in this process. Raises `ConfigurationError` where the memory does not suffice."""
     slots, positions = measure_slots(speaker, config)
     chain = speaker.loaded.chain(slots, positions)
-    return Works(make_core(chain, speaker, config), chain, positions)
+    return Backend(make_core(chain, speaker, config), chain, positions)
 
 
-def make_core(chain: Chain, speaker: Speaker, config: EngineConfig) -> EngineCore:
+def make_core(chain: Chain, speaker: LoadedCheckpoint, config: EngineConfig) -> EngineCore:
     """Give the core of a chain's stages, by the settings."""
     return EngineCore(
         chain.policies,
@@ -109,14 +109,14 @@ class Synthesizer:
 
     def __init__(
         self,
-        speaker: Speaker,
+        speaker: LoadedCheckpoint,
         config: EngineConfig,
         metrics: EngineMetrics | None = None,
         *,
-        open_works: OpenWorks = open_here,
+        open_backend: OpenWorks = open_here,
     ) -> None:
         self._speaker, self._loaded = speaker, speaker.loaded
-        self.core, self._chain, self.positions = open_works(speaker, config)
+        self.core, self._chain, self.positions = open_backend(speaker, config)
         self.references = open_references(speaker.description.voice, config)
         self._numbers = itertools.count()
         self._ahead = AheadCompiler(speaker, self._chain.stages, config)
@@ -175,7 +175,7 @@ class Synthesizer:
         arrived = time.monotonic()
         request = Request(
             number=next(self._numbers),
-            speech=Speech(queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams),
+            speech=AudioOutput(queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams),
             sampling=sampling,
             seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
             arrived=arrived,
@@ -309,12 +309,12 @@ def choose_threads(chain: Chain, num_bytes: int) -> Threads:
         if devices[stage].type == "cuda":
             torch.cuda.set_device(devices[stage])
 
-    several = any(device.type == "cuda" for device in devices) or any(policy.is_elsewhere for policy in chain.policies)
+    several = any(device.type == "cuda" for device in devices) or any(policy.is_remote for policy in chain.policies)
     if last and ((steps_on_one and num_cores() > 1) or several):
         groups: dict[str, tuple[int, ...]] = {}
         for stage, (device, policy) in enumerate(zip(devices[:-1], chain.policies, strict=False)):
             name = "model" if device == devices[0] else f"model on {device}"
-            if not policy.is_autoregressive or policy.is_elsewhere:
+            if not policy.is_autoregressive or policy.is_remote:
                 name = policy.name  # its calls take long, and steps would wait for them
             groups[name] = (*groups.get(name, ()), stage)
         helps = chain.policies[-1].helped_size > 0 and devices[0] == devices[last]

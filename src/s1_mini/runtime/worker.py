@@ -68,7 +68,7 @@ class StageWorker:
     def turn(self) -> None:
         """Do the next thing of each stage, then of the tasks."""
         for stage, runner in self._runners.items():
-            if runner.stage.launches_ahead:
+            if runner.stage.is_overlapped:
                 self._turn_ahead(stage, runner)
             else:
                 self._turn(stage, runner)

@@ -13,7 +13,7 @@ from s1_mini.sagemaker.models import HostedModels
 from s1_mini.sagemaker.sessions import Sessions
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.app import create_app
-from s1_mini.server.member import Member
+from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def make_container_app(
     *,
     endpoint: str | None = None,
     store: AsyncStore | None = None,
-    member: Member | None = None,
+    member: ReplicaInfo | None = None,
     streams: bool = True,
 ) -> FastAPI:
     """Build the application around `engine`.

@@ -40,9 +40,9 @@ from s1_mini.server.answers import StreamedAnswer, respond, while_listened
 from s1_mini.server.bodies import FORM, content_type, in_turn, parse_json, read_form, read_json
 from s1_mini.server.errors import BodyError, BusyError, InvalidError, TooManyRequestsError, describe
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
-from s1_mini.server.record import Record, record_of
+from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.schemas import Format, SpeechBody, SpeechRequest, Text, decode_base64
-from s1_mini.server.speech import Speech, speak
+from s1_mini.server.speech import AudioResponse, speak
 from s1_mini.types import AudioFormat
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ async def _speak(
     return await _shape(speech, form, wanted)
 
 
-async def _shape(speech: Speech, form: AnswerForm, wanted: SpeechRequest) -> Response:
+async def _shape(speech: AudioResponse, form: AnswerForm, wanted: SpeechRequest) -> Response:
     if not form.is_json:
         return respond(speech)
     content = await _to_json(speech, wanted)
@@ -232,11 +232,11 @@ def _split_lines(data: bytes) -> list[bytes]:
 
 
 async def _speak_lines(
-    engine: ProductionTTSEngine, lines: list[bytes], settings: ServerSettings, record: Record
+    engine: ProductionTTSEngine, lines: list[bytes], settings: ServerSettings, record: RequestLog
 ) -> AsyncIterator[bytes]:
     """Yield one line of JSON for each of `lines`; closing it cancels those that are not finished."""
     at_once = 2 * engine.num_slots
-    tasks: deque[asyncio.Task[tuple[bytes, Speech | None]]] = deque()
+    tasks: deque[asyncio.Task[tuple[bytes, AudioResponse | None]]] = deque()
     waiting = deque(lines)
     try:
         while waiting or tasks:
@@ -254,8 +254,8 @@ async def _speak_lines(
 
 
 async def _answer_line(
-    engine: ProductionTTSEngine, line: bytes, settings: ServerSettings, record: Record
-) -> tuple[bytes, Speech | None]:
+    engine: ProductionTTSEngine, line: bytes, settings: ServerSettings, record: RequestLog
+) -> tuple[bytes, AudioResponse | None]:
     try:
         wanted = await asyncio.to_thread(lambda: replace(parse_json(line, SpeechBody).to_request(), streams=False))
         speech = await _speak_patiently(engine, wanted, settings, record)
@@ -265,8 +265,8 @@ async def _answer_line(
 
 
 async def _speak_patiently(
-    engine: ProductionTTSEngine, wanted: SpeechRequest, settings: ServerSettings, record: Record
-) -> Speech:
+    engine: ProductionTTSEngine, wanted: SpeechRequest, settings: ServerSettings, record: RequestLog
+) -> AudioResponse:
     """Speak one line; wait while the queue is full."""
     for _ in range(MAX_TRIES):
         own = record.for_part()
@@ -285,7 +285,7 @@ async def _speak_patiently(
     raise full
 
 
-async def _to_json(speech: Speech, wanted: SpeechRequest) -> bytes:
+async def _to_json(speech: AudioResponse, wanted: SpeechRequest) -> bytes:
     """Encode a whole answer as JSON, with the spoken text if the request asks for it."""
     content = speech.content
     assert content is not None

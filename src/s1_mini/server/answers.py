@@ -15,7 +15,7 @@ from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.errors import ClientGoneError
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SpeechRequest
-from s1_mini.server.speech import Speech, speak
+from s1_mini.server.speech import AudioResponse, speak
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ async def answer(request: Request, wanted: SpeechRequest) -> Response:
     return respond(await while_listened(request.receive, work))
 
 
-def respond(speech: Speech) -> Response:
+def respond(speech: AudioResponse) -> Response:
     """Make the HTTP answer of a speech."""
     if speech.content is not None:
         return Response(speech.content, media_type=speech.media_type, headers=speech.headers)

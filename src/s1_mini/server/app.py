@@ -25,12 +25,12 @@ from s1_mini.exceptions import S1MiniError
 from s1_mini.server import page, routes_health, routes_openai, routes_tts, routes_voices, websocket
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
-from s1_mini.server.edge import Edge
+from s1_mini.server.edge import AccessLogMiddleware
 from s1_mini.server.errors import BodyError, error_response, from_validation, misaddressed
-from s1_mini.server.gate import EngineDied, Gate
-from s1_mini.server.limits import Limits
-from s1_mini.server.member import Member
-from s1_mini.server.meter import Meter
+from s1_mini.server.gate import AdmissionController, EngineDied
+from s1_mini.server.limits import AdmissionMiddleware
+from s1_mini.server.member import ReplicaInfo
+from s1_mini.server.meter import ServerMetrics
 from s1_mini.server.openapi import DescribedApp
 from s1_mini.server.record import record_of
 from s1_mini.server.settings import ServerSettings
@@ -45,7 +45,7 @@ WATCH_S = 0.5  # between looks at whether the engine lives
 
 
 def create_app(
-    engine: ProductionTTSEngine, settings: ServerSettings | None = None, member: Member | None = None
+    engine: ProductionTTSEngine, settings: ServerSettings | None = None, member: ReplicaInfo | None = None
 ) -> FastAPI:
     """Build the application around `engine`, which it starts and stops unless it runs already.
 
@@ -72,11 +72,11 @@ def create_app(
         by_client=settings.fairness == "client",
         max_requests_per_client=settings.max_requests_per_client,
     )
-    gate = Gate(engine, settings, accounts)
+    gate = AdmissionController(engine, settings, accounts)
     app.state.lifecycle = ThreadPoolExecutor(1, thread_name_prefix="s1-mini-lifecycle")  # never behind requests
     app.state.engine, app.state.settings, app.state.gate, app.state.member = engine, settings, gate, member
     app.state.large_bodies = asyncio.Semaphore(1)
-    app.state.meter = Meter(engine, gate)
+    app.state.meter = ServerMetrics(engine, gate)
     app.state.accounts = accounts
     app.state.connections = Connections(settings, accounts)
     app.state.websockets = IdlePool(accounts, Resource.SESSIONS, websocket.Session.evict)
@@ -84,8 +84,8 @@ def create_app(
         app.include_router(room.router)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
-    app.add_middleware(Limits, gate=gate, accounts=accounts, settings=settings)
-    app.add_middleware(Edge, meter=app.state.meter, namespace=settings.cloudwatch_namespace)
+    app.add_middleware(AdmissionMiddleware, gate=gate, accounts=accounts, settings=settings)
+    app.add_middleware(AccessLogMiddleware, meter=app.state.meter, namespace=settings.cloudwatch_namespace)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

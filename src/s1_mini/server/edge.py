@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server.errors import ClientGoneError, code_of, error_response
-from s1_mini.server.meter import Meter
-from s1_mini.server.record import Record, sane_id
+from s1_mini.server.meter import ServerMetrics
+from s1_mini.server.record import RequestLog, sane_id
 
 logger = logging.getLogger("s1_mini.server.access")
 
@@ -36,10 +36,10 @@ UNITS = {  # of the metrics in log lines
 }
 
 
-class Edge:
+class AccessLogMiddleware:
     """ASGI middleware around everything else."""
 
-    def __init__(self, app: ASGIApp, *, meter: Meter, namespace: str = "") -> None:
+    def __init__(self, app: ASGIApp, *, meter: ServerMetrics, namespace: str = "") -> None:
         self.app, self.meter, self.namespace = app, meter, namespace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +48,7 @@ class Edge:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        record = Record(sane_id(headers.get("x-request-id")), scope.get("method", "WEBSOCKET"), scope["path"])
+        record = RequestLog(sane_id(headers.get("x-request-id")), scope.get("method", "WEBSOCKET"), scope["path"])
         scope.setdefault("state", {})["record"] = record
 
         async def note(message: Message) -> None:
@@ -72,7 +72,7 @@ class Edge:
             self.meter.count(record, time.perf_counter() - record.started)
             self._log(record)
 
-    async def _fail(self, error: Exception, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _fail(self, error: Exception, record: RequestLog, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the error; where an answer has begun, break it off, which is all that is left to tell it."""
         if not isinstance(error, S1MiniError):
             logger.error("request failed", exc_info=error, extra={"fields": {"request_id": record.id}})
@@ -80,7 +80,7 @@ class Edge:
         if record.status == 0 and scope["type"] == "http":
             await error_response(error, record.id)(scope, receive, send)
 
-    def _log(self, record: Record) -> None:
+    def _log(self, record: RequestLog) -> None:
         if record.path.startswith(QUIET) and (record.status < 400 or record.status == 503):
             return
         level = logging.WARNING if record.status >= 500 else logging.INFO

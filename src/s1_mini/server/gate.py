@@ -15,7 +15,7 @@ from s1_mini.server.errors import DrainingError
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
-    from s1_mini.server.record import Record
+    from s1_mini.server.record import RequestLog
     from s1_mini.server.settings import ServerSettings
     from s1_mini.types import EngineState
 
@@ -27,7 +27,7 @@ class EngineDied(Exception):  # noqa: N818 - an end, not an error of anybody's
     """The engine was started, and does not speak any more."""
 
 
-class Gate:
+class AdmissionController:
     """Decides whether a request is admitted, and counts those in the server."""
 
     def __init__(self, engine: ProductionTTSEngine, settings: ServerSettings, accounts: Accounts) -> None:
@@ -57,7 +57,7 @@ class Gate:
             return EngineNotReadyError(f"the engine is {doing}; try again later")
         return None
 
-    def admission(self, record: Record) -> S1MiniError | None:
+    def admission(self, record: RequestLog) -> S1MiniError | None:
         """Return why a request to speak is refused before its body is read; None if it is admitted."""
         state = self._engine.state()
         record.waiting = state.num_waiting

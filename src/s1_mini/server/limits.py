@@ -29,8 +29,8 @@ from s1_mini.server.errors import (
     UnauthorizedError,
     error_response,
 )
-from s1_mini.server.gate import Gate
-from s1_mini.server.record import Record, record_of
+from s1_mini.server.gate import AdmissionController
+from s1_mini.server.record import RequestLog, record_of
 
 if TYPE_CHECKING:
     from s1_mini.server.settings import ServerSettings
@@ -46,10 +46,12 @@ UNREAD_CHECK_S = 0.5  # between charges for audio that a client does not read
 PIECE_BYTES = 64 * 1024  # of an answer, handed to the connection when it has taken those before
 
 
-class Limits:
+class AdmissionMiddleware:
     """ASGI middleware: key, admission, size and pace of the body."""
 
-    def __init__(self, app: ASGIApp, *, gate: Gate, accounts: Accounts, settings: ServerSettings) -> None:
+    def __init__(
+        self, app: ASGIApp, *, gate: AdmissionController, accounts: Accounts, settings: ServerSettings
+    ) -> None:
         self.app, self.gate, self.accounts, self.settings = app, gate, accounts, settings
         self._keys = [key.encode() for key in settings.keys]
         self._max_body_bytes = min(settings.max_body_bytes, accounts.largest(Resource.BODY_BYTES))
@@ -93,7 +95,7 @@ class Limits:
             return self._foreign(headers)
         return None
 
-    def _no_room(self, scope: Scope, headers: Headers, record: Record) -> S1MiniError | None:
+    def _no_room(self, scope: Scope, headers: Headers, record: RequestLog) -> S1MiniError | None:
         """Return why this request is too large, or comes at a bad moment; None if it is admitted."""
         if (refused := _declared(headers, self._max_body_bytes)) is not None:
             return refused

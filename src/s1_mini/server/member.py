@@ -12,7 +12,7 @@ LOOPBACK = "127.0.0.1"  # uvicorn's default
 
 
 @dataclass(frozen=True)
-class Member:
+class ReplicaInfo:
     """One replica: its index, the number of replicas, and the Unix socket on which the proxy connects."""
 
     index: int

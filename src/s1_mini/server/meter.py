@@ -12,8 +12,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from s1_mini.metrics import Family, Histogram
-from s1_mini.server.gate import Gate
-from s1_mini.server.record import Record
+from s1_mini.server.gate import AdmissionController
+from s1_mini.server.record import RequestLog
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
@@ -23,10 +23,10 @@ PREFIX = "s1_mini_"
 UNKNOWN_ROUTE = "none"  # of paths that are no route: what clients make up is no label
 
 
-class Meter:
+class ServerMetrics:
     """All figures of one server and its process, in a registry of its own."""
 
-    def __init__(self, engine: ProductionTTSEngine, gate: Gate) -> None:
+    def __init__(self, engine: ProductionTTSEngine, gate: AdmissionController) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(EngineFigures(engine, gate))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -41,7 +41,7 @@ class Meter:
             registry=self.registry,
         )
 
-    def count(self, record: Record, total_s: float) -> None:
+    def count(self, record: RequestLog, total_s: float) -> None:
         """Count one request that has ended."""
         route = record.route or UNKNOWN_ROUTE
         self._requests.labels(route, str(record.status)).inc()
@@ -55,7 +55,7 @@ class Meter:
 class EngineFigures(Collector):
     """How the gate stands and, if `metrics_enabled` says so, the engine's own families."""
 
-    def __init__(self, engine: ProductionTTSEngine, gate: Gate) -> None:
+    def __init__(self, engine: ProductionTTSEngine, gate: AdmissionController) -> None:
         self._engine, self._gate = engine, gate
 
     def collect(self) -> Iterator[Metric]:

@@ -19,7 +19,7 @@ SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
 @dataclass
-class Record:
+class RequestLog:
     """One request; times are `time.perf_counter()` seconds."""
 
     id: str
@@ -42,9 +42,9 @@ class Record:
     frames: int = 0
     audio_s: float = 0.0
 
-    def for_part(self, holding: Holding | None = None) -> Record:
+    def for_part(self, holding: Holding | None = None) -> RequestLog:
         """Return a record for one of several texts of this request: the same id and client, figures of its own."""
-        return Record(self.id, self.method, self.path, client=self.client, holding=holding or self.holding)
+        return RequestLog(self.id, self.method, self.path, client=self.client, holding=holding or self.holding)
 
     @property
     def generation_s(self) -> float:
@@ -95,16 +95,16 @@ def sane_id(given: str | None) -> str:
     return given if given and SANE_ID.fullmatch(given) else secrets.token_hex(8)
 
 
-def record_of(connection: HTTPConnection) -> Record:
+def record_of(connection: HTTPConnection) -> RequestLog:
     """Give the record that the edge made for this request."""
     record = connection.state.record
-    assert isinstance(record, Record)
+    assert isinstance(record, RequestLog)
     return record
 
 
-def record_in(scope: Mapping[str, Any] | None) -> Record | None:
+def record_in(scope: Mapping[str, Any] | None) -> RequestLog | None:
     """Return the record of the request that a protocol is at, or None before its first."""
-    record: Record | None = (scope or {}).get("state", {}).get("record")
+    record: RequestLog | None = (scope or {}).get("state", {}).get("record")
     return record
 
 

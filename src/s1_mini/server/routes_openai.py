@@ -18,7 +18,7 @@ from s1_mini.server.answers import StreamedAnswer, respond, while_listened
 from s1_mini.server.bodies import read_json
 from s1_mini.server.errors import NotFoundError, renamed
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_events
-from s1_mini.server.record import Record, record_of
+from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.schemas import (
     AudioModels,
     AudioVoices,
@@ -28,7 +28,7 @@ from s1_mini.server.schemas import (
     OpenAISpeechBody,
     SpeechRequest,
 )
-from s1_mini.server.speech import Speech, speak
+from s1_mini.server.speech import AudioResponse, speak
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
@@ -99,7 +99,9 @@ def to_request(body: OpenAISpeechBody, engine: ProductionTTSEngine) -> SpeechReq
     return body.build(body.input, body.response_format, streams=True, voice=voice)
 
 
-async def _events(speech: Speech, num_read: int, record: Record, told: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _events(
+    speech: AudioResponse, num_read: int, record: RequestLog, told: dict[str, Any]
+) -> AsyncIterator[bytes]:
     """Give the sound as server-sent events; the last tells the tokens that were read and the frames that were made."""
     async with aclosing(speech.body) as body:  # type: ignore[type-var]
         async for piece in body:

@@ -30,7 +30,7 @@ from s1_mini.server.schemas import (
 from s1_mini.server.speech import speak
 
 if TYPE_CHECKING:
-    from s1_mini.server.record import Record
+    from s1_mini.server.record import RequestLog
 
 router = APIRouter(tags=["speech"])
 
@@ -87,7 +87,7 @@ async def _speak_all(request: Request, body: BatchBody) -> list[BatchResult]:
     return [task.result() for task in tasks]
 
 
-async def _speak_item(request: Request, item: Any, body: BatchBody, record: Record) -> BatchResult:
+async def _speak_item(request: Request, item: Any, body: BatchBody, record: RequestLog) -> BatchResult:
     """Speak one text of a batch; what fails becomes its result."""
     started, state = time.perf_counter(), request.app.state
     try:

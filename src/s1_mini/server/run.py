@@ -30,7 +30,7 @@ from s1_mini.server.gate import EngineDied
 from s1_mini.server.logs import set_up_logging
 from s1_mini.server.member import trusted_peers
 from s1_mini.server.socket_wire import SocketWire
-from s1_mini.server.wire import Wire
+from s1_mini.server.wire import HttpProtocol
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -126,7 +126,7 @@ def make_config(app: FastAPI) -> uvicorn.Config:
         port=settings.port,
         uds=None if member is None else str(member.socket),  # instead of host and port
         forwarded_allow_ips=None if member is None else trusted_peers(),
-        http=Wire,  # on h11: strict, with limits for heads and chunks
+        http=HttpProtocol,  # on h11: strict, with limits for heads and chunks
         log_config=None,
         access_log=False,
         server_header=False,

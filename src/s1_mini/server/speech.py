@@ -18,7 +18,7 @@ import numpy as np
 from s1_mini.audio.container import StreamEncoder, encode, encodes_fast, media_type
 from s1_mini.exceptions import GenerationError, RequestTimeoutError
 from s1_mini.server.accounts import Holding, Resource
-from s1_mini.server.record import Record
+from s1_mini.server.record import RequestLog
 from s1_mini.server.schemas import SpeechRequest
 from s1_mini.types import AudioFormat
 
@@ -44,7 +44,7 @@ _HEADER_SAFE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # header v
 
 
 @dataclass(frozen=True)
-class Speech:
+class AudioResponse:
     """A response that is certain to begin: its type, headers and bytes, whole or as they are generated.
 
     The caller iterates `body` to its end or closes it, which cancels the rest, and calls `release` once it no longer
@@ -68,8 +68,8 @@ class Speech:
 
 
 async def speak(
-    engine: ProductionTTSEngine, request: SpeechRequest, *, settings: ServerSettings, record: Record
-) -> Speech:
+    engine: ProductionTTSEngine, request: SpeechRequest, *, settings: ServerSettings, record: RequestLog
+) -> AudioResponse:
     """Speak `request`; return once all audio is there, or for a stream the first chunk.
 
     Raises the engine's errors, `VoiceNotFoundError`, `RequestTimeoutError`, and `BusyError` or `TooManyRequestsError`
@@ -99,7 +99,7 @@ async def speak(
 
 
 async def _noted(
-    engine: ProductionTTSEngine, request: SpeechRequest, record: Record, holding: Holding
+    engine: ProductionTTSEngine, request: SpeechRequest, record: RequestLog, holding: Holding
 ) -> AsyncIterator[AudioChunk]:
     """Yield the engine's chunks and note each in the record. Closing it cancels the request."""
     profile = request.speech.chunk_profile or ("ttfa" if request.streams else "throughput")
@@ -123,8 +123,12 @@ async def _noted(
 
 
 async def _whole(
-    chunks: AsyncIterator[AudioChunk], audio_format: AudioFormat, deadline: _Deadline, record: Record, holding: Holding
-) -> Speech:
+    chunks: AsyncIterator[AudioChunk],
+    audio_format: AudioFormat,
+    deadline: _Deadline,
+    record: RequestLog,
+    holding: Holding,
+) -> AudioResponse:
     heard = []
     try:
         async with asyncio.timeout_at(deadline.at), aclosing(chunks):  # type: ignore[type-var]
@@ -146,7 +150,7 @@ async def _whole(
         "X-Finish-Reason": reason,
     }
     holding.set(Resource.AUDIO_BYTES, len(content), checked=False)
-    speech = Speech(type_of(audio_format, rate), headers, rate, _once(content), holding, content)
+    speech = AudioResponse(type_of(audio_format, rate), headers, rate, _once(content), holding, content)
     return _told(replace(speech, audio_seconds=seconds, finish_reason=reason), heard[0])
 
 
@@ -156,7 +160,7 @@ async def _stream(
     first_deadline: _Deadline,
     end_deadline: _Deadline,
     holding: Holding,
-) -> Speech:
+) -> AudioResponse:
     try:
         async with asyncio.timeout_at(first_deadline.at):
             first = await anext(chunks, None)
@@ -172,10 +176,10 @@ async def _stream(
     body = _rest(chunks, encoder, begun, end_deadline, holding)
     headers = {"X-Sample-Rate": str(first.sample_rate)}
     kind = type_of(audio_format, first.sample_rate)
-    return _told(Speech(kind, headers, first.sample_rate, body, holding), first)
+    return _told(AudioResponse(kind, headers, first.sample_rate, body, holding), first)
 
 
-def _told(speech: Speech, first: AudioChunk) -> Speech:
+def _told(speech: AudioResponse, first: AudioChunk) -> AudioResponse:
     """Add what the first chunk tells of the text."""
     headers = speech.headers | ({"X-Warning": quote(first.warning, safe=_HEADER_SAFE)} if first.warning else {})
     return replace(speech, headers=headers, spoken_text=first.spoken_text, warning=first.warning)

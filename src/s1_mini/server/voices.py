@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from s1_mini.exceptions import RequestError
 from s1_mini.server.errors import renamed
-from s1_mini.server.member import Member
+from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.schemas import VoiceAnswer, VoiceForm, VoicesAnswer
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ OPENAI_NAMES = {"alloy", "ash", "ballad", "cedar", "coral", "default", "echo", "
 FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "text"}  # what the engine calls otherwise
 
 
-def describe_all(engine: ProductionTTSEngine, member: Member | None) -> VoicesAnswer:
+def describe_all(engine: ProductionTTSEngine, member: ReplicaInfo | None) -> VoicesAnswer:
     """Tell of all voices."""
     keeps_added = engine.config.voices_path is not None and (member is None or member.keeps_voices)
     return VoicesAnswer(voices=[_told(info) for info in engine.voices()], keeps_added=keeps_added)

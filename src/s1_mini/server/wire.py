@@ -40,7 +40,7 @@ FREE_PIECES = 1024  # of a body, of whatever size; all may come in one turn of t
 PIECE_BYTES = 512  # that further pieces have in the mean: each costs as much as a kilobyte
 
 
-class Wire(H11Protocol):
+class HttpProtocol(H11Protocol):
     """One connection. A head that is not there in time is answered with 408; nothing at all, with nothing."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

@@ -171,7 +171,7 @@ _PLAIN |= {"–": "-", "—": "-", "…": "...", "’": "'", "‘": "'", "“": 
 
 
 @dataclass(frozen=True)
-class Script:
+class NormalizedText:
     """The text that is spoken for a request's text, and a warning for the client."""
 
     text: str
@@ -205,7 +205,7 @@ class TextForm:
 
     def script(
         self, text: str, max_length: int, *, choice: Normalize = "auto", on_unsupported: OnUnsupported = "error"
-    ) -> Script:
+    ) -> NormalizedText:
         """Return what is spoken for a request's `text`.
 
         `max_length` bounds the characters of the text and of what is spoken. Raises `TextError` as `tidied` does, for
@@ -226,7 +226,7 @@ class TextForm:
         warnings = [_skipped(unsupported)] if unsupported else []
         if (other := self._other_language(tidy)) is not None:
             warnings.append(other)
-        return Script(self._ended(fitting) if is_read else fitting, " ".join(warnings) or None)
+        return NormalizedText(self._ended(fitting) if is_read else fitting, " ".join(warnings) or None)
 
     def transcript(self, text: str) -> str:
         """Return what the model is to read for `text`, which is in order and was spoken before: never an error."""

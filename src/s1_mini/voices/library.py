@@ -61,7 +61,7 @@ class NamedVoice:
         return VoiceSummary(self.name, self.voice.text, self.description, self.is_default, seconds, self.encoder)
 
 
-class VoiceLibrary:
+class CheckpointVoices:
     """The voices of one checkpoint. One that is damaged is an error to those who ask for it, and to nobody else."""
 
     def __init__(
@@ -80,13 +80,13 @@ class VoiceLibrary:
                 self._note(name, error)
 
     @classmethod
-    def listed(cls, checkpoint: Path, form: VoiceFormat) -> VoiceLibrary:
+    def listed(cls, checkpoint: Path, form: VoiceFormat) -> CheckpointVoices:
         """Return the voices of a checkpoint; tensors, and torch for them, are loaded when a voice is used."""
         files = {file.stem: file for file in sorted((checkpoint / FOLDER).glob(f"*{SUFFIX}"))}
         return cls(checkpoint, files, form, form.beside(checkpoint))
 
     @classmethod
-    def open(cls, checkpoint: Path, form: VoiceFormat) -> VoiceLibrary:
+    def open(cls, checkpoint: Path, form: VoiceFormat) -> CheckpointVoices:
         """Read all voices of a checkpoint directory; none is fine, and `faults` has those that are damaged.
 
         Raises `CheckpointFileError` for a broken list of those that lie beside it.

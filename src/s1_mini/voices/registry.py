@@ -33,8 +33,8 @@ from s1_mini.types import Voice, VoiceInfo
 from s1_mini.voices.format import VoiceFormat, num_bytes
 from s1_mini.voices.library import (
     SUFFIX,
+    CheckpointVoices,
     NamedVoice,
-    VoiceLibrary,
     VoiceSummary,
     check_name,
     is_name,
@@ -282,7 +282,7 @@ def _check_count(count: int, allowed: int) -> None:
 class VoiceRegistry:
     """Voices by name. Where a checkpoint's and an added voice have one name, the checkpoint's is used."""
 
-    def __init__(self, library: VoiceLibrary, added: AddedVoices) -> None:
+    def __init__(self, library: CheckpointVoices, added: AddedVoices) -> None:
         self.library, self.added = library, added
         self.pins: dict[str, tuple[str, int]] = {}  # by name: key and bytes of the prefix that stays in its cache
         self._being_added: set[str] = set()
@@ -292,7 +292,7 @@ class VoiceRegistry:
             logger.warning("the added voice %r is never heard: the checkpoint has a voice of that name", name)
 
     @classmethod
-    def open(cls, library: VoiceLibrary, form: VoiceFormat, voices_path: Path | None) -> VoiceRegistry:
+    def open(cls, library: CheckpointVoices, form: VoiceFormat, voices_path: Path | None) -> VoiceRegistry:
         """Open the voices of a checkpoint and of a directory. Raises `ConfigurationError`."""
         return cls(library, AddedVoices(form) if voices_path is None else VoiceDirectory(voices_path, form))
 

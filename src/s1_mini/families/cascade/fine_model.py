@@ -42,7 +42,7 @@ class _Begun:
 class FineModel(SimpleStage):
     """One window in each slot."""
 
-    launches_ahead = False
+    is_overlapped = False
 
     def __init__(self, network: FineGPT, policy: FinePolicy, *, number: int, temperature: float) -> None:
         """`number` is the stage's in its chain; at `temperature` 0 the likeliest codes are taken."""

@@ -51,7 +51,7 @@ class TokenStage(SimpleStage):
     ) -> None:
         """`number` is the stage's in its chain; a unit has `steps` steps at most."""
         self.device, self._network, self._number = network.device, network, number
-        self.launches_ahead = self.device.type == "cuda"
+        self.is_overlapped = self.device.type == "cuda"
         self._positions, self._slots = positions, slots
         rows = max(slots, CPU_ROWS) if self.device.type == "cpu" else slots
         config = network.config

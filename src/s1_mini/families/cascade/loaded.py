@@ -116,7 +116,7 @@ class LoadedCascade:
             output=tokens,
             slots=slots,
             held_back=1,
-            is_elsewhere="semantic" in elsewhere,
+            is_remote="semantic" in elsewhere,
             not_finite="the semantic model's logits were not finite",
         )
         coarse = CoarsePolicy(
@@ -127,7 +127,7 @@ class LoadedCascade:
             holds="unit",
             windows=windows,
             begins_early=self.begins_early,
-            is_elsewhere="coarse" in elsewhere,
+            is_remote="coarse" in elsewhere,
             prefill_positions=PREFILL_POSITIONS if reads_whole["coarse"] else semantic.prefill_positions,
             max_prefills=MAX_PREFILLS if reads_whole["coarse"] else semantic.max_prefills,
             not_finite="the coarse model's logits were not finite",

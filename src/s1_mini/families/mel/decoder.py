@@ -32,7 +32,7 @@ class MelDecoder(SimpleStage):
     """SpeechT5 at work: made once, for `slots` utterances of up to `steps` steps each."""
 
     def __init__(self, model: MelModel, *, slots: int, steps: int) -> None:
-        self.device, self.launches_ahead = model.device, model.device.type == "cuda"
+        self.device, self.is_overlapped = model.device, model.device.type == "cuda"
         self._model, self._slots = model, slots
         with torch.inference_mode():
             self.state = model.allocate(slots, steps)

@@ -32,7 +32,7 @@ class LanguageModel(SimpleStage):
     """S1's two transformers at work: made once, for `slots` sequences of up to `positions` positions each."""
 
     def __init__(self, model: S1Model, *, slots: int, positions: int) -> None:
-        self.device, self.launches_ahead = model.device, model.device.type == "cuda"
+        self.device, self.is_overlapped = model.device, model.device.type == "cuda"
         self._model, self._slots, self._positions = model, slots, min(positions, model.max_columns)
         with torch.inference_mode():
             self.state = model.allocate(slots, self._positions)

@@ -16,7 +16,7 @@ from torch import Tensor
 from s1_mini.core.messages import Saved
 from s1_mini.exceptions import CapacityError
 from s1_mini.families.s1.kernels.columns import take_frame
-from s1_mini.families.s1.kernels.draw import WINDOW, Asked, MainTokens, RepetitionWindow, draw_code, draw_main
+from s1_mini.families.s1.kernels.draw import WINDOW, Asked, MainTokens, RepetitionWindow, sample_code, sample_semantic
 from s1_mini.families.s1.network import Pairs, S1Network
 from s1_mini.families.s1.prompt import Prompt, build_prompt
 from s1_mini.families.s1.settings import Heads, RepetitionMode
@@ -247,9 +247,9 @@ class S1Model:
             return F.pad(x, (0, 0, 0, idle)) if idle else x
 
         def pick(codebook: int, logits: Tensor, embeddings: Tensor) -> Tensor:
-            return fill(draw_code(logits[:rows], embeddings, made, asked, codebook))
+            return fill(sample_code(logits[:rows], embeddings, made, asked, codebook))
 
-        first = draw_main(logits[:rows], self.network.fast_embeddings.weight, made, asked, self._main_tokens)
+        first = sample_semantic(logits[:rows], self.network.fast_embeddings.weight, made, asked, self._main_tokens)
         self.network.fast(hidden, fill(first), state.fast_cache, state.pairs, pick)
         self.advance(state, made)
         return Frames(made)

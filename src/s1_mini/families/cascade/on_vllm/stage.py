@@ -26,7 +26,7 @@ class WorkedStage(SimpleStage):
     """A stage of one worker. A step takes one token of each slot that has one; the others are late."""
 
     device = torch.device("cpu")  # of its arrays
-    launches_ahead = False
+    is_overlapped = False
     number: int  # of the stage in its chain
     shape: tuple[int, ...]  # of an item
 

@@ -88,7 +88,7 @@ class MainTokens(NamedTuple):
     num_codes: int  # of the first codebook
 
 
-def draw_main(logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, tokens: MainTokens) -> Tensor:
+def sample_semantic(logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, tokens: MainTokens) -> Tensor:
     """Draw the main token of each row from `logits` [B, V], which it may change.
 
     `made`, int64 [B, K + 3], is what is drawn into: main token, codes, whether it is the end (a row's first frame never
@@ -114,7 +114,7 @@ def draw_main(logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, to
     return F.embedding(made[:, 1], embeddings)
 
 
-def draw_code(logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, codebook: int) -> Tensor:
+def sample_code(logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, codebook: int) -> Tensor:
     """Draw the code of `codebook` (1 … K - 1) of each row from `logits` [B, V] into `made`.
 
     Gives its row of `embeddings`, [B, D].
