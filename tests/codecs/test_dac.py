@@ -15,7 +15,10 @@ from s1_mini.codecs.dac import model as dac_model
 from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac, DacStream
+from s1_mini.codecs.dac.stage import DacDecoder
+from s1_mini.codecs.dac.transformer import PADDING
 from s1_mini.codecs.dac.weights import build_codec, open_dac, translate
+from s1_mini.core.stage import Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError
 from s1_mini.families.s1.random import RECIPES, random_codec
 
@@ -266,3 +269,15 @@ def test_a_last_chunk_may_be_filled_up_even_at_the_end_of_the_longest_stream() -
     last = stream.push_where(filled, row, torch.tensor([False]))[..., : 4 * 2048]
 
     assert (torch.cat((first, last), dim=-1) - codec.decode(codes)).abs().max() <= 1e-5
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_capturing_the_calls_of_a_stage_never_reaches_the_end_of_the_longest_stream() -> None:
+    codec, frame, wave = build(q_block_size=16, enc_block_size=64), Spec("int64", (10,)), Spec("float32")
+    policy = Chunks(name="codec", input=frame, output=wave, slots=2, sizes={"ttfa": (8,)}, max_items=8)
+    stage = DacDecoder(codec, policy, number=1)
+    stage.make_graphs()
+    assert stage._graphs is not None
+
+    for _ in range(1 + (16 + PADDING) // 8):  # as warm-ups of many sizes do: with buffers of zeros
+        stage._graphs._call((1, 8), torch.zeros(1, 8, 10, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64))

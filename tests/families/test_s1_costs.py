@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import torch
+
+from s1_mini.codecs.carry import Carry
+from s1_mini.codecs.dac.model import Dac
 from s1_mini.config import EngineConfig
+from s1_mini.families.s1.costs import stream_bytes
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
 
@@ -19,3 +26,24 @@ def test_costs_are_those_of_the_checkpoint(tiny: Path) -> None:
     weights = 2 * step(1, 0).num_bytes - step(2, 0).num_bytes
     passes = model.num_codebooks - 1
     assert weights < model.num_bytes + (passes - 1) * sum(p.nbytes for p in model.network.fast_layers.parameters())
+
+
+def test_the_counted_state_of_a_stream_is_what_a_stream_allocates(tiny: Path) -> None:
+    loaded = as_s1(load(EngineConfig(checkpoint_path=tiny, device="cpu")).loaded)
+    state = Carry()
+
+    with torch.inference_mode():
+        loaded.codec.push(torch.zeros(1, loaded.codec.num_codebooks, 1, dtype=torch.int64), state)
+
+    assert stream_bytes(Dac(loaded.codec.config, encodes=False)) == state.num_bytes
+
+
+def test_counting_sizes_does_not_import_torchs_compiler() -> None:
+    program = (
+        "import sys\n"
+        "from s1_mini.capacity.sizes import Formats\n"
+        "from s1_mini.families.registry import FAMILIES, get_family\n"
+        "for name in FAMILIES: get_family(name).sizes(None, Formats(), 0)\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

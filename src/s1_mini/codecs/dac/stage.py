@@ -50,7 +50,7 @@ class DacDecoder(ChunkStage):
 
         def call(codes: Tensor, rows: Tensor) -> Tensor:
             with one_order(self._batch_invariant):
-                return decoder.push_where(codes.transpose(1, 2), rows[0], rows[1].bool()).float()
+                return decoder.push_where(codes.transpose(1, 2), rows[0], rows[1] == 0).float()
 
         books = self._codec.num_codebooks
         self._capture(call, lambda key: [Buffer((*key, books)), Buffer((2, key[0]))], own_kernels=True)
@@ -77,11 +77,12 @@ class DacDecoder(ChunkStage):
     def _launch(self, graphs: Graphs, begun: list[Begin], size: int) -> Wait:
         n = fit(self._policy.rows, len(begun))
         codes = np.zeros((n, size, self._codec.num_codebooks), np.int64)
-        rows = np.full((2, n), self._policy.slots)
-        rows[1] = 1
+        # Slots and numbers of chunks. Zeros, as while graphs are captured, begin a stream anew.
+        rows = np.zeros((2, n), np.int64)
+        rows[0] = self._policy.slots
         for at, begin in enumerate(begun):
             codes[at, : len(begin.inputs)] = begin.inputs
-            rows[:, at] = begin.slot, begin.number == 0
+            rows[:, at] = begin.slot, begin.number
         return graphs.launch((n, size), codes, rows)
 
     def _alone(self, begin: Begin) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import cast
 
 import torch
 from torch import nn
@@ -12,10 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from s1_mini.capacity.sizes import Cost, Demand, Formats, Sizes, StageSizes
 from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
+from s1_mini.codecs.dac.transformer import WindowTransformer
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.kernels.backend import current
+from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.weights.fit import skeleton
 
 COUNTED_FRAMES = 64  # of one call whose operations are counted
@@ -32,9 +36,6 @@ def measure_sizes(config: S1Config, dac: DacConfig, formats: Formats, prefix_cac
         whole, codec = Dac(dac, encodes=True), Dac(dac, encodes=False)
     encoder = count(whole) - count(codec)
     codec.to(torch.float32 if formats.codec == 4 else torch.float16)
-    codec.prepare()
-    with torch.inference_mode(), current(codec.device):
-        codec.push(torch.zeros(1, codec.num_codebooks, 1, dtype=torch.int64, device=codec.device), carry := Carry())
     slow, fast = config.slow, config.fast
     layers, head = count(network.layers), count(network.norm, network.output)
     fast_weights = count(network.fast_project_in, network.fast_layers, network.fast_norm, network.fast_output)
@@ -75,7 +76,7 @@ def measure_sizes(config: S1Config, dac: DacConfig, formats: Formats, prefix_cac
                 copies=round(model_bytes),
             ),
             "codec": Demand(
-                stream_row=carry.num_bytes,
+                stream_row=stream_bytes(codec),
                 frame=LIVE_TENSORS * formats.codec * widest(dac),
                 copies=round(codec_bytes),
             ),
@@ -95,10 +96,27 @@ def widest(config: DacConfig) -> int:
     return most
 
 
+def stream_bytes(codec: Dac) -> int:
+    """Return the bytes of one decoded stream's state: the past inputs of each layer and the step count.
+
+    Counted from the layers, because running them without values makes torch import its compiler, which takes seconds.
+    """
+    numbers, steps = 0, 0
+    for part in codec.modules():
+        if isinstance(part, CausalConv1d | CausalConvTranspose1d):
+            numbers += part.context * part.conv.in_channels
+        elif isinstance(part, WindowTransformer):
+            config = cast(TransformerBlock, part.layers[0]).attention.config
+            numbers += 2 * len(part.layers) * (part.window - 1) * config.num_kv_heads * config.head_dim
+            steps += torch.int64.itemsize
+    return numbers * next(codec.parameters()).element_size() + steps
+
+
 def codec_operations(codec: Dac) -> float:
     """Return the operations of decoding one frame, counted by torch."""
+    codec.prepare()
     codes = torch.zeros(1, codec.num_codebooks, COUNTED_FRAMES, dtype=torch.int64, device=codec.device)
-    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+    with torch.inference_mode(), current(codec.device), FlopCounterMode(display=False) as counter:
         codec.push(codes, Carry())
     return counter.get_total_flops() / COUNTED_FRAMES
 
