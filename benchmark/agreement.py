@@ -21,6 +21,7 @@ from benchmark.command import make_parser, run
 from s1_mini.bench.report import describe_machine, table
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
+from s1_mini.families.find import find_checkpoint
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.families.s1.model import S1Model, SamplingTensors
@@ -171,7 +172,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=300, help="positions that each has at first")
     parser.add_argument("--frames", type=int, default=40, help="of each row")
     options = parser.parse_args()
-    speaker = load(EngineConfig(checkpoint_path=options.checkpoint, device=options.device))
+    speaker = load(EngineConfig(checkpoint_path=find_checkpoint(options.checkpoint).directory, device=options.device))
     sizes = {name: getattr(options, name) for name in ("rows", "context", "frames", "alone")}
     found = measure_agreement(as_s1(speaker.loaded).model, **sizes)
     print(table(["way", "main tokens", "codes", "frames"], [[name, *each.values()] for name, each in found.items()]))

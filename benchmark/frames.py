@@ -20,6 +20,7 @@ from benchmark.command import make_parser, numbers, run
 from s1_mini.bench.report import describe_machine, table
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions
+from s1_mini.families.find import find_checkpoint
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import LoadedS1, as_s1
 from s1_mini.families.s1.model import S1Model
@@ -144,7 +145,7 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=100, help="that are timed")
     parser.add_argument("--voices", type=int, default=0, help="that all rows share; 0: each has its own")
     options = parser.parse_args()
-    config = EngineConfig(checkpoint_path=options.checkpoint, device=options.device)
+    config = EngineConfig(checkpoint_path=find_checkpoint(options.checkpoint).directory, device=options.device)
     speaker = load(config)
     times = measure_frames(
         as_s1(speaker.loaded),

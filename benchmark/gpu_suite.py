@@ -185,7 +185,7 @@ class Parts:
         engine.pin_voice(VOICE)
         self._clients = Clients(engine, lambda _: {"voice": VOICE}, "ttfa")
         self._bulk = Clients(engine, lambda _: {"voice": VOICE}, "balanced")
-        _, codec = read_configs(find_checkpoint(engine.config.checkpoint_path))
+        _, codec = read_configs(find_checkpoint(engine.config.checkpoint_path).directory)
         self._length_s = scale.max_new_tokens * codec.samples_per_frame / codec.sample_rate
         self._clients.warm_up(self._asks(2))
 
@@ -294,7 +294,7 @@ def _start_once(settings: str) -> float:
 def _config(plan: SuitePlan, scale: Scale) -> EngineConfig:
     given = {} if scale.slots is None else {"max_batch_size": scale.slots}
     return EngineConfig(
-        checkpoint_path=find_checkpoint(plan.checkpoint), device=plan.device, max_queue_size=QUEUE, **given
+        checkpoint_path=find_checkpoint(plan.checkpoint).directory, device=plan.device, max_queue_size=QUEUE, **given
     )
 
 

@@ -27,11 +27,9 @@ from s1_mini.exceptions import (
     ParameterError,
     S1MiniError,
 )
-from s1_mini.families.find import find_checkpoint
-from s1_mini.families.registry import check_files
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
-from s1_mini.packaging.verify import is_packaged, verify_directory
+from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.prepared import Prepared, in_thread
@@ -98,14 +96,11 @@ class _Lifecycle:
         old.close(drains=True, timeout_s=timeout_s)
 
     def _load(self, config: EngineConfig, before: VoiceService | None = None) -> EngineRuntime:
-        directory = find_checkpoint(config.checkpoint_path)
+        directory = open_checkpoint(config).directory  # before the device is touched
         if config.compile_cache_path is not None:
             keep_cache(config.compile_cache_path)
         if is_packaged(directory):
-            verify_directory(directory)  # before anything of it is used and before the device is touched
             use_cache(directory)
-        else:
-            check_files(directory)
         config = config.model_copy(update={"checkpoint_path": directory})  # a name may mean another one by now
         speaker, synthesizer = self._open(config)
         return run(speaker, synthesizer, config, before)

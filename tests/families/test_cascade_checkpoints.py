@@ -28,7 +28,7 @@ from s1_mini.families.cascade.random import GENERATION, RECIPES, random_voice
 from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.families.cascade.tokenizer import CascadeTokenizer
 from s1_mini.families.cascade.voice import voice_format
-from s1_mini.families.registry import check_files
+from s1_mini.families.find import Checkpoint
 from s1_mini.voices.library import CheckpointVoices
 from tests.families.conftest import CPU
 
@@ -179,7 +179,7 @@ def test_a_file_that_lacks_is_named_with_those_that_are_there(suno: Path, lackin
         file.unlink()
 
     with pytest.raises(CheckpointFileError, match=told):
-        open_cascade(check_files(suno) if lacking != "*.pt" else suno, CPU, CascadeSettings())
+        open_cascade(Checkpoint(suno).check_files().directory if lacking != "*.pt" else suno, CPU, CascadeSettings())
 
 
 def test_a_large_file_beside_small_ones_is_told(suno: Path) -> None:
@@ -386,7 +386,7 @@ def test_a_checkpoint_lacks_what_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointFileError, match=r"lacks model\.safetensors \(or pytorch_model\.bin\), tokenizer\.json"
     ):
-        check_files(tmp_path)
+        Checkpoint(tmp_path).check_files()
 
 
 @pytest.mark.parametrize(("size", "millions"), [("small", 389), ("large", 1086)])

@@ -16,7 +16,8 @@ from s1_mini import EngineConfig
 from s1_mini.cli.app import app
 from s1_mini.config import LoadSettings
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.families.registry import FAMILIES, check_files, family_of, family_settings, find_family, get_family
+from s1_mini.families.find import Checkpoint
+from s1_mini.families.registry import FAMILIES, family_of, family_settings, find_family, get_family
 from s1_mini.variables import known_variables
 
 
@@ -66,7 +67,7 @@ def test_a_config_without_model_type_that_is_not_s1s_is_refused_with_its_fields_
     del config["model_type"]
     (directory / "config.json").write_text(json.dumps(config))
 
-    for read in (family_of, check_files):
+    for read in (family_of, lambda path: Checkpoint(path).check_files()):
         with pytest.raises(CheckpointMismatchError) as caught:
             read(directory)
 

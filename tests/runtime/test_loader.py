@@ -18,6 +18,7 @@ from s1_mini.exceptions import (
     CheckpointNotFoundError,
     ConfigurationError,
 )
+from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import get_family
 from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
 from s1_mini.kernels import backend
@@ -189,7 +190,7 @@ def test_a_missing_file_is_named(name: str, tiny: Path, tmp_path: Path) -> None:
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="nowhere is no directory"):
-        load(EngineConfig(checkpoint_path=tmp_path / "nowhere"))
+        find_checkpoint(tmp_path / "nowhere")
 
 
 def test_the_encoding_half_is_loaded_with_the_first_reference_only(tiny: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.families.registry import check_files
+from s1_mini.families.find import Checkpoint
 from s1_mini.weights.directory import find_tensors
 from s1_mini.weights.files import read_tensors
 from s1_mini.weights.fit import fit
@@ -104,15 +104,15 @@ def test_a_directory_that_is_no_checkpoint_is_told_with_all_that_it_lacks(tiny: 
 
     lacking = r"tokenizer\.tiktoken, special_tokens\.json, codec\.safetensors \(or codec\.pth\)$"
     with pytest.raises(CheckpointFileError, match=f"is no checkpoint: it lacks {lacking}"):
-        check_files(tmp_path)
-    assert check_files(tiny) == tiny
+        Checkpoint(tmp_path).check_files()
+    assert Checkpoint(tiny).check_files().directory == tiny
 
 
 def test_a_config_that_is_damaged_is_told_before_what_lacks(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bark"')
 
     with pytest.raises(CheckpointFileError, match=r"config\.json is not readable JSON"):
-        check_files(tmp_path)
+        Checkpoint(tmp_path).check_files()
 
 
 def test_missing_weights_are_named_with_what_would_do(tmp_path: Path) -> None:

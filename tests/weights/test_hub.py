@@ -29,7 +29,7 @@ from s1_mini.families.find import find_checkpoint
 
 logging.basicConfig(level="INFO", format="%(message)s")
 try:
-    print(find_checkpoint(Path(sys.argv[1])))
+    print(find_checkpoint(Path(sys.argv[1])).directory)
 except S1MiniError as error:
     sys.exit(f"{error.code} {error}")
 assert "torch" not in sys.modules

@@ -13,9 +13,9 @@ from s1_mini.bench.report import describe_engine, load_average, table
 from s1_mini.bench.workload import Ask, VoiceState, choose_voice, make_workload, planned_arrivals, without_voices
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
-from s1_mini.families.find import find_checkpoint
 from s1_mini.runtime.process import frozen, prepare_process
 from s1_mini.types import ChunkProfile
+from s1_mini.weights.directory import DEFAULT_MODEL
 
 WARM_UP = 2  # uncounted requests before each load
 MIN_IDLE = 8  # requests to an idle engine; a quarter of the workload if that is more
@@ -35,7 +35,7 @@ class LoadTest:
     max_new_tokens: int = 200
     seed: int = 0
     has_baseline: bool = False
-    checkpoint: Path | None = None
+    checkpoint: Path = DEFAULT_MODEL
     device: str = "auto"
 
 
@@ -151,8 +151,7 @@ def failure_lines(loads: Sequence[Load]) -> list[str]:
 
 @contextmanager
 def _clients(test: LoadTest, slots: int) -> Iterator[tuple[Clients, ProductionTTSEngine]]:
-    found = find_checkpoint(test.checkpoint)
-    with without_voices(found) if test.voice == "none" else nullcontext(found) as checkpoint:
+    with without_voices(test.checkpoint) if test.voice == "none" else nullcontext(test.checkpoint) as checkpoint:
         config = EngineConfig(checkpoint_path=checkpoint, device=test.device, max_batch_size=slots)
         prepare_process()
         with ProductionTTSEngine(config) as engine, frozen():

@@ -4,39 +4,35 @@ from __future__ import annotations
 
 from s1_mini.checkpoint.voices import list_voices
 from s1_mini.config import EngineConfig
-from s1_mini.families.find import find_checkpoint
-from s1_mini.families.registry import check_files, family_of
+from s1_mini.families.find import Checkpoint
 from s1_mini.text.form import TextForm
 from s1_mini.types import Reference, TTSRequest
 from s1_mini.voices.reference import ReferenceReader
 from s1_mini.weights.directory import read_json
 
 
-def check_request(request: TTSRequest, config: EngineConfig) -> None:
+def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpoint) -> None:
     """Raise what an engine of these settings would raise for a request, as far as that needs no weights.
 
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """
-    directory = check_files(find_checkpoint(config.checkpoint_path))
-    description = family_of(directory).describe(directory)
-    description.check_sampling(request.sampling)
-    TextForm.from_config(read_json(directory / "config.json")).script(
+    checkpoint.description.check_sampling(request.sampling)
+    TextForm.from_config(read_json(checkpoint.directory / "config.json")).script(
         request.text,
         config.max_text_length,
         choice=request.normalize or config.normalize,
         on_unsupported=request.on_unsupported or config.on_unsupported,
     )
     if request.voice is not None:
-        list_voices(config).info(request.voice)
+        list_voices(checkpoint, config.voices_path).info(request.voice)
     for reference in request.references:
-        check_reference(reference, config)
+        check_reference(reference, config, checkpoint)
 
 
-def check_reference(reference: Reference, config: EngineConfig) -> None:
+def check_reference(reference: Reference, config: EngineConfig, checkpoint: Checkpoint) -> None:
     """Raise what an engine of these settings would raise for a reference, as far as that needs no weights.
 
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """
-    directory = check_files(find_checkpoint(config.checkpoint_path))
-    form = family_of(directory).describe(directory).voice
+    form = checkpoint.description.voice
     ReferenceReader(form, config.max_reference_s, config.max_reference_bytes, config.max_text_length).check(reference)

@@ -15,7 +15,6 @@ import torch
 
 from s1_mini.exceptions import CheckpointFileError, VerificationError
 from s1_mini.families.base import Check
-from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import family_of
 from s1_mini.kernels.backend import current
 from s1_mini.runtime.loader import choose_device
@@ -25,13 +24,13 @@ TOLERANCE = 1e-4  # largest absolute difference in fp32; the order of sums diffe
 
 
 def verify_checkpoint(
-    checkpoint: Path, oracle: Path, *, tolerance: float = TOLERANCE, device: str = "cpu"
+    directory: Path, oracle: Path, *, tolerance: float = TOLERANCE, device: str = "cpu"
 ) -> Iterator[Check]:
-    """Yield one check after another.
+    """Yield one check of a checkpoint directory after another.
 
     Raises `CheckpointError` for the checkpoint and `VerificationError` for an oracle that is none or holds nothing.
     """
-    content, directory = _read_oracle(oracle), find_checkpoint(checkpoint)
+    content = _read_oracle(oracle)
     chosen = torch.device(choose_device(device).value)
     checks = family_of(directory).verify(directory, content, chosen, tolerance)
     if checks is None:

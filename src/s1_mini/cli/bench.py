@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from s1_mini.cli.verb import DEVICES, completing, engine_config
+from s1_mini.cli.verb import DEVICES, completing, engine_config, open_checkpoint
 from s1_mini.exceptions import EngineError, ParameterError
 from s1_mini.types import ChunkProfile
 
@@ -76,7 +76,7 @@ def bench(
         max_new_tokens=max_new_tokens,
         seed=seed,
         has_baseline=baseline == "sequential",
-        checkpoint=checkpoint,
+        checkpoint=open_checkpoint(checkpoint).directory,
         device=device,
     )
     result = measure(test)

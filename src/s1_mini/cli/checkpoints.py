@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s1_mini.cli.verb import DEVICES, completing, engine_config
+from s1_mini.cli.verb import DEVICES, completing, engine_config, open_checkpoint
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.base import CodecPrecision, Form, ModelPrecision
 from s1_mini.families.registry import SHORT_NAMES, get_family
@@ -34,10 +34,8 @@ def convert(
     Example: s1-mini convert --checkpoint openaudio-s1-mini -o s1-mini-compact
     """
     from s1_mini.checkpoint.convert import convert_checkpoint
-    from s1_mini.families.find import find_checkpoint
-    from s1_mini.families.registry import check_files
 
-    directory = check_files(find_checkpoint(checkpoint))
+    directory = open_checkpoint(checkpoint).directory
     tell_origin(directory)
     sizes = convert_checkpoint(
         directory,
@@ -87,10 +85,8 @@ def verify(
 
     from s1_mini.checkpoint.verify import verify_checkpoint
     from s1_mini.exceptions import VerificationError
-    from s1_mini.families.find import find_checkpoint
-    from s1_mini.families.registry import check_files
 
-    directory = check_files(find_checkpoint(checkpoint))
+    directory = open_checkpoint(checkpoint).directory
     checks = list(verify_checkpoint(directory, oracle, tolerance=tolerance, device=device))
     table = Table("check", "largest difference", "tokens equal", "")
     for check in checks:

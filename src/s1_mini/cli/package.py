@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from s1_mini.cli.checkpoints import tell_origin
-from s1_mini.cli.verb import DEVICES, completing, engine_config
+from s1_mini.cli.verb import DEVICES, completing, engine_config, open_checkpoint
 from s1_mini.exceptions import ConfigurationError, PackageError
 from s1_mini.extras import require
 from s1_mini.families.base import CodecPrecision, ModelPrecision
@@ -100,12 +100,10 @@ def package(
 
 
 def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any) -> None:
-    from s1_mini.families.find import find_checkpoint
-    from s1_mini.families.registry import check_files
     from s1_mini.packaging.layout import lay_out
     from s1_mini.packaging.write import write_archive, write_prefix
 
-    directory = check_files(find_checkpoint(checkpoint))
+    directory = open_checkpoint(checkpoint).directory
     origin = tell_origin(directory)
     members = lay_out(directory, **choices)
     write = write_archive if layout == "archive" else write_prefix

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from s1_mini.capacity.sizes import MAX_SLOTS
-from s1_mini.cli.verb import engine_config
+from s1_mini.cli.verb import engine_config, open_checkpoint
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,8 +70,7 @@ def plan(
     from s1_mini.capacity.cards import CARDS, find_card, find_machine
     from s1_mini.capacity.plan import Efficiency, Wish, make_plans, plan_machine
     from s1_mini.exceptions import ParameterError
-    from s1_mini.families.find import find_checkpoint
-    from s1_mini.families.registry import family_of, get_family
+    from s1_mini.families.registry import get_family
 
     if machine and gpu:
         raise ParameterError("machine", "has its own GPUs; leave --gpu out")
@@ -88,9 +87,9 @@ def plan(
     placed = engine_config(placement=placement).placement if placement else {}
     wish = Wish(columns, context, weights, kv, codec, max_slots, efficiency, placed)
     cards = [find_card(gpu)] if gpu else [card for card in CARDS.values() if card.has_fp8 or not wish.needs_fp8]
-    directory = find_checkpoint(checkpoint, with_weights=False) if checkpoint else None
-    family = family_of(directory) if directory else get_family()
-    measure = partial(family.sizes, directory)
+    named = open_checkpoint(checkpoint, with_weights=False) if checkpoint else None
+    family = named.family if named else get_family()
+    measure = partial(family.sizes, named.directory if named else None)
     if machine:
         whole = find_machine(machine)
         plans = [plan_machine(measure, whole, find_card(whole.card), wish, replicas)]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from s1_mini.cli.verb import DEVICES, FORMATS, completing, engine_config
+from s1_mini.cli.verb import DEVICES, FORMATS, completing, engine_config, open_checkpoint
 
 TEXT = "The children were playing in the garden behind the house."
 
@@ -37,12 +37,10 @@ def profile(
     from s1_mini.audio.container import check_format
     from s1_mini.bench.profile import measure_sections
     from s1_mini.bench.report import describe_machine, table
-    from s1_mini.families.find import find_checkpoint
-    from s1_mini.families.registry import check_files
     from s1_mini.runtime.loader import load
 
     chosen = check_format(audio_format)
-    directory = check_files(find_checkpoint(checkpoint or config.checkpoint_path))
+    directory = open_checkpoint(checkpoint or config.checkpoint_path).directory
     speaker = load(config.model_copy(update={"checkpoint_path": directory}))
     facts = describe_machine(speaker.device.value) | {"precision": speaker.precision.value}
     sections, frames = measure_sections(

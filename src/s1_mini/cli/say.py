@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from s1_mini.cli.engine_options import Device, Precision
-from s1_mini.cli.verb import FORMATS, check_pipe, completing, engine_config
+from s1_mini.cli.verb import FORMATS, check_pipe, completing, engine_config, open_checkpoint
 from s1_mini.exceptions import ParameterError, TextError
 from s1_mini.text.tidy import tidied
 from s1_mini.types import DEFAULT_SAMPLING, Normalize, OnUnsupported, SpeechOptions, TTSRequest
@@ -128,7 +128,9 @@ def say(
     text = _read_stdin() if text == PIPE else text
     words = tidied(text, config.max_text_length)
     request = TTSRequest.of(text, **options)
-    check_request(request, config)
+    checkpoint = open_checkpoint(config.checkpoint_path)
+    check_request(request, config, checkpoint)
+    config = config.model_copy(update={"checkpoint_path": checkpoint.directory})
 
     from s1_mini.engine import ProductionTTSEngine
 

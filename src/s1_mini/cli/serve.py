@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from s1_mini.cli.engine_options import Checkpoint, Device, Precision
-from s1_mini.cli.verb import completing, engine_config
+from s1_mini.cli.verb import completing, engine_config, open_checkpoint
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
@@ -54,7 +54,6 @@ def serve(
 
     require("server", "`s1-mini serve`")
 
-    from s1_mini.families.find import find_checkpoint
     from s1_mini.sagemaker.settings import ContainerSettings
     from s1_mini.server.settings import ServerSettings
 
@@ -69,7 +68,7 @@ def serve(
     from s1_mini.server.run import check_address, run
 
     check_address(settings.host, settings.port)
-    checkpoint = find_checkpoint(config.checkpoint_path)
+    checkpoint = open_checkpoint(config.checkpoint_path, checks=False).directory  # the engine checks it
     if settings.replicas != 1:
         plan = _plan_replicas(settings, config, checkpoint, local_endpoint, async_store)
         if plan is not None:

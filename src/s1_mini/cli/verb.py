@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from typer.core import TyperCommand, TyperGroup
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typer import Context
 
     from s1_mini.config import EngineConfig
+    from s1_mini.families.find import Checkpoint
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("auto", "float32", "float16", "bfloat16")
@@ -80,6 +82,17 @@ def engine_config(**given: object) -> EngineConfig:
     from s1_mini.config import EngineConfig
 
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
+
+
+def open_checkpoint(path: Path | None, *, checks: bool = True, with_weights: bool = True) -> Checkpoint:
+    """Find the checkpoint that an option or a setting names, and check that no file is missing, unless told otherwise.
+
+    Raises `CheckpointError` or `ConfigurationError`; loads no torch.
+    """
+    from s1_mini.families.find import find_checkpoint
+
+    checkpoint = find_checkpoint(path, with_weights=with_weights)
+    return checkpoint.check_files() if checks and with_weights else checkpoint
 
 
 def check_pipe() -> None:

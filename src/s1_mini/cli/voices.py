@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from s1_mini.cli.engine_options import Checkpoint
-from s1_mini.cli.verb import Group, Verb, engine_config
+from s1_mini.cli.verb import Group, Verb, engine_config, open_checkpoint
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.types import Reference
 
@@ -90,9 +90,12 @@ def add_voice(
         raise _no_directory()
 
     from s1_mini.checkpoint.requests import check_reference
+    from s1_mini.checkpoint.voices import list_voices
 
-    with _roster(config).adding(voice, replace=replace):
-        check_reference(Reference(reference_audio, reference_text), config)
+    checkpoint = open_checkpoint(config.checkpoint_path)
+    with list_voices(checkpoint, config.voices_path).adding(voice, replace=replace):
+        check_reference(Reference(reference_audio, reference_text), config, checkpoint)
+    config = config.model_copy(update={"checkpoint_path": checkpoint.directory})
 
     from s1_mini.engine import ProductionTTSEngine
 
@@ -116,7 +119,7 @@ def delete_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: F
 def _roster(config: EngineConfig) -> VoiceRegistry:
     from s1_mini.checkpoint.voices import list_voices
 
-    return list_voices(config)
+    return list_voices(open_checkpoint(config.checkpoint_path), config.voices_path)
 
 
 def _seconds(info: VoiceInfo) -> str:

@@ -12,8 +12,8 @@ from s1_mini.config import EngineConfig, set_variable
 from s1_mini.corpus.manifest import Layout
 from s1_mini.corpus.rows import CorpusError
 from s1_mini.corpus.source import Source, sha256_of
-from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import family_settings
+from s1_mini.packaging.verify import open_checkpoint
 from s1_mini.types import AudioFormat
 from s1_mini.version import __version__
 from s1_mini.voices.library import SUFFIX, is_name
@@ -70,7 +70,7 @@ def fingerprints(config: EngineConfig, voices: Iterable[str]) -> dict[str, Any]:
     """Return the hash of the checkpoint, and of each of these voices that was added. Raises `CorpusError`."""
     folder = config.voices_path
     return {
-        "checkpoint": _fingerprint(find_checkpoint(config.checkpoint_path)),
+        "checkpoint": _fingerprint(open_checkpoint(config).directory),
         "added_voices": {} if folder is None or not folder.is_dir() else _voices(folder, voices),
     }
 

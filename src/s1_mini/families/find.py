@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Self
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, CheckpointNotFoundError
-from s1_mini.families.registry import FAMILIES, check_lacking, family_of
+from s1_mini.families.base import Description, Family
+from s1_mini.families.registry import FAMILIES, family_of, get_family
 from s1_mini.weights.directory import DEFAULT_MODEL
 from s1_mini.weights.hub import HubName, fetch, hub_name
 
@@ -18,8 +21,36 @@ _WAY_OUT = """Name one with --checkpoint, S1_MINI_CHECKPOINT_PATH or EngineConfi
 S1-mini itself: fishaudio/openaudio-s1-mini on the Hugging Face hub (gated, CC-BY-NC-SA-4.0, non-commercial)."""
 
 
-def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Path:
-    """Return the directory of a checkpoint: the named one, or the one that ships.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint directory. Its small files are read when they are first needed."""
+
+    directory: Path
+
+    @cached_property
+    def family(self) -> Family:
+        """The family that its `config.json` names. Raises `CheckpointError`."""
+        return family_of(self.directory)
+
+    @cached_property
+    def description(self) -> Description:
+        """What its small files describe. Raises `CheckpointError`."""
+        return self.family.describe(self.directory)
+
+    def check_files(self) -> Self:
+        """Check that all files of a checkpoint exist. Raises `CheckpointError`, which names all missing ones."""
+        try:
+            family = self.family
+        except CheckpointFileError:
+            if (self.directory / "config.json").exists():  # it cannot be read, so the family is unknown
+                raise
+            family = get_family()
+        _check_missing(str(self.directory), family, lambda name: (self.directory / name).exists())
+        return self
+
+
+def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Checkpoint:
+    """Return a checkpoint: the named one, or the one that ships.
 
     What is no directory but a name on the hub is downloaded to its cache, without the weights if they are not asked
     for. Raises `CheckpointError`, or `ConfigurationError` where the hub's library is not installed.
@@ -27,14 +58,14 @@ def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Path:
     if path is None:
         if not (DEFAULT_MODEL / "config.json").is_file():
             raise CheckpointNotFoundError(f"{_NO_VOICE}\n{_WAY_OUT}")
-        return DEFAULT_MODEL
+        return Checkpoint(DEFAULT_MODEL)
     if path.is_dir():
-        return path
+        return Checkpoint(path)
     name = hub_name(path)
     if path.exists() or name is None:
         kind = "a file, not a directory" if path.exists() else "no directory"
         raise CheckpointNotFoundError(f"checkpoint {path} is {kind}.\n{_WAY_OUT}")
-    return fetch(name, partial(_pick, name, with_weights))
+    return Checkpoint(fetch(name, partial(_pick, name, with_weights)))
 
 
 def _pick(name: HubName, with_weights: bool, directory: Path, files: Collection[str]) -> list[str]:
@@ -46,5 +77,15 @@ def _pick(name: HubName, with_weights: bool, directory: Path, files: Collection[
         family = family_of(directory)
     except CheckpointMismatchError as error:
         raise CheckpointMismatchError(f"checkpoint {name} is {families}; {error}") from None
-    check_lacking(f"{name} on the hub", family, files.__contains__)
+    _check_missing(f"{name} on the hub", family, files.__contains__)
     return [file for file in family.pick_files(files) if with_weights or Path(file).suffix not in WEIGHTS]
+
+
+def _check_missing(checkpoint: str, family: Family, has: Callable[[str], bool]) -> None:
+    missing = [
+        names[0] + (f" (or {names[-1]})" if len(names) > 1 else "")
+        for names in family.needed_files
+        if not any(has(name) for name in names)
+    ]
+    if missing:
+        raise CheckpointFileError(f"{checkpoint} is no checkpoint: it lacks {', '.join(missing)}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
+from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.weights.directory import read_json
 
 if TYPE_CHECKING:
@@ -43,29 +43,6 @@ def find_family(config: Mapping[str, Any]) -> Family:
 def family_of(checkpoint: Path) -> Family:
     """Return the family of a checkpoint directory. Raises `CheckpointError`."""
     return find_family(read_json(checkpoint / "config.json"))
-
-
-def check_files(checkpoint: Path) -> Path:
-    """Return a directory that has all files of a checkpoint. Raises `CheckpointError`, which names all that lack."""
-    try:
-        family = family_of(checkpoint)
-    except CheckpointFileError:
-        if (checkpoint / "config.json").exists():  # and it cannot be read, so that the family is not known
-            raise
-        family = get_family()
-    check_lacking(str(checkpoint), family, lambda name: (checkpoint / name).exists())
-    return checkpoint
-
-
-def check_lacking(checkpoint: str, family: Family, has: Callable[[str], bool]) -> None:
-    """Raise `CheckpointFileError`, which names all needed files that a checkpoint has not."""
-    lacking = [
-        names[0] + (f" (or {names[-1]})" if len(names) > 1 else "")
-        for names in family.needed_files
-        if not any(has(name) for name in names)
-    ]
-    if lacking:
-        raise CheckpointFileError(f"{checkpoint} is no checkpoint: it lacks {', '.join(lacking)}")
 
 
 def family_settings() -> tuple[type[BaseModel], ...]:

@@ -21,7 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from s1_mini.config import EngineConfig
 from s1_mini.exceptions import PackageError
+from s1_mini.families.find import Checkpoint, find_checkpoint
 from s1_mini.packaging import manifest as manifest_file
 from s1_mini.packaging.manifest import Content, Manifest
 from s1_mini.weights.write import new_directory
@@ -40,6 +42,20 @@ _BROKEN = (
     *(tarfile.TarError, gzip.BadGzipFile, zlib.error),
     *(ValueError, ArithmeticError, LookupError, EOFError, RecursionError),  # from damaged headers
 )
+
+
+def open_checkpoint(config: EngineConfig, *, with_weights: bool = True) -> Checkpoint:
+    """Find the checkpoint that the settings name; verify it if it is an unpacked artifact, else check its files.
+
+    Without weights, only its small files are downloaded, and nothing is checked. Raises `CheckpointError` or
+    `ConfigurationError`.
+    """
+    checkpoint = find_checkpoint(config.checkpoint_path, with_weights=with_weights)
+    if with_weights and is_packaged(checkpoint.directory):
+        verify_directory(checkpoint.directory)
+    elif with_weights:
+        checkpoint.check_files()
+    return checkpoint
 
 
 def is_packaged(directory: Path) -> bool:

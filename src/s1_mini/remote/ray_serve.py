@@ -12,8 +12,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError, EngineError, QueueFullError
 from s1_mini.extras import require
 from s1_mini.families.base import Family
-from s1_mini.families.find import find_checkpoint
-from s1_mini.families.registry import family_of
+from s1_mini.packaging.verify import open_checkpoint
 from s1_mini.remote.ray_settings import ENV_PREFIX, INGRESS, ClusterSettings, Count
 from s1_mini.server.settings import ServerSettings
 
@@ -48,15 +47,17 @@ def app(args: dict[str, Any]) -> Application:
     from ray import serve
 
     config, cluster = settings_of(args)
-    family = family_of(find_checkpoint(config.checkpoint_path, with_weights=False))
+    family = open_checkpoint(config, with_weights=False).family
     check(config, cluster, family)
     if ray.is_initialized():  # else the ingress checks
         check_resources(config, cluster, family.stage_names, _nodes())
-    previous, stages = None, {}
+    previous: Application | None = None
+    stages: dict[str, Application] = {}
     for name in family.stage_names:
         options = options_of(name, config, cluster, is_first=previous is None)
-        previous = serve.deployment(StageReplica).options(**options).bind(config, name, cluster, previous)
-        stages[name] = previous
+        previous_name = next(reversed(stages), "")
+        bound = serve.deployment(StageReplica).options(**options).bind(config, name, cluster, previous, previous_name)
+        previous = stages[name] = bound
     server = ServerSettings()
     options = options_of(INGRESS, config, cluster, is_first=False) | {
         "max_ongoing_requests": 2 * server.max_requests,  # the server refuses more itself, and must answer `/ping`
@@ -211,7 +212,12 @@ class StageReplica:
     """One stage in a process of its own."""
 
     def __init__(
-        self, config: EngineConfig, name: str, cluster: ClusterSettings, previous: DeploymentHandle | None
+        self,
+        config: EngineConfig,
+        name: str,
+        cluster: ClusterSettings,
+        previous: DeploymentHandle | None,
+        previous_name: str,
     ) -> None:
         from s1_mini.remote.stage_worker import StageEngine
         from s1_mini.server.logs import set_up_logging
@@ -219,8 +225,7 @@ class StageReplica:
         gpus = needs_of(name, config, cluster)["num_gpus"]
         if not gpus:
             config = config.model_copy(update={"device": "cpu"})
-        names = list(family_of(find_checkpoint(config.checkpoint_path)).stage_names)
-        call = None if previous is None else remote(previous, names[names.index(name) - 1])
+        call = None if previous is None else remote(previous, previous_name)
         set_up_logging("json")
         self._engine: StageEngine = StageEngine(config, name, call)
         self._meter = StageMeter(self._engine)

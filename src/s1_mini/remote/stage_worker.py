@@ -27,10 +27,8 @@ from s1_mini.core.speech import Outlet
 from s1_mini.core.stage import Progress, StagePolicy
 from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, S1MiniError
 from s1_mini.families.base import Chain
-from s1_mini.families.find import find_checkpoint
-from s1_mini.families.registry import check_files, family_of
 from s1_mini.metrics import EngineMetrics
-from s1_mini.packaging.verify import is_packaged, verify_directory
+from s1_mini.packaging.verify import open_checkpoint
 from s1_mini.remote.work import Call, Facts, Failure, Piece, Work, draw
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.runner import as_error
@@ -90,13 +88,10 @@ class StageEngine:
 
     def __init__(self, config: EngineConfig, name: str, previous: Call | None = None) -> None:
         """Load the stage. Raises `CheckpointError` or `ConfigurationError`."""
-        directory = find_checkpoint(config.checkpoint_path)
-        if is_packaged(directory):
-            verify_directory(directory)
-        else:
-            check_files(directory)
+        checkpoint = open_checkpoint(config)
+        directory = checkpoint.directory
         config = config.model_copy(update={"checkpoint_path": directory, "max_queue_size": ANY_NUMBER})
-        names = list(family_of(directory).stage_names)
+        names = list(checkpoint.family.stage_names)
         self.index, self._names, self._previous = names.index(name), names, previous
         if self.index:
             config = config.model_copy(update={"batch_timeout_ms": 0.0})  # utterances in progress are not held back

@@ -15,7 +15,6 @@ from s1_mini.capacity.sizes import Formats, Sizes
 from s1_mini.config import EngineConfig, KVFormat, Precision, WeightFormat
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.base import Description, Family, LoadedModel, Placement
-from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import family_of
 from s1_mini.kernels.backend import HAS_TRITON, leave_triton
 from s1_mini.kernels.gate import gate
@@ -26,7 +25,7 @@ from s1_mini.runtime.room import check_weights, free_bytes_of, gpus_of
 from s1_mini.text.form import TextForm
 from s1_mini.types import Choice
 from s1_mini.voices.library import CheckpointVoices
-from s1_mini.weights.directory import read_json
+from s1_mini.weights.directory import DEFAULT_MODEL, read_json
 from s1_mini.weights.origin import Origin, origin_of
 
 logger = logging.getLogger(__name__)
@@ -68,11 +67,11 @@ class LoadedCheckpoint:
 
 
 def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedCheckpoint:
-    """Load what `config` names. Raises `CheckpointError` or `ConfigurationError`.
+    """Load the checkpoint directory that `config` names. Raises `CheckpointError` or `ConfigurationError`.
 
-    With `here` these stages alone, by their names: the weights of the others are checked, and not read.
+    `here` limits the stages to those with these names; weights of the others are checked but not read.
     """
-    directory = find_checkpoint(config.checkpoint_path)
+    directory = config.checkpoint_path or DEFAULT_MODEL
     device = choose_device(config.device)
     precision = choose_precision(config.precision, device.value)
     family = family_of(directory)
