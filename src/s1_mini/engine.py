@@ -33,7 +33,6 @@ from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.prepared import Prepared, in_thread
-from s1_mini.runtime.recordings import Check
 from s1_mini.runtime.running import EngineRuntime, run, vram
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
@@ -56,6 +55,8 @@ from s1_mini.types import (
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from s1_mini.voices.reference import Check
+
 
 class _Lifecycle:
     """What an engine is beside its requests: configuration, metrics, start and stop, state."""
@@ -72,7 +73,7 @@ class _Lifecycle:
         with self._lifecycle:
             if self._running is None:
                 self._running = self._load(self.config)
-                self._running.voices.start()
+                self._running.voices.preloader.start()
 
     def reload(self, checkpoint_path: str | Path | None = None, *, timeout_s: float | None = None) -> None:
         """Change to another checkpoint, or the same read anew, while requests go on coming.
@@ -92,7 +93,7 @@ class _Lifecycle:
                 reason = str(error).partition(".")[0]
                 raise CapacityError(f"no memory for a second checkpoint beside the one that speaks: {reason}") from None
             self.config, self._running = config, new
-            new.voices.start()
+            new.voices.preloader.start()
         old.close(drains=True, timeout_s=timeout_s)
 
     def _load(self, config: EngineConfig, before: VoiceService | None = None) -> EngineRuntime:
@@ -189,15 +190,15 @@ class _Voices(_Lifecycle):
 
     def voice_names(self) -> list[str]:
         """Give the names of all voices, sorted, without looking at any file."""
-        return self._ready().voices.roster.names
+        return self._ready().voices.registry.names
 
     def voices(self) -> list[VoiceInfo]:
         """Tell of all named voices, sorted: the checkpoint's and those that were added."""
-        return self._ready().voices.roster.infos()
+        return self._ready().voices.registry.infos()
 
     def describe_voice(self, name: str) -> VoiceInfo:
         """Tell of one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it is there but cannot be used."""
-        return self._ready().voices.roster.info(name)
+        return self._ready().voices.registry.info(name)
 
     def add_voice(
         self, name: str, reference_audio: Audio, reference_text: str, *, description: str = "", replace: bool = False

@@ -11,7 +11,8 @@ from concurrent.futures import CancelledError
 import pytest
 
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError
-from s1_mini.runtime.recordings import Check, Recordings
+from s1_mini.runtime.recordings import Recordings
+from s1_mini.voices.reference import Check
 from waiting import EVENTUALLY_S, wait_until
 
 

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice
-from waiting import wait_until
+from s1_mini.voices.reference import Check
+from waiting import EVENTUALLY_S, wait_until
 
 SLOTS = 4
 FOREVER = float("inf")
@@ -187,6 +189,39 @@ def test_a_request_past_its_deadline_ends_with_an_error_and_frees_its_slot(synth
         with pytest.raises(RequestTimeoutError, match="not finished in time"):
             sound(queue)
     assert leaks(synthesizer.core.scheduler) == []
+
+
+def test_an_encoding_that_raises_a_timeout_error_ends_with_it(
+    synthesizer: Synthesizer, speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(wave: torch.Tensor) -> Iterator[None]:
+        yield
+        raise TimeoutError("the disk does not respond")
+
+    monkeypatch.setattr(speaker.loaded, "condition", fail)
+
+    with pytest.raises(TimeoutError, match="the disk does not respond"):
+        synthesizer.encode(torch.zeros(1000), Check(Future()))
+
+
+def test_a_cancelled_encoding_ends_while_another_is_in_progress(
+    synthesizer: Synthesizer, speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, released, needed = threading.Event(), threading.Event(), Future[None]()
+
+    def hold(wave: torch.Tensor) -> Iterator[None]:
+        begun.set()
+        yield
+        released.wait(EVENTUALLY_S)
+
+    monkeypatch.setattr(speaker.loaded, "condition", hold)
+    synthesizer.core.do(lambda: hold(torch.zeros(0)))
+    begun.wait(EVENTUALLY_S)
+    threading.Timer(0.05, needed.cancel).start()
+
+    with pytest.raises(CancelledError):
+        synthesizer.encode(torch.zeros(1000), Check(needed))
+    released.set()
 
 
 def test_a_request_larger_than_a_slot_is_refused_at_once(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:

@@ -24,7 +24,7 @@ from held_generation import held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.accounts import Resource
 from s1_mini.types import Reference, Voice
-from s1_mini.voices.reference import ReferenceEncoder
+from s1_mini.voices.reference import Check, ReferenceEncoder
 from tests.server.conftest import LONG_SPEECH, Clock, Door, serving
 from waiting import wait_until
 
@@ -244,7 +244,7 @@ def held_recordings(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """References wait to be encoded until this is set, or their clients disconnect."""
     released, encode = threading.Event(), ReferenceEncoder.encode
 
-    def encode_later(encoder: ReferenceEncoder, reference: Reference, check: Callable[[], None]) -> Voice:
+    def encode_later(encoder: ReferenceEncoder, reference: Reference, check: Check) -> Voice:
         while not released.wait(0.005):
             check()
         return encode(encoder, reference, check)

@@ -311,7 +311,7 @@ def test_reading_a_voice_ahead_gives_way_to_who_comes(voiced: Path, monkeypatch:
 
         monkeypatch.setattr(model, "prefill", slowly)
         accepted = core.line.stats.accepted
-        reader = threading.Thread(target=lambda: outcomes.append(synthesizer.read_prefix(long, threading.Event())))
+        reader = threading.Thread(target=lambda: outcomes.append(synthesizer.read_prefix(long)))
         reader.start()
         while core.line.stats.accepted == accepted:
             pass
@@ -319,7 +319,7 @@ def test_reading_a_voice_ahead_gives_way_to_who_comes(voiced: Path, monkeypatch:
         reader.join()
         given_way = core.prefixes.stats.entries
 
-        outcomes.append(synthesizer.read_prefix(long, threading.Event()))
+        outcomes.append(synthesizer.read_prefix(long))
 
         assert np.array_equal(alone, beside)
         assert (outcomes, given_way) == ([False, True], 1)

@@ -71,14 +71,18 @@ def _wait(listening: Future[Voice], deadline: float) -> Voice:
     try:
         return listening.result(_left_s(deadline))
     except TimeoutError:
+        if listening.done():  # the encoding itself raised it
+            raise
         raise _late() from None
 
 
 async def _wait_async(listening: Future[Voice], deadline: float) -> Voice:
     try:
-        async with asyncio.timeout(_left_s(deadline)):  # `wait_for` may lose a cancellation on Python 3.11
+        async with asyncio.timeout(_left_s(deadline)) as limit:  # `wait_for` may lose a cancellation on Python 3.11
             return await asyncio.wrap_future(listening)
     except TimeoutError:
+        if not limit.expired():  # the encoding itself raised it
+            raise
         raise _late() from None
 
 

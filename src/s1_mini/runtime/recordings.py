@@ -1,8 +1,7 @@
 """Recordings being decoded and encoded, which takes seconds: a few at once, some more queued, further ones refused.
 
 Clients take turns, and one client holds at most its `client_share` of the places. Requests without a recording never
-wait here. Cancelled work leaves the queue at once, with what it holds, and ends soon if it has begun:
-work calls `check` now and then, which raises `CancelledError` then.
+wait here. Cancelled work leaves the queue at once, with what it holds, and ends soon if it has begun, by its `Check`.
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from s1_mini.core.turns import Turns, client_share
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError
+from s1_mini.voices.reference import Check
 
 Result = TypeVar("Result")
-Check = Callable[[], None]
 
 MAX_THREADS = 4
 USUAL_S = 1.0  # that a recording takes, before one has been seen
@@ -110,7 +108,7 @@ class Recordings:
             future, work, _ = next_one
             started = time.monotonic()
             try:
-                result = work(partial(_check, future))
+                result = work(Check(future))
             except BaseException as error:  # the caller gets any error
                 with suppress(InvalidStateError):  # it was cancelled, or ended by `close`
                     future.set_exception(error)
@@ -140,8 +138,3 @@ class Recordings:
         self._waiting.remove(waiting)
         if not any(each.client == waiting.client for each in self._waiting):
             self._turns.leave(waiting.client)
-
-
-def _check(future: Future[Any]) -> None:
-    if future.done():
-        raise CancelledError

@@ -41,11 +41,11 @@ class EngineRuntime:
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
         """Take in nothing more; finish what was taken in, or end it."""
         started = time.monotonic()
-        self.voices.stop()
+        self.voices.preloader.stop()
         self.recordings.close(drains=drains, timeout_s=timeout_s)
         left_s = None if timeout_s is None else max(0.0, started + timeout_s - time.monotonic())
         self.synthesizer.close(drains=drains, timeout_s=left_s)
-        self.voices.join()
+        self.voices.preloader.join()
 
     def listen(self, reference: Reference, client: str = "") -> Future[Voice]:
         """Return the voice of a reference: at once if it is cached, else when it is encoded. Also raises at once.
@@ -76,7 +76,7 @@ class EngineRuntime:
         """Have a request spoken, by the voices of its references or the one that it names, else by the default."""
         self.speaker.description.check_sampling(request.sampling)
         if request.voice is not None:
-            voices = [self.voices.roster.find(request.voice).voice]
+            voices = [self.voices.registry.find(request.voice).voice]
         elif not voices and (default := self.speaker.voices.default):
             voices = [default]
         queue = self.synthesizer.speak(
@@ -163,9 +163,9 @@ def run(
     )
     with ExitStack() as cleanup:
         cleanup.callback(synthesizer.close, drains=False)
-        roster = VoiceRegistry.open(speaker.voices, speaker.description.voice, config.voices_path)
-        roster.warn_of_faults()
-        voices = VoiceService(roster, synthesizer, references.encode, config)
+        registry = VoiceRegistry.open(speaker.voices, speaker.description.voice, config.voices_path)
+        registry.warn_of_faults()
+        voices = VoiceService(registry, synthesizer, references, config)
         if before is not None:
             voices.take_over(before)
         cleanup.pop_all()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -36,6 +35,7 @@ from s1_mini.runtime.process import num_cores
 from s1_mini.runtime.sizing import measure_slots
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
 from s1_mini.voices.format import Tensors, VoiceFormat
+from s1_mini.voices.reference import Check
 from s1_mini.voices.reference_cache import ReferenceCache, ReferenceStore
 
 REFERENCE_BYTES = 64_000_000  # in memory: some hours of references
@@ -49,8 +49,6 @@ CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
 WARM_UPS = [SamplingParams(max_new_tokens=2, seed=seed) for seed in range(4)]
 ONE_STEP = SamplingParams(max_new_tokens=1, seed=0)
 WARM_UP_TEXT = "Ready."
-CHECK_S = 0.05  # how often who encodes looks whether anybody still wants it
-GIVE_WAY_S = 0.005  # how often a request of no urgency looks whether somebody has come
 
 # A model smaller than this steps on one CPU thread: its kernels are so small that a second thread is waited for longer
 # than it helps (26 ms a frame on two, 17 on one, with the voice that ships; 2026-11).
@@ -119,6 +117,7 @@ class Synthesizer:
         self.core, self._chain, self.positions = open_backend(speaker, config)
         self.references = open_references(speaker.description.voice, config)
         self._numbers = itertools.count()
+        self._prefix: OutputQueue | None = None  # of the last `read_prefix`
         self._ahead = AheadCompiler(speaker, self._chain.stages, config)
         self.core.start()
         with ExitStack() as cleanup:
@@ -137,21 +136,14 @@ class Synthesizer:
         self.references.close()
         self.core.stop(drains=drains, timeout_s=timeout_s)
 
-    def encode(self, wave: Tensor, check: Callable[[], None] = lambda: None) -> Tensors:
-        """Encode one reference wave [samples] to the tensors of a voice; what only that needs is loaded at the first.
+    def encode(self, wave: Tensor, check: Check) -> Tensors:
+        """Encode one reference wave [samples] to the tensors of a voice; the first call loads the encoder.
 
-        `check` is called now and then; what it raises ends the work. Raises `QueueFullError`, `CapacityError` or
-        `EngineNotReadyError`.
+        Raises `CancelledError` when `check` does, `QueueFullError`, `CapacityError` or `EngineNotReadyError`.
         """
         encoding = self.core.do(partial(self._loaded.condition, wave))
-        try:
-            while True:
-                try:
-                    return {name: tensor.cpu() for name, tensor in encoding.result(CHECK_S).items()}
-                except TimeoutError:
-                    check()
-        finally:
-            encoding.cancel()  # does nothing once it has ended
+        check.cancels(encoding)
+        return {name: tensor.cpu() for name, tensor in encoding.result().items()}
 
     def speak(
         self,
@@ -195,6 +187,7 @@ class Synthesizer:
             else:
                 request.set_voice = partial(self._set_voice, voices, pieces[0])
         self.core.submit(request)
+        self.cancel_prefix()
         return queue
 
     def prompt(self, voice: Voice) -> Prompt:
@@ -225,21 +218,25 @@ class Synthesizer:
         slots = self.core.slots
         return not len(self.core.line) and slots.num_free > min(1, slots.count - 1)
 
-    def read_prefix(self, voice: Voice, stopped: threading.Event) -> bool:
-        """Have the prefix of `voice` read into its cache, by a request of one step that gives way to any newcomer.
+    def read_prefix(self, voice: Voice) -> bool:
+        """Prefill `voice` into the cache by a request of one step, which any other request cancels.
 
-        Tell whether it came to its end. Raises `EngineError`.
+        Return whether it was finished. Called by one thread. Raises `EngineError`.
         """
         accepted = self.core.line.stats.accepted
         try:
             queue = self.speak([WARM_UP_TEXT], [voice], ONE_STEP, deadline=float("inf"), streams=False)
         except QueueFullError:
             return False
-        while not queue.has_ended:
-            if stopped.wait(GIVE_WAY_S) or self.core.line.stats.accepted > accepted + 1:
-                queue.close()
-                break
+        self._prefix = queue
+        if self.core.line.stats.accepted > accepted + 1:  # the other request came before the line above
+            queue.close()
         return all(chunk.finish_reason != "cancelled" for chunk in queue)
+
+    def cancel_prefix(self) -> None:
+        """Cancel the request of `read_prefix`, if there is one."""
+        if (prefix := self._prefix) is not None:
+            prefix.close()
 
     def describe(self) -> dict[str, Any]:
         """Tell of waiting line, slots and caches at this moment."""

@@ -1,82 +1,67 @@
-"""Where named voices meet the engine room: adding encodes, pinning holds places in the caches, warming reads ahead.
-
-The engine calls it from whatever threads. What it does on the device goes through the same door as all requests.
-"""
+"""The named voices of a running engine: add, delete, pin, and prefill early in a background thread."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections import deque
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any
 
 from s1_mini.config import EngineConfig
-from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, TextError, VoiceError
+from s1_mini.exceptions import (
+    CapacityError,
+    EngineNotReadyError,
+    ParameterError,
+    S1MiniError,
+    TextError,
+    VoiceError,
+)
 from s1_mini.files import open_regular
-from s1_mini.runtime.preloader import Preloader
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.text.tidy import tidied
 from s1_mini.types import Reference, Voice, VoiceInfo
+from s1_mini.voices.reference import Check, ReferenceEncoder
 from s1_mini.voices.registry import Recording, VoiceDirectory, VoiceRegistry
 
-MAX_DESCRIPTION = 500  # characters
-LOOK_AGAIN_S = 0.05  # while others are busy
-ALL = "all"
+logger = logging.getLogger(__name__)
 
-Check = Callable[[], None]  # raises if nobody wants the work any more
-Encode = Callable[[Reference, Check], Voice]
+MAX_DESCRIPTION = 500  # characters
+BUSY_POLL_S = 0.05  # poll interval for idle slots while the engine is busy
+JOIN_S = 10.0  # a recording may still be decoded; the thread is a daemon
+ALL = "all"
 
 
 class VoiceService:
     """The named voices of one running engine; safe to use from several threads."""
 
-    def __init__(self, roster: VoiceRegistry, synthesizer: Synthesizer, encode: Encode, config: EngineConfig) -> None:
-        self.roster = roster
-        self._synthesizer, self._encode = synthesizer, encode
-        self._max_text_length, self._max_bytes = config.max_text_length, config.max_reference_bytes
-        self._pins = roster.pins
-        self._lock = threading.Lock()  # of the pins
-        self._stopped = threading.Event()
-        wishes = [name.strip() for name in config.warm_voices.split(",") if name.strip()]
-        self._preloader = Preloader(
-            roster.added.recordings(),
-            [] if wishes == [ALL] else wishes,
-            wants_all=wishes == [ALL],
-            take_in=self._take_in,
-            read_ahead=self._read_ahead,
-            all_names=lambda: self.roster.names,
-            stopped=self._stopped,
-        )
+    def __init__(
+        self, registry: VoiceRegistry, synthesizer: Synthesizer, encoder: ReferenceEncoder, config: EngineConfig
+    ) -> None:
+        self.registry = registry
+        self._synthesizer, self._encoder = synthesizer, encoder
+        self._pins = registry.pins
+        self._lock = threading.Lock()  # guards the pins
+        self.preloader = Preloader(self, synthesizer, config)
 
     def take_over(self, before: VoiceService) -> None:
-        """Keep the voices in memory and the pins of another's, as far as this checkpoint can speak with them."""
-        if self.roster.added.form.encoder == before.roster.added.form.encoder:
-            if not isinstance(before.roster.added, VoiceDirectory):
-                self.roster.added = before.roster.added
-            for name in sorted(before.roster.pins):
+        """Keep the voices in memory and the pins of another service, as far as they fit this checkpoint."""
+        added = before.registry.added
+        if self.registry.added.form.encoder == added.form.encoder:
+            if not isinstance(added, VoiceDirectory):
+                self.registry.added = added
+            for name in sorted(before.registry.pins):
                 with suppress(VoiceError, CapacityError):
                     self.pin(name)
 
-    def start(self) -> None:
-        """Begin to take in recordings and to read voices ahead, in the background."""
-        self._preloader.start()
-
-    def stop(self) -> None:
-        """Begin nothing more of that."""
-        self._stopped.set()
-        self._preloader.wake()
-
-    def join(self) -> None:
-        """Wait for the end of what was begun, once the engine room is closed."""
-        self._preloader.join()
-
     def health(self) -> dict[str, Any]:
-        """Tell how many voices there are, how many are still to be warmed, and what failed."""
+        """Return the numbers of voices, those still to be prefilled, and failures by name."""
         return {
-            "count": len(self.roster.names),
-            "added": self.roster.num_added,
-            "warming": self._preloader.num_left,
-            "failed": self.roster.library.faults | self._preloader.failed,
+            "count": len(self.registry.names),
+            "added": self.registry.num_added,
+            "warming": self.preloader.num_left,
+            "failed": self.registry.library.faults | self.preloader.failed,
         }
 
     def add(
@@ -86,54 +71,58 @@ class VoiceService:
         *,
         description: str = "",
         replace: bool = False,
-        check: Check = lambda: None,
+        check: Check | None = None,
     ) -> VoiceInfo:
-        """Encode a reference, alone, and keep it under `name`; what `check` raises before that ends the work.
+        """Encode a reference and keep it under `name`, unless `check` cancels it before.
 
         Raises `RequestError` or `EngineError`.
         """
         description = check_description(description)
-        if not reference.text and self.roster.added.form.from_arrays is None:
+        if not reference.text and self.registry.added.form.from_arrays is None:
             raise TextError("reference_text", "it is empty; write word for word what is said in the recording")
-        with self.roster.adding(name, replace=replace):
-            voice = self._encode(reference, check)
-            self._synthesizer.prompt(voice)  # what fits into no slot is refused now and not with every request
+        with self.registry.adding(name, replace=replace):
+            voice = self._encoder.encode(reference, check)
+            self._synthesizer.prompt(voice)  # a voice that fits no slot is refused now, not with every request
             with self._lock:
-                self.roster.add(name, voice, description=description, replace=replace)
+                self.registry.add(name, voice, description=description, replace=replace)
                 if name in self._pins:
-                    self._let_go(name)
-                    with suppress(CapacityError):  # added it is; whether it is pinned, its info tells
+                    self._release(name)
+                    with suppress(CapacityError):  # the voice is added; its info says whether it is pinned
                         self._hold(name, voice)
-        return self.roster.info(name)
+        return self.registry.info(name)
 
     def delete(self, name: str) -> None:
-        """Forget an added voice, its tensors and its prefix. Raises `VoiceNotFoundError` or `VoiceReadOnlyError`."""
+        """Delete an added voice, its tensors and its prefix. Raises `VoiceNotFoundError` or `VoiceReadOnlyError`."""
         with self._lock:
-            key = self._key(name)
-            self.roster.delete(name)
-            self._let_go(name)
-            if key is not None and all(key != held for held, _ in self._pins.values()):
+            try:
+                key = self._synthesizer.prompt(self.registry.find(name).voice).prefix_key
+            except (VoiceError, CapacityError):
+                key = ""
+            self.registry.delete(name)
+            self._release(name)
+            if key and all(key != held for held, _ in self._pins.values()):
                 self._synthesizer.core.prefixes.remove(key)
 
     def pin(self, name: str) -> VoiceInfo:
         """Keep the tensors and the prefix of a voice in their caches. Raises `VoiceError` or `CapacityError`."""
         with self._lock:
-            voice = self.roster.find(name).voice
+            voice = self.registry.find(name).voice
             if name not in self._pins:
                 self._hold(name, voice)
-        self._preloader.wish(name)
-        return self.roster.info(name)
+        self.preloader.prefill_next(name)
+        return self.registry.info(name)
 
     def unpin(self, name: str) -> VoiceInfo:
-        """Let them go as any other. Raises `VoiceError`."""
+        """Make a voice evictable again. Raises `VoiceError`."""
         with self._lock:
-            self.roster.find(name)
-            self._let_go(name)
-        return self.roster.info(name)
+            self.registry.find(name)
+            self._release(name)
+        return self.registry.info(name)
 
     def _hold(self, name: str, voice: Voice) -> None:
         prefixes, prompt = self._synthesizer.core.prefixes, self._synthesizer.prompt(voice)
-        held = dict(self._pins.values()) | {prompt.prefix_key: self._synthesizer.prefix_bytes(prompt)}
+        num_bytes = self._synthesizer.prefix_bytes(prompt)
+        held = dict(self._pins.values()) | {prompt.prefix_key: num_bytes}
         too_many = prefixes.max_entries is not None and len(held) > prefixes.max_entries
         if too_many or sum(held.values()) > prefixes.max_bytes:
             raise CapacityError(
@@ -141,60 +130,140 @@ class VoiceService:
                 f"{prefixes.max_entries} of {prefixes.max_bytes / 1e6:.1f} MB. Unpin others, or give it more "
                 "(S1_MINI_PREFIX_CACHE_MB, S1_MINI_KV_CACHE_SIZE)."
             )
-        self._pins[name] = prompt.prefix_key, self._synthesizer.prefix_bytes(prompt)
-        self.roster.added.pin(name, pinned=True)
+        self._pins[name] = prompt.prefix_key, num_bytes
+        self.registry.added.pin(name, pinned=True)
         prefixes.pin(prompt.prefix_key)
 
-    def _let_go(self, name: str) -> None:
+    def _release(self, name: str) -> None:
         if name not in self._pins:
             return
         key, _ = self._pins.pop(name)
-        self.roster.added.pin(name, pinned=False)
+        self.registry.added.pin(name, pinned=False)
         if all(key != held for held, _ in self._pins.values()):
             self._synthesizer.core.prefixes.unpin(key)
 
-    def _key(self, name: str) -> str | None:
-        """Give the key of a voice's prefix, None if the voice cannot be read."""
-        try:
-            return self._synthesizer.prompt(self.roster.find(name).voice).prefix_key
-        except (VoiceError, CapacityError):
+
+class Preloader:
+    """A thread that makes voices of recordings in the directory, then prefills voices before they are requested.
+
+    A failure is a warning and an entry of `failed`; the thread continues with the next one.
+    """
+
+    def __init__(self, voices: VoiceService, synthesizer: Synthesizer, config: EngineConfig) -> None:
+        self.failed: dict[str, str] = {}
+        self._voices, self._synthesizer, self._registry = voices, synthesizer, voices.registry
+        self._max_transcript_bytes = 4 * config.max_text_length + 4
+        names = [name.strip() for name in config.warm_voices.split(",") if name.strip()]
+        self._recordings = deque(self._registry.added.recordings())
+        self._wants_all = names == [ALL]  # every voice, as of when the recordings are done
+        self._names: deque[str] = deque(() if self._wants_all else names)
+        self._first: deque[str] = deque()  # pinned voices: prefilled before the others, even if the cache is full
+        self._is_busy = False
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._encoding: Future[None] = Future()  # cancelled with the recording in progress
+        self._thread = threading.Thread(target=self._run, name="s1_mini voices", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin nothing more, and cancel what is in progress."""
+        with self._changed:
+            self._is_stopped = True
+            self._encoding.cancel()
+            self._changed.notify()
+        self._synthesizer.cancel_prefix()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join(JOIN_S)
+
+    def prefill_next(self, name: str) -> None:
+        """Prefill a voice before those of the settings."""
+        with self._changed:
+            self._first.append(name)
+            self._changed.notify()
+
+    @property
+    def num_left(self) -> int:
+        """Recordings and voices that are not done yet."""
+        with self._changed:
+            voices = len(self._registry.names) if self._wants_all else 0
+            return len(self._recordings) + len(self._first) + len(self._names) + voices + self._is_busy
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            name = task if isinstance(task, str) else task.name
+            try:
+                if isinstance(task, Recording):
+                    self._take_in(task)
+                else:
+                    self._prefill(task)
+                self.failed.pop(name, None)
+            except (EngineNotReadyError, CancelledError):
+                return
+            except Exception as error:  # models raise errors of any class; the next voice is still loaded
+                reason = str(error)
+                if not isinstance(error, S1MiniError | OSError):
+                    logger.exception("warming failed")
+                    reason = f"{type(error).__name__}: {error}"
+                logger.warning("the voice %r could not be made ready: %s", name, reason)
+                self.failed[name] = reason
+
+    def _next(self) -> Recording | str | None:
+        with self._changed:
+            self._is_busy = False
+            while not self._is_stopped:
+                if self._wants_all and not self._recordings:
+                    self._wants_all = False
+                    self._names.extend(self._registry.names)
+                waiting: deque[Any] = self._first or self._recordings or self._names
+                if waiting:
+                    self._is_busy, self._encoding = True, Future()
+                    task: Recording | str = waiting.popleft()
+                    return task
+                self._changed.wait()
             return None
 
     def _take_in(self, recording: Recording) -> None:
-        """Make a voice of a recording that lies in the directory of voices. Raises `S1MiniError` or `OSError`."""
+        """Make a voice of a recording in the directory of voices. Raises `S1MiniError` or `OSError`."""
         if not recording.transcript.exists():
             raise ParameterError("reference_text", f"{recording.transcript.name} is missing: what is said in it?")
         with open_regular(recording.transcript) as file:
-            said = file.read(4 * self._max_text_length + 4)
+            content = file.read(self._max_transcript_bytes)
         try:
-            text = said.decode("utf-8-sig")
+            text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise TextError("reference_text", f"{recording.transcript.name} is not UTF-8: {error}") from None
-        self.add(recording.name, Reference(recording.audio, text), replace=True, check=self._check)
+        reference = Reference(recording.audio, text)
+        self._voices.add(recording.name, reference, replace=True, check=Check(self._encoding))
 
-    def _check(self) -> None:
-        if self._stopped.is_set():
-            raise EngineNotReadyError("the engine is stopping")
-
-    def _read_ahead(self, name: str) -> bool:
-        """Read a voice's prefix into its cache, when nobody waits; tell whether there is room for more."""
-        while not self._stopped.is_set():
-            voice = self.roster.find(name).voice
-            prompt, prefixes = self._synthesizer.prompt(voice), self._synthesizer.core.prefixes
+    def _prefill(self, name: str) -> None:
+        """Prefill a voice into the cache when the engine is idle; if the cache is full, drop all voices that wait."""
+        prefixes = self._synthesizer.core.prefixes
+        while not self._is_stopped:
+            voice = self._registry.find(name).voice
+            prompt = self._synthesizer.prompt(voice)
             if prompt.prefix_key in prefixes:
-                return True
+                return
             stats = prefixes.stats
             is_full = stats.num_bytes + self._synthesizer.prefix_bytes(prompt) > stats.max_bytes
-            if (is_full or stats.entries == prefixes.max_entries) and name not in self._pins:
-                return False
-            if self._synthesizer.has_room_to_spare and self._synthesizer.read_prefix(voice, self._stopped):
-                return True  # even if its prefix is too short to be kept
-            self._stopped.wait(LOOK_AGAIN_S)
-        return True
+            if (is_full or stats.entries == prefixes.max_entries) and name not in self._registry.pins:
+                with self._changed:
+                    num_left = len(self._names)
+                    self._names.clear()
+                logger.info("the cache of prefixes is full; %r and %d more voices are not read ahead", name, num_left)
+                return
+            if self._synthesizer.has_room_to_spare and self._synthesizer.read_prefix(voice):
+                return  # even if its prefix is too short to be cached
+            with self._changed:
+                self._changed.wait(BUSY_POLL_S)
 
 
 def check_description(description: str) -> str:
-    """Give a description in order. Raises `ParameterError` if it is none."""
+    """Return a normalized description. Raises `ParameterError` if it is invalid."""
     if not description:
         return ""
     if isinstance(description, str) and len(description) > MAX_DESCRIPTION:

@@ -7,8 +7,9 @@ Importing this, and checking a reference, loads no torch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,7 +25,23 @@ if TYPE_CHECKING:
 
     from s1_mini.voices.reference_cache import ReferenceCache
 
-Check = Callable[[], None]  # raises if the result is not needed any more
+
+class Check:
+    """Cancels work whose result, a future, is not needed any more."""
+
+    def __init__(self, result: Future[Any]) -> None:
+        self._result = result
+
+    def __call__(self) -> None:
+        """Raise `CancelledError` if the result is not needed any more."""
+        if self._result.done():
+            raise CancelledError
+
+    def cancels(self, future: Future[Any]) -> None:
+        """Cancel `future` as soon as the result is not needed any more."""
+        self._result.add_done_callback(lambda _: future.cancel())
+
+
 Encode: TypeAlias = "Callable[[Tensor, Check], Tensors]"  # wave [samples] to the tensors of a voice
 
 
@@ -63,7 +80,7 @@ class ReferenceReader:
             )
         return None
 
-    def _wave(self, recording: bytes | np.ndarray, check: Check = lambda: None) -> np.ndarray:
+    def _wave(self, recording: bytes | np.ndarray, check: Callable[[], None] = lambda: None) -> np.ndarray:
         return load_reference(
             recording, sample_rate=self.form.sample_rate, max_s=self.max_s, max_bytes=self.max_bytes, check=check
         )
@@ -88,12 +105,13 @@ class ReferenceEncoder(ReferenceReader):
         tensors = self.cache.find(self.cache.key(self._read(reference)))
         return None if tensors is None else Voice(tensors, self._text(reference))
 
-    def encode(self, reference: Reference, check: Check = lambda: None) -> Voice:
-        """Return the voice of a reference, with `encode_wave` if it is new; what `check` raises ends the work.
+    def encode(self, reference: Reference, check: Check | None = None) -> Voice:
+        """Return the voice of a reference, with `encode_wave` if it is new, unless `check` cancels the work.
 
         A voice file of the family's own is read as it is. Raises `ReferenceAudioError` for the recording,
         `VoiceUnsupportedError` where none can be encoded, and `TextError` for its transcript, which may be empty.
         """
+        check = check or Check(Future())
         text, recording = self._text(reference), self._read(reference)
         if (tensors := self._voice_file(recording)) is not None:
             return Voice(tensors, text)
