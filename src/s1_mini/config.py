@@ -105,7 +105,7 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     was set. Warns of unknown `S1_MINI_*` variables.
     """
 
-    # Compilation: inductor on a GPU (runtime/compilation.py), numba on a CPU (runtime/ahead.py), eager elsewhere.
+    # Compilation: inductor on a GPU (runtime/loader.py), numba on a CPU (runtime/ahead.py), eager elsewhere.
     compile: CompileSwitch = Field(
         "auto",
         description="auto: torch.compile on Linux with a GPU, numba on a CPU in the background; true: before the start",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import platform
 import shutil
 
 import pytest
 import torch
 
-from s1_mini.runtime.compilation import Compiler, choose_backend
+from s1_mini.runtime import loader
+from s1_mini.runtime.loader import Compiler, choose_backend
 from s1_mini.types import Choice
 
 
@@ -28,16 +30,22 @@ from s1_mini.types import Choice
     ],
 )
 def test_the_choice_follows_switch_backend_platform_and_device(
-    switch: str, backend: str, system: str, device: str, expected: str
+    switch: str, backend: str, system: str, device: str, expected: str, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choice = choose_backend(switch, backend, device=device, system=system, finds_triton=lambda: True)
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(loader, "HAS_TRITON", True)
+
+    choice = choose_backend(switch, backend, device)
 
     assert choice.value == expected
     assert choice.reason
 
 
-def test_without_triton_the_choice_is_eager_and_says_what_is_missing() -> None:
-    choice = choose_backend("auto", "auto", device="cuda", system="Linux", finds_triton=lambda: False)
+def test_without_triton_the_choice_is_eager_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(loader, "HAS_TRITON", False)
+
+    choice = choose_backend("auto", "auto", "cuda")
 
     assert choice.value == "eager"
     assert "Triton" in choice.reason

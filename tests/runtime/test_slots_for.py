@@ -14,9 +14,8 @@ from s1_mini.capacity.sizes import AUTO_SLOTS, CONTEXT_BYTES, GIB, Formats, Room
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import SHORT_NAMES, get_family
-from s1_mini.runtime.loader import LoadedCheckpoint, load
-from s1_mini.runtime.room import check_weights, gpus_of
-from s1_mini.runtime.sizing import CPU_SLOTS, measure_slots
+from s1_mini.runtime.loader import LoadedCheckpoint, load, measure_slots
+from s1_mini.runtime.sizing import CPU_SLOTS, check_weights, gpus_of
 from s1_mini.runtime.sizing import slots_for as slots_in
 from s1_mini.types import Choice
 
@@ -105,7 +104,7 @@ def test_an_engine_looks_at_every_gpu_that_its_stages_are_on(
     speaker: LoadedCheckpoint, scarce: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = {"cuda:0": PLENTY, "cuda:1": scarce, "cuda:2": GIB / 2}
-    monkeypatch.setattr("s1_mini.runtime.sizing.free_bytes_of", free.__getitem__)
+    monkeypatch.setattr("s1_mini.runtime.loader.free_bytes_of", free.__getitem__)
     apart = [
         replace(speaker, devices={"language_model": Choice("cuda:0", ""), "codec": Choice(codec, "")})
         for codec in ("cpu", "cuda:0", "cuda:1", "cuda:2")
@@ -117,7 +116,8 @@ def test_an_engine_looks_at_every_gpu_that_its_stages_are_on(
 
 
 def test_weights_that_have_no_room_are_told_before_they_are_loaded() -> None:
-    sizes, stages = get_family().sizes(None, Formats(), 0), gpus_of({"language_model": "cuda:0", "codec": "cuda:1"})
+    sizes = get_family().sizes(None, Formats(), 0)
+    stages = gpus_of({"language_model": Choice("cuda:0", ""), "codec": Choice("cuda:1", "")})
     check_weights(sizes, stages, {"cuda:0": 2e9, "cuda:1": 1e9})
 
     with pytest.raises(ConfigurationError, match=r"of codec take 0\.34 GB, and cuda:1 has 0\.19 free.* on cuda:0"):

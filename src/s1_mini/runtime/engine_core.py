@@ -1,6 +1,6 @@
-"""The threads of one chain of stages, what is handed to them, and what becomes of it if one of them dies or hangs.
+"""The threads of a chain of stages: what runs on them, and what happens if one of them dies or hangs.
 
-Each request that was taken in ends exactly once, with sound or with an error of its own.
+Each accepted request ends exactly once, with audio or with an error of its own.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from typing import Protocol, TypeVar
 import torch
 
 from s1_mini.byte_cache import ByteCache
-from s1_mini.core.messages import Saved
+from s1_mini.core.messages import Plan, Report, Saved
 from s1_mini.core.request import Request
 from s1_mini.core.scheduler import Scheduler
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
-from s1_mini.core.watchdog import Watchdog
 from s1_mini.exceptions import EngineError, EngineNotReadyError
 from s1_mini.metrics import EngineMetrics
-from s1_mini.runtime.runner import StageRunner
+from s1_mini.runtime.runner import StageRunner, as_error, attempt
 from s1_mini.runtime.stage import Stage
 from s1_mini.runtime.tasks import Steps, Tasks
-from s1_mini.runtime.worker import StageWorker
 
 logger = logging.getLogger(__name__)
 
-GRACE_S = 2.0  # for a thread that was given up, and comes back after all
+JOIN_S = 2.0  # for a thread that hung and may come back
+HELPED_CALLS = 2  # small calls for first audio that another stage's thread makes between its own steps
+WATCH_S = 1.0  # poll interval of the watchdog; shorter for limits of a few seconds
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Which stages share a thread, by the threads' names; the first works on tasks, too."""
+    """Which stages share a thread, by the threads' names; the first thread runs tasks, too."""
 
     stages: Mapping[str, Sequence[int]]
-    helps: bool = False  # whether the first thread makes first sounds where that of the last stage is at others'
-    enter: Callable[[int], None] = lambda _: None  # called by each thread before all else, with its first stage
+    helps: bool = False  # whether the first thread generates first audio while the last stage's thread is busy
+    enter: Callable[[int], None] = lambda _: None  # called by each thread at its start, with its first stage
 
 
 class Room(Protocol):
@@ -52,50 +52,198 @@ class Room(Protocol):
     count: int
 
     @property
-    def num_free(self) -> int:
-        """Slots that nobody has."""
+    def num_free(self) -> int: ...
 
 
 class Core(Protocol):
-    """What takes requests through the stages of a family, wherever these are."""
+    """Runs requests through the stages of a family, wherever these are."""
 
     line: WaitingLine
     prefixes: ByteCache[Saved]
     metrics: EngineMetrics
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the threads."""
 
     def watch(self) -> None:
-        """Give up from now on, and tell all who wait, if something does not come back from what it does."""
+        """From now on, end all requests if a thread hangs."""
 
     def submit(self, request: Request) -> None:
-        """Take a request in. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
+        """Accept a request. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
 
     def cancel(self, request: Request) -> None:
-        """End a request whose listener has gone; does nothing if it has ended."""
+        """Cancel a request; does nothing if it has ended."""
 
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Do what `make` begins, one `yield` at a time; give its result. Raises as `submit`."""
+        """Run a task between plans, one `yield` at a time; return its result. Raises as `submit`."""
 
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
-        """Take in no more; finish what was taken in, or end it with `EngineNotReadyError`."""
+        """Accept no more; finish what was accepted, or end it with `EngineNotReadyError`."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether it works."""
+        """Whether all threads run and none hangs."""
 
     @property
     def num_requests(self) -> int:
-        """Requests that were taken in and have not ended."""
+        """Requests that were accepted and have not ended."""
 
     @property
-    def slots(self) -> Room:
-        """Utterances that are spoken at once."""
+    def slots(self) -> Room: ...
 
 
-class EngineCore:
-    """Runs requests through the stages of one family, in threads of its own, once started."""
+class Heartbeat:
+    """Marks a thread as busy: each `with` block is one piece of work."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._is_busy = False
+
+    def __enter__(self) -> None:
+        self._number += 1
+        self._is_busy = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_busy = False
+
+    @property
+    def doing(self) -> int | None:
+        """Number of the current piece of work, or None if idle."""
+        return self._number if self._is_busy else None
+
+
+class Watchdog:
+    """Polls threads by name; calls `on_stuck` once if one does the same piece of work for `limit_s`.
+
+    Time is counted in polls, so that a suspended machine counts as one poll.
+    """
+
+    def __init__(
+        self, heartbeats: Mapping[str, Heartbeat], limit_s: float, on_stuck: Callable[[str, float], None]
+    ) -> None:
+        self._heartbeats, self._limit_s, self._on_stuck = heartbeats, limit_s, on_stuck
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="s1_mini watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, if it was started."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        pause = min(WATCH_S, self._limit_s / 4)
+        seen: dict[str, int | None] = {}
+        same_s = dict.fromkeys(self._heartbeats, 0.0)
+        while not self._over.wait(pause):
+            for name, heartbeat in self._heartbeats.items():
+                now = heartbeat.doing
+                same_s[name] = 0.0 if now is None or now != seen.get(name) else same_s[name] + pause
+                seen[name] = now
+                if same_s[name] >= self._limit_s:
+                    self._on_stuck(name, same_s[name])
+                    return
+
+
+class StageWorker:
+    """A thread that carries out the plans of some stages in turn. `on_end` gets the error that ended it, or None.
+
+    Where a stage only launches its steps, its next plan is launched before the last report is processed and its audio
+    delivered, so that the device never waits for bookkeeping. An autoregressive stage is planned while its last step
+    runs; any other one after it, because that plan depends on which client is most in need of audio.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        runners: Mapping[int, StageRunner],
+        *,
+        enter: Callable[[], None],
+        on_end: Callable[[BaseException | None], None],
+        tasks: Tasks | None = None,
+        helps: tuple[int, StageRunner] | None = None,
+    ) -> None:
+        """`helps` is a stage of another thread for which this one may generate first audio."""
+        self.name, self.heartbeat = name, Heartbeat()
+        self._scheduler, self._runners, self._tasks, self._helps = scheduler, runners, tasks, helps
+        self._enter, self._on_end = enter, on_end
+        self._in_flight: dict[int, tuple[Plan, Callable[[], Report]]] = {}  # by stage
+        self.thread = threading.Thread(target=self._run, name=f"s1_mini {name}", daemon=True)
+
+    def _run(self) -> None:
+        failure: BaseException | None = None
+        try:
+            self._enter()
+            for runner in self._runners.values():
+                runner.stage.capture()
+            stages = list(self._runners)
+            while self._in_flight or self._scheduler.wait(stages, self._has_tasks):
+                with self.heartbeat:
+                    self.turn()
+        except BaseException as error:  # the end of a thread: `on_end` gets any error
+            failure = error
+        for runner in self._runners.values():
+            runner.stage.close()
+        self._on_end(failure)
+
+    def turn(self) -> None:
+        """Carry out the next plans of each stage, then a bit of the tasks."""
+        for stage, runner in self._runners.items():
+            if runner.stage.is_overlapped:
+                self._launch_ahead(stage, runner)
+            else:
+                self._run_plans(stage, runner)
+        self._help()
+        if self._tasks is not None:
+            self._tasks.step(beside_speech=self._scheduler.has_speech)
+
+    def _run_plans(self, stage: int, runner: StageRunner) -> None:
+        items_left = self._scheduler.stages[stage].policy.items_a_turn
+        while (plan := self._scheduler.plan(stage)) is not None:
+            self._finish(plan, runner.run(plan))
+            items_left -= len(plan.steps) * plan.size
+            if items_left <= 0:
+                return
+
+    def _launch_ahead(self, stage: int, runner: StageRunner) -> None:
+        last, report = self._in_flight.pop(stage, None), None
+        if last is not None and not last[0].is_autoregressive:
+            report = last[1]()
+        plan = self._scheduler.plan(stage)
+        if plan is not None:
+            self._in_flight[stage] = plan, runner.step(plan, runner.prepare(plan))
+        if last is not None:
+            self._finish(last[0], last[1]() if report is None else report)
+
+    def _help(self) -> None:
+        if self._helps is None or not self._scheduler.may_help(self._helps[0]):
+            return
+        stage, runner = self._helps
+        for _ in range(HELPED_CALLS):
+            plan = self._scheduler.plan(stage, only_first=True)
+            if plan is None:
+                return
+            self._finish(plan, runner.run(plan))
+
+    def _finish(self, plan: Plan, report: Report) -> None:
+        if plan.stage == len(self._scheduler.stages) - 1:
+            self._scheduler.deliver(plan, report)
+        for follow in self._scheduler.report(plan, report):
+            attempt(follow.work, partial(self._fail, follow.request))
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        self._scheduler.end(request, as_error(error))
+
+    def _has_tasks(self) -> bool:
+        return self._tasks is not None and len(self._tasks) > 0
+
+
+class EngineCore(Core):
+    """A core whose stages are in this process."""
 
     def __init__(
         self,
@@ -111,78 +259,66 @@ class EngineCore:
     ) -> None:
         self.scheduler = Scheduler(policies, line, prefixes, threads=list(threads.stages.values()), clock=clock)
         self.line, self.prefixes = line, prefixes
-        self.runners = [StageRunner(stage, self._let_go) for stage in stages]
-        self.failure: BaseException | None = None  # what killed a thread
+        self.runners = [StageRunner(stage, self._free_memory) for stage in stages]
+        self.failure: BaseException | None = None  # of the first thread that died or hung
         self._clears_memory = clears_memory and any(stage.device.type == "cuda" for stage in stages)
-        self._tasks = Tasks(line.max_size, self._let_go, clock=clock)
+        self._tasks = Tasks(line.max_size, self._free_memory, clock=clock)
         self.workers = [
             StageWorker(
                 name,
                 self.scheduler,
                 {stage: self.runners[stage] for stage in numbers},
                 enter=partial(threads.enter, numbers[0]),
-                on_end=self._count_end,
+                on_end=self._on_end,
                 tasks=None if at else self._tasks,
                 helps=(len(stages) - 1, self.runners[-1]) if threads.helps and not at else None,
             )
             for at, (name, numbers) in enumerate(threads.stages.items())
         ]
         self._num_ended, self._ending = 0, threading.Lock()
-        self._over = threading.Event()  # nobody waits for anything any more
-        self._is_given_up = False
+        self._over = threading.Event()  # every request and task has ended
+        self._is_stuck = False
         heartbeats = {f"the thread of {worker.name}": worker.heartbeat for worker in self.workers}
-        self._watchdog = Watchdog(heartbeats, stuck_after_s, self._give_up)
+        self._watchdog = Watchdog(heartbeats, stuck_after_s, self._on_stuck)
 
     def start(self) -> None:
-        """Begin to work."""
         for worker in self.workers:
             worker.thread.start()
 
     def watch(self) -> None:
-        """Give up from now on, and tell all who wait, if a thread does not come back from what it does."""
         self._watchdog.start()
 
     def submit(self, request: Request) -> None:
-        """Take a request in. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
         self._check()
         self.scheduler.submit(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request whose listener has gone; does nothing if it has ended."""
         self.scheduler.cancel(request)
 
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Have the first thread do what `make` begins between its plans, one `yield` at a time; give its result.
-
-        Raises `QueueFullError`, or `EngineNotReadyError` once stopped.
-        """
         self._check()
         future = self._tasks.submit(make)
         self.scheduler.wake(0)
         return future
 
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
-        """Take in no more; finish what was taken in, or end it with `EngineNotReadyError`."""
         self.scheduler.close(drains=drains and self.failure is None)
-        if not self._over.wait(timeout_s):  # it took too long: give up on the rest
+        if not self._over.wait(timeout_s):
             self.scheduler.close(drains=False)
             self._over.wait()
         for worker in self.workers:
-            worker.thread.join(GRACE_S if self._is_given_up else None)
+            worker.thread.join(JOIN_S if self._is_stuck else None)
 
     @property
     def is_alive(self) -> bool:
-        """Whether all threads run, and come back from what they do."""
         return self.failure is None and all(worker.thread.is_alive() for worker in self.workers)
 
     @property
     def slots(self) -> Room:
-        """Slots of the first stage."""
         return self.scheduler.stages[0].slots
 
     @property
     def metrics(self) -> EngineMetrics:
-        """What it counts."""
         return self.scheduler.ledger.metrics
 
     @metrics.setter
@@ -191,23 +327,22 @@ class EngineCore:
 
     @property
     def num_requests(self) -> int:
-        """Requests that were taken in and have not ended."""
         return len(self.scheduler.ledger.requests)
 
     def _check(self) -> None:
         if self.failure is not None:
             raise EngineError(f"the engine has failed and must be started anew: {self.failure!r}")
 
-    def _let_go(self) -> None:
-        """Give back what can be made anew: the memory has run out."""
-        self.scheduler.ledger.metrics.out_of_memory += 1
+    def _free_memory(self) -> None:
+        """Evict prefixes, which can be computed again, when memory has run out."""
+        self.metrics.out_of_memory += 1
         freed = self.prefixes.shrink()
         if self._clears_memory:
             torch.cuda.empty_cache()
         logger.warning("out of memory: let go of %.1f MB of prefixes, trying again", freed / 1e6)
 
-    def _count_end(self, failure: BaseException | None) -> None:
-        """Take note of a thread's end, in that thread; the last tells all who still wait."""
+    def _on_end(self, failure: BaseException | None) -> None:
+        """Record the end of the calling thread; the last thread ends all requests that are left."""
         if failure is not None:
             self.failure = self.failure or failure
             logger.error("a thread of the engine has died", exc_info=failure)
@@ -224,10 +359,10 @@ class EngineCore:
             self._watchdog.stop()
             self._over.set()
 
-    def _give_up(self, thread: str, seconds: float) -> None:
-        """Tell all who wait that a thread does not come back, from the watchdog's. What it holds is left to it."""
+    def _on_stuck(self, thread: str, seconds: float) -> None:
+        """End all requests when a thread hangs, from the watchdog's thread; the memory of the thread is not touched."""
         self.failure = self.failure or EngineError(f"{thread} has not come back for {seconds:.4g} s")
-        self._is_given_up = True
+        self._is_stuck = True
         try:
             self.scheduler.tell_all(EngineNotReadyError("the engine has died while this was being spoken"))
             self._tasks.end(EngineNotReadyError("the engine has died"), tells_only=True)

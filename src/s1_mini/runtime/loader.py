@@ -1,18 +1,18 @@
-"""Open a checkpoint directory: where and in which number formats is chosen here, how is its family's to know."""
+"""Load a checkpoint directory: choose devices, number formats, kernels and slots. Every choice has a reason."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+import platform
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from s1_mini.capacity.sizes import Formats, Sizes
-from s1_mini.config import EngineConfig, KVFormat, Precision, WeightFormat
+from s1_mini.capacity.sizes import Formats, Room, Sizes, sum_demands
+from s1_mini.config import CompileBackend, CompileSwitch, EngineConfig, KVFormat, Precision, WeightFormat
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.base import Description, Family, LoadedModel, Placement
 from s1_mini.families.registry import family_of
@@ -20,8 +20,7 @@ from s1_mini.kernels.backend import HAS_TRITON, leave_triton
 from s1_mini.kernels.gate import gate
 from s1_mini.kernels.weight import product, quantize
 from s1_mini.layers.transformer import TransformerBlock
-from s1_mini.runtime.compilation import Compiler, choose_backend
-from s1_mini.runtime.room import check_weights, free_bytes_of, gpus_of
+from s1_mini.runtime.sizing import check_weights, free_bytes_of, gpus_of, slots_for, slots_of_budget
 from s1_mini.text.form import TextForm
 from s1_mini.types import Choice
 from s1_mini.voices.library import CheckpointVoices
@@ -29,6 +28,8 @@ from s1_mini.weights.directory import DEFAULT_MODEL, read_json
 from s1_mini.weights.origin import Origin, origin_of
 
 logger = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 FP8_CAPABILITY = (8, 9)  # Ada and Hopper have instructions for e4m3
@@ -39,9 +40,41 @@ NO_MEMORY = "meta"  # torch's device of tensors that have shapes and no values
 FULL = Choice("full", "as `precision` says; nothing narrower was asked for")
 
 
+class Compiler:
+    """Compiles functions with inductor if that is its choice. A function that fails to compile runs as written."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+
+    def __call__(self, function: Function) -> Function:
+        """Return the function to call instead of `function`.
+
+        Inductor takes seconds to import, so that waits for the first call: captured steps make none.
+        """
+        if self.choice.value != "inductor":
+            return function
+        compiled: Callable[..., Any] | None = None
+
+        def call(*arguments: Any) -> Any:
+            nonlocal compiled
+            if self.choice.value == "inductor":
+                try:
+                    compiled = compiled or torch.compile(function, backend="inductor")
+                    return compiled(*arguments)
+                except torch.OutOfMemoryError:
+                    raise
+                except (RuntimeError, ImportError, OSError) as error:
+                    # An error of the function itself is raised again by the call below.
+                    self.choice = Choice("eager", f"inductor failed: {_first_line(error)}")
+                    logger.warning("compilation failed, running eager: %s", _first_line(error))
+            return function(*arguments)
+
+        return call  # type: ignore[return-value]
+
+
 @dataclass
 class LoadedCheckpoint:
-    """A loaded checkpoint: what speaks, and how it was placed."""
+    """A loaded checkpoint, and where and in which number formats it was loaded."""
 
     directory: Path
     origin: Origin | None
@@ -49,7 +82,7 @@ class LoadedCheckpoint:
     description: Description
     loaded: LoadedModel
     device: Choice
-    devices: Mapping[str, Choice]  # of each stage, by its name
+    devices: Mapping[str, Choice]  # by stage
     precision: Choice
     codec_dtype: Choice
     weights_dtype: Choice
@@ -60,8 +93,14 @@ class LoadedCheckpoint:
     voices: CheckpointVoices
     text: TextForm
 
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """All choices, by the name that the health check shows."""
+        names = ("device", "precision", "codec_dtype", "weights_dtype", "kv_dtype", "kernels", "batch_invariance")
+        return {**{name: getattr(self, name) for name in names}, "compile": self.compiler.choice}
+
     def sizes(self, prefix_cache_bytes: int) -> Sizes:
-        """Count the memory of the checkpoint in the formats in which it was loaded."""
+        """Return the memory of the checkpoint in the formats in which it was loaded."""
         formats = formats_of(self.precision, self.codec_dtype, self.weights_dtype, self.kv_dtype)
         return family_of(self.directory).sizes(self.directory, formats, prefix_cache_bytes)
 
@@ -72,9 +111,9 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedChe
     `here` limits the stages to those with these names; weights of the others are checked but not read.
     """
     directory = config.checkpoint_path or DEFAULT_MODEL
+    family = family_of(directory)
     device = choose_device(config.device)
     precision = choose_precision(config.precision, device.value)
-    family = family_of(directory)
     devices = choose_devices(config.placement, family, device)
     codec_dtype = choose_codec_dtype(config.codec_dtype, devices[family.stage_names[-1]].value)
     if here is not None:
@@ -82,53 +121,16 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedChe
     weights_dtype = try_products(choose_weights_dtype(config.weights_dtype, device.value), device.value)
     kv_dtype = choose_kv_dtype(config.kv_dtype, device.value)
     if config.placement:
-        stages = gpus_of({stage: choice.value for stage, choice in devices.items()})
+        stages = gpus_of(devices)
         formats = formats_of(precision, codec_dtype, weights_dtype, kv_dtype)
         check_weights(family.sizes(directory, formats, 0), stages, {gpu: free_bytes_of(gpu) for gpu in stages})
-    speaker = open_checkpoint(
-        directory,
-        device=device,
-        devices=devices,
-        precision=precision,
-        codec_dtype=codec_dtype,
-        weights_dtype=weights_dtype,
-        kv_dtype=kv_dtype,
-        settings=config,
-    )
-    choice = choose_backend(config.compile, config.compile_backend, device=torch.device(device.value).type)
-    speaker.compiler = Compiler(choice)
-    _compile_blocks(speaker)
-    for name, chosen in (
-        ("device", device),
-        ("precision", precision),
-        ("codec_dtype", codec_dtype),
-        ("weights_dtype", weights_dtype),
-        ("kv_dtype", kv_dtype),
-        ("kernels", speaker.kernels),
-        ("batch_invariance", speaker.batch_invariance),
-        ("compile", speaker.compiler.choice),
-    ):
-        logger.info("%s: %s (%s)", name, chosen.value, chosen.reason)
-    return speaker
-
-
-def open_checkpoint(
-    directory: Path,
-    *,
-    device: Choice,
-    devices: Mapping[str, Choice] = MappingProxyType({}),
-    precision: Choice,
-    codec_dtype: Choice | None = None,
-    weights_dtype: Choice = FULL,
-    kv_dtype: Choice = FULL,
-    settings: Any,
-) -> LoadedCheckpoint:
-    """Open model and codec, uncompiled; `settings` has the fields of the family's. Raises `CheckpointError`."""
-    family = family_of(directory)
-    codec_dtype = codec_dtype or Choice("float32", "not asked for")
     kernels = choose_kernels(device.value)
     invariance = choose_batch_invariance(
-        getattr(settings, "batch_invariance", None), family, device.value, kernels, precision.value
+        config.batch_invariance,
+        family,
+        device.value,
+        kernels,
+        precision.value,  # of a family's settings
     )
     placement = Placement(
         torch.device(device.value),
@@ -139,30 +141,52 @@ def open_checkpoint(
         {stage: torch.device(NO_MEMORY if choice == ELSEWHERE else choice.value) for stage, choice in devices.items()},
         invariance.value == "on",
     )
-    loaded = family.open(directory, placement, settings)
     description = family.describe(directory)
-    return LoadedCheckpoint(
+    speaker = LoadedCheckpoint(
         directory=directory,
         origin=origin_of(directory),
         family=family.title,
         description=description,
-        loaded=loaded,
+        loaded=family.open(directory, placement, config),
         device=device,
-        devices={stage: devices.get(stage, device) for stage in family.stage_names},
+        devices=devices,
         precision=precision,
         codec_dtype=codec_dtype,
         weights_dtype=weights_dtype,
         kv_dtype=kv_dtype,
         kernels=kernels,
         batch_invariance=invariance,
-        compiler=Compiler(Choice("off", "not asked for")),
+        compiler=Compiler(choose_backend(config.compile, config.compile_backend, torch.device(device.value).type)),
         voices=CheckpointVoices.open(directory, description.voice),
         text=TextForm.from_config(read_json(directory / "config.json")),
     )
+    _compile_blocks(speaker)
+    for name, choice in speaker.choices.items():
+        logger.info("%s: %s (%s)", name, choice.value, choice.reason)
+    return speaker
+
+
+def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int, int]:
+    """Return slots and their positions, from settings and free memory.
+
+    Raises `ConfigurationError` if the memory has no room for one slot.
+    """
+    stages = gpus_of(speaker.devices)
+    first = next(iter(speaker.devices.values())).value  # of the stage that keeps positions
+    on_gpu = bool(stages) and first not in ("cpu", "mps")
+    if not on_gpu or config.kv_cache_gb is not None:
+        model = speaker.loaded
+        return slots_of_budget(model.position_bytes, model.max_positions, config, on_gpu=on_gpu)
+    sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
+    rooms = [
+        Room(free_bytes_of(device), sum_demands(sizes.demands[stage] for stage in names), device)
+        for device, names in stages.items()
+    ]
+    return slots_for(rooms, sizes, config)
 
 
 def choose_devices(placement: Mapping[str, str], family: Family, device: Choice) -> dict[str, Choice]:
-    """Choose where each stage runs. Raises `ConfigurationError` for a stage or a device that is not there."""
+    """Return the device of each stage. Raises `ConfigurationError` for an unknown stage or a missing device."""
     unknown = sorted(set(placement) - set(family.stage_names))
     if unknown:
         raise ConfigurationError(
@@ -176,7 +200,7 @@ def choose_devices(placement: Mapping[str, str], family: Family, device: Choice)
 
 
 def choose_device(setting: str, name: str = "device") -> Choice:
-    """Choose where to run. Raises `ConfigurationError` for a device that is not there, by the setting's `name`."""
+    """Return the device. Raises `ConfigurationError` for a missing one, which names the setting."""
     cuda = torch.cuda.is_available()
     if setting == "auto":
         if cuda:
@@ -192,7 +216,6 @@ def choose_device(setting: str, name: str = "device") -> Choice:
 
 
 def choose_precision(setting: Precision, device: str) -> Choice:
-    """Choose the model's number format."""
     if setting != "auto":
         return Choice(setting, "named by the settings")
     if not device.startswith("cuda"):
@@ -203,7 +226,7 @@ def choose_precision(setting: Precision, device: str) -> Choice:
 
 
 def choose_codec_dtype(setting: Precision, device: str) -> Choice:
-    """Choose the number format of decoding; references are encoded in float32 as upstream does it."""
+    """Return the number format of decoding; references are encoded in float32 as upstream does it."""
     if setting != "auto":
         return Choice(setting, "named by the settings")
     if not device.startswith("cuda"):
@@ -213,7 +236,7 @@ def choose_codec_dtype(setting: Precision, device: str) -> Choice:
 
 
 def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
-    """Choose the format of the weights of large products: int8 where fp8 was asked for and is not there."""
+    """Return the format of the weights of large products: int8 instead of fp8 where that is missing."""
     if setting == "full":
         return FULL
     lack = _lack_of_fp8(device)
@@ -223,20 +246,19 @@ def choose_weights_dtype(setting: WeightFormat, device: str) -> Choice:
 
 
 def try_products(weights_dtype: Choice, device: str) -> Choice:
-    """Give a format of weights as it is, or `full` where a small product by such weights fails."""
+    """Return a format of weights, or `full` if a small product by such weights fails."""
     if weights_dtype.value == "full":
         return weights_dtype
     try:
         weight = quantize(torch.eye(64, device=device), NARROW[weights_dtype.value])
         product(torch.ones(1, 64, device=device), weight)
     except (RuntimeError, NotImplementedError, AttributeError) as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        return Choice("full", f"{device} cannot multiply by weights in {weights_dtype.value}: {reason}")
+        return Choice("full", f"{device} cannot multiply by weights in {weights_dtype.value}: {_first_line(error)}")
     return weights_dtype
 
 
 def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
-    """Choose the format of keys and values. A CPU widens fp8 again at every step."""
+    """Return the format of keys and values. A CPU dequantizes fp8 again at every step."""
     if setting == "full":
         return FULL
     lack = "" if device == "cpu" else _lack_of_fp8(device)
@@ -244,7 +266,7 @@ def choose_kv_dtype(setting: KVFormat, device: str) -> Choice:
 
 
 def choose_kernels(device: str) -> Choice:
-    """Choose `triton`, or `torch` where Triton is not there or cannot run the smallest of our kernels."""
+    """Return `triton`, or `torch` where Triton is missing or cannot run the smallest of our kernels."""
     if not device.startswith("cuda"):
         return Choice("torch", f"Triton's kernels are for NVIDIA GPUs, and this is {device}")
     if not HAS_TRITON:
@@ -253,19 +275,16 @@ def choose_kernels(device: str) -> Choice:
         _try_kernel(device)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # what Triton, a compiler or a driver raises has no class in common
+    except Exception as error:  # errors of Triton, compilers and drivers have no class in common
         leave_triton()
-        told = str(error).strip().partition("\n")[0] or type(error).__name__
-        logger.warning("Triton fails, torch computes from now on: %s", told)
-        return Choice("torch", f"Triton fails: {told}")
+        logger.warning("Triton fails, torch computes from now on: %s", _first_line(error))
+        return Choice("torch", f"Triton fails: {_first_line(error)}")
     return Choice("triton", f"Triton is there for {device}")
 
 
-def choose_batch_invariance(
-    setting: str | None, family: Family, device: str, kernels: Choice, precision: str
-) -> Choice:
-    """Choose whether what a row gives must not depend on the rows beside it; `on` only where that can be kept."""
-    if setting in (None, "off"):
+def choose_batch_invariance(setting: str, family: Family, device: str, kernels: Choice, precision: str) -> Choice:
+    """Return whether the output of a row must not depend on the other rows; `on` only where that can be guaranteed."""
+    if setting == "off":
         return Choice("off", "not asked for")
     if "batch_invariance" not in family.settings.model_fields:
         return Choice("off", f"asked for, but {family.title} does not offer it")
@@ -278,12 +297,30 @@ def choose_batch_invariance(
     return Choice("on", "named by the settings")
 
 
+def choose_backend(switch: CompileSwitch, backend: CompileBackend, device: str) -> Choice:
+    """Return `inductor`, or `eager` because of the platform, or `off` because of the settings.
+
+    On a CPU the switch is about numba (`ahead.py`).
+    """
+    if switch == "false" or backend == "off":
+        return Choice("off", "turned off by S1_MINI_COMPILE or S1_MINI_COMPILE_BACKEND")
+    if backend != "auto":
+        return Choice(backend, "named by S1_MINI_COMPILE_BACKEND")
+    if device != "cuda":
+        return Choice("eager", f"inductor does not pay on {device}; S1_MINI_COMPILE_BACKEND=inductor overrides")
+    if platform.system() != "Linux":
+        return Choice("eager", "only Linux has Triton, with which inductor generates code")
+    if not HAS_TRITON:
+        return Choice("eager", "inductor needs Triton for a GPU; it is not installed")
+    return Choice("inductor", "Linux with Triton for a GPU")
+
+
 def _try_kernel(device: str) -> None:
     gate(torch.ones(1, 32, device=device)).cpu()
 
 
 def _lack_of_fp8(device: str) -> str:
-    """Why a device cannot multiply what is kept in fp8; empty if it can."""
+    """Return why a device cannot multiply fp8; empty if it can."""
     if not device.startswith("cuda"):
         return f"{device} has no fp8"
     capability = torch.cuda.get_device_capability(device)
@@ -293,7 +330,7 @@ def _lack_of_fp8(device: str) -> str:
 
 
 def formats_of(precision: Choice, codec: Choice, weights: Choice, kv: Choice) -> Formats:
-    """Return the bytes of the numbers that are stored."""
+    """Return the bytes of the stored numbers."""
     item = getattr(torch, precision.value).itemsize
     narrow = {"full": item, **dict.fromkeys(NARROW, 1)}
     codec_item = getattr(torch, codec.value).itemsize
@@ -309,3 +346,7 @@ def _compile_blocks(speaker: LoadedCheckpoint) -> None:
         block.feed = speaker.compiler(block.feed)  # type: ignore[method-assign]
     if not blocks:
         speaker.compiler.choice = Choice("eager", f"{speaker.family} has nothing that is compiled")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -105,16 +105,6 @@ class EngineRuntime:
     def health(self) -> dict[str, Any]:
         """Tell state, placement and memory; never waits for what is being spoken and never raises."""
         speaker, synthesizer, state = self.speaker, self.synthesizer, self.state()
-        choices = {
-            "device": speaker.device,
-            "precision": speaker.precision,
-            "codec_dtype": speaker.codec_dtype,
-            "weights_dtype": speaker.weights_dtype,
-            "kv_dtype": speaker.kv_dtype,
-            "kernels": speaker.kernels,
-            "batch_invariance": speaker.batch_invariance,
-            "compile": speaker.compiler.choice,
-        }
         return {
             "status": state.status,
             "ready": state.is_ready,
@@ -128,7 +118,7 @@ class EngineRuntime:
             },
             "voices": self.voices.health(),
             "recordings": self.recordings.health(),
-            **{name: {"value": choice.value, "reason": choice.reason} for name, choice in choices.items()},
+            **{name: asdict(choice) for name, choice in speaker.choices.items()},
             "placement": {stage: choice.value for stage, choice in speaker.devices.items()},
             **synthesizer.describe(),
             "vram": vram(speaker.device.value),

@@ -30,9 +30,8 @@ from s1_mini.families.base import Chain
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import Core, EngineCore, Threads
-from s1_mini.runtime.loader import LoadedCheckpoint
+from s1_mini.runtime.loader import LoadedCheckpoint, measure_slots
 from s1_mini.runtime.process import num_cores
-from s1_mini.runtime.sizing import measure_slots
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
 from s1_mini.voices.format import Tensors, VoiceFormat
 from s1_mini.voices.reference import Check
@@ -136,13 +135,14 @@ class Synthesizer:
         self.references.close()
         self.core.stop(drains=drains, timeout_s=timeout_s)
 
-    def encode(self, wave: Tensor, check: Check) -> Tensors:
+    def encode(self, wave: Tensor, check: Check | None = None) -> Tensors:
         """Encode one reference wave [samples] to the tensors of a voice; the first call loads the encoder.
 
         Raises `CancelledError` when `check` does, `QueueFullError`, `CapacityError` or `EngineNotReadyError`.
         """
         encoding = self.core.do(partial(self._loaded.condition, wave))
-        check.cancels(encoding)
+        if check is not None:
+            check.cancels(encoding)
         return {name: tensor.cpu() for name, tensor in encoding.result().items()}
 
     def speak(

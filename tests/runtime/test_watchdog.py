@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from s1_mini.core.watchdog import Heartbeat, Watchdog
+from s1_mini.runtime.engine_core import Heartbeat, Watchdog
 
 
 class Looks:
