@@ -31,12 +31,12 @@ from torch import Tensor
 
 from benchmark.command import give, make_parser, numbers, run
 from benchmark.sections import Clock, Section, Span, bottlenecks, trace
-from s1_mini.audio.join import Joiner
 from s1_mini.bench.profile import SCHEDULING, Profiler
 from s1_mini.bench.report import describe_machine, load_average, table
 from s1_mini.capacity.cards import card_in
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
+from s1_mini.core.speech import Joiner
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.families.mel.loaded import LoadedMel, as_mel
 from s1_mini.families.mel.voice import SPEAKER

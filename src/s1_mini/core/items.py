@@ -6,7 +6,7 @@ import numpy as np
 
 from s1_mini.core.stage import Spec
 
-ROOM = 64  # items at the least, so that few blocks are made
+MIN_CAPACITY = 64  # items; few blocks are allocated
 
 
 class Items:
@@ -20,15 +20,14 @@ class Items:
         return self._count
 
     def extend(self, items: np.ndarray) -> None:
-        """Add items [n, *shape]."""
         end = self._count + len(items)
         if end > len(self._items):
-            grown = np.zeros((max(ROOM, 2 * self._count, end), *self._items.shape[1:]), self._items.dtype)
+            grown = np.zeros((max(MIN_CAPACITY, 2 * self._count, end), *self._items.shape[1:]), self._items.dtype)
             grown[: self._count] = self._items[: self._count]
             self._items = grown
         self._items[self._count : end] = items
         self._count = end
 
     def cut(self, start: int, stop: int) -> np.ndarray:
-        """Give items start … stop, not copied."""
+        """Return items start … stop, not copied."""
         return self._items[max(0, start) : min(stop, self._count)]

@@ -18,7 +18,6 @@ class RequestTracker:
         return len(self.requests)
 
     def all(self) -> list[Request]:
-        """All open requests in order of arrival."""
         return list(self.requests.values())
 
     def late(self, now: float) -> list[Request]:
@@ -33,17 +32,14 @@ class RequestTracker:
         return [request for request in late if now > request.deadline]
 
     def add(self, request: Request) -> None:
-        """Add a request."""
         self.requests[request.number] = request
 
     def count_admitted(self, request: Request, now: float) -> None:
-        """Record that a request got its first slot."""
         if request.admitted is None:
             request.admitted = now
             self.metrics.queue_s.observe(now - request.arrived)
 
     def count_begun(self, request: Request, now: float) -> None:
-        """Record that a request's first prompt is prefilled."""
         if request.begun is None and request.admitted is not None:
             request.begun = now
             self.metrics.prefill_s.observe(now - request.admitted)

@@ -46,7 +46,6 @@ class OutputQueue:
                     self._notify()
 
     def tell(self, **told: Any) -> None:
-        """Set fields of the first chunk, before it is read."""
         self._told = told
 
     def end(self, error: BaseException | None = None) -> None:
@@ -58,7 +57,6 @@ class OutputQueue:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine has ended this request."""
         return self._ended
 
     # Called by the consumer.
@@ -161,7 +159,6 @@ class AudioStream(AsyncIterator[AudioChunk]):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of generated audio that the consumer has not taken yet."""
         return 0 if self._queue is None else self._queue.unread_bytes
 
     async def __anext__(self) -> AudioChunk:

@@ -1,4 +1,4 @@
-"""A request while it is in the engine, the utterances that its text was split into, and where each stands.
+"""An accepted request, the utterances that its text was split into, and the progress of each.
 
 Times are seconds of one monotonic clock. All of it belongs to the scheduler.
 """
@@ -18,8 +18,8 @@ from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import Progress, Spec, Unit
 from s1_mini.types import ChunkProfile, FinishReason, SamplingParams
 
-# A later utterance is due that much later than the one before it: sooner than its turn comes in any sound, so that long
-# texts do not wait for themselves, and late enough that they do not take all slots from those who come after them.
+# Seconds between the due times of successive utterances: less than an utterance lasts, so that long texts do not run
+# dry, and enough that they leave slots to later requests.
 SPACING_S = 2.0
 MAX_QUEUED = 4  # utterances of one request that wait in the queue; the others are built when these have left it
 
@@ -39,27 +39,26 @@ class Utterance:
 
     @property
     def due(self) -> float:
-        """When it should be begun."""
+        """Time at which it should begin."""
         return self.request.arrived + (self.index - self.request.first) * SPACING_S
 
     @property
     def num_given(self) -> int:
-        """Items that are there for the first stage."""
+        """Available input items of the first stage."""
         return len(self.prompt.items if self.arriving is None else self.arriving)
 
     def given(self, start: int, stop: int) -> np.ndarray:
-        """Give items start … stop of them, not copied."""
+        """Return input items start … stop of the first stage, not copied."""
         return self.prompt.items[start:stop] if self.arriving is None else self.arriving.cut(start, stop)
 
     @property
     def conditions(self) -> Conditions:
-        """What its stages are told."""
         request = self.request
         return Conditions(request.sampling, request.seed, self.index, self.max_steps, self.prompt.voice)
 
     @property
     def pending_s(self) -> float:
-        """Seconds of speech that wait for the last stage."""
+        """Seconds of speech that wait for the last stage; 0 if the stage before makes no speech."""
         if len(self.sequences) < 2 or not (rate := self.sequences[-2].output.rate):
             return 0.0
         return (self.sequences[-1].available - self.sequences[-1].consumed) / rate
@@ -70,7 +69,7 @@ class Utterance:
 
 
 class StageSequence:
-    """One utterance at one stage."""
+    """The progress of one utterance at one stage."""
 
     def __init__(self, utterance: Utterance, stage: int, output: Spec) -> None:
         self.utterance, self.request, self.stage, self.output = utterance, utterance.request, stage, output
@@ -82,12 +81,11 @@ class StageSequence:
         self.next_unit: Unit | None = None  # that can be begun
         self.unit: Unit | None = None  # that is begun
         self.num_read = self.num_launched = self.num_steps = 0  # of the unit: positions, steps, steps reported
-        self.has_looked = False  # for its prefix in the cache
+        self.has_looked = False  # up its prefix in the cache
         self.last_choice = 0  # the choice that fell upon it last
 
     @property
     def progress(self) -> Progress:
-        """Where it stands."""
         utterance = self.utterance
         return Progress(
             self.available,
@@ -168,15 +166,14 @@ class Request:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """What is told once all is said."""
         return "length" if self.was_cut else "stop"
 
     @property
     def queue_s(self) -> float | None:
-        """Seconds from arrival to the first slot; None if it has come to none."""
+        """Seconds from arrival to the first slot; None before."""
         return None if self.admitted is None else self.admitted - self.arrived
 
     @property
     def prefill_s(self) -> float | None:
-        """Seconds from the slot until the first prompt was read; None before."""
+        """Seconds from the first slot until the first prompt was prefilled; None before."""
         return None if self.begun is None or self.admitted is None else self.begun - self.admitted

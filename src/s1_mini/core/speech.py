@@ -6,10 +6,10 @@ Written by the thread that generates the next audio, one at a time, and by the c
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
-from s1_mini.audio.join import Joiner
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.stage import Spec
 from s1_mini.types import AudioChunk, FinishReason, Timing
@@ -19,6 +19,60 @@ NOTHING = np.zeros(0, np.float32)
 WINDOW_S = 30.0  # unread audio of a stream from which its next utterances are not begun
 
 
+class Joiner:
+    """Joins waves [samples] of sentence pieces without clicks: each piece fades in and out, with a pause between.
+
+    The output does not depend on how the waves are chunked; only what the next fade-out may need is held back. Call
+    `push` for each wave, `end_piece` after each piece, `finish` after the last. A pause is sent with the first sample
+    of the next piece, so none follows the last piece or an empty one.
+    """
+
+    def __init__(self, *, sample_rate: int, fade_ms: float = 5.0, pause_ms: float = 120.0) -> None:
+        self._ramp = _raised_cosine(round(sample_rate * fade_ms / 1000))
+        self._num_paused = round(sample_rate * pause_ms / 1000)
+        self._held = NOTHING  # the last samples of the piece, faded in, not yet faded out
+        self._num_pushed = 0  # samples of the piece
+        self._pause_is_due = False
+
+    def push(self, wave: np.ndarray) -> np.ndarray:
+        """Add samples of the piece; return those that can be played now, perhaps none."""
+        if len(wave) == 0:
+            return NOTHING
+        pause = self._num_paused if self._pause_is_due else 0
+        self._pause_is_due = False
+
+        begins = pause + len(self._held)
+        known = np.empty(begins + len(wave), np.float32)
+        known[:pause] = 0.0
+        known[pause:begins] = self._held
+        known[begins:] = wave
+        ramp = self._ramp[self._num_pushed :][: len(wave)]
+        known[begins : begins + len(ramp)] *= ramp
+        self._num_pushed += len(wave)
+        num_ready = max(pause, len(known) - len(self._ramp))
+        self._held = known[num_ready:].copy()
+        return known[:num_ready]
+
+    def end_piece(self) -> np.ndarray:
+        """Return the samples held back, faded out; a pause will precede the next piece."""
+        tail: np.ndarray = self._held * self._ramp[: len(self._held)][::-1]
+        self._pause_is_due = self._pause_is_due or self._num_pushed > 0
+        self._held, self._num_pushed = NOTHING, 0
+        return tail
+
+    def finish(self) -> np.ndarray:
+        """Return the samples held back, faded out; a new stream may begin."""
+        tail = self.end_piece()
+        self._pause_is_due = False
+        return tail
+
+
+@lru_cache
+def _raised_cosine(num_samples: int) -> np.ndarray:
+    """Weights from 0 to just below 1, [num_samples]."""
+    return (0.5 - 0.5 * np.cos(np.pi * np.arange(num_samples) / max(1, num_samples))).astype(np.float32)
+
+
 class AudioOutput:
     """The audio stream of one request. Times are seconds of one monotonic clock."""
 
@@ -26,9 +80,7 @@ class AudioOutput:
         self.queue, self.is_streamed, self._arrived = queue, is_streamed, arrived
         self.first_sent: float | None = None
         self.sent_s = 0.0
-        self.runs_dry = (
-            NEVER  # when a client that plays in real time has played everything; never if nothing is streamed
-        )
+        self.runs_dry = NEVER  # when a client that plays a stream in real time has played everything
         self.underruns = 0  # chunks that came after the client had played everything before
         self._sample_rate, self._joiner = sample_rate, Joiner(sample_rate=sample_rate)
         self._bytes_per_s: float = NOTHING.itemsize * sample_rate
@@ -36,22 +88,18 @@ class AudioOutput:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a streaming client still waits for first audio."""
         return self.is_streamed and self.first_sent is None
 
     def set_window(self, seconds: float) -> None:
-        """Set how much audio may be unread before the request is paused."""
         self.window_s = seconds
         self._window_bytes = seconds * self._bytes_per_s
 
     @property
     def unread_s(self) -> float:
-        """Seconds of audio that the consumer has not taken."""
         return self.queue.unread_bytes / self._bytes_per_s
 
     @property
     def is_full(self) -> bool:
-        """Whether more than the window is unread."""
         return self.queue.unread_bytes > self._window_bytes
 
     def push(self, wave: np.ndarray, items: int, now: float) -> None:
@@ -63,7 +111,6 @@ class AudioOutput:
         self._put(self._joiner.end_piece(), 0, now)
 
     def finish(self, reason: FinishReason, now: float, *, queue_s: float | None, prefill_s: float | None) -> None:
-        """Send the last chunk, with the finish reason and the timing."""
         wave = NOTHING if reason == "cancelled" else self._joiner.finish()
         self._count(wave, now)
         first_s = None if self.first_sent is None else self.first_sent - self._arrived
@@ -102,5 +149,4 @@ class Outlet(AudioOutput):
         self._put(np.array(wave), items, now)
 
     def finish(self, reason: FinishReason, now: float, *, queue_s: float | None, prefill_s: float | None) -> None:  # noqa: ARG002
-        """Send the finish reason."""
         self.queue.put(AudioChunk(self._nothing, self._sample_rate, 0, reason))

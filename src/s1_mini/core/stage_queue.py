@@ -41,7 +41,6 @@ class Slots:
 
     @property
     def num_free(self) -> int:
-        """Free slots."""
         return len(self._free)
 
     def allocate(self) -> int:
@@ -51,7 +50,6 @@ class Slots:
         return slot
 
     def free(self, slot: int) -> None:
-        """Free a slot, which must be allocated."""
         self._used.remove(slot)
         heapq.heappush(self._free, slot)
 
@@ -80,7 +78,6 @@ class StageQueue:
         return self._is_its_turn(sequence)
 
     def has_work(self, *, holds_back: bool) -> bool:
-        """Whether a plan would contain work."""
         if (
             self._dropped
             or self.reading
@@ -260,7 +257,6 @@ class StageQueue:
     # ---- ends -------------------------------------------------------------------------------------------------------
 
     def release(self, sequence: StageSequence) -> None:
-        """Free a sequence's slot, if it has one."""
         if sequence.slot is not None:
             self.slots.free(sequence.slot)
             sequence.slot = None
@@ -304,7 +300,6 @@ class Priority:
         return classes[taken][0]
 
     def order(self, ready: Sequence[StageSequence], now: float) -> list[StageSequence]:
-        """Return sequences in the order of their classes."""
         return [sequence for sequences in classify(ready, now) for sequence in sequences]
 
     def note(self, sequence: StageSequence) -> None:

@@ -51,7 +51,6 @@ class Turns(Generic[Flow]):
             self._left[flow] = max(self.round + 1, self._left.get(flow, 0.0)) + rounds
 
     def next(self, flow: Flow) -> float:
-        """Return the round of a flow's next turn."""
         return self._next[flow]
 
     @property

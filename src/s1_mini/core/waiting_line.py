@@ -72,7 +72,6 @@ class WaitingLine:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits, not even of paused requests."""
         return not self._waiting
 
     def submit(self, request: Request, retry_after_s: float) -> None:
@@ -85,12 +84,10 @@ class WaitingLine:
             self._push(request, request.utterances)
 
     def extend(self, request: Request, utterances: Sequence[Utterance]) -> None:
-        """Add further utterances of an accepted request."""
         with self._lock:
             self._push(request, utterances)
 
     def num_waiting(self, request: Request) -> int:
-        """Return how many utterances of a request wait."""
         return len(self._waiting.get(request, ()))
 
     def take(self, free: int, now: float) -> list[Utterance]:
@@ -129,13 +126,11 @@ class WaitingLine:
                 self._order.add_cost(request, steps / STEPS_A_TURN - 1)
 
     def remove(self, request: Request) -> None:
-        """Remove a request's utterances."""
         with self._lock:
             if self._waiting.pop(request, None) is not None:
                 self._order.leave(request)
 
     def forget(self) -> None:
-        """Reset the statistics."""
         with self._lock:
             self._accepted = self._refused = 0
             self._waits.clear()
@@ -143,7 +138,6 @@ class WaitingLine:
 
     @property
     def stats(self) -> QueueStats:
-        """Current statistics."""
         with self._lock:
             return QueueStats(
                 waiting=len(self._eligible()),
@@ -220,7 +214,6 @@ class _FairOrder:
         self._members: Counter[tuple[str, Group]] = Counter()  # waiting requests of a group
 
     def join(self, request: Request) -> None:
-        """Add a request that has utterances waiting."""
         client, group = _flow(request)
         if client not in self._clients:
             self._clients.join(client)
@@ -231,7 +224,6 @@ class _FairOrder:
         heapq.heappush(self._heaps.setdefault(client, []), self._entry(request))
 
     def leave(self, request: Request) -> None:
-        """Remove a request that has nothing waiting."""
         client, group = _flow(request)
         self._members[client, group] -= 1
         if not self._members[client, group]:
@@ -243,7 +235,6 @@ class _FairOrder:
                 self._clients.leave(client)
 
     def charge(self, request: Request, *, early: bool) -> None:
-        """Charge a request's client and group for a turn."""
         client, group = _flow(request)
         self._clients.charge(client, early=early)
         self._groups[client].charge(group, early=early)
@@ -266,7 +257,6 @@ class _FairOrder:
             heapq.heappush(self._heaps.setdefault(client, []), entry)
 
     def sorted(self, requests: Sequence[Request]) -> list[Request]:
-        """Return requests in the order of their turns."""
         return sorted(requests, key=lambda each: (self._clients.next(each.flow[0]), *self._entry(each)[:-1]))
 
     def next_round(self) -> Callable[[Request], bool]:

@@ -1,11 +1,11 @@
-"""Promises of audio/join: pieces meet without clicks, and how they were chunked cannot be heard."""
+"""Pieces meet without clicks, and how they were chunked cannot be heard."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s1_mini.audio.join import Joiner
+from s1_mini.core.speech import Joiner
 
 FADE, PAUSE = 8, 20  # samples at this rate
 
