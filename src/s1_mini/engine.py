@@ -32,11 +32,10 @@ from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
 from s1_mini.runtime.loader import LoadedCheckpoint, load
-from s1_mini.runtime.prepared import Prepared, in_thread
+from s1_mini.runtime.recordings import Prepared, in_thread, wait_async
 from s1_mini.runtime.running import EngineRuntime, run, vram
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
-from s1_mini.text.form import NormalizedText
 from s1_mini.types import (
     Audio,
     AudioChunk,
@@ -247,9 +246,9 @@ class _Voices(_Lifecycle):
 
         Raises `ReferenceAudioError`, `TextError` or `EngineError`.
         """
-        reference, running = Reference(reference_audio, reference_text), self._ready()
-        prepared = await in_thread(lambda: Prepared(NormalizedText(""), [], [running.listen(reference, client)]))
-        await prepared.voices_async(self._deadline())
+        deadline, reference = self._deadline(), Reference(reference_audio, reference_text)
+        encoding = await in_thread(partial(self._ready().encode, reference, client), Future.cancel)
+        await wait_async(encoding, deadline)
 
     def delete_voice(self, name: str) -> None:
         """Forget an added voice; requests that speak with it go on.
@@ -404,9 +403,10 @@ class ProductionTTSEngine(_Voices):
         while True:
             running = self._ready()
             try:
-                prepared = await in_thread(partial(running.prepare, request))
+                prepared = await in_thread(partial(running.prepare, request), Prepared.close)
                 voices = await prepared.voices_async(deadline)
-                return await in_thread(partial(running.begin, request, prepared, voices, deadline, streams=True))
+                begin = partial(running.begin, request, prepared, voices, deadline, streams=True)
+                return await in_thread(begin, OutputQueue.close)
             except EngineNotReadyError:
                 if self._running is running:
                     raise

@@ -14,8 +14,8 @@ from s1_mini.capacity.sizes import AUTO_SLOTS, CONTEXT_BYTES, GIB, Formats, Room
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import SHORT_NAMES, get_family
-from s1_mini.runtime.loader import LoadedCheckpoint, load, measure_slots
-from s1_mini.runtime.sizing import CPU_SLOTS, check_weights, gpus_of
+from s1_mini.runtime.loader import LoadedCheckpoint, check_weights, gpus_of, load
+from s1_mini.runtime.sizing import CPU_SLOTS, measure_slots
 from s1_mini.runtime.sizing import slots_for as slots_in
 from s1_mini.types import Choice
 
@@ -104,7 +104,7 @@ def test_an_engine_looks_at_every_gpu_that_its_stages_are_on(
     speaker: LoadedCheckpoint, scarce: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = {"cuda:0": PLENTY, "cuda:1": scarce, "cuda:2": GIB / 2}
-    monkeypatch.setattr("s1_mini.runtime.loader.free_bytes_of", free.__getitem__)
+    monkeypatch.setattr("s1_mini.runtime.sizing.free_bytes_of", free.__getitem__)
     apart = [
         replace(speaker, devices={"language_model": Choice("cuda:0", ""), "codec": Choice(codec, "")})
         for codec in ("cpu", "cuda:0", "cuda:1", "cuda:2")

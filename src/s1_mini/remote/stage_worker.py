@@ -30,8 +30,9 @@ from s1_mini.families.base import Chain
 from s1_mini.metrics import EngineMetrics
 from s1_mini.packaging.verify import open_checkpoint
 from s1_mini.remote.work import Call, Facts, Failure, Piece, Work, draw
-from s1_mini.runtime.loader import load, measure_slots
+from s1_mini.runtime.loader import load
 from s1_mini.runtime.runner import as_error
+from s1_mini.runtime.sizing import measure_slots
 from s1_mini.runtime.synthesizer import WARM_UP_TEXT, make_core
 from s1_mini.types import SamplingParams
 

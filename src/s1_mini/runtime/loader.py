@@ -1,4 +1,4 @@
-"""Load a checkpoint directory: choose devices, number formats, kernels and slots. Every choice has a reason."""
+"""Load a checkpoint directory: choose devices, number formats and kernels. Every choice has a reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from s1_mini.capacity.sizes import Formats, Room, Sizes, sum_demands
+from s1_mini.capacity.sizes import GIB, Formats, Sizes
 from s1_mini.config import CompileBackend, CompileSwitch, EngineConfig, KVFormat, Precision, WeightFormat
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.base import Description, Family, LoadedModel, Placement
@@ -20,7 +20,6 @@ from s1_mini.kernels.backend import HAS_TRITON, leave_triton
 from s1_mini.kernels.gate import gate
 from s1_mini.kernels.weight import product, quantize
 from s1_mini.layers.transformer import TransformerBlock
-from s1_mini.runtime.sizing import check_weights, free_bytes_of, gpus_of, slots_for, slots_of_budget
 from s1_mini.text.form import TextForm
 from s1_mini.types import Choice
 from s1_mini.voices.library import CheckpointVoices
@@ -166,23 +165,33 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedChe
     return speaker
 
 
-def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int, int]:
-    """Return slots and their positions, from settings and free memory.
+def gpus_of(devices: Mapping[str, Choice]) -> dict[str, list[str]]:
+    """Return the stages of each GPU; `cuda` counts as the current one."""
+    stages: dict[str, list[str]] = {}
+    for stage, device in devices.items():
+        if device.value.startswith("cuda"):
+            index = device.value.partition(":")[2] or torch.cuda.current_device()
+            stages.setdefault(f"cuda:{index}", []).append(stage)
+    return stages
 
-    Raises `ConfigurationError` if the memory has no room for one slot.
-    """
-    stages = gpus_of(speaker.devices)
-    first = next(iter(speaker.devices.values())).value  # of the stage that keeps positions
-    on_gpu = bool(stages) and first not in ("cpu", "mps")
-    if not on_gpu or config.kv_cache_gb is not None:
-        model = speaker.loaded
-        return slots_of_budget(model.position_bytes, model.max_positions, config, on_gpu=on_gpu)
-    sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
-    rooms = [
-        Room(free_bytes_of(device), sum_demands(sizes.demands[stage] for stage in names), device)
-        for device, names in stages.items()
-    ]
-    return slots_for(rooms, sizes, config)
+
+def free_bytes_of(device: str) -> int:
+    """Return the free bytes of a GPU, including unused memory of torch's allocator."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def check_weights(sizes: Sizes, stages: Mapping[str, list[str]], free_bytes: Mapping[str, float]) -> None:
+    """Check that the weights of the `stages` of each GPU fit, before any is loaded. Raises `ConfigurationError`."""
+    for device, names in stages.items():
+        needed = sum(sizes.stages[name].weight_bytes for name in names)
+        if needed > free_bytes[device]:
+            best = max(free_bytes, key=lambda name: free_bytes[name])
+            raise ConfigurationError(
+                f"placement: the weights of {', '.join(names)} take {needed / GIB:.2f} GB, and {device} has "
+                f"{free_bytes[device] / GIB:.2f} free; most is free on {best} ({free_bytes[best] / GIB:.2f} GB). "
+                "`s1-mini plan --placement` computes what fits"
+            )
 
 
 def choose_devices(placement: Mapping[str, str], family: Family, device: Choice) -> dict[str, Choice]:

@@ -1,4 +1,4 @@
-"""Recordings being decoded and encoded, which takes seconds: a few at once, some more queued, further ones refused.
+"""References of requests: decoded and encoded, which takes seconds, a few at once; more are queued, others refused.
 
 Clients take turns, and one client holds at most its `client_share` of the places. Requests without a recording never
 wait here. Cancelled work leaves the queue at once, with what it holds, and ends soon if it has begun, by its `Check`.
@@ -6,6 +6,7 @@ wait here. Cancelled work leaves the queue at once, with what it holds, and ends
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -13,17 +14,21 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from s1_mini.core.turns import Turns, client_share
-from s1_mini.exceptions import EngineNotReadyError, QueueFullError
+from s1_mini.exceptions import EngineNotReadyError, QueueFullError, RequestTimeoutError
+from s1_mini.text.form import NormalizedText
+from s1_mini.types import Voice
 from s1_mini.voices.reference import Check
 
 Result = TypeVar("Result")
 
 MAX_THREADS = 4
-USUAL_S = 1.0  # that a recording takes, before one has been seen
-ENDING_S = 1.0  # given at a stop to work that has begun and is unwanted now
+USUAL_S = 1.0  # estimate for a recording before the first one
+ENDING_S = 1.0  # wait at a stop for cancelled work
+LATE = "the reference was not encoded in time"
 
 
 class _Waiting(NamedTuple):
@@ -89,7 +94,6 @@ class Recordings:
             thread.join(max(0.0, ends - time.monotonic()))
 
     def health(self) -> dict[str, int]:
-        """Tell how many recordings are in line and how many are being read."""
         return {"waiting": len(self._waiting), "running": len(self._running), "max_waiting": self.max_waiting}
 
     def _retry_after_s(self) -> float:
@@ -138,3 +142,70 @@ class Recordings:
         self._waiting.remove(waiting)
         if not any(each.client == waiting.client for each in self._waiting):
             self._turns.leave(waiting.client)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The text of a request in pieces, and the voices of its references once they are encoded."""
+
+    script: NormalizedText
+    pieces: list[str]
+    references: list[Future[Voice]]
+
+    def close(self) -> None:
+        """Cancel references that are not encoded yet."""
+        for each in self.references:
+            each.cancel()
+
+    def voices(self, deadline: float) -> list[Voice]:
+        """Wait for the references. Raises `ReferenceAudioError`, `EngineError`, or `RequestTimeoutError` when late."""
+        try:
+            return [_wait(each, deadline) for each in self.references]
+        finally:
+            self.close()
+
+    async def voices_async(self, deadline: float) -> list[Voice]:
+        """Wait as `voices` does, without a thread; cancelling it cancels the references."""
+        try:
+            return [await wait_async(each, deadline) for each in self.references]
+        finally:
+            self.close()
+
+
+async def in_thread(work: Callable[[], Result], close: Callable[[Result], object]) -> Result:
+    """Run quick work in a thread; if the caller is cancelled meanwhile, `close` its result."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+
+    def discard(ended: asyncio.Future[Result]) -> None:
+        if not ended.cancelled() and ended.exception() is None:
+            close(ended.result())
+
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        running.add_done_callback(discard)
+        raise
+
+
+def _wait(reference: Future[Voice], deadline: float) -> Voice:
+    try:
+        return reference.result(_left_s(deadline))
+    except TimeoutError:
+        if reference.done():  # the encoding itself raised it
+            raise
+        raise RequestTimeoutError(LATE) from None
+
+
+async def wait_async(reference: Future[Voice], deadline: float) -> Voice:
+    """Wait for a reference, which is cancelled with the caller. Raises as `Prepared.voices`."""
+    try:
+        async with asyncio.timeout(_left_s(deadline)) as limit:  # `wait_for` may lose a cancellation on Python 3.11
+            return await asyncio.wrap_future(reference)
+    except TimeoutError:
+        if not limit.expired():  # the encoding itself raised it
+            raise
+        raise RequestTimeoutError(LATE) from None
+
+
+def _left_s(deadline: float) -> float | None:
+    return None if deadline == float("inf") else max(0.0, deadline - time.monotonic())

@@ -1,4 +1,4 @@
-"""An engine between its start and its stop: a loaded checkpoint, what speaks with it, its voices and its references."""
+"""An engine between start and stop: the loaded checkpoint, its synthesizer, its voices and its references."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import torch
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.runtime.loader import LoadedCheckpoint
-from s1_mini.runtime.prepared import Prepared
-from s1_mini.runtime.recordings import Recordings
+from s1_mini.runtime.recordings import Prepared, Recordings
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
 from s1_mini.text.form import NormalizedText
@@ -29,7 +28,7 @@ from s1_mini.weights.directory import DEFAULT_MODEL
 
 @dataclass(frozen=True)
 class EngineRuntime:
-    """What there is between `start` and `stop`, and is exchanged as a whole by `reload`."""
+    """Everything between `start` and `stop`; `reload` replaces it as a whole."""
 
     config: EngineConfig
     speaker: LoadedCheckpoint
@@ -39,7 +38,7 @@ class EngineRuntime:
     references: ReferenceEncoder
 
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
-        """Take in nothing more; finish what was taken in, or end it."""
+        """Accept nothing more; finish what was accepted, or end it."""
         started = time.monotonic()
         self.voices.preloader.stop()
         self.recordings.close(drains=drains, timeout_s=timeout_s)
@@ -47,10 +46,10 @@ class EngineRuntime:
         self.synthesizer.close(drains=drains, timeout_s=left_s)
         self.voices.preloader.join()
 
-    def listen(self, reference: Reference, client: str = "") -> Future[Voice]:
-        """Return the voice of a reference: at once if it is cached, else when it is encoded. Also raises at once.
+    def encode(self, reference: Reference, client: str = "") -> Future[Voice]:
+        """Encode a reference in a thread, unless its voice is cached.
 
-        The future raises `ReferenceAudioError` and `EngineError`.
+        This and the future raise `ReferenceAudioError` and `EngineError`.
         """
         known = self.references.find(reference)
         if known is None:
@@ -60,20 +59,20 @@ class EngineRuntime:
         return done
 
     def prepare(self, request: TTSRequest) -> Prepared:
-        """Check the text, then begin to read the references: what is quick to refuse is refused first."""
+        """Check the text, then begin to encode the references. Raises `RequestError` or `EngineError`."""
         script = self._script(request.text, request.normalize, request.on_unsupported)
         prepared = Prepared(script, self._pieces(script), [])
         with ExitStack() as cleanup:
             cleanup.callback(prepared.close)
             for reference in request.references:
-                prepared.listening.append(self.listen(reference, request.flow[0] or request.flow[1]))
+                prepared.references.append(self.encode(reference, request.flow[0] or request.flow[1]))
             cleanup.pop_all()
         return prepared
 
     def begin(
         self, request: TTSRequest, prepared: Prepared, voices: list[Voice], deadline: float, *, streams: bool
     ) -> OutputQueue:
-        """Have a request spoken, by the voices of its references or the one that it names, else by the default."""
+        """Submit a request with the voices of its references, or the one that it names, or the default voice."""
         self.speaker.description.check_sampling(request.sampling)
         if request.voice is not None:
             voices = [self.voices.registry.find(request.voice).voice]
@@ -92,18 +91,16 @@ class EngineRuntime:
         return queue
 
     def count_tokens(self, text: str, choice: Normalize | None, on_unsupported: OnUnsupported | None) -> int:
-        """Count the tokens that the model reads of `text`, without those of voices. Raises `TextError`."""
         pieces = self._pieces(self._script(text, choice, on_unsupported))
         prompts = [self.speaker.loaded.prompt(piece, ()) for piece in pieces]
         return sum(len(prompt.items) - prompt.num_shared for prompt in prompts)
 
     def state(self) -> EngineState:
-        """Whether it speaks, and how full the waiting line is."""
         core = self.synthesizer.core
         return EngineState("ready" if core.is_alive else "failed", len(core.line), core.line.max_size)
 
     def health(self) -> dict[str, Any]:
-        """Tell state, placement and memory; never waits for what is being spoken and never raises."""
+        """Return state, placement and memory; never waits for the stages and never raises."""
         speaker, synthesizer, state = self.speaker, self.synthesizer, self.state()
         return {
             "status": state.status,
@@ -141,7 +138,7 @@ class EngineRuntime:
 def run(
     speaker: LoadedCheckpoint, synthesizer: Synthesizer, config: EngineConfig, before: VoiceService | None
 ) -> EngineRuntime:
-    """Put together what runs; voices in memory and pins of `before` stay. Raises `ConfigurationError`."""
+    """Return a runtime; voices in memory and pins of `before` stay. Raises `ConfigurationError`."""
     references = ReferenceEncoder(
         encode_wave=synthesizer.encode,
         cache=synthesizer.references,
@@ -164,7 +161,7 @@ def run(
 
 
 def vram(device: str | None) -> dict[str, float]:
-    """Give the memory of the GPU in GiB; zeros where the engine runs on none."""
+    """Return used and total memory of a GPU in GiB; zeros without one."""
     if device is None or not device.startswith("cuda"):
         return {"used_gb": 0.0, "total_gb": 0.0}
     free, total = torch.cuda.mem_get_info(device)

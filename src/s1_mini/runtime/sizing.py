@@ -1,18 +1,41 @@
-"""Slots and positions that fit the free memory, and whether the weights of a placement do."""
+"""The number of slots of an engine and the positions of each, from settings and free memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import torch
-
-from s1_mini.capacity.sizes import AUTO_SLOTS, GIB, SPAN, Room, Sizes, fit_slots
+from s1_mini.capacity.sizes import AUTO_SLOTS, GIB, SPAN, Room, Sizes, fit_slots, sum_demands
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ConfigurationError
-from s1_mini.types import Choice
+from s1_mini.runtime.loader import LoadedCheckpoint, free_bytes_of, gpus_of
 
 CPU_KV_GB = 1.0  # default budget for keys and values on a CPU
 CPU_SLOTS = 4  # default on a CPU; on a GPU as many as fit, up to `AUTO_SLOTS`
+
+
+def measure_slots(speaker: LoadedCheckpoint, config: EngineConfig) -> tuple[int, int]:
+    """Return slots and their positions, from settings and free memory.
+
+    Raises `ConfigurationError` if the memory has no room for one slot.
+    """
+    model, stages = speaker.loaded, gpus_of(speaker.devices)
+    first = next(iter(speaker.devices.values())).value  # of the stage that keeps positions
+    on_gpu = bool(stages) and first not in ("cpu", "mps")
+    if on_gpu and config.kv_cache_gb is None:
+        sizes = speaker.sizes(round(1e6 * config.prefix_cache_mb))
+        rooms = [
+            Room(free_bytes_of(device), sum_demands(sizes.demands[stage] for stage in names), device)
+            for device, names in stages.items()
+        ]
+        return slots_for(rooms, sizes, config)
+    budget = (config.kv_cache_gb or CPU_KV_GB) * GIB
+    positions = min(model.max_positions, config.max_columns or model.max_positions)
+    slots = _slots_wanted(config, AUTO_SLOTS if on_gpu else CPU_SLOTS)
+    slots = min(slots, int(budget // (positions * model.position_bytes)))
+    if slots < 1:
+        slots, positions = 1, int(budget // model.position_bytes) // SPAN * SPAN
+        _check_positions(positions, budget, model.position_bytes)
+    return slots, positions
 
 
 def slots_for(rooms: Sequence[Room], sizes: Sizes, config: EngineConfig) -> tuple[int, int]:
@@ -39,17 +62,6 @@ def slots_for(rooms: Sequence[Room], sizes: Sizes, config: EngineConfig) -> tupl
     return slots, positions
 
 
-def slots_of_budget(position_bytes: int, max_positions: int, config: EngineConfig, *, on_gpu: bool) -> tuple[int, int]:
-    """Return slots and their positions for the budget of the settings, or the default of a CPU. Raises as above."""
-    budget = (config.kv_cache_gb or CPU_KV_GB) * GIB
-    positions = min(max_positions, config.max_columns or max_positions)
-    slots = min(_slots_wanted(config, AUTO_SLOTS if on_gpu else CPU_SLOTS), int(budget // (positions * position_bytes)))
-    if slots < 1:
-        slots, positions = 1, int(budget // position_bytes) // SPAN * SPAN
-        _check_positions(positions, budget, position_bytes)
-    return slots, positions
-
-
 def _slots_wanted(config: EngineConfig, default: int) -> int:
     return (config.max_batch_size or default) if config.enable_batching else 1
 
@@ -60,32 +72,3 @@ def _check_positions(positions: int, budget: float, position_bytes: int) -> None
             f"{budget / GIB:.2f} GB of memory for keys and values hold {positions} positions of this checkpoint; "
             f"it needs at least {position_bytes * SPAN / 1e6:.1f} MB (S1_MINI_KV_CACHE_GB)"
         )
-
-
-def gpus_of(devices: Mapping[str, Choice]) -> dict[str, list[str]]:
-    """Return the stages of each GPU; `cuda` counts as the current one."""
-    stages: dict[str, list[str]] = {}
-    for stage, device in devices.items():
-        if device.value.startswith("cuda"):
-            index = device.value.partition(":")[2] or torch.cuda.current_device()
-            stages.setdefault(f"cuda:{index}", []).append(stage)
-    return stages
-
-
-def free_bytes_of(device: str) -> int:
-    """Return the free bytes of a GPU, including unused memory of torch's allocator."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
-
-
-def check_weights(sizes: Sizes, stages: Mapping[str, list[str]], free_bytes: Mapping[str, float]) -> None:
-    """Check that the weights of the `stages` of each GPU fit, before any is loaded. Raises `ConfigurationError`."""
-    for device, names in stages.items():
-        needed = sum(sizes.stages[name].weight_bytes for name in names)
-        if needed > free_bytes[device]:
-            best = max(free_bytes, key=lambda name: free_bytes[name])
-            raise ConfigurationError(
-                f"placement: the weights of {', '.join(names)} take {needed / GIB:.2f} GB, and {device} has "
-                f"{free_bytes[device] / GIB:.2f} free; most is free on {best} ({free_bytes[best] / GIB:.2f} GB). "
-                "`s1-mini plan --placement` computes what fits"
-            )

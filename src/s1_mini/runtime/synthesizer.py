@@ -1,6 +1,6 @@
-"""What speaks: one loaded checkpoint, its memory, its waiting line and its threads, put together.
+"""One loaded checkpoint with its memory, queue and threads: sentence pieces in, a queue of audio out.
 
-From here upward nobody knows of slots or plans: pieces of text go in, a queue of sound comes out.
+Modules above this one know neither slots nor plans.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from s1_mini.families.base import Chain
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.engine_core import Core, EngineCore, Threads
-from s1_mini.runtime.loader import LoadedCheckpoint, measure_slots
+from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.process import num_cores
+from s1_mini.runtime.sizing import measure_slots
 from s1_mini.types import ChunkProfile, SamplingParams, Voice
 from s1_mini.voices.format import Tensors, VoiceFormat
 from s1_mini.voices.reference import Check
@@ -49,35 +50,30 @@ WARM_UPS = [SamplingParams(max_new_tokens=2, seed=seed) for seed in range(4)]
 ONE_STEP = SamplingParams(max_new_tokens=1, seed=0)
 WARM_UP_TEXT = "Ready."
 
-# A model smaller than this steps on one CPU thread: its kernels are so small that a second thread is waited for longer
-# than it helps (26 ms a frame on two, 17 on one, with the voice that ships; 2026-11).
+# A smaller model steps on one CPU thread: its kernels are so small that waiting for a second one costs more than it
+# gains (26 ms a frame on two, 17 on one, with the voice that ships; 2026-11).
 ONE_THREAD_BYTES = 200e6
-# On two cores likewise up to SpeechT5: a step of one row waits for memory on one thread as on two, and its sound is
-# better made on the other.
+# On two cores up to SpeechT5: memory bounds a step of one row, and the other core is better used for its audio.
 TWO_CORES_BYTES = 250e6
-NUM_THREADS = torch.get_num_threads()  # as it is before any engine runs
+NUM_THREADS = torch.get_num_threads()  # before any engine runs
 
 
 class Backend(NamedTuple):
-    """What carries requests through the stages of a checkpoint."""
+    """The stages of a checkpoint at work."""
 
     core: Core
     chain: Chain
     positions: int  # of one utterance
 
 
-OpenWorks = Callable[[LoadedCheckpoint, EngineConfig], Backend]
-
-
 def open_here(speaker: LoadedCheckpoint, config: EngineConfig) -> Backend:
-    """Put all stages to work in this process. Raises `ConfigurationError` where the memory does not suffice."""
+    """Return a backend with all stages in this process. Raises `ConfigurationError` for too little memory."""
     slots, positions = measure_slots(speaker, config)
     chain = speaker.loaded.chain(slots, positions)
     return Backend(make_core(chain, speaker, config), chain, positions)
 
 
 def make_core(chain: Chain, speaker: LoadedCheckpoint, config: EngineConfig) -> EngineCore:
-    """Give the core of a chain's stages, by the settings."""
     return EngineCore(
         chain.policies,
         chain.stages,
@@ -90,12 +86,10 @@ def make_core(chain: Chain, speaker: LoadedCheckpoint, config: EngineConfig) -> 
 
 
 def make_line(config: EngineConfig) -> WaitingLine:
-    """Give the waiting line by the settings."""
     return WaitingLine(config.max_queue_size, batch_timeout_ms=config.batch_timeout_ms, grouping=config.batch_grouping)
 
 
 def open_references(form: VoiceFormat, config: EngineConfig) -> ReferenceCache:
-    """Open the cache of encoded recordings, by the settings."""
     path, max_bytes = config.reference_cache_path, round(config.reference_cache_disk_mb * 1e6)
     store = None if path is None else ReferenceStore(path, form, max_bytes)
     return ReferenceCache(max_bytes=REFERENCE_BYTES, max_entries=config.reference_cache_size, store=store)
@@ -110,7 +104,7 @@ class Synthesizer:
         config: EngineConfig,
         metrics: EngineMetrics | None = None,
         *,
-        open_backend: OpenWorks = open_here,
+        open_backend: Callable[[LoadedCheckpoint, EngineConfig], Backend] = open_here,
     ) -> None:
         self._speaker, self._loaded = speaker, speaker.loaded
         self.core, self._chain, self.positions = open_backend(speaker, config)
@@ -127,10 +121,10 @@ class Synthesizer:
         self.core.metrics = metrics or EngineMetrics()  # the warm-up is not counted
         self.core.line.forget()
         self.references.start()
-        self.core.watch()  # what is compiled or loaded with the first words may take its time
+        self.core.watch()  # only now: the warm-up may compile and load for longer than the limit
 
     def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
-        """Take in no more; end what is being spoken, or finish it first."""
+        """Accept no more requests; finish those in progress, or end them."""
         self._ahead.close()
         self.references.close()
         self.core.stop(drains=drains, timeout_s=timeout_s)
@@ -156,7 +150,7 @@ class Synthesizer:
         streams: bool = True,
         flow: tuple[str, str] = ("", ""),
     ) -> OutputQueue:
-        """Begin to speak `pieces`; their sound comes out in order, the finish reason with the last chunk.
+        """Submit a request for `pieces`; the last chunk of the returned queue has the finish reason.
 
         `deadline` is a `time.monotonic()`, `flow` the client and group that take turns in the queue. Prompts of later
         pieces are built shortly before their turn. Raises `CapacityError`, `QueueFullError` or `EngineNotReadyError`
@@ -191,7 +185,7 @@ class Synthesizer:
         return queue
 
     def prompt(self, voice: Voice) -> Prompt:
-        """Give the prompt that `voice` begins, for what is shared of it and the key of that.
+        """Return a prompt that begins with `voice`, for the length and the key of the shared prefix.
 
         Raises `VoiceError` if it does not fit the model, `CapacityError` if it leaves no room for a text.
         """
@@ -204,17 +198,16 @@ class Synthesizer:
         return prompt
 
     def prefix_bytes(self, prompt: Prompt) -> int:
-        """Give the memory that what is shared of a prompt takes once it is read."""
+        """Return the memory of a prompt's shared prefix in the cache."""
         return prompt.num_shared * self._loaded.position_bytes
 
     @property
     def num_slots(self) -> int:
-        """Utterances that are spoken at once."""
         return self.core.slots.count
 
     @property
     def has_room_to_spare(self) -> bool:
-        """Whether nobody waits, and one more request would leave a slot for the next who comes."""
+        """Whether no request waits, and one more would leave a slot for the next."""
         slots = self.core.slots
         return not len(self.core.line) and slots.num_free > min(1, slots.count - 1)
 
@@ -239,7 +232,7 @@ class Synthesizer:
             prefix.close()
 
     def describe(self) -> dict[str, Any]:
-        """Tell of waiting line, slots and caches at this moment."""
+        """Return the state of queue, slots and caches for the health check."""
         core, slots = self.core, self.core.slots
         return {
             "queue": asdict(core.line.stats) | {"max_size": core.line.max_size},
@@ -250,7 +243,7 @@ class Synthesizer:
         }
 
     def families(self) -> Iterator[Family]:
-        """Give as metrics what is so at this moment, and what the caches and the waiting line have counted."""
+        """Yield the metrics of queue, slots and caches."""
         queue, slots = self.core.line.stats, self.core.slots
         yield Family("queue_waiting", "gauge", "Requests that wait for a slot", queue.waiting)
         yield Family("queue_refused_total", "counter", "Requests refused since the queue was full", queue.refused)
@@ -275,11 +268,11 @@ class Synthesizer:
         return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room))
 
     def _set_voice(self, voices: list[Voice], text: str, items: Sequence[np.ndarray]) -> None:
-        """Add the voice of a request's first utterance, which speaks `text`, from what its stages have put out."""
+        """Add the voice of a request's first utterance, which spoke `text`, from the items of its stages."""
         voices.append(self._loaded.own_voice(items, text))
 
     def _warm_up(self) -> None:
-        """Run everything once, so that nothing is made anew for the first request. By chance nothing may be said."""
+        """Run everything once, so that nothing is compiled for the first request; try again if no audio comes out."""
         for sampling in WARM_UPS:
             try:
                 list(self.speak([WARM_UP_TEXT], (), sampling, deadline=float("inf")))
@@ -291,10 +284,10 @@ class Synthesizer:
 
 
 def choose_threads(chain: Chain, num_bytes: int) -> Threads:
-    """Choose the threads of a chain's stages: one for a device's models, and one for each other where that is worth it.
+    """Return the threads of a chain's stages: one for the models of a device, others for the rest where that pays.
 
-    On a CPU with a small model, step and codec keep a core busy each; on a GPU each has a queue of work there, and
-    while one thread waits for a frame, the other hands out sound. What is done in another process is waited for apart.
+    On a CPU with a small model, step and codec keep one core busy each. On a GPU one thread waits for a frame while
+    the other delivers audio. A remote stage has a thread of its own, which waits for its process.
     """
     devices = [stage.device for stage in chain.stages]
     last = len(devices) - 1
