@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from s1_mini import ProductionTTSEngine
-from s1_mini.server.limits import GUARDED
+from s1_mini.server.limits import PUBLIC, STATIC
 from tests.server.conftest import Door, serving
 from tests.server.test_page import ROOT, Open, browser, needs_browser, visit
 
@@ -107,7 +107,7 @@ def test_only_routes_behind_the_key_ask_for_it_and_only_if_the_server_has_one(
         document = client.get("/openapi.json").json()
     for path, methods in document["paths"].items():
         for told in methods.values():
-            assert ("security" in told) == path.startswith(GUARDED)
+            assert ("security" in told) == path.startswith("/v1/")
     assert "securitySchemes" not in http.get("/openapi.json").json().get("components", {})
 
 
@@ -123,10 +123,10 @@ def test_its_policy_allows_only_this_server_and_icons_of_its_style_sheet(http: h
         assert http.get(f"/{name}").status_code == 200
 
 
-def test_its_introduction_names_the_paths_behind_the_key_and_the_page_about_websockets(http: httpx2.Client) -> None:
+def test_its_introduction_names_the_paths_that_need_no_key_and_the_page_about_websockets(http: httpx2.Client) -> None:
     text, package = http.get("/openapi.json").json()["info"]["description"], configparser.ConfigParser()
     package.read(ROOT / "setup.cfg")
     urls = dict(line.split(" = ") for line in package["metadata"]["project_urls"].strip().splitlines())
 
-    assert all(f"`{path}`" in text for path in GUARDED)
+    assert all(f"`{path}`" in text for path in (*PUBLIC, STATIC))
     assert f"({urls['Documentation'].replace('/tree/', '/blob/')}/http.md#" in text

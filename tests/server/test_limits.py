@@ -14,9 +14,12 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from door_room import listening
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
 from s1_mini.runtime.running import EngineRuntime
+from s1_mini.server.app import create_app
+from s1_mini.server.settings import ServerSettings
 from s1_mini.types import EngineState
 from tests.server.conftest import LONG_SPEECH, Clock, Door, serving
 from waiting import EVENTUALLY_S, wait_until
@@ -182,6 +185,19 @@ def test_the_key_opens_and_health_needs_none(strict: Door) -> None:
     with strict.client() as client:
         assert client.post("/v1/tts", json=BODY, headers=KEY).status_code == 200
         assert [client.get(path).status_code for path in ("/ping", "/ready", "/health", "/metrics")] == [200] * 4
+
+
+def test_a_new_route_has_the_key_and_admission_without_being_listed(
+    small_engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(small_engine, ServerSettings(port=0, api_key="sesame"))
+    app.add_api_route("/new", lambda: "done", methods=["POST"])
+    with listening(app, small_engine) as door, door.client() as client:
+        locked, admitted, unknown = client.post("/new"), client.post("/new", headers=KEY), client.get("/none")
+        monkeypatch.setattr(small_engine, "state", lambda: EngineState("ready", 256, 256))
+        full = client.post("/new", headers=KEY)
+
+    assert [answer.status_code for answer in (locked, admitted, full, unknown)] == [401, 200, 503, 401]
 
 
 def test_a_page_of_a_listed_origin_may_read_answers_and_errors_and_no_other_may(strict: Door, door: Door) -> None:

@@ -32,7 +32,7 @@ from s1_mini.server.errors import (
     describe,
     row_of,
 )
-from s1_mini.server.limits import SPEAKING
+from s1_mini.server.limits import STATIC, UNQUEUED
 from s1_mini.server.member import LOOPBACK, TRUSTED, ReplicaInfo
 from s1_mini.server.record import SANE_ID
 from s1_mini.server.settings import ServerSettings
@@ -75,7 +75,6 @@ def describe_proxy(
     """Return the configuration. `listeners` are file descriptors of sockets that are bound to the port."""
     most = max(64, min(MAX_CONNECTIONS, (max_files - 128) // 2))
     count = len(members)
-    speaks = " ".join(SPEAKING)
     answer_s = settings.request_timeout_s + settings.stream_timeout_s + MARGIN_S
     pause_s = max(settings.send_timeout_s, settings.body_timeout_s) + MARGIN_S
     socket_s = settings.max_websocket_s + MARGIN_S
@@ -147,21 +146,22 @@ frontend door
 
     acl speaks method POST
     acl speaks hdr(upgrade) -i websocket
-    acl speaks_there var(txn.path) -m beg {speaks}
+    acl is_unqueued var(txn.path) -m str {" ".join(UNQUEUED)}
+    acl is_unqueued var(txn.path) -m beg {STATIC}
     acl is_forwarded req.hdr(x-forwarded-for) -m found
     http-request set-var(txn.client) src
     http-request set-var(txn.client) req.hdr_ip(x-forwarded-for,-1) if is_proxied is_forwarded
-    http-request track-sc0 var(txn.client) table clients if speaks speaks_there
+    http-request track-sc0 var(txn.client) table clients if speaks !is_unqueued
     {_per_client(settings.max_requests_per_client)}
     http-request set-var(txn.spare) nbsrv(replicas),mul({SPARE})
-    http-request {_return(full)} if speaks speaks_there {{ be_conn_free(replicas),sub(txn.spare) le 0 }} one_speaks
+    http-request {_return(full)} if speaks !is_unqueued {{ be_conn_free(replicas),sub(txn.spare) le 0 }} one_speaks
 
     acl is_post method POST
     acl is_small req.hdr_val(content-length) le {SMALL_BODY_BYTES}
     acl is_json req.hdr(content-type) -m beg -i application/json
     acl expects req.hdr(expect) -m found
-    http-request wait-for-body time {_ms(settings.body_timeout_s)} if is_post speaks_there is_json is_small !expects
-    http-request set-var(txn.voice) req.body,json_query('$.voice') if is_post speaks_there is_json is_small !expects
+    http-request wait-for-body time {_ms(settings.body_timeout_s)} if is_post !is_unqueued is_json is_small !expects
+    http-request set-var(txn.voice) req.body,json_query('$.voice') if is_post !is_unqueued is_json is_small !expects
     http-request set-var(txn.home) var(txn.voice),crc32(1),mod({count})
     http-request set-var(txn.under_way) be_conn(replicas)
     use_backend all if asks_of_all
@@ -325,7 +325,7 @@ def _per_client(allowed: int) -> str:
     if not allowed:
         return ""
     error = TooManyRequestsError(f"{allowed} requests of yours are being answered; wait for one of them")
-    return f"http-request {_return(error)} if speaks speaks_there {{ sc0_conn_cur gt {allowed} }}"
+    return f"http-request {_return(error)} if speaks !is_unqueued {{ sc0_conn_cur gt {allowed} }}"
 
 
 def _addresses(given: str) -> str:

@@ -35,10 +35,11 @@ from s1_mini.server.record import RequestLog, record_of
 if TYPE_CHECKING:
     from s1_mini.server.settings import ServerSettings
 
-GUARDED = ("/v1/", "/invocations", "/models", "/endpoints/")  # behind the key
-SPEAKING = ("/v1/tts", "/v1/audio/", "/v1/voices", "/invocations", "/models/", "/endpoints/")  # need room in the queue
-HEALTH = ("/ping", "/ready")  # never delayed
-OPEN = ("/ping", "/ready", "/health", "/metrics")  # by whatever name a load balancer calls us
+PROBES = ("/ping", "/ready", "/health", "/metrics")  # need no key and accept any Host, as load balancers send it
+PUBLIC = (*PROBES, "/", "/docs", "/openapi.json", "/execution-parameters")  # need no key; all other paths do
+STATIC = "/static/"  # public, too
+UNQUEUED = (*PUBLIC, "/models")  # a POST or WebSocket of any other path needs room in the queue
+NEVER_DELAYED = ("/ping", "/ready")
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 PORTS = {"http": 80, "https": 443}
 LINGER_S = 1.0  # the body of a refused request is read on so long, that its sender hears the answer
@@ -64,7 +65,7 @@ class AdmissionMiddleware:
         headers, record = Headers(scope=scope), record_of(HTTPConnection(scope))
         key = self._key_of(headers)
         record.client = self.accounts.client(scope["client"][0] if scope.get("client") else "", key)
-        delay_s = 0.0 if scope["path"] in HEALTH else self.accounts.delay_s(record.client)
+        delay_s = 0.0 if scope["path"] in NEVER_DELAYED else self.accounts.delay_s(record.client)
         if delay_s:
             await asyncio.sleep(delay_s)
         refused = self._no_access(scope, headers, has_key=key is not None) or self._no_room(scope, headers, record)
@@ -75,25 +76,25 @@ class AdmissionMiddleware:
             return
         holding = record.holding = self.accounts.hold(record.client)
         body = Body(scope, receive, holding, self._max_body_bytes, self.settings.body_timeout_s)
-        speaks = _speaks(scope)
-        if speaks:
+        needs_slot = _needs_slot(scope)
+        if needs_slot:
             self.gate.enter()
         try:
             await Metered(self.app(scope, body.read, self._in_pieces(scope, send)), self.accounts, record.client)
         finally:
             holding.release()
-            if speaks:
+            if needs_slot:
                 self.gate.leave()
 
     def _no_access(self, scope: Scope, headers: Headers, *, has_key: bool) -> S1MiniError | None:
         """Return why this client may not ask; None if it may."""
-        if scope["path"] not in OPEN and (refused := self._misdirected(headers)) is not None:
+        if scope["path"] not in PROBES and (refused := self._misdirected(headers)) is not None:
             return refused
-        if scope["path"].startswith(GUARDED):
-            if self._keys and not has_key:
-                return UnauthorizedError("this needs the header Authorization: Bearer KEY with the server's key")
-            return self._foreign(headers)
-        return None
+        if is_public(scope["path"]):
+            return None
+        if self._keys and not has_key:
+            return UnauthorizedError("this needs the header Authorization: Bearer KEY with the server's key")
+        return self._foreign(headers)
 
     def _no_room(self, scope: Scope, headers: Headers, record: RequestLog) -> S1MiniError | None:
         """Return why this request is too large, or comes at a bad moment; None if it is admitted."""
@@ -101,7 +102,7 @@ class AdmissionMiddleware:
             return refused
         if scope.get("method") == "POST" and (refused := _encoded(headers)) is not None:
             return refused
-        if not _speaks(scope):
+        if not _needs_slot(scope):
             return None
         if scope["type"] == "websocket":  # its sentences are admitted one by one
             return self.gate.refusal()
@@ -221,9 +222,14 @@ class Body:
         return message
 
 
-def _speaks(scope: Scope) -> bool:
-    is_asked = scope["type"] == "websocket" or scope["method"] == "POST"
-    return is_asked and scope["path"].startswith(SPEAKING)
+def is_public(path: str) -> bool:
+    """Return whether a path needs no API key."""
+    return path in PUBLIC or path.startswith(STATIC)
+
+
+def _needs_slot(scope: Scope) -> bool:
+    generates = scope["type"] == "websocket" or scope["method"] == "POST"
+    return generates and scope["path"] not in UNQUEUED and not scope["path"].startswith(STATIC)
 
 
 def _declared(headers: Headers, allowed: int) -> S1MiniError | None:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from s1_mini.audio.container import FORMATS, media_type
-from s1_mini.server.limits import GUARDED
+from s1_mini.server.limits import is_public
 from s1_mini.server.schemas import ErrorAnswer
 
 _REASONS = {
@@ -37,8 +37,9 @@ DESCRIPTION = """\
 Select an operation and **Try it out** to send a request from this page, or use the [web page](./).
 
 - An error has the JSON body `{"error": {"code", "message", "field", "request_id"}}`.
-- If the server has an API key, requests to `/v1/`, `/invocations`, `/models` and `/endpoints/` need the header
-  `Authorization: Bearer KEY`. Enter the key with **Authorize**.
+- If the server has an API key, requests need the header `Authorization: Bearer KEY`. Enter the key with **Authorize**.
+  Open without a key: `/`, `/docs`, `/static/`, `/openapi.json`, `/ping`, `/ready`, `/health`, `/metrics` and
+  `/execution-parameters`.
 - The WebSocket `/v1/audio/speech/stream` accepts text while it is being written. OpenAPI cannot describe it; see
   [docs/http.md](https://github.com/s1-mini/s1-mini/blob/main/docs/http.md#while-the-text-is-still-being-written).
 """
@@ -82,7 +83,7 @@ class DescribedApp(FastAPI):
         """Declare the bearer key on the routes that require it, for the Authorize button of `/docs`."""
         document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path, operations in document["paths"].items():
-            if path.startswith(GUARDED):
+            if not is_public(path):
                 for operation in operations.values():
                     operation["security"] = [{"key": []}]
 

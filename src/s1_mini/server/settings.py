@@ -32,7 +32,7 @@ class ServerSettings(BaseSettings):
     replicas: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="engine processes behind the port; auto: one for each GPU, as the container has it"
     )
-    api_key: SecretStr | None = Field(None, description="bearer key of /v1 and /invocations; without it they are open")
+    api_key: SecretStr | None = Field(None, description="bearer key of all paths but pages and probes; none: open")
     api_keys: SecretStr | None = Field(None, description="more keys, comma-separated; each is a client of its own")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field((), description="pages that may call, comma-separated")
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
