@@ -294,9 +294,12 @@ class ProductionTTSEngine(_Voices):
         """
         return self.speak_async(replace(TTSRequest.of(text, **options), flow=flow))
 
-    def speak_async(self, request: TTSRequest) -> AudioStream:
-        """Stream a request that is checked already, as `stream_async` does."""
-        return AudioStream(partial(self._begin_async, request))
+    def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream:
+        """Stream a request that is checked already, as `stream_async` does.
+
+        Without `streams` the audio is used only when it is whole, so streaming requests are scheduled first.
+        """
+        return AudioStream(partial(self._begin_async, request, streams=streams))
 
     def generate(
         self,
@@ -326,7 +329,7 @@ class ProductionTTSEngine(_Voices):
         """Generate as `generate` does, without blocking the event loop; cancelling the task cancels the request."""
         request = TTSRequest.of(text, **options)
         chosen, started = check_format(audio_format), time.perf_counter()
-        async with aclosing(self.speak_async(request)) as chunks:
+        async with aclosing(aiter(await self._begin_async(request, streams=False))) as chunks:  # type: ignore[type-var]
             heard = [chunk async for chunk in chunks]
         return await asyncio.to_thread(whole, heard, started, chosen, return_bytes=return_bytes)
 
@@ -397,7 +400,7 @@ class ProductionTTSEngine(_Voices):
                 if self._running is running:
                     raise  # else another checkpoint has taken over meanwhile
 
-    async def _begin_async(self, request: TTSRequest) -> OutputQueue:
+    async def _begin_async(self, request: TTSRequest, *, streams: bool) -> OutputQueue:
         """Submit a request; no thread waits for its references, and cancelling it cancels their encoding."""
         deadline = self._deadline()
         while True:
@@ -405,7 +408,7 @@ class ProductionTTSEngine(_Voices):
             try:
                 prepared = await in_thread(partial(running.prepare, request), Prepared.close)
                 voices = await prepared.voices_async(deadline)
-                begin = partial(running.begin, request, prepared, voices, deadline, streams=True)
+                begin = partial(running.begin, request, prepared, voices, deadline, streams=streams)
                 return await in_thread(begin, OutputQueue.close)
             except EngineNotReadyError:
                 if self._running is running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 
@@ -9,6 +10,9 @@ import httpx2
 import numpy as np
 import pytest
 import soundfile
+
+from s1_mini.runtime.running import EngineRuntime
+from tests.server.conftest import Door
 
 SHORT = {"text": "Good morning.", "seed": 1, "max_new_tokens": 30, "chunk_profile": "balanced"}
 
@@ -34,6 +38,36 @@ def test_a_text_becomes_a_wav_that_says_how_long_it_is_and_how_long_it_took(http
     assert float(answer.headers["x-audio-seconds"]) == pytest.approx(len(wave) / rate, abs=0.001)
     assert float(answer.headers["x-generation-seconds"]) > 0
     assert answer.headers["x-finish-reason"] in ("stop", "length")
+
+
+@pytest.mark.parametrize("profile", ["ttfa", "balanced", "throughput"])
+def test_a_stream_has_the_bytes_of_the_whole_answer_under_the_same_chunk_profile(
+    http: httpx2.Client, profile: str
+) -> None:
+    body = SHORT | {"text": "Good morning. How are you? " * 4, "format": "pcm", "chunk_profile": profile}
+    whole = http.post("/v1/tts", json=body)
+    streamed = http.post("/v1/tts", json=body | {"stream": True})
+
+    assert len(whole.content) > 100_000
+    assert streamed.content == whole.content
+
+
+def test_only_streams_compete_for_their_first_audio(
+    http: httpx2.Client, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begin = [], EngineRuntime.begin
+
+    def note(*arguments: object, streams: bool) -> object:
+        begun.append(streams)
+        return begin(*arguments, streams=streams)
+
+    monkeypatch.setattr(EngineRuntime, "begin", note)
+    for fields in ({"stream": True}, {}):
+        http.post("/v1/tts", json=SHORT | fields)
+    http.post("/v1/tts/batch", json={"items": [{"text": "Hi."}], "max_new_tokens": 4})
+    asyncio.run(door.engine.generate_async("Hi.", max_new_tokens=4))
+
+    assert begun == [True, False, False, False]
 
 
 @pytest.mark.parametrize("form", ["pcm", "wav", "flac", "ogg", "opus", "mp3"])

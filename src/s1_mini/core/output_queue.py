@@ -23,7 +23,7 @@ class OutputQueue:
 
     def __init__(self, on_close: Callable[[], None], *, whole: bool = False) -> None:
         """With `whole` the consumer is woken only at the end."""
-        self._on_close, self._whole = on_close, whole
+        self._on_close, self.whole = on_close, whole
         self._chunks: deque[AudioChunk] = deque()
         self._error: BaseException | None = None
         self._ended = False
@@ -42,7 +42,7 @@ class OutputQueue:
             if not self._ended:
                 self._chunks.append(chunk)
                 self.unread_bytes += chunk.audio.nbytes
-                if not self._whole:
+                if not self.whole:
                     self._notify()
 
     def tell(self, **told: Any) -> None:
@@ -170,6 +170,7 @@ class AudioStream(AsyncIterator[AudioChunk]):
 
     async def _iterate(self) -> AsyncGenerator[AudioChunk]:
         self._queue = await self._begin()
+        self._queue.whole = False  # a whole HTTP answer is charged to its client chunk by chunk
         async with aclosing(aiter(self._queue)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 yield chunk

@@ -104,7 +104,7 @@ async def _noted(
     """Yield the engine's chunks and note each in the record. Closing it cancels the request."""
     profile = request.speech.chunk_profile or ("ttfa" if request.streams else "throughput")
     flow = (record.client, record.id)  # clients take turns in the queue, and so do their requests
-    chunks = engine.speak_async(replace(request.speech, chunk_profile=profile, flow=flow))
+    chunks = engine.speak_async(replace(request.speech, chunk_profile=profile, flow=flow), streams=request.streams)
 
     def charge_unread() -> None:
         holding.set(Resource.AUDIO_BYTES, chunks.unread_bytes)
