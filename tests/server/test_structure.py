@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from s1_mini.server.bodies import MAX_ESCAPES, MAX_GAP, MAX_MARKS, check_structure
 from s1_mini.server.errors import BodyError
-from s1_mini.server.structure import MAX_ESCAPES, MAX_GAP, MAX_MARKS, check_structure
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,12 @@ from s1_mini.sagemaker.headers import (
     read_attributes,
     read_route,
 )
-from s1_mini.server.answers import StreamedAnswer, respond, while_listened
-from s1_mini.server.bodies import FORM, content_type, in_turn, parse_json, read_form, read_json
+from s1_mini.server.bodies import content_type, parse_json, read_speech
 from s1_mini.server.errors import BodyError, BusyError, InvalidError, TooManyRequestsError, describe
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
 from s1_mini.server.record import RequestLog, record_of
-from s1_mini.server.schemas import Format, SpeechBody, SpeechRequest, Text, decode_base64
-from s1_mini.server.speech import AudioResponse, speak
+from s1_mini.server.schemas import Format, SpeechBody, SpeechRequest, Text
+from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak, speak_to_client, while_listened
 from s1_mini.types import AudioFormat
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ async def answer(request: Request, engine: ProductionTTSEngine) -> Response:
     session_id = request.headers.get(sessions.ID_HEADER)
     if content_type(request) in JSON_LINES_TYPES:
         return await _answer_lines(request, engine, session_id)
-    body, recording = await _read(request)
+    body, recording = await read_speech(request, InvocationBody)
     if sessions.NEW in (session_id, body.requestType):
         return await _open_session(request, engine, body, recording)
     known = None if session_id is None else request.app.state.sessions.get(session_id)
@@ -145,18 +144,6 @@ async def _answer_lines(request: Request, engine: ProductionTTSEngine, session_i
     return StreamedAnswer(answers, JSON_LINES, {})
 
 
-async def _read(request: Request) -> tuple[InvocationBody, bytes | None]:
-    if content_type(request) == FORM:
-        body, recording = await read_form(request, InvocationBody, "reference_audio")
-        if recording is not None and body.reference_audio is not None:
-            raise InvalidError("reference_audio", "was given more than once")
-    else:
-        body, recording = await read_json(request, InvocationBody), None
-    if body.reference_audio is not None:
-        recording = await in_turn(request.app.state, decode_base64, body.reference_audio)
-    return body, recording
-
-
 def _to_request(body: InvocationBody, recording: bytes | None) -> SpeechRequest:
     if body.text is None:
         raise InvalidError("text", "is missing")
@@ -173,8 +160,7 @@ async def _speak(
     form = choose_form(request.headers.get("accept"), named)
     streams = wanted.streams and not form.is_json and request.app.state.streams
     wanted = replace(wanted, audio_format=form.audio_format, streams=streams)
-    work = speak(engine, wanted, settings=request.app.state.settings, record=record_of(request))
-    speech = await while_listened(request.receive, work)
+    speech = await speak_to_client(request, engine, wanted)
     attributes = f"sample_rate={speech.sample_rate},format={form.audio_format},channels=1"
     speech = replace(speech, headers=speech.headers | headers | {ATTRIBUTES: attributes})
     return await _shape(speech, form, wanted)

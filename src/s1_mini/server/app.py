@@ -7,32 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import State
+from starlette.datastructures import Headers, MutableHeaders, State
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
-from s1_mini.server import page, routes_health, routes_openai, routes_tts, routes_voices, websocket
+from s1_mini.server import routes, routes_public, websocket
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
-from s1_mini.server.edge import AccessLogMiddleware
-from s1_mini.server.errors import BodyError, error_response, from_validation, misaddressed
-from s1_mini.server.gate import AdmissionController, EngineDied
-from s1_mini.server.limits import AdmissionMiddleware
+from s1_mini.server.errors import BodyError, ClientGoneError, code_of, error_response, from_validation, misaddressed
+from s1_mini.server.limits import AdmissionController, AdmissionMiddleware, EngineDied
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.meter import ServerMetrics
 from s1_mini.server.openapi import DescribedApp
-from s1_mini.server.record import record_of
+from s1_mini.server.record import RequestLog, record_of, sane_id
 from s1_mini.server.settings import ServerSettings
 from s1_mini.version import __version__
 
@@ -80,8 +80,8 @@ def create_app(
     app.state.accounts = accounts
     app.state.connections = Connections(settings, accounts)
     app.state.websockets = IdlePool(accounts, Resource.SESSIONS, websocket.Session.evict)
-    for room in (routes_tts, routes_openai, routes_voices, routes_health, websocket, page):
-        app.include_router(room.router)
+    for router in (*routes.routers, *routes_public.routers, websocket.router):
+        app.include_router(router)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
     app.add_middleware(AdmissionMiddleware, gate=gate, accounts=accounts, settings=settings)
@@ -181,3 +181,86 @@ def _answer(request: Request, ours: S1MiniError) -> Response:
     record = record_of(request)
     record.code = ours.code
     return error_response(ours, record.id)
+
+
+access_logger = logging.getLogger("s1_mini.server.access")
+
+GONE_STATUS = 499  # as nginx says it: the client closed the connection
+# Asked every few seconds, also while the answer is "not yet", or with every look at the page; logged only if they fail.
+QUIET = ("/ping", "/health", "/ready", "/metrics", "/static/")
+UNITS = {  # of the metrics in log lines
+    "queue_ms": "Milliseconds",
+    "prefill_ms": "Milliseconds",
+    "first_chunk_ms": "Milliseconds",
+    "total_ms": "Milliseconds",
+    "audio_s": "Seconds",
+    "frames": "Count",
+    "waiting": "Count",
+    "real_time_factor": "None",
+    "failed": "Count",
+}
+
+
+class AccessLogMiddleware:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, *, meter: ServerMetrics, namespace: str = "") -> None:
+        self.app, self.meter, self.namespace = app, meter, namespace
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one connection."""
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        record = RequestLog(sane_id(headers.get("x-request-id")), scope.get("method", "WEBSOCKET"), scope["path"])
+        scope.setdefault("state", {})["record"] = record
+
+        async def note(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                record.status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = record.id
+            elif message["type"] == "websocket.accept":
+                record.status = 101
+            elif message["type"] == "websocket.close" and not record.status:
+                record.status = 403
+            await send(message)
+
+        try:
+            await self.app(scope, receive, note)
+        except ClientGoneError:
+            record.status, record.code = record.status or GONE_STATUS, "client_gone"
+        except Exception as error:  # any error is answered, counted and logged here
+            await self._fail(error, record, scope, receive, note)
+        finally:
+            record.route = getattr(scope.get("route"), "path", None)
+            self.meter.count(record, time.perf_counter() - record.started)
+            self._log(record)
+
+    async def _fail(self, error: Exception, record: RequestLog, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the error; where an answer has begun, break it off, which is all that is left to tell it."""
+        if not isinstance(error, S1MiniError):
+            access_logger.error("request failed", exc_info=error, extra={"fields": {"request_id": record.id}})
+        record.code = code_of(error)
+        if record.status == 0 and scope["type"] == "http":
+            await error_response(error, record.id)(scope, receive, send)
+
+    def _log(self, record: RequestLog) -> None:
+        if record.path.startswith(QUIET) and (record.status < 400 or record.status == 503):
+            return
+        level = logging.WARNING if record.status >= 500 else logging.INFO
+        fields = record.fields()
+        if self.namespace and record.route is not None:
+            fields |= _metrics(self.namespace, fields)
+        access_logger.log(level, "request", extra={"fields": fields})
+
+
+def _metrics(namespace: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that make a log line metrics in the embedded metric format, by route and in total.
+
+    `fields["route"]` must be a declared route and no text of a client: each is a metric, which costs.
+    """
+    told = {"failed": int(fields["status"] >= 500)}
+    metrics = [{"Name": name, "Unit": unit} for name, unit in UNITS.items() if {**told, **fields}.get(name) is not None]
+    directive = {"Namespace": namespace, "Dimensions": [[], ["route"]], "Metrics": metrics}
+    return told | {"_aws": {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [directive]}}

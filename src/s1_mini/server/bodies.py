@@ -1,13 +1,17 @@
-"""A request's body into a checked model: JSON, or a form with files; large ones in a thread.
+"""Request bodies: JSON or a form with files, parsed into a checked model; large ones in a thread.
 
-Sizes and pace are limited before (`limits`); here it is about what the bytes say.
+Their size and pace are limited in `limits`. The structure of JSON is limited here, before it is parsed: a parser makes
+an object of every value, and validation an error of every wrong one, so that eight megabytes of `[1,1,…]` cost half a
+minute and five gigabytes. Counting costs milliseconds, stops at the limit and lets other threads run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,10 +21,10 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from s1_mini.server.errors import BodyError, ContentTypeError, InvalidError, from_validation
-from s1_mini.server.schemas import SpeechBody, SpeechRequest
-from s1_mini.server.structure import MARKS_PER_ITEM, MAX_MARKS, check_structure
+from s1_mini.server.schemas import SpeechBody, decode_base64
 
 Model = TypeVar("Model", bound=BaseModel)
+Speech = TypeVar("Speech", bound=SpeechBody)
 Result = TypeVar("Result")
 
 JSON, FORM = "application/json", "multipart/form-data"
@@ -31,21 +35,26 @@ CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 1024 * 1024  # of a form's field that is no file
 
+MAX_MARKS = 2048  # strings, colons, commas and brackets of a body that is no batch: many times what a request has
+MARKS_PER_ITEM = 32  # of each text of a batch, beyond that
+MAX_ESCAPES = 2**20  # backslashes: 32 texts of the greatest length, every letter of them written as \u0000
+MAX_GAP = 4096  # bytes between two marks outside of strings; a longer run is a number made to be slow, or no JSON
+
+_MARK = re.compile(rb'["\[{,:]')
+_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_WINDOW = 2**16  # bytes looked at in one call, which holds the interpreter
+
 
 def content_type(request: Request) -> str:
-    """Give the body's type without its parameters, in lower case; empty if none is said."""
+    """Return the body's type without its parameters, in lower case; empty if there is none."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def is_json(kind: str) -> bool:
-    """Tell whether a content type says JSON."""
-    return kind in JSON_TYPES or (kind.startswith("application/") and kind.endswith("+json"))
-
-
-async def read_json(request: Request, model: type[Model]) -> Model:
-    """Read a JSON body. Raises `ContentTypeError`, `BodyError` or `InvalidError`."""
-    if not is_json(content_type(request)):
-        raise ContentTypeError(f"{said(request)} is not read here; send {JSON}")
+async def read_json(request: Request, model: type[Model], allowed: str = JSON) -> Model:
+    """Return a JSON body. Raises `ContentTypeError`, which names the `allowed` types, `BodyError` or `InvalidError`."""
+    kind = content_type(request)
+    if kind not in JSON_TYPES and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise unsupported_type(request, allowed)
     body = await request.body()
     max_marks = MAX_MARKS + MARKS_PER_ITEM * request.app.state.settings.max_batch_items
     if len(body) <= SMALL_BYTES:
@@ -106,20 +115,19 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
         raise from_validation(error.errors(include_url=False), known) from None
 
 
-async def read_speech(request: Request) -> SpeechRequest:
-    """Read the body of a request to speak, JSON or form."""
-    kind = content_type(request)
-    if kind == FORM:
-        body, recording = await read_form(request, SpeechBody, "reference_audio")
+async def read_speech(request: Request, model: type[Speech]) -> tuple[Speech, bytes | None]:
+    """Return the body of a request to speak, JSON or a form, and the recording in it. Raises as `read_form`."""
+    if content_type(request) == FORM:
+        body, recording = await read_form(request, model, "reference_audio")
         if recording is not None and body.reference_audio is not None:
             raise InvalidError("reference_audio", "was given more than once")
-    elif is_json(kind):
-        body, recording = await read_json(request, SpeechBody), None
     else:
-        raise ContentTypeError(f"{said(request)} is not read here; send {JSON} or {FORM}")
-    if body.reference_audio is not None and len(body.reference_audio) > SMALL_BYTES:
-        return await in_turn(request.app.state, body.to_request, recording)
-    return body.to_request(recording)
+        body, recording = await read_json(request, model, f"{JSON} or {FORM}"), None
+    if body.reference_audio is not None:
+        is_large = len(body.reference_audio) > SMALL_BYTES
+        decode = partial(decode_base64, body.reference_audio)
+        recording = await in_turn(request.app.state, decode) if is_large else decode()
+    return body, recording
 
 
 def _check_charset(request: Request) -> None:
@@ -130,7 +138,46 @@ def _check_charset(request: Request) -> None:
         raise ContentTypeError(f"form charset {given[:40]!r} is not supported; send utf-8, us-ascii or latin-1")
 
 
-def said(request: Request) -> str:
-    """Return the body's content type as an error quotes it."""
+def unsupported_type(request: Request, allowed: str) -> ContentTypeError:
+    """Return the error for a body of another type than the `allowed` ones."""
     given = request.headers.get("content-type")
-    return f"Content-Type {given[:80]!r}" if given else "a body without Content-Type"
+    quoted = f"Content-Type {given[:80]!r}" if given else "a body without Content-Type"
+    return ContentTypeError(f"{quoted} is not supported; send {allowed}")
+
+
+def check_structure(data: bytes, max_marks: int = MAX_MARKS) -> None:
+    """Raise `BodyError` if `data` has more than `max_marks` marks, or a number of thousands of digits.
+
+    Whether it is JSON at all, the parser tells.
+    """
+    num_escapes = 0
+    for start in range(0, len(data), _WINDOW):
+        num_escapes += data.count(b"\\", start, start + _WINDOW)
+        if num_escapes > MAX_ESCAPES:
+            raise BodyError(f"the body has more than {MAX_ESCAPES} backslashes")
+    position, count = 0, 0
+    while (found := _MARK.search(data, position, position + MAX_GAP)) is not None:
+        position = found.end()
+        count += 1
+        if count > max_marks:
+            raise BodyError(f"the body has more than {max_marks} marks of JSON; send fewer items at once")
+        if found.group() == b'"':
+            position = _after_string(data, position)
+    if len(data) - position > MAX_GAP:
+        raise BodyError(f"the body has {MAX_GAP} bytes without a mark of JSON after byte {position}")
+
+
+def _after_string(data: bytes, position: int) -> int:
+    """Give where a string that begins at `position` is over; the end of `data` if it is nowhere."""
+    end = data.find(b'"', position)
+    if end > position and data[end - 1 : end] != b"\\":
+        return end + 1
+    while position < len(data):
+        found = _STRING.match(data, position, position + _WINDOW)
+        end = position if found is None else found.end()
+        if data[end : end + 1] == b'"':
+            return end + 1
+        if end == position:  # a backslash and nothing behind it
+            break
+        position = end
+    return len(data)

@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from s1_mini.metrics import Family, Histogram
-from s1_mini.server.gate import AdmissionController
+from s1_mini.server.limits import AdmissionController
 from s1_mini.server.record import RequestLog
 
 if TYPE_CHECKING:

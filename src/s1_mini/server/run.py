@@ -26,11 +26,10 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.process import freeze_what_is_loaded, prepare_process
 from s1_mini.server.app import end_all
 from s1_mini.server.connections import open_more_files
-from s1_mini.server.gate import EngineDied
+from s1_mini.server.limits import EngineDied
 from s1_mini.server.logs import set_up_logging
 from s1_mini.server.member import trusted_peers
-from s1_mini.server.socket_wire import SocketWire
-from s1_mini.server.wire import HttpProtocol
+from s1_mini.server.wire import HttpProtocol, SocketWire
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -28,6 +28,7 @@ from s1_mini.types import (
     OnUnsupported,
     SpeechOptions,
     TTSRequest,
+    VoiceInfo,
 )
 
 BASE64_WINDOW = 2**18  # characters, a multiple of four
@@ -304,6 +305,12 @@ class VoiceAnswer(BaseModel):
     is_default: bool
     source: Literal["checkpoint", "added"]
     seconds: float
+
+    @classmethod
+    def of(cls, voice: VoiceInfo) -> VoiceAnswer:
+        """Return the answer for a voice."""
+        fields = {name: getattr(voice, name) for name in cls.model_fields}
+        return cls(**fields | {"seconds": round(voice.seconds, 3)})
 
 
 class VoicesAnswer(BaseModel):

@@ -1,24 +1,29 @@
-"""From a checked request to encoded audio: whole or streamed, within its time limit, charged to its client.
+"""From a validated request to an HTTP answer: audio, whole or streamed, within its time limit, charged to its client.
 
-The first byte exists only once the first audio does, so that whatever fails before it still gets a status code.
+The first byte exists only once the first audio does, so that whatever fails before it still gets a status code. A
+client that disconnects cancels its request, while it is generated and while it is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, ExitStack, aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
 import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from s1_mini.audio.container import StreamEncoder, encode, encodes_fast, media_type
 from s1_mini.exceptions import GenerationError, RequestTimeoutError
 from s1_mini.server.accounts import Holding, Resource
-from s1_mini.server.record import RequestLog
+from s1_mini.server.errors import ClientGoneError
+from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.schemas import SpeechRequest
 from s1_mini.types import AudioFormat
 
@@ -27,20 +32,23 @@ if TYPE_CHECKING:
     from s1_mini.server.settings import ServerSettings
     from s1_mini.types import AudioChunk
 
+T = TypeVar("T")
+
+_HEADER_SAFE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # header values are ASCII, the rest is %-encoded
+
 
 class _Deadline(NamedTuple):
-    """A time limit: the event loop's time at which it ends, and its length in seconds."""
-
-    at: float
+    at: float  # time of the event loop
     allowed_s: float
+
+    @classmethod
+    def after(cls, seconds: float) -> _Deadline:
+        return cls(asyncio.get_running_loop().time() + seconds, seconds)
 
     def error(self, what: str) -> RequestTimeoutError:
         return RequestTimeoutError(
             f"{what} took longer than {self.allowed_s:g} s; shorten the text, or ask for a stream"
         )
-
-
-_HEADER_SAFE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # header values are ASCII, the rest is %-encoded
 
 
 @dataclass(frozen=True)
@@ -56,15 +64,21 @@ class AudioResponse:
     sample_rate: int
     body: AsyncIterator[bytes]
     holding: Holding  # what it is charged for
-    content: bytes | None = None  # the whole of it, if it is whole; `body` gives the same
-    spoken_text: str | None = None
-    warning: str | None = None  # skipped characters, or a text in another language
+    spoken_text: str | None
+    warning: str | None  # skipped characters, or a text in another language
+    content: bytes | None = None  # the whole of it, if it is whole; `body` yields the same
     audio_seconds: float = 0.0  # of a whole answer
     finish_reason: str = "stop"
 
     def release(self) -> None:
         """Stop charging its client for it."""
         self.holding.release()
+
+
+async def speak_to_client(request: Request, engine: ProductionTTSEngine, speech: SpeechRequest) -> AudioResponse:
+    """Speak as `speak` does, for an HTTP request. Raises `ClientGoneError` if the client disconnects."""
+    work = speak(engine, speech, settings=request.app.state.settings, record=record_of(request))
+    return await while_listened(request.receive, work)
 
 
 async def speak(
@@ -86,19 +100,18 @@ async def speak(
         cleanup.callback(holding.release)
         holding.set(Resource.REQUESTS, 1)
         holding.set(Resource.BODY_BYTES, len(request.reference))
-        chunks = _noted(engine, request, record, holding)
-        now = asyncio.get_running_loop().time()
-        first = _Deadline(now + settings.request_timeout_s, settings.request_timeout_s)
+        chunks = _generate(engine, request, record, holding)
+        deadline = _Deadline.after(settings.request_timeout_s)
         if request.streams:
-            end = _Deadline(now + settings.stream_timeout_s, settings.stream_timeout_s)
-            answer = await _stream(chunks, request.audio_format, first, end, holding)
+            end = _Deadline.after(settings.stream_timeout_s)
+            response = await _stream(chunks, request.audio_format, deadline, end, holding)
         else:
-            answer = await _whole(chunks, request.audio_format, first, record, holding)
+            response = await _whole(chunks, request.audio_format, deadline, record, holding)
         cleanup.pop_all()
-        return answer
+    return response
 
 
-async def _noted(
+async def _generate(
     engine: ProductionTTSEngine, request: SpeechRequest, record: RequestLog, holding: Holding
 ) -> AsyncIterator[AudioChunk]:
     """Yield the engine's chunks and note each in the record. Closing it cancels the request."""
@@ -129,29 +142,25 @@ async def _whole(
     record: RequestLog,
     holding: Holding,
 ) -> AudioResponse:
-    heard = []
+    received = []
     try:
         async with asyncio.timeout_at(deadline.at), aclosing(chunks):  # type: ignore[type-var]
             async for chunk in chunks:
                 holding.add(Resource.AUDIO_BYTES, chunk.wave.nbytes)
-                heard.append(chunk)
-            if not heard:
+                received.append(chunk)
+            if not received:
                 raise GenerationError("the model said nothing")
             holding.set(Resource.REQUESTS, 0)  # the engine is done with it
-            rate = heard[-1].sample_rate
-            content = await asyncio.to_thread(_encode_all, heard, rate, audio_format)
+            content = await asyncio.to_thread(_encode_all, received, audio_format)
     except TimeoutError:
         raise deadline.error("the whole answer") from None
-    seconds, reason = round(record.audio_s, 3), heard[-1].finish_reason or "stop"
-    headers = {
-        "X-Sample-Rate": str(rate),
-        "X-Audio-Seconds": f"{seconds:.3f}",
-        "X-Generation-Seconds": f"{record.generation_s:.3f}",
-        "X-Finish-Reason": reason,
-    }
     holding.set(Resource.AUDIO_BYTES, len(content), checked=False)
-    speech = AudioResponse(type_of(audio_format, rate), headers, rate, _once(content), holding, content)
-    return _told(replace(speech, audio_seconds=seconds, finish_reason=reason), heard[0])
+    seconds, reason = round(record.audio_s, 3), received[-1].finish_reason or "stop"
+    response = _response(received[0], audio_format, _once(content), holding)
+    response.headers["X-Audio-Seconds"] = f"{seconds:.3f}"
+    response.headers["X-Generation-Seconds"] = f"{record.generation_s:.3f}"
+    response.headers["X-Finish-Reason"] = reason
+    return replace(response, content=content, audio_seconds=seconds, finish_reason=reason)
 
 
 async def _stream(
@@ -173,67 +182,124 @@ async def _stream(
         cleanup.push_async_callback(cast("Any", chunks).aclose)
         begun = await _feed(encoder, first.wave)  # NaN from the model still becomes an error status
         cleanup.pop_all()
-    body = _rest(chunks, encoder, begun, end_deadline, holding)
-    headers = {"X-Sample-Rate": str(first.sample_rate)}
-    kind = type_of(audio_format, first.sample_rate)
-    return _told(AudioResponse(kind, headers, first.sample_rate, body, holding), first)
+    return _response(first, audio_format, _rest(chunks, encoder, begun, end_deadline, holding), holding)
 
 
-def _told(speech: AudioResponse, first: AudioChunk) -> AudioResponse:
-    """Add what the first chunk tells of the text."""
-    headers = speech.headers | ({"X-Warning": quote(first.warning, safe=_HEADER_SAFE)} if first.warning else {})
-    return replace(speech, headers=headers, spoken_text=first.spoken_text, warning=first.warning)
+def _response(
+    first: AudioChunk, audio_format: AudioFormat, body: AsyncIterator[bytes], holding: Holding
+) -> AudioResponse:
+    kind, rate = media_type(audio_format), first.sample_rate
+    if audio_format == "pcm":
+        kind += f";rate={rate};channels=1"
+    headers = {"X-Sample-Rate": str(rate)}
+    if first.warning:
+        headers["X-Warning"] = quote(first.warning, safe=_HEADER_SAFE)
+    return AudioResponse(kind, headers, rate, body, holding, first.spoken_text, first.warning)
 
 
 async def _rest(
     chunks: AsyncIterator[AudioChunk], encoder: StreamEncoder, begun: bytes, deadline: _Deadline, holding: Holding
 ) -> AsyncIterator[bytes]:
     """Yield a stream's bytes from the first on."""
-    loop = asyncio.get_running_loop()
-    async with aclosing(chunks), _released(holding):  # type: ignore[type-var]
-        if begun:
-            yield begun
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline.at):
-                    chunk = await anext(chunks, None)
-            except TimeoutError:
-                raise deadline.error("the stream") from None
-            if chunk is None:
-                holding.set(Resource.REQUESTS, 0)
-                break
-            if loop.time() > deadline.at:
-                raise deadline.error("the stream")
-            if piece := await _feed(encoder, chunk.wave):
-                yield piece
-        if tail := await asyncio.to_thread(encoder.finish):
-            yield tail
-
-
-@asynccontextmanager
-async def _released(holding: Holding) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        holding.release()
+    with ExitStack() as cleanup:
+        cleanup.callback(holding.release)
+        async with aclosing(chunks):  # type: ignore[type-var]
+            if begun:
+                yield begun
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline.at):
+                        chunk = await anext(chunks, None)
+                except TimeoutError:
+                    raise deadline.error("the stream") from None
+                if chunk is None:
+                    holding.set(Resource.REQUESTS, 0)
+                    break
+                if asyncio.get_running_loop().time() > deadline.at:
+                    raise deadline.error("the stream")
+                if piece := await _feed(encoder, chunk.wave):
+                    yield piece
+            if tail := await asyncio.to_thread(encoder.finish):
+                yield tail
 
 
 async def _feed(encoder: StreamEncoder, wave: np.ndarray) -> bytes:
-    """Encode a chunk; in a thread where that takes long enough to be felt."""
+    """Encode a chunk; in a thread if the format is slow to encode."""
     if encodes_fast(encoder.audio_format):
         return encoder.feed(wave)
     return await asyncio.to_thread(encoder.feed, wave)
 
 
-def type_of(audio_format: AudioFormat, sample_rate: int) -> str:
-    """Give the media type of an answer; that of bare samples says what they are."""
-    kind = media_type(audio_format)
-    return f"{kind};rate={sample_rate};channels=1" if audio_format == "pcm" else kind
-
-
-def _encode_all(heard: list[AudioChunk], rate: int, audio_format: AudioFormat) -> bytes:
-    return encode(np.concatenate([chunk.wave for chunk in heard]), rate, audio_format)
+def _encode_all(chunks: list[AudioChunk], audio_format: AudioFormat) -> bytes:
+    return encode(np.concatenate([chunk.wave for chunk in chunks]), chunks[0].sample_rate, audio_format)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:
     yield content
+
+
+def respond(speech: AudioResponse) -> Response:
+    """Return the HTTP answer with the audio."""
+    if speech.content is not None:
+        return Response(speech.content, media_type=speech.media_type, headers=speech.headers)
+    return StreamedAnswer(speech.body, speech.media_type, speech.headers)
+
+
+class StreamedAnswer(Response):
+    """A body that is sent as it is generated. If it fails, the connection breaks off without the final chunk.
+
+    To an HTTP/1.0 client behind the proxy of several replicas it is sent whole, with its length: the proxy ends a
+    broken stream like a complete one.
+    """
+
+    def __init__(self, body: AsyncIterator[bytes], media_type: str, headers: dict[str, str]) -> None:
+        super().__init__(media_type=media_type, headers=headers)
+        del self.headers["content-length"]
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the body. Raises the body's error, or `ClientGoneError` if the client disconnects."""
+        if scope["http_version"] == "1.0" and scope["app"].state.member is not None:
+            content = await while_listened(receive, self._collect(scope["state"]["record"].holding))
+            await Response(content, self.status_code, dict(self.headers))(scope, receive, send)
+            return
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+
+        async def deliver() -> None:
+            async with aclosing(self._body) as body:  # type: ignore[type-var]
+                await send(start)
+                async for piece in body:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await while_listened(receive, deliver())
+
+    async def _collect(self, holding: Holding) -> bytes:
+        content = bytearray()
+        async with aclosing(self._body) as body:  # type: ignore[type-var]
+            async for piece in body:
+                holding.add(Resource.AUDIO_BYTES, len(piece))
+                content += piece
+        return bytes(content)
+
+
+async def while_listened(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, or cancel it and raise `ClientGoneError` once the client disconnects.
+
+    The request's body must have been read.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGoneError
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

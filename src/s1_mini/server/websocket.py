@@ -22,7 +22,7 @@ from starlette.websockets import WebSocketState
 from s1_mini.audio.reference import read_recording
 from s1_mini.exceptions import NothingToSpeakError, S1MiniError, TextError
 from s1_mini.server.accounts import Metered, Resource
-from s1_mini.server.bodies import SMALL_BYTES, in_turn
+from s1_mini.server.bodies import SMALL_BYTES, check_structure, in_turn
 from s1_mini.server.errors import (
     BodyError,
     BusyError,
@@ -38,7 +38,6 @@ from s1_mini.server.errors import (
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import InputDone, InputText, SessionConfig, SpeechRequest, decode_base64
 from s1_mini.server.speech import speak
-from s1_mini.server.structure import check_structure
 from s1_mini.text.split import split_arriving
 from s1_mini.text.tidy import is_speakable
 

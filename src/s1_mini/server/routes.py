@@ -1,0 +1,279 @@
+"""Routes that need the key: `/v1/tts`, `/v1/audio` and `/v1/models` of OpenAI's API, `/v1/voices`.
+
+`/v1/audio/voices` and `/v1/audio/models` are what clients of Kokoro-FastAPI, such as Open WebUI, read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+
+from s1_mini.exceptions import RequestError, S1MiniError
+from s1_mini.server.accounts import Resource
+from s1_mini.server.bodies import FORM, JSON, content_type, read_form, read_json, read_speech, unsupported_type
+from s1_mini.server.errors import (
+    InvalidError,
+    NotFoundError,
+    code_of,
+    from_validation,
+    message_of,
+    quoted,
+    renamed,
+)
+from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_events
+from s1_mini.server.record import RequestLog, record_of
+from s1_mini.server.schemas import (
+    AudioModels,
+    AudioVoices,
+    BatchAnswer,
+    BatchBody,
+    BatchItem,
+    BatchResult,
+    Named,
+    OpenAIModel,
+    OpenAIModels,
+    OpenAISpeechBody,
+    SpeechBody,
+    SpeechRequest,
+    VoiceAnswer,
+    VoiceForm,
+    VoicesAnswer,
+    decode_base64,
+)
+from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak, speak_to_client, while_listened
+
+if TYPE_CHECKING:
+    from s1_mini.engine import ProductionTTSEngine
+
+speech_router, openai_router, voices_router = (APIRouter(tags=[tag]) for tag in ("speech", "openai", "voices"))
+routers = (speech_router, openai_router, voices_router)
+
+MODEL = "s1-mini"
+# of OpenAI's API; each means the default voice unless the checkpoint has a voice of that name
+OPENAI_VOICES = frozenset(
+    "alloy ash ballad cedar coral default echo fable marin nova onyx sage shimmer verse".split()  # noqa: SIM905
+)
+FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "text"}  # engine's name: form's name
+
+
+@speech_router.post(
+    "/v1/tts",
+    response_class=Response,
+    summary="Speak a text",
+    responses=SPEECH_ANSWER | failures(404, 500, 504),
+    openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
+)
+async def speak_text(request: Request) -> Response:
+    """Speak a text; the answer is the sound, whole, or with `stream` while it is made."""
+    body, recording = await read_speech(request, SpeechBody)
+    return respond(await speak_to_client(request, request.app.state.engine, body.to_request(recording)))
+
+
+@speech_router.post(
+    "/v1/tts/batch",
+    summary="Speak several texts",
+    response_model=BatchAnswer,
+    responses=failures(500, 504),
+    openapi_extra=body_of(BatchBody),
+)
+async def speak_batch(request: Request) -> Response:
+    """Speak several texts together; one that fails, fails alone, and `success` tells whether all succeeded."""
+    body = await read_json(request, BatchBody)
+    state, num_items = request.app.state, len(body.items)
+    allowed = min(state.settings.max_batch_items, state.accounts.largest(Resource.REQUESTS))
+    if num_items > allowed:
+        raise InvalidError("items", f"has {num_items} texts; the limit is {allowed} per batch")
+    if (refused := state.accounts.refusal(record_of(request).client, Resource.REQUESTS, num_items)) is not None:
+        raise refused
+    started = time.perf_counter()
+    results = await while_listened(request.receive, _speak_all(request, body))
+    success = all(result.success for result in results)
+    answer = BatchAnswer(success=success, results=[], total_time=round(time.perf_counter() - started, 3))
+    return StreamedAnswer(_in_parts(answer, results), JSON, {})
+
+
+async def _in_parts(answer: BatchAnswer, results: list[BatchResult]) -> AsyncIterator[bytes]:
+    """Yield a batch's answer result by result: as one text it can have a hundred megabytes."""
+    before, _, after = answer.model_dump_json().partition("[]")
+    yield f"{before}[".encode()
+    for number, result in enumerate(results):
+        content = await asyncio.to_thread(result.content)
+        yield b"," + content if number else content
+    yield f"]{after}".encode()
+
+
+async def _speak_all(request: Request, body: BatchBody) -> list[BatchResult]:
+    async with asyncio.TaskGroup() as group:
+        record = record_of(request)
+        tasks = [group.create_task(_speak_item(request, item, body, record)) for item in body.items]
+    return [task.result() for task in tasks]
+
+
+async def _speak_item(request: Request, item: Any, body: BatchBody, record: RequestLog) -> BatchResult:
+    """Return the result of one text of a batch; an error is a result, too."""
+    started, state = time.perf_counter(), request.app.state
+    try:
+        item_request = await asyncio.to_thread(_item_request, item, body)
+        speech = await speak(state.engine, item_request, settings=state.settings, record=record)
+        audio = await asyncio.to_thread(lambda: base64.b64encode(speech.content or b"").decode())
+    except S1MiniError as error:
+        elapsed = round(time.perf_counter() - started, 3)
+        return BatchResult(success=False, generation_time=elapsed, error=message_of(error), error_code=code_of(error))
+    return BatchResult(
+        success=True,
+        audio_base64=audio,
+        generation_time=round(time.perf_counter() - started, 3),
+        spoken_text=speech.spoken_text if item_request.return_spoken_text else None,
+        warning=speech.warning,
+    )
+
+
+def _item_request(given: Any, body: BatchBody) -> SpeechRequest:
+    """Validate one item of a batch. Raises `InvalidError`."""
+    if not isinstance(given, dict):
+        raise InvalidError("items", f'{quoted(given)} is not an object; send one such as {{"text": "Good morning."}}')
+    try:
+        item = BatchItem.model_validate(given, strict=True)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False), BatchItem.model_fields) from None
+    recording = None if item.reference_audio is None else decode_base64(item.reference_audio)
+    return body.build(
+        item.text, body.format, voice=item.voice, reference_audio=recording, reference_text=item.reference_text
+    )
+
+
+@openai_router.post(
+    "/v1/audio/speech",
+    response_class=Response,
+    summary="Speak a text, as OpenAI's API does",
+    responses=with_events(SPEECH_ANSWER) | failures(404, 500, 504),
+    openapi_extra=body_of(OpenAISpeechBody),
+)
+async def create_speech(request: Request) -> Response:
+    """Speak a text; the answer is sent while it is generated."""
+    body, engine = await read_json(request, OpenAISpeechBody), request.app.state.engine
+    is_default = body.voice in OPENAI_VOICES and body.voice not in engine.voice_names()
+    voice = None if is_default else body.voice
+    try:
+        speech_request = body.build(body.input, body.response_format, streams=True, voice=voice)
+        speech = await speak_to_client(request, engine, speech_request)
+    except RequestError as error:
+        raise renamed(error, {"text": "input"}) from None
+    if body.stream_format == "audio":
+        return respond(speech)
+    count = partial(engine.count_tokens, normalize=body.normalize, on_unsupported=body.on_unsupported)
+    num_read = await asyncio.to_thread(count, body.input)
+    more = {"spoken_text": speech.spoken_text} if body.return_spoken_text else {}
+    return StreamedAnswer(_events(speech, num_read, record_of(request), more), "text/event-stream", speech.headers)
+
+
+async def _events(
+    speech: AudioResponse, num_read: int, record: RequestLog, more: dict[str, Any]
+) -> AsyncIterator[bytes]:
+    """Yield audio as server-sent events; the last one has the numbers of tokens and frames."""
+
+    def event(content: dict[str, Any]) -> bytes:
+        return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+    async with aclosing(speech.body) as body:  # type: ignore[type-var]
+        async for piece in body:
+            yield event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
+    usage = {"input_tokens": num_read, "output_tokens": record.frames, "total_tokens": num_read + record.frames}
+    yield event({"type": "speech.audio.done", "usage": usage} | more)
+
+
+@openai_router.get("/v1/models", summary="The one model", responses=failures(has_body=False))
+async def list_models() -> OpenAIModels:
+    """List the one model, which speaks whatever `model` a request names."""
+    return OpenAIModels(data=[OpenAIModel(id=MODEL)])
+
+
+@openai_router.get("/v1/models/{model}", summary="The same, by its name", responses=failures(404, has_body=False))
+async def describe_model(model: str) -> OpenAIModel:
+    """Return the model."""
+    if model != MODEL:
+        raise NotFoundError(f"there is no model {model[:128]!r} here; there is {MODEL!r}")
+    return OpenAIModel(id=MODEL)
+
+
+@openai_router.get("/v1/audio/models", summary="The one model, in short", responses=failures(has_body=False))
+async def list_audio_models() -> AudioModels:
+    """List the models by `id` and `name`."""
+    return AudioModels(models=[Named(id=MODEL, name=MODEL)])
+
+
+@openai_router.get("/v1/audio/voices", summary="All voices, in short", responses=failures(503, has_body=False))
+async def list_audio_voices(request: Request) -> AudioVoices:
+    """List the voices by `id` and `name`."""
+    voices = await asyncio.to_thread(request.app.state.engine.voices)
+    return AudioVoices(voices=[Named(id=voice.name, name=voice.name) for voice in voices])
+
+
+@voices_router.get("/v1/voices", summary="All voices", responses=failures(503, has_body=False))
+async def list_voices(request: Request) -> VoicesAnswer:
+    """List the checkpoint's voices and those that were added."""
+    engine, member = _ready_engine(request), request.app.state.member
+    voices = await asyncio.to_thread(engine.voices)
+    keeps_added = engine.config.voices_path is not None and (member is None or member.keeps_voices)
+    return VoicesAnswer(voices=[VoiceAnswer.of(voice) for voice in voices], keeps_added=keeps_added)
+
+
+@voices_router.get("/v1/voices/{name}", summary="One voice", responses=failures(404, 500, 503, has_body=False))
+async def describe_voice(request: Request, name: str) -> VoiceAnswer:
+    """Return one voice."""
+    return VoiceAnswer.of(await asyncio.to_thread(_ready_engine(request).describe_voice, name))
+
+
+@voices_router.post(
+    "/v1/voices",
+    status_code=201,
+    summary="Add a voice",
+    responses=failures(409, 500),
+    openapi_extra=body_of(VoiceForm, form_files=("audio",), is_json=False),
+)
+async def add_voice(request: Request) -> VoiceAnswer:
+    """Keep a recording as a voice, to be used by its name."""
+    if content_type(request) != FORM:
+        raise unsupported_type(request, f"{FORM} with the fields name, text and file audio")
+    form, recording = await read_form(request, VoiceForm, "audio")
+    if recording is None:
+        raise InvalidError("audio", "is missing; send the recording as a file")
+    adding = _ready_engine(request).add_voice_async(
+        form.name,
+        recording,
+        form.text,
+        description=form.description,
+        replace=form.replace,
+        client=record_of(request).client,
+    )
+    try:
+        voice = await while_listened(request.receive, adding)
+    except RequestError as error:
+        raise renamed(error, FORM_FIELDS) from None
+    return VoiceAnswer.of(voice)
+
+
+@voices_router.delete(
+    "/v1/voices/{name}", status_code=204, summary="Delete a voice", responses=failures(404, 409, 503, has_body=False)
+)
+async def delete_voice(request: Request, name: str) -> Response:
+    """Delete an added voice; a voice of the checkpoint cannot be deleted."""
+    await asyncio.to_thread(_ready_engine(request).delete_voice, name)
+    return Response(status_code=204)
+
+
+def _ready_engine(request: Request) -> ProductionTTSEngine:
+    state = request.app.state
+    if (refused := state.gate.refusal()) is not None:
+        raise refused
+    engine: ProductionTTSEngine = state.engine
+    return engine

@@ -1,0 +1,101 @@
+"""Routes without a key: the web page `/`, Swagger UI at `/docs`, and probes, which never wait for the engine.
+
+`/static/` has the files of this package and the Swagger UI files of the package fastapi-offline.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.staticfiles import StaticFiles
+
+from s1_mini.server.schemas import ErrorAnswer
+
+DIRECTORY = Path(__file__).parent / "static"
+
+# Named here because Windows takes what `mimetypes` says from its registry, and browsers run no module of another type.
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+HEADERS = {
+    # Nothing but the page's own files and this server; `blob:` is a recording that is heard before it is sent.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+DOCS_HEADERS = HEADERS | {
+    # Swagger UI's style sheet has icons as data: URLs
+    "Content-Security-Policy": HEADERS["Content-Security-Policy"].replace("img-src 'self'", "img-src 'self' data:"),
+}
+
+pages_router, health_router = APIRouter(include_in_schema=False), APIRouter(tags=["health"])
+routers = (health_router, pages_router)
+_UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorAnswer, "description": "Not ready"}}
+files = StaticFiles(directory=DIRECTORY, packages=[("fastapi_offline", "static")], check_dir=False)
+
+
+@pages_router.api_route("/", methods=["GET", "HEAD"])
+async def page(request: Request) -> Response:
+    """Return the web page."""
+    return await _file("index.html", request)
+
+
+@pages_router.api_route("/docs", methods=["GET", "HEAD"])
+async def docs(request: Request) -> Response:
+    """Return Swagger UI, which loads nothing from other hosts."""
+    return await _file("docs.html", request, DOCS_HEADERS)
+
+
+@pages_router.api_route("/static/{name}", methods=["GET", "HEAD"])
+async def static(name: str, request: Request) -> Response:
+    """Return a file of the pages, or 304 if the browser has it."""
+    return await _file(name, request)
+
+
+async def _file(name: str, request: Request, headers: dict[str, str] = HEADERS) -> Response:
+    media_type = MEDIA_TYPES.get(PurePath(name).suffix)
+    if media_type is None:
+        raise HTTPException(404)
+    response = await files.get_response(name, request.scope)
+    response.headers.update({**headers, "Content-Type": media_type})
+    return response
+
+
+@health_router.get("/ready", response_class=Response, summary="The same under another name", responses=_UNREADY)
+@health_router.get("/ping", response_class=Response, summary="Whether to send requests here", responses=_UNREADY)
+async def ping(request: Request) -> Response:
+    """Answer 200 without a body while the engine is ready, 503 before, after it has died, and during shutdown."""
+    if (refused := request.app.state.gate.refusal()) is not None:
+        raise refused
+    return Response()
+
+
+@health_router.get("/health", summary="The engine's state")
+async def health(request: Request) -> dict[str, Any]:
+    """Return the engine's state, device, queue, slots, caches and memory, and what the server holds for clients.
+
+    Always 200; `ready` is true when `/ready` answers 200.
+    """
+    gate = request.app.state.gate
+    refused = gate.refusal()
+    server = {"requests": gate.num_inside, "draining": gate.is_draining, "held": gate.accounts.describe()}
+    reason = {} if refused is None else {"reason": str(refused)}
+    return {**gate.health(), "ready": refused is None, "server": server, **reason}
+
+
+@health_router.get("/metrics", response_class=Response, summary="Figures for Prometheus")
+async def metrics(request: Request) -> Response:
+    """Return the metrics of engine and server in Prometheus' text format."""
+    content, kind = request.app.state.meter.text()
+    return Response(content, media_type=kind)
