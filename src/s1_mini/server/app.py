@@ -1,6 +1,7 @@
-"""The application: one engine, its routes, and the layers around them. Composes; calls no AWS.
+"""The application: one engine, its routes, and the middleware around them. Calls no AWS.
 
-What others need is in `app.state`: `engine`, `settings`, `gate`, `accounts`, `meter`, `member`.
+`AccessLogMiddleware` is the outermost layer: it gives each request an id and a record, turns errors into responses, and
+writes one log line. `app.state` holds what routes need: `engine`, `settings`, `gate`, `accounts`, `meter`, `member`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from s1_mini.server.limits import AdmissionController, AdmissionMiddleware, Engi
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.meter import ServerMetrics
 from s1_mini.server.openapi import DescribedApp
-from s1_mini.server.record import RequestLog, record_of, sane_id
+from s1_mini.server.record import RequestLog, sane_id
 from s1_mini.server.settings import ServerSettings
 from s1_mini.version import __version__
 
@@ -41,7 +42,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WATCH_S = 0.5  # between looks at whether the engine lives
+access_logger = logging.getLogger("s1_mini.server.access")
+
+WATCH_S = 0.5  # between checks of the engine's state
+GONE_STATUS = 499  # nginx's status for a connection that the client closed
+# polled, or loaded with the page: logged only if they fail, and not for 503
+QUIET = ("/ping", "/health", "/ready", "/metrics", "/static/")
+UNITS = {  # of the metrics in log lines
+    "queue_ms": "Milliseconds",
+    "prefill_ms": "Milliseconds",
+    "first_chunk_ms": "Milliseconds",
+    "total_ms": "Milliseconds",
+    "audio_s": "Seconds",
+    "frames": "Count",
+    "waiting": "Count",
+    "real_time_factor": "None",
+    "failed": "Count",
+}
 
 
 def create_app(
@@ -49,7 +66,7 @@ def create_app(
 ) -> FastAPI:
     """Build the application around `engine`, which it starts and stops unless it runs already.
 
-    `member` says which of several replicas this is; None if it is alone.
+    `member` identifies one of several replicas; None if it is alone.
     """
     settings = settings or ServerSettings()
     app = DescribedApp(
@@ -57,9 +74,9 @@ def create_app(
         version=__version__,
         summary="Text to speech with codec language models.",
         lifespan=_live,
-        docs_url=None,  # `page` serves Swagger UI from this host; FastAPI's default loads it from a CDN
+        docs_url=None,  # `routes_public` serves Swagger UI from this host; FastAPI's default loads it from a CDN
         redoc_url=None,
-        redirect_slashes=False,  # it would send on to whatever name the request calls us by
+        redirect_slashes=False,  # it would redirect to whatever Host the request has
     )
     accounts = Accounts(
         {
@@ -119,12 +136,12 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def end_all(state: State) -> None:
-    """Stop the engine; what it still speaks ends with an error."""
+    """Stop the engine; unfinished requests end with an error."""
     await asyncio.get_running_loop().run_in_executor(state.lifecycle, partial(state.engine.stop, drain=False))
 
 
 async def _start_and_watch(state: State, *, is_ours: bool) -> None:
-    """Start the engine; then look after it until it fails, and tell the gate."""
+    """Start the engine, then watch it until it fails; the failure is set in the gate."""
     engine, gate = state.engine, state.gate
     try:
         if is_ours:
@@ -148,61 +165,32 @@ async def _start_and_watch(state: State, *, is_ours: bool) -> None:
 
 
 def _translate_http(request: Request, error: Exception) -> Response:
-    """Put what the framework refuses into our shape."""
+    """Raise the framework's refusal as one of our errors, which `AccessLogMiddleware` answers."""
     assert isinstance(error, HTTPException)
     if error.status_code == 400:
-        return _answer(request, BodyError(str(error.detail)))
+        raise BodyError(str(error.detail))
     if error.status_code not in (404, 405):
         raise error
-    allowed = _allowed(request) if error.status_code == 405 else ""
-    response = _answer(request, misaddressed(request.method, request.url.path, allowed))
-    if allowed:
-        response.headers["Allow"] = allowed
-    return response
+    allowed = _allowed_methods(request) if error.status_code == 405 else ""
+    raise misaddressed(request.method, request.url.path, allowed)
 
 
-def _allowed(request: Request) -> str:
-    """Name all methods of a path, over all of its routes."""
+def _allowed_methods(request: Request) -> str:
+    """Return all methods of a path, over all of its routes."""
     scopes = {method: {**request.scope, "method": method} for method in ("DELETE", "GET", "POST", "PUT")}
-    found = [
-        method
-        for method, scope in scopes.items()
-        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
-    ]
-    return ", ".join(found)
+    routes = request.app.routes
+    return ", ".join(
+        method for method, scope in scopes.items() if any(each.matches(scope)[0] is Match.FULL for each in routes)
+    )
 
 
-def _translate_validation(request: Request, error: Exception) -> Response:
+def _translate_validation(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the framework's signature
     assert isinstance(error, RequestValidationError)
-    return _answer(request, from_validation(error.errors()))
-
-
-def _answer(request: Request, ours: S1MiniError) -> Response:
-    record = record_of(request)
-    record.code = ours.code
-    return error_response(ours, record.id)
-
-
-access_logger = logging.getLogger("s1_mini.server.access")
-
-GONE_STATUS = 499  # as nginx says it: the client closed the connection
-# Asked every few seconds, also while the answer is "not yet", or with every look at the page; logged only if they fail.
-QUIET = ("/ping", "/health", "/ready", "/metrics", "/static/")
-UNITS = {  # of the metrics in log lines
-    "queue_ms": "Milliseconds",
-    "prefill_ms": "Milliseconds",
-    "first_chunk_ms": "Milliseconds",
-    "total_ms": "Milliseconds",
-    "audio_s": "Seconds",
-    "frames": "Count",
-    "waiting": "Count",
-    "real_time_factor": "None",
-    "failed": "Count",
-}
+    raise from_validation(error.errors())
 
 
 class AccessLogMiddleware:
-    """ASGI middleware around everything else."""
+    """The outermost ASGI middleware."""
 
     def __init__(self, app: ASGIApp, *, meter: ServerMetrics, namespace: str = "") -> None:
         self.app, self.meter, self.namespace = app, meter, namespace
@@ -238,11 +226,11 @@ class AccessLogMiddleware:
             self._log(record)
 
     async def _fail(self, error: Exception, record: RequestLog, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the error; where an answer has begun, break it off, which is all that is left to tell it."""
+        """Answer with the error; a response that has begun can only be broken off."""
         if not isinstance(error, S1MiniError):
             access_logger.error("request failed", exc_info=error, extra={"fields": {"request_id": record.id}})
         record.code = code_of(error)
-        if record.status == 0 and scope["type"] == "http":
+        if record.status == 0:
             await error_response(error, record.id)(scope, receive, send)
 
     def _log(self, record: RequestLog) -> None:
@@ -258,9 +246,12 @@ class AccessLogMiddleware:
 def _metrics(namespace: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that make a log line metrics in the embedded metric format, by route and in total.
 
-    `fields["route"]` must be a declared route and no text of a client: each is a metric, which costs.
+    `fields["route"]` must be a declared route, never a client's text: each route is a metric, which costs money.
     """
-    told = {"failed": int(fields["status"] >= 500)}
-    metrics = [{"Name": name, "Unit": unit} for name, unit in UNITS.items() if {**told, **fields}.get(name) is not None]
+    values = {**fields, "failed": int(fields["status"] >= 500)}
+    metrics = [{"Name": name, "Unit": unit} for name, unit in UNITS.items() if values.get(name) is not None]
     directive = {"Namespace": namespace, "Dimensions": [[], ["route"]], "Metrics": metrics}
-    return told | {"_aws": {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [directive]}}
+    return {
+        "failed": values["failed"],
+        "_aws": {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [directive]},
+    }

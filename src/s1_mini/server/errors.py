@@ -1,4 +1,4 @@
-"""What a client is told when something fails: one table from exception to status, one JSON shape for all.
+"""Error responses: the status of each exception, and one JSON shape for all.
 
 `{"error": {"code": "...", "message": "...", "field": "..." or null, "request_id": "..."}}`
 """
@@ -15,11 +15,8 @@ from starlette.responses import JSONResponse
 
 from s1_mini.exceptions import (
     CapacityError,
-    EngineError,
     EngineNotReadyError,
-    GenerationError,
     QueueFullError,
-    ReferenceAudioError,
     RequestError,
     RequestTimeoutError,
     S1MiniError,
@@ -27,7 +24,6 @@ from s1_mini.exceptions import (
     VoiceFileError,
     VoiceNotFoundError,
     VoiceReadOnlyError,
-    VoiceUnsupportedError,
 )
 
 MAX_MESSAGE = 600  # characters; what a client sent is quoted, but not at any length
@@ -38,121 +34,102 @@ UNSUPPORTED = {"speed": "not supported yet; leave it out, each voice has its own
 INTERNAL_CODE = "internal_error"
 
 
+class Row(NamedTuple):
+    """How an error is answered."""
+
+    status: int
+    retry_after_s: int | None = None
+
+
 class ServerError(S1MiniError):
-    """Base of what goes wrong between a client and the engine."""
+    """Base of errors between a client and the engine, each with its code and status."""
 
     code = "server_error"
+    row = Row(500)
+
+    def __init_subclass__(cls, code: str = "", status: int = 0, retry_after_s: int | None = None) -> None:
+        super().__init_subclass__()
+        cls.code = code or cls.code
+        cls.row = Row(status, retry_after_s) if status else cls.row
 
 
-class BodyError(ServerError):
-    """The body cannot be read as what it says it is: broken JSON, broken multipart."""
-
-    code = "body_invalid"
+class BodyError(ServerError, code="body_invalid", status=400):
+    """Malformed body: broken JSON or multipart."""
 
 
-class BodyTooLargeError(ServerError):
+class HttpError(ServerError, code="http_invalid", status=400):
+    """Malformed HTTP request."""
+
+
+class UnauthorizedError(ServerError, code="unauthorized", status=401):
+    """Missing or wrong bearer key."""
+
+
+class OriginError(ServerError, code="origin_not_allowed", status=403):
+    """A page of another site, or a Host that is not a name of this server."""
+
+
+class NotFoundError(ServerError, code="not_found", status=404):
+    """Unknown path."""
+
+
+class MethodError(ServerError, code="method_not_allowed", status=405):
+    """Known path, but not for this method."""
+
+    def __init__(self, message: str, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+class NotAcceptableError(ServerError, code="not_acceptable", status=406):
+    """No media type in Accept is supported."""
+
+
+class HeadTooSlowError(ServerError, code="head_timeout", status=408):
+    """The head of a request did not arrive in time."""
+
+
+class BodyTooSlowError(ServerError, code="body_timeout", status=408):
+    """The body did not arrive in time."""
+
+
+class IdleError(ServerError, code="session_timeout", status=408):
+    """A WebSocket session lasted or idled too long."""
+
+
+class ConflictError(ServerError, code="conflict", status=409):
+    """The resource exists already."""
+
+
+class BodyTooLargeError(ServerError, code="body_too_large", status=413):
     """The body, declared or sent, is over the limit."""
-
-    code = "body_too_large"
 
     def __init__(self, allowed: int) -> None:
         super().__init__(f"the body is too large; at most {allowed} bytes are allowed (S1_MINI_SERVER_MAX_BODY_BYTES)")
 
 
-class HttpError(ServerError):
-    """What came is no HTTP/1.1 as it is read here."""
-
-    code = "http_invalid"
+class ContentTypeError(ServerError, code="content_type_unsupported", status=415):
+    """The route does not read this content type."""
 
 
-class OriginError(ServerError):
-    """A page of another site, or a name that is not this server's, asks."""
-
-    code = "origin_not_allowed"
+class TooManyRequestsError(ServerError, code="too_many_requests", status=429, retry_after_s=1):
+    """One client holds more than its share."""
 
 
-class HeadTooSlowError(ServerError):
-    """The head of a request did not arrive in time."""
-
-    code = "head_timeout"
+class ReplicaLostError(ServerError, code="replica_lost", status=502, retry_after_s=1):
+    """The replica died before it answered."""
 
 
-class BodyTooSlowError(ServerError):
-    """The body did not arrive in time."""
-
-    code = "body_timeout"
+class BusyError(ServerError, code="server_busy", status=503, retry_after_s=1):
+    """All clients together hold as much as the server allows."""
 
 
-class ContentTypeError(ServerError):
-    """The body's type is none that this route reads."""
-
-    code = "content_type_unsupported"
+class DrainingError(ServerError, code="shutting_down", status=503, retry_after_s=5):
+    """The server is shutting down."""
 
 
-class NotAcceptableError(ServerError):
-    """No type that the client accepts can be made."""
-
-    code = "not_acceptable"
-
-
-class IdleError(ServerError):
-    """A connection lasted too long, or too long without a word."""
-
-    code = "session_timeout"
-
-
-class UnauthorizedError(ServerError):
-    """The bearer key is missing or wrong."""
-
-    code = "unauthorized"
-
-
-class NotFoundError(ServerError):
-    """There is no such path."""
-
-    code = "not_found"
-
-
-class MethodError(ServerError):
-    """The path does not take this method."""
-
-    code = "method_not_allowed"
-
-
-class ConflictError(ServerError):
-    """It is there already."""
-
-    code = "conflict"
-
-
-class StorageError(ServerError):
-    """There is no room for it."""
-
-    code = "insufficient_storage"
-
-
-class TooManyRequestsError(ServerError):
-    """One client has too many requests in flight."""
-
-    code = "too_many_requests"
-
-
-class BusyError(ServerError):
-    """All clients together have too many requests in flight."""
-
-    code = "server_busy"
-
-
-class DrainingError(ServerError):
-    """The server is going down and takes in nothing more."""
-
-    code = "shutting_down"
-
-
-class ReplicaLostError(ServerError):
-    """The replica that was to answer has gone before it did."""
-
-    code = "replica_lost"
+class StorageError(ServerError, code="insufficient_storage", status=507):
+    """Insufficient storage."""
 
 
 class InvalidError(RequestError):
@@ -160,105 +137,75 @@ class InvalidError(RequestError):
 
 
 class ClientGoneError(Exception):
-    """The client has closed the connection; there is nobody to answer."""
+    """The client closed the connection."""
 
 
-class Row(NamedTuple):
-    """One line of the table."""
-
-    status: int
-    retry_after_s: int | None = None
-
-
-# The nearest ancestor counts. A code always has the same status.
-TABLE: Mapping[type[S1MiniError], Row] = {
-    BodyError: Row(400),
-    HttpError: Row(400),
-    UnauthorizedError: Row(401),
-    OriginError: Row(403),
-    NotFoundError: Row(404),
+# Errors of the package; the nearest ancestor counts, and all others are 500. A code always has the same status.
+TABLE: Mapping[type[BaseException], Row] = {
     VoiceNotFoundError: Row(404),
     VoiceExistsError: Row(409),
     VoiceReadOnlyError: Row(409),
     VoiceFileError: Row(500),
-    MethodError: Row(405),
-    NotAcceptableError: Row(406),
-    HeadTooSlowError: Row(408),
-    BodyTooSlowError: Row(408),
-    IdleError: Row(408),
-    ConflictError: Row(409),
-    BodyTooLargeError: Row(413),
-    ContentTypeError: Row(415),
     RequestError: Row(422),
-    ReferenceAudioError: Row(422),
-    VoiceUnsupportedError: Row(422),
     CapacityError: Row(422),
-    TooManyRequestsError: Row(429, 1),
-    ReplicaLostError: Row(502, 1),
-    BusyError: Row(503, 1),
     QueueFullError: Row(503, 1),  # or what the error says
     EngineNotReadyError: Row(503, 5),
-    DrainingError: Row(503, 5),
     RequestTimeoutError: Row(504),
-    StorageError: Row(507),
-    GenerationError: Row(500),
-    EngineError: Row(500),
-    S1MiniError: Row(500),
 }
 
 
 def row_of(error: BaseException) -> Row:
-    """Give the table's line for an exception; 500 for what is none of ours."""
-    for kind in type(error).__mro__:
-        if kind in TABLE:
-            return TABLE[kind]
-    return Row(500)
+    """Return the status of an exception, and when to retry; 500 for what is not one of ours."""
+    if isinstance(error, ServerError):
+        return error.row
+    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), Row(500))
 
 
 def code_of(error: BaseException) -> str:
-    """Give the stable code of an exception."""
+    """Return the stable code of an exception."""
     return error.code if isinstance(error, S1MiniError) else INTERNAL_CODE
 
 
 def message_of(error: BaseException) -> str:
-    """Give the sentence for a client; nothing of what is none of ours, which may tell of paths and code."""
+    """Return the message for a client; a general one for foreign exceptions, which may contain paths and code."""
     if not isinstance(error, S1MiniError):
         return "the server failed on this request; it was logged under this request_id"
     return _cut(str(error), MAX_MESSAGE)
 
 
 def renamed(error: RequestError, fields: Mapping[str, str]) -> RequestError:
-    """Give the error by the name that its field has for the client, where `fields` has another than the engine's."""
+    """Return the error with the client's name of its field; `fields` has it by the engine's name."""
     field = fields.get(error.field, error.field)
     return type(error)(field, str(error).removeprefix(f"{error.field}: "))
 
 
 def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
-    """Give the JSON shape of an error."""
+    """Return the JSON shape of an error."""
     field = _cut(error.field, MAX_FIELD) if isinstance(error, RequestError) else None
     return {"error": {"code": code_of(error), "message": message_of(error), "field": field, "request_id": request_id}}
 
 
 def error_response(error: BaseException, request_id: str | None) -> JSONResponse:
-    """Answer with an error: status and headers by the table."""
+    """Return the HTTP response for an error."""
     row = row_of(error)
     headers = {}
     retry_after_s = error.retry_after_s if isinstance(error, QueueFullError) else row.retry_after_s
     if retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(retry_after_s))
-    if row.status == 401:
+    if isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, MethodError):
+        headers["Allow"] = error.allowed
     if row.status in (408, 413):
         headers["Connection"] = "close"  # the rest of the body is not wanted
     return JSONResponse(describe(error, request_id), row.status, headers)
 
 
 def misaddressed(method: str, path: str, allowed: str) -> ServerError:
-    """Say that there is no such path or, if it takes other methods, which these are."""
-    path = path[:100]
+    """Return the error for an unknown path or, if `allowed` has methods of the path, for another method."""
     if allowed:
-        return MethodError(f"{method[:20]} is not for {path!r}; allowed: {allowed}")
-    return NotFoundError(f"there is no {path!r} here; /docs lists what there is")
+        return MethodError(f"{method[:20]} is not for {path[:100]!r}; allowed: {allowed}", allowed)
+    return NotFoundError(f"there is no {path[:100]!r} here; /docs lists what there is")
 
 
 def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1MiniError:
@@ -308,7 +255,7 @@ def quoted(value: Any) -> str:
 
 
 class _Short(Repr):
-    """Python's short form of a value, in which null, true and false are called as in JSON."""
+    """Shortened repr of a value, with null, true and false as in JSON."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,11 +265,9 @@ class _Short(Repr):
         self.maxlist = self.maxdict = 3
 
     def repr_NoneType(self, value: None, level: int) -> str:  # noqa: ARG002, N802 - called by the type's name
-        """Write null."""
         return "null"
 
     def repr_bool(self, value: bool, level: int) -> str:  # noqa: ARG002
-        """Write true or false."""
         return str(value).lower()
 
 

@@ -31,7 +31,6 @@ from s1_mini.server.errors import (
     IdleError,
     code_of,
     describe,
-    error_response,
     from_validation,
     row_of,
 )
@@ -62,10 +61,7 @@ async def converse(socket: WebSocket) -> None:
     """Speak what one client writes, until it has no more to say."""
     session, pool, record = Session(socket), socket.app.state.websockets, record_of(socket)
     if not pool.add(session, record.client):
-        refused = BusyError("All WebSocket sessions are in use. Retry in one second.")
-        record.code = refused.code
-        await error_response(refused, record.id)(socket.scope, socket.receive, socket.send)
-        return
+        raise BusyError("All WebSocket sessions are in use. Retry in one second.")
     try:
         await socket.accept()
         await session.run()
