@@ -1,4 +1,4 @@
-"""The `S1_MINI_*` variables of all packages, and hints for misspelt ones.
+"""The `S1_MINI_*` variables of all packages, their settings' base class, and hints for misspelt ones.
 
 A package that reads variables registers its settings class here by name, so that a plain engine imports none of them.
 """
@@ -10,7 +10,10 @@ from difflib import get_close_matches
 from pkgutil import resolve_name
 from typing import Any
 
-from pydantic import AliasChoices
+from pydantic import AliasChoices, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from s1_mini.exceptions import ConfigurationError
 
 ENGINE, SERVER = "S1_MINI_", "S1_MINI_SERVER_"
 OWNERS = {  # by prefix: a settings class, or a function that returns the names
@@ -20,6 +23,28 @@ OWNERS = {  # by prefix: a settings class, or a function that returns the names
     "S1_MINI_CLUSTER_": "s1_mini.remote.ray_settings:ClusterSettings",
     "S1_MINI_AWS_": "s1_mini.cli.endpoint_options:variables",
 }
+
+
+class Settings(BaseSettings):
+    """Settings by keyword or by variable: `env_prefix` and the field's name.
+
+    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the variable.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_ignore_empty=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            prefix = self.model_config["env_prefix"]
+            raise ConfigurationError("; ".join(_describe(prefix, problem) for problem in error.errors())) from None
+
+
+def _describe(prefix: str, problem: Any) -> str:
+    name = str(problem["loc"][0]) if problem["loc"] else ""
+    value = "" if "key" in name else f"={problem['input']!r}"
+    return f"{prefix}{name.upper()}{value}: {problem['msg'].removeprefix('Value error, ')}"
 
 
 def variables_of(settings: Any, field: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Settings of stages as deployments: fields, their `S1_MINI_CLUSTER_*` variables, their checks. Imports no Ray."""
+"""Settings of stages as deployments and their `S1_MINI_CLUSTER_*` variables. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from s1_mini.exceptions import ConfigurationError
+from s1_mini.variables import Settings
 
 ENV_PREFIX = "S1_MINI_CLUSTER_"
 INGRESS = "ingress"
@@ -60,15 +61,10 @@ Shares = Annotated[dict[str, Annotated[float, Field(ge=0, le=64)]], BeforeValida
 Numbers = Annotated[dict[str, Annotated[int, Field(ge=1, le=100_000)]], BeforeValidator(_by_stage), NoDecode]
 
 
-class ClusterSettings(BaseSettings):
-    """Replicas and resources of each stage, and of the ingress, by their names.
+class ClusterSettings(Settings):
+    """Replicas and resources of each stage, and of the ingress, by their names."""
 
-    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the field.
-    """
-
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_ignore_empty=True, arbitrary_types_allowed=True
-    )
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, arbitrary_types_allowed=True)
 
     replicas: Counts = Field(
         {}, description="such as coarse=2,codec=1-4: a range scales by itself; without it 1 of each"
@@ -81,12 +77,6 @@ class ClusterSettings(BaseSettings):
     max_open: int = Field(256, ge=1, le=100_000, description="utterances that one ingress has spoken at a time")
     grows: bool = Field(False, description="the cluster adds machines by itself: what it has now is no bound")
 
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigurationError("; ".join(_sentence(dict(item)) for item in error.errors())) from None
-
     def check_names(self, title: str, stages: Sequence[str]) -> None:
         """Raise `ConfigurationError` for a stage that a family has not."""
         for field in ("replicas", "gpus", "cpus", "max_ongoing"):
@@ -96,8 +86,3 @@ class ClusterSettings(BaseSettings):
                     f"{ENV_PREFIX}{field.upper()}: {title} has no stage {', '.join(unknown)}; there are "
                     f"{', '.join(stages)} and {INGRESS}"
                 )
-
-
-def _sentence(item: dict[str, Any]) -> str:
-    name = str(item["loc"][0]).upper() if item["loc"] else ""
-    return f"{ENV_PREFIX}{name}={item['input']!r}: {item['msg'].removeprefix('Value error, ')}"

@@ -1,25 +1,19 @@
-"""Settings of the AWS edge: fields, their `S1_MINI_SERVER_SAGEMAKER_*` variables, their checks."""
+"""Settings of the container and their `S1_MINI_SERVER_SAGEMAKER_*` variables."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
-from s1_mini.exceptions import ConfigurationError
-
-ENV_PREFIX = "S1_MINI_SERVER_SAGEMAKER_"
+from s1_mini.variables import Settings
 
 
-class ContainerSettings(BaseSettings):
-    """Settings of the container's contract, by keyword or by `S1_MINI_SERVER_SAGEMAKER_*` variable.
+class ContainerSettings(Settings):
+    """Settings of the container's contract."""
 
-    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the field.
-    """
-
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_ignore_empty=True)
+    model_config = SettingsConfigDict(env_prefix="S1_MINI_SERVER_SAGEMAKER_")
 
     # Sticky sessions.
     max_sessions: int = Field(256, ge=1, description="that are open at once")
@@ -34,11 +28,3 @@ class ContainerSettings(BaseSettings):
     # The local endpoint's asynchronous invocations.
     max_async: int = Field(64, ge=1, description="accepted and not yet answered")
     max_async_bytes: int = Field(64 * 2**20, ge=1024, description="of one input")
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = ENV_PREFIX + ".".join(str(part) for part in first["loc"]).upper()
-            raise ConfigurationError(f"{name}={first['input']!r}: {first['msg']}") from None

@@ -1,6 +1,6 @@
-"""Settings of the server: fields, their `S1_MINI_SERVER_*` variables, their checks.
+"""Settings of the server and their `S1_MINI_SERVER_*` variables.
 
-What the engine needs is not here (`s1_mini.config`), nor what differs from request to request (`schemas`).
+Those of the engine are in `s1_mini.config`, per-request options in `schemas`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,17 @@ import re
 import warnings
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
-from s1_mini.exceptions import ConfigurationError
 from s1_mini.server.logs import LogFormat
-from s1_mini.variables import SERVER as ENV_PREFIX
-from s1_mini.variables import unknown_variables
+from s1_mini.variables import SERVER, Settings, unknown_variables
 
 
-class ServerSettings(BaseSettings):
-    """Settings of one server process, by keyword or by `S1_MINI_SERVER_*` variable.
+class ServerSettings(Settings):
+    """Settings of one server process."""
 
-    Raises `ConfigurationError` for an unknown keyword or a value out of range, naming the field.
-    """
-
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_ignore_empty=True)
+    model_config = SettingsConfigDict(env_prefix=SERVER)
 
     host: str = Field("127.0.0.1", description="address to listen at; the container says 0.0.0.0, which is all")
     port: int = Field(8080, ge=0, le=65_535, description="0 picks a free one")
@@ -59,7 +54,8 @@ class ServerSettings(BaseSettings):
     request_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="to the whole answer, or to a stream's first sound; 55 in the container",
+        description="to the whole answer, or to a stream's first sound; 55 in the container; "
+        "S1_MINI_REQUEST_TIMEOUT_S of the engine counts to the last audio of either",
     )
     stream_timeout_s: float = Field(300.0, gt=0, description="to a stream's end, and for a whole answer to be taken")
     drain_timeout_s: float = Field(25.0, gt=0, description="from SIGTERM to the exit; the platform kills after 30 s")
@@ -84,11 +80,8 @@ class ServerSettings(BaseSettings):
     threads: int = Field(32, ge=1, le=512, description="for what would block the event loop: encoding, decoding, files")
 
     def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigurationError("; ".join(_sentence(dict(item)) for item in error.errors())) from None
-        for warning in unknown_variables(os.environ, ENV_PREFIX):
+        super().__init__(**values)
+        for warning in unknown_variables(os.environ, SERVER):
             warnings.warn(warning, stacklevel=2)
 
     @property
@@ -109,9 +102,3 @@ class ServerSettings(BaseSettings):
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-
-def _sentence(item: dict[str, Any]) -> str:
-    name = ".".join(str(part) for part in item["loc"])
-    given = "" if "key" in name else f"={item['input']!r}"
-    return f"{ENV_PREFIX}{name.upper()}{given}: {item['msg']}"
