@@ -81,20 +81,16 @@ class Accounts:
         return client_of(address) if key is None else f"key {key}"
 
     def hold(self, client: str) -> Holding:
-        """Return the empty holding of a new request or connection."""
         return Holding(self, client)
 
     def total(self, resource: Resource) -> int:
-        """Return what all clients hold."""
         return self._total[resource]
 
     def of(self, client: str, resource: Resource) -> int:
-        """Return what one client holds."""
         return self._clients[client][resource] if client in self._clients else 0
 
     @property
     def clients(self) -> list[str]:
-        """Clients that hold anything."""
         return list(self._clients)
 
     def largest(self, resource: Resource) -> int:
@@ -133,7 +129,6 @@ class Accounts:
         return None
 
     def spend(self, client: str, seconds: float) -> None:
-        """Charge event-loop CPU time to a client."""
         if self.by_client:
             self._cpu.spend(client, seconds)
 
@@ -166,14 +161,13 @@ class Holding:
     """
 
     def __init__(self, accounts: Accounts, client: str, whole: Holding | None = None) -> None:
-        self._accounts, self._client, self._whole = accounts, client, whole
+        self._accounts, self.client, self._whole = accounts, client, whole
         self._held: Counter[Resource] = Counter()
         self._parts: set[Holding] = set()
         self._is_released = False
 
     def part(self) -> Holding:
-        """Return an empty holding within this one."""
-        part = Holding(self._accounts, self._client, self)
+        part = Holding(self._accounts, self.client, self)
         part._is_released = self._is_released
         self._parts.add(part)
         return part
@@ -197,12 +191,12 @@ class Holding:
             return  # what still refers to it has ended
         if change > 0 and checked:
             whole = self._whole or self
-            refused = self._accounts.refusal(self._client, resource, change, whole.sum(resource))
+            refused = self._accounts.refusal(self.client, resource, change, whole.sum(resource))
             if refused is not None:
                 raise refused
         if change:
             self._held[resource] = amount
-            self._accounts._change(self._client, resource, change)
+            self._accounts._change(self.client, resource, change)
 
     def add(self, resource: Resource, amount: int) -> None:
         """Hold so much more, or less. Raises as `set`."""
@@ -235,8 +229,7 @@ class IdlePool(Generic[Member]):
     ) -> None:
         """`evict` ends a member, which has left the pool; `is_stalled` says that its client does not read."""
         self._accounts, self._resource, self._evict = accounts, resource, evict
-        self._holdings: dict[Member, Holding] = {}
-        self._clients: dict[Member, str] = {}
+        self._holdings: dict[Member, Holding] = {}  # oldest first
         self._idle: dict[str, OrderedDict[Member, None]] = {}  # by client, longest idle first
         self._is_stalled = is_stalled
         self.limit = accounts.limits[resource]
@@ -250,37 +243,36 @@ class IdlePool(Generic[Member]):
             least = self._accounts.of(client, self._resource)  # who has less than the newcomer's client is left alone
             if not self.evict_one(self._resource, can_evict, client, least) and not self._evict_busy(client, least):
                 return False
-        self._holdings[member], self._clients[member] = self._accounts.hold(client), client
+        self._holdings[member] = self._accounts.hold(client)
         self._holdings[member].set(self._resource, 1, checked=False)
         self.mark_idle(member)
         return True
 
     def mark_busy(self, member: Member) -> None:
         """Protect a member from eviction."""
-        if (client := self._clients.get(member)) is not None and member in self._idle.get(client, ()):
-            self._forget_idle(member, client)
+        if (holding := self._holdings.get(member)) is not None:
+            self._forget_idle(member, holding.client)
 
     def mark_idle(self, member: Member) -> None:
         """Make a member the last to be evicted among the idle ones; does nothing if it is idle already."""
-        if (client := self._clients.get(member)) is not None:
-            self._idle.setdefault(client, OrderedDict()).setdefault(member, None)
+        if (holding := self._holdings.get(member)) is not None:
+            self._idle.setdefault(holding.client, OrderedDict()).setdefault(member, None)
 
     def remove(self, member: Member) -> None:
-        """Remove a member that has ended."""
-        if (client := self._clients.pop(member, None)) is not None:
-            self._forget_idle(member, client)
-            self._holdings.pop(member).release()
+        if (holding := self._holdings.pop(member, None)) is not None:
+            self._forget_idle(member, holding.client)
+            holding.release()
 
     @property
     def busy(self) -> list[Member]:
         """Members that are not idle."""
-        return [member for member, client in self._clients.items() if member not in self._idle.get(client, ())]
+        return [member for member, held in self._holdings.items() if member not in self._idle.get(held.client, ())]
 
     def _forget_idle(self, member: Member, client: str) -> None:
-        idle = self._idle.get(client, OrderedDict())
-        idle.pop(member, None)
-        if not idle:
-            self._idle.pop(client, None)
+        if (idle := self._idle.get(client)) is not None:
+            idle.pop(member, None)
+            if not idle:
+                del self._idle[client]
 
     def evict_one(
         self,
@@ -300,14 +292,15 @@ class IdlePool(Generic[Member]):
 
     def _evict_busy(self, newcomer: str, least: int) -> bool:
         """Evict the oldest stalled member, or the oldest one of a client that has more than its share."""
-        sizes = self._sizes(set(self._clients.values()), self._resource, newcomer, least)
-        members = [member for member, client in self._clients.items() if client in sizes]
+        clients = {member: holding.client for member, holding in self._holdings.items()}
+        sizes = self._sizes(set(clients.values()), self._resource, newcomer, least)
+        members = [member for member, client in clients.items() if client in sizes]
         if stalled := [member for member in members if self._is_stalled(member)]:
-            return self._end(max(stalled, key=lambda member: sizes[self._clients[member]]))
+            return self._end(max(stalled, key=lambda member: sizes[clients[member]]))
         largest = max(sizes, key=lambda client: sizes[client], default=newcomer)
         if largest == newcomer or sizes[largest] <= CLIENT_SHARE * self.limit:
             return False
-        return self._end(next(member for member in members if self._clients[member] == largest))
+        return self._end(next(member for member in members if clients[member] == largest))
 
     def _sizes(self, clients: Iterable[str], resource: Resource, newcomer: str, least: int) -> dict[str, int]:
         """Return what those clients hold that may be evicted for a newcomer whose client holds `least`."""
@@ -330,7 +323,6 @@ class CpuShares:
         self._debts: OrderedDict[str, tuple[float, float]] = OrderedDict()  # seconds, and when that was so
 
     def spend(self, client: str, seconds: float) -> None:
-        """Charge CPU seconds."""
         self._debts[client] = (self._debt(client) + seconds, self._clock())
         self._debts.move_to_end(client)
         if len(self._debts) > MAX_CPU_CLIENTS:
@@ -355,11 +347,9 @@ class Metered(Generator[Any, Any, Result], Awaitable[Result]):
         return self
 
     def send(self, value: Any) -> Any:
-        """Run the coroutine up to its next suspension."""
         return self._charge(self._steps.send, value)
 
     def throw(self, *error: Any) -> Any:
-        """Raise an error where the coroutine is suspended, and run it up to its next suspension."""
         return self._charge(self._steps.throw, *error)
 
     def _charge(self, step: Callable[..., Any], *given: Any) -> Any:

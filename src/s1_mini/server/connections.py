@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from operator import methodcaller
 from typing import Any
 
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
@@ -26,12 +27,12 @@ if sys.platform != "win32":  # which has no such limit
 logger = logging.getLogger(__name__)
 
 ENOUGH_FILES = 65_536
-RESERVED_FILES = 128  # of the process, for all that is no connection; at most half of what it may open
-SEND_BUFFER_BYTES = 64 * 1024  # of the system, for each connection, which Linux doubles: a second and a half of sound
-MAX_WAITING_BYTES = 2**20  # beyond that, at any look, nobody can be said to take what he is sent
-MAX_CLOSING_LOOKS = 40  # ten times as long may a connection take what is left when it is closed
-LOOKS = 4  # at a listener, in the time that he may take nothing
-TELL_EVERY_S = 10.0  # a log line about the same thing
+RESERVED_FILES = 128  # for files that are not connections; at most half of the process's limit
+SEND_BUFFER_BYTES = 64 * 1024  # SO_SNDBUF of a connection, which Linux doubles: 1.5 s of audio
+MAX_WAITING_BYTES = 2**20  # above this many unsent bytes the client counts as stalled
+MAX_CLOSING_LOOKS = 40  # a closing connection has ten times the send timeout for the rest
+LOOKS = 4  # checks in one send timeout
+TELL_EVERY_S = 10.0  # least interval of the same warning
 
 
 class Connections:
@@ -39,10 +40,10 @@ class Connections:
 
     def __init__(self, settings: ServerSettings, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._pool: IdlePool[asyncio.Transport] = IdlePool(
-            accounts, Resource.CONNECTIONS, self._evict, lambda transport: transport in self._unread
-        )
         self._unread: set[asyncio.Transport] = set()  # of which the client has read nothing for a while
+        self._pool: IdlePool[asyncio.Transport] = IdlePool(
+            accounts, Resource.CONNECTIONS, methodcaller("abort"), self._unread.__contains__
+        )
         self._stall_s = settings.send_timeout_s
         self._told = Told()
 
@@ -51,17 +52,12 @@ class Connections:
         self._pool.limit = min(self._pool.limit, openable())
         asyncio.get_running_loop().set_exception_handler(self._note)
 
-    @property
-    def max_connections(self) -> int:
-        """How many may be open."""
-        return self._pool.limit
-
     def __len__(self) -> int:
         return len(self._pool)
 
     def enter(self, transport: asyncio.Transport) -> bool:
         """Register a connection, evicting an idle one if necessary. Abort it and return False if all are busy."""
-        is_full = len(self) >= self.max_connections
+        is_full = len(self) >= self._pool.limit
         if not self._pool.add(transport, self._accounts.client(_address(transport)), can_evict=_has_sent_all):
             self._told.tell("connections refused: all are busy", connections=len(self))
             transport.abort()
@@ -83,12 +79,10 @@ class Connections:
         self._pool.mark_idle(transport)
 
     def leave(self, transport: asyncio.Transport) -> None:
-        """Remove a closed connection."""
         self._unread.discard(transport)
         self._pool.remove(transport)
 
     def note_reading(self, transport: asyncio.Transport, *, reads: bool) -> None:
-        """Note whether the client has read anything between two looks."""
         (self._unread.discard if reads else self._unread.add)(transport)
 
     def stalled(self, transport: asyncio.Transport) -> None:
@@ -108,13 +102,9 @@ class Connections:
         else:
             loop.default_exception_handler(context)
 
-    @staticmethod
-    def _evict(transport: asyncio.Transport) -> None:
-        transport.abort()
-
 
 class Outflow:
-    """Looks now and then whether the other side of a connection takes what was written for it."""
+    """Periodic check whether the client of a connection reads what was written."""
 
     def __init__(self, transport: asyncio.Transport, stall_s: float, connections: Connections) -> None:
         self._transport, self._connections = transport, connections
@@ -144,14 +134,14 @@ class Outflow:
 
 
 class Told:
-    """Log lines of which one of a kind comes in some seconds, and says how many it stands for."""
+    """Rate-limited warnings; each says how often its message occurred."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
         self._kept_back: dict[str, int] = {}
 
     def tell(self, message: str, **fields: Any) -> None:
-        """Log a line, unless the same was said just now."""
+        """Log a message, at most once in `TELL_EVERY_S`."""
         now = time.monotonic()
         if now - self._last.get(message, float("-inf")) < TELL_EVERY_S:
             self._kept_back[message] = self._kept_back.get(message, 0) + 1
@@ -162,33 +152,25 @@ class Told:
 
 
 def _unsent(transport: asyncio.Transport) -> int:
-    """Give the bytes that the system holds for the other side; 0 where it does not tell."""
-    num = 0
-    if sys.platform == "linux":
-        num = _queued(transport, termios.TIOCOUTQ)
-    return num
+    """Return the bytes in the system's send buffer; 0 where the system does not tell."""
+    return _queued(transport, termios.TIOCOUTQ) if sys.platform == "linux" else 0
 
 
 def unread(transport: asyncio.Transport) -> int:
-    """Give the bytes that have come and were not read; 0 where the system does not tell."""
-    num = 0
-    if sys.platform != "win32":
-        num = _queued(transport, termios.FIONREAD)
-    return num
+    """Return the bytes in the system's receive buffer; 0 where the system does not tell."""
+    return _queued(transport, termios.FIONREAD) if sys.platform != "win32" else 0
 
 
 def _queued(transport: asyncio.Transport, request: int) -> int:
-    """Ask the system how many bytes lie in a queue of a connection; 0 if that is being closed."""
+    count = bytearray(4)
     if sys.platform != "win32":
-        told = bytearray(4)
-        with suppress(OSError, ValueError):
-            fcntl.ioctl(transport.get_extra_info("socket").fileno(), request, told)
-            return int.from_bytes(told, sys.byteorder)
-    return 0
+        with suppress(OSError, ValueError):  # it is being closed
+            fcntl.ioctl(transport.get_extra_info("socket").fileno(), request, count)
+    return int.from_bytes(count, sys.byteorder)
 
 
 def has_left(transport: asyncio.Transport) -> bool:
-    """Tell whether the other side has closed, also where what it sent before is not read yet; only Linux tells."""
+    """Return whether the client has closed, even if data that it sent before is unread; only Linux tells."""
     if sys.platform == "linux":
         with suppress(OSError, ValueError):  # it is being closed
             look = select.poll()
@@ -198,7 +180,7 @@ def has_left(transport: asyncio.Transport) -> bool:
 
 
 def open_more_files() -> None:
-    """Let this process open as many files as the system allows it; shells begin with fewer."""
+    """Raise the process's limit of open files, which shells set lower, to what the system allows."""
     if sys.platform != "win32":
         soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = ENOUGH_FILES if most == resource.RLIM_INFINITY else min(most, ENOUGH_FILES)
@@ -208,7 +190,7 @@ def open_more_files() -> None:
 
 
 def openable() -> int:
-    """Give how many connections this process can have open."""
+    """Return how many connections the process can have open."""
     if sys.platform != "win32":
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:

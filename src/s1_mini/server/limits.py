@@ -1,7 +1,7 @@
-"""The middleware between the protocol and the routes: key, origin, admission, size and pace of the body.
+"""Admission: readiness, API key, origin, room in the queue, size and pace of bodies and responses.
 
-Everything is decided before the body is read or while it arrives; what a body means is not known here. Responses are
-sent in pieces, so that what the client does not read stays with its request, where it is charged, and ends in time.
+Everything is decided before the body is read or while it arrives. Responses are sent in pieces, so that unread audio
+stays with its request, where it is charged, and ends in time.
 """
 
 from __future__ import annotations
@@ -45,21 +45,20 @@ UNQUEUED = (*PUBLIC, "/models")  # a POST or WebSocket of any other path needs r
 NEVER_DELAYED = ("/ping", "/ready")
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 PORTS = {"http": 80, "https": 443}
-LINGER_S = 1.0  # the body of a refused request is read on so long, that its sender hears the answer
-UNREAD_CHECK_S = 0.5  # between charges for audio that a client does not read
-PIECE_BYTES = 64 * 1024  # of an answer, handed to the connection when it has taken those before
-
+LINGER_S = 1.0  # reading on after a refusal: a client that still sends may not read the response
+UNREAD_CHECK_S = 0.5  # between charges for unread audio
+PIECE_BYTES = 64 * 1024  # of a response; each is handed to the connection once the previous one is written
 
 FRESH_S = 0.02  # health cache TTL
 RETRY_AFTER_S = 1.0
 
 
 class EngineDied(Exception):  # noqa: N818 - an end, not an error of anybody's
-    """The engine was started, and does not speak any more."""
+    """The engine was started and has failed."""
 
 
 class AdmissionController:
-    """Decides whether a request is admitted, and counts those in the server."""
+    """Whether a request is admitted, and how many are in the server. Cheap, and never blocks the event loop."""
 
     def __init__(self, engine: ProductionTTSEngine, settings: ServerSettings, accounts: Accounts) -> None:
         self._engine, self._settings, self.accounts = engine, settings, accounts
@@ -70,7 +69,7 @@ class AdmissionController:
         self.is_draining = False
 
     def health(self) -> dict[str, Any]:
-        """Give the engine's `health_check()`, at most `FRESH_S` old: it asks the driver of the GPU, too."""
+        """Return the engine's `health_check()`, at most `FRESH_S` old: it queries the GPU driver, too."""
         now = time.monotonic()
         if now - self._looked > FRESH_S:
             self._health, self._looked = self._engine.health_check(), now
@@ -101,11 +100,9 @@ class AdmissionController:
         return self.accounts.refusal(record.client, Resource.REQUESTS, 1)
 
     def enter(self) -> None:
-        """Count a request in."""
         self.num_inside += 1
 
     def leave(self) -> None:
-        """Count a request out."""
         self.num_inside -= 1
 
 
@@ -120,7 +117,6 @@ class AdmissionMiddleware:
         self._max_body_bytes = min(settings.max_body_bytes, accounts.largest(Resource.BODY_BYTES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on to the routes, or refuse it."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
@@ -137,19 +133,19 @@ class AdmissionMiddleware:
             await self._refuse(refused, scope, receive, send)
             return
         holding = record.holding = self.accounts.hold(record.client)
-        body = Body(scope, receive, holding, self._max_body_bytes, self.settings.body_timeout_s)
         needs_slot = _needs_slot(scope)
         if needs_slot:
             self.gate.enter()
         try:
-            await Metered(self.app(scope, body.read, self._in_pieces(scope, send)), self.accounts, record.client)
+            work = self.app(scope, self._bounded(scope, receive, holding), self._in_pieces(scope, send))
+            await Metered(work, self.accounts, record.client)
         finally:
             holding.release()
             if needs_slot:
                 self.gate.leave()
 
     def _no_access(self, scope: Scope, headers: Headers, *, has_key: bool) -> S1MiniError | None:
-        """Return why this client may not ask; None if it may."""
+        """Return why the client has no access; None if it has."""
         if scope["path"] not in PROBES and (refused := self._misdirected(headers)) is not None:
             return refused
         if is_public(scope["path"]):
@@ -159,7 +155,7 @@ class AdmissionMiddleware:
         return self._foreign(headers)
 
     def _no_room(self, scope: Scope, headers: Headers, record: RequestLog) -> S1MiniError | None:
-        """Return why this request is too large, or comes at a bad moment; None if it is admitted."""
+        """Return why the request is too large or not admitted now; None if it is admitted."""
         if (refused := _declared(headers, self._max_body_bytes)) is not None:
             return refused
         if scope.get("method") == "POST" and (refused := _encoded(headers)) is not None:
@@ -171,7 +167,7 @@ class AdmissionMiddleware:
         return self.gate.admission(record)
 
     async def _refuse(self, error: S1MiniError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer without the route; what the client still sends is read for a moment, else the connection ends."""
+        """Answer without the route, after reading the rest of the body for a moment; else close the connection."""
         record = record_of(HTTPConnection(scope))
         record.code = error.code
         response = error_response(error, record.id)
@@ -182,7 +178,7 @@ class AdmissionMiddleware:
         await response(scope, receive, send)
 
     def _misdirected(self, headers: Headers) -> S1MiniError | None:
-        """Refuse a name that is not ours: a page can make its own name mean this machine (DNS rebinding)."""
+        """Refuse a Host that is not a name of this server: a page can point its own name here (DNS rebinding)."""
         allowed = self.settings.allowed_hosts
         if not allowed:
             if self._keys or self.settings.host not in OWN_HOSTS:
@@ -194,7 +190,7 @@ class AdmissionMiddleware:
         return OriginError(f"Host {str(given)[:100]!r} is not a name of this server (S1_MINI_SERVER_ALLOWED_HOSTS)")
 
     def _foreign(self, headers: Headers) -> S1MiniError | None:
-        """Refuse a page of another site: browsers send some requests of any page without asking, and WebSockets."""
+        """Refuse pages of other sites: browsers send simple requests and WebSockets of any page."""
         origin = headers.get("origin")
         if origin is None or self._keys or {origin, "*"} & set(self.settings.cors_origins):
             return None
@@ -207,7 +203,7 @@ class AdmissionMiddleware:
         )
 
     def _key_of(self, headers: Headers) -> int | None:
-        """Return the number of the key that a request has, in the order of the settings; None if it has none."""
+        """Return the index of the request's key among those of the settings; None without a valid key."""
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer":
             return None
@@ -215,11 +211,46 @@ class AdmissionMiddleware:
         matches = [hmac.compare_digest(sent, key) for key in self._keys]  # all of them, in constant time
         return matches.index(True) if any(matches) else None
 
-    def _in_pieces(self, scope: Scope, send: Send) -> Send:
-        """Return a `send` for large responses: piece by piece, each when there is room for it, and all in time.
+    def _bounded(self, scope: Scope, receive: Receive, holding: Holding) -> Receive:
+        """Return a `receive` whose body is bounded in size and time, and charged.
 
-        It raises `ClientGoneError` if the client reads too slowly, and what `Holding.set` raises if the audio that the
-        client does not read is more than its share.
+        It raises `BodyTooSlowError`, `BodyTooLargeError`, `ClientGoneError`, and as `Holding.set`.
+        """
+        if scope["type"] != "http":
+            return receive
+        timeout_s, is_read = self.settings.body_timeout_s, False
+        ends = time.monotonic() + timeout_s
+
+        async def read() -> Message:
+            nonlocal is_read
+            if is_read:
+                return await receive()
+            try:
+                async with asyncio.timeout(ends - time.monotonic()):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTooSlowError(f"the body took longer than {timeout_s:g} s") from None
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            is_read = not message.get("more_body", False)
+            num_bytes = holding.get(Resource.BODY_BYTES) + len(message.get("body", b""))
+            try:
+                if num_bytes > self._max_body_bytes:
+                    raise BodyTooLargeError(self._max_body_bytes)
+                holding.set(Resource.BODY_BYTES, num_bytes)
+            except S1MiniError:
+                holding.set(Resource.BODY_BYTES, 0)
+                is_read = is_read or await _discard(receive)
+                raise
+            return message
+
+        return read
+
+    def _in_pieces(self, scope: Scope, send: Send) -> Send:
+        """Return a `send` that writes piece by piece, each when there is room for it, and all in time.
+
+        It raises `ClientGoneError` if the client reads too slowly, and as `Holding.set` if the client's unread audio
+        exceeds its share.
         """
         loop, record = asyncio.get_running_loop(), record_of(HTTPConnection(scope))
         ends = loop.time() + self.settings.stream_timeout_s + self.settings.request_timeout_s
@@ -249,41 +280,6 @@ class AdmissionMiddleware:
         return send_all
 
 
-class Body:
-    """The body of one request on its way to a route: bounded in size and time, its bytes charged."""
-
-    def __init__(self, scope: Scope, receive: Receive, holding: Holding, max_bytes: int, timeout_s: float) -> None:
-        self._receive, self._holding, self._max_bytes, self._timeout_s = receive, holding, max_bytes, timeout_s
-        self._ends = time.monotonic() + timeout_s
-        self._is_read = scope["type"] != "http"
-
-    async def read(self) -> Message:
-        """Return the next message of the connection.
-
-        Raises `BodyTooSlowError`, `BodyTooLargeError`, `BusyError`, `TooManyRequestsError` or `ClientGoneError`.
-        """
-        if self._is_read:
-            return await self._receive()
-        try:
-            async with asyncio.timeout(self._ends - time.monotonic()):
-                message = await self._receive()
-        except TimeoutError:
-            raise BodyTooSlowError(f"the body took longer than {self._timeout_s:g} s") from None
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        self._is_read = not message.get("more_body", False)
-        num_bytes = self._holding.get(Resource.BODY_BYTES) + len(message.get("body", b""))
-        try:
-            if num_bytes > self._max_bytes:
-                raise BodyTooLargeError(self._max_bytes)
-            self._holding.set(Resource.BODY_BYTES, num_bytes)
-        except S1MiniError:
-            self._holding.set(Resource.BODY_BYTES, 0)
-            self._is_read = self._is_read or await _discard(self._receive)
-            raise
-        return message
-
-
 def is_public(path: str) -> bool:
     """Return whether a path needs no API key."""
     return path in PUBLIC or path.startswith(STATIC)
@@ -311,7 +307,7 @@ def _encoded(headers: Headers) -> S1MiniError | None:
 
 
 def _address(url: str) -> tuple[str | None, int | None]:
-    """Give the name and the port of a URL, or of what follows `//`; a scheme's own port where it says none."""
+    """Return host and port of a URL, or of what follows `//`; the scheme's port by default."""
     try:
         parts = urlsplit(url)
         name, port = parts.hostname, parts.port
@@ -321,7 +317,7 @@ def _address(url: str) -> tuple[str | None, int | None]:
 
 
 async def _discard(receive: Receive) -> bool:
-    """Read on for a moment, since who still sends may not hear the answer; tell whether that was all."""
+    """Read the rest of a body for `LINGER_S`; return whether that was all."""
     try:
         async with asyncio.timeout(LINGER_S):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):

@@ -1,4 +1,4 @@
-"""What one request was and what became of it: written while it runs, told in one log line and one set of headers."""
+"""The log of one request: filled while it runs, written as one line."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class RequestLog:
     method: str
     path: str
     started: float = field(default_factory=time.perf_counter)
-    client: str = ""  # whose share of the server it uses
-    holding: Holding | None = None  # what it holds
+    client: str = ""  # charged for what it holds
+    holding: Holding | None = None
     charge_unread: Callable[[], None] | None = None  # charges the audio of a stream that the client is not reading
     route: str | None = None  # as declared, such as /v1/voices/{name}
     status: int = 0
@@ -36,23 +36,21 @@ class RequestLog:
     audio_format: str | None = None
     streams: bool = False
     waiting: int = 0  # pieces in the engine's queue when it came
-    spoken: float | None = None  # handed to the engine
+    spoken: float | None = None  # when it was handed to the engine
     first_chunk: float | None = None
-    timing: Timing | None = None  # of the first text, as the engine tells it
+    timing: Timing | None = None  # of the first text
     frames: int = 0
     audio_s: float = 0.0
 
     def for_part(self, holding: Holding | None = None) -> RequestLog:
-        """Return a record for one of several texts of this request: the same id and client, figures of its own."""
+        """Return a record for one of several texts of this request, with figures of its own."""
         return RequestLog(self.id, self.method, self.path, client=self.client, holding=holding or self.holding)
 
     @property
     def generation_s(self) -> float:
-        """Seconds since the engine was asked."""
         return 0.0 if self.spoken is None else time.perf_counter() - self.spoken
 
     def hear(self, frames: int, audio_s: float, timing: Timing | None = None) -> None:
-        """Note a chunk of sound."""
         if self.first_chunk is None:
             self.first_chunk = time.perf_counter()
         self.timing = self.timing or timing
@@ -60,9 +58,9 @@ class RequestLog:
         self.audio_s += audio_s
 
     def fields(self) -> dict[str, Any]:
-        """Give what the log line tells."""
+        """Return the fields of the log line."""
         now = time.perf_counter()
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "request_id": self.id,
             "method": self.method,
             "route": self.route or self.path[:200],
@@ -70,47 +68,41 @@ class RequestLog:
             "total_ms": _ms(now - self.started),
         }
         if self.code is not None:
-            told["code"] = self.code
+            fields["code"] = self.code
         if self.spoken is not None:
-            first = None if self.first_chunk is None else _ms(self.first_chunk - self.started)
             factor = round((now - self.spoken) / self.audio_s, 3) if self.audio_s else None
-            told |= {
+            fields |= {
                 "voice": self.voice,
                 "format": self.audio_format,
                 "stream": self.streams,
                 "waiting": self.waiting,
                 "body_ms": _ms(self.spoken - self.started),
-                "queue_ms": _ms_or_none(self.timing.queue_s if self.timing else None),
-                "prefill_ms": _ms_or_none(self.timing.prefill_s if self.timing else None),
-                "first_chunk_ms": first,
+                "queue_ms": _ms(self.timing.queue_s if self.timing else None),
+                "prefill_ms": _ms(self.timing.prefill_s if self.timing else None),
+                "first_chunk_ms": None if self.first_chunk is None else _ms(self.first_chunk - self.started),
                 "frames": self.frames,
                 "audio_s": round(self.audio_s, 3),
                 "real_time_factor": factor,
             }
-        return told
+        return fields
 
 
 def sane_id(given: str | None) -> str:
-    """Take the client's request id if it is one, else make one."""
+    """Return the client's request id if it is valid, else a new one."""
     return given if given and SANE_ID.fullmatch(given) else secrets.token_hex(8)
 
 
 def record_of(connection: HTTPConnection) -> RequestLog:
-    """Give the record that the edge made for this request."""
     record = connection.state.record
     assert isinstance(record, RequestLog)
     return record
 
 
 def record_in(scope: Mapping[str, Any] | None) -> RequestLog | None:
-    """Return the record of the request that a protocol is at, or None before its first."""
+    """Return the record of a protocol's current request, or None before the first."""
     record: RequestLog | None = (scope or {}).get("state", {}).get("record")
     return record
 
 
-def _ms_or_none(seconds: float | None) -> float | None:
-    return None if seconds is None else _ms(seconds)
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 1)
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)

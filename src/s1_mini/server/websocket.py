@@ -1,8 +1,8 @@
-"""Text in pieces in, sound out while text still arrives: one WebSocket session.
+"""WebSocket sessions: text arrives in pieces, and its audio is sent while more text arrives.
 
-Client: `session.config` (may be left out), `input.text` as often as it likes, `input.done`. Server, for each stretch of
-whole sentences: `audio.start`, binary messages, `audio.done`; at the end `session.done`. What fails is told as `error`,
-and ends the session. The names are those of vLLM-Omni's speech endpoints on SageMaker.
+Client: `session.config` (optional), any number of `input.text`, `input.done`. Server, for each stretch of whole
+sentences: `audio.start`, binary messages, `audio.done`; at the end `session.done`. An error is sent as `error` and ends
+the session. The names are those of vLLM-Omni's speech endpoints on SageMaker.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ router = APIRouter()
 
 MAX_REST = 1000  # characters without the end of a sentence; then the text is cut at a space
 SMALL_TEXT = 2000  # characters, split in the event loop; longer texts take milliseconds
-LOOK_S = 0.25  # between looks at the clock and at whether the server goes down
+POLL_S = 0.25  # how often a session looks at the clock, and whether it was evicted or the server shuts down
 
 Input = Annotated[SessionConfig | InputText | InputDone, Field(discriminator="type")]
 _INPUT: TypeAdapter[Any] = TypeAdapter(Input)
@@ -58,7 +58,6 @@ MESSAGES: dict[str, type[BaseModel]] = {
 @router.websocket("/v1/audio/speech/stream")
 @router.websocket("/invocations-bidirectional-stream")
 async def converse(socket: WebSocket) -> None:
-    """Speak what one client writes, until it has no more to say."""
     session, pool, record = Session(socket), socket.app.state.websockets, record_of(socket)
     if not pool.add(session, record.client):
         raise BusyError("All WebSocket sessions are in use. Retry in one second.")
@@ -78,16 +77,17 @@ class Session:
     def __init__(self, socket: WebSocket) -> None:
         self._socket, self._state = socket, socket.app.state
         self._record = record_of(socket)
-        self._evicted = asyncio.Event()
+        self._is_evicted = False
+        self._is_finished = asyncio.Event()  # everything was spoken
         self._config = SessionConfig(type="session.config")
         self._recording: bytes | None = None
         assert self._record.holding is not None
         self._holding = self._record.holding  # the recordings of all sentences that wait, each once
         self._rest = ""
         self._stretches: asyncio.Queue[SpeechRequest | None] = asyncio.Queue()
-        self._unspoken: deque[SpeechRequest] = deque()  # those in there, and the one that is being spoken
-        self._says: bool | None = None  # whether what came says anything; None before any text came
-        self._num_waiting = 0  # characters in there
+        self._unspoken: deque[SpeechRequest] = deque()  # those in `_stretches`, and the one that is being spoken
+        self._says: bool | None = None  # whether the text so far has anything to speak; None before any text
+        self._num_waiting = 0  # characters in `_unspoken`
         self._num_spoken = 0
         self._unspeakable: NothingToSpeakError | None = None  # the first stretch without anything to speak
         self._warnings: list[str] = []  # of such stretches, for the next message
@@ -122,8 +122,7 @@ class Session:
         self._holding.set(Resource.BODY_BYTES, 0)
 
     def evict(self) -> None:
-        """End the session soon, because a new one needs its place."""
-        self._evicted.set()
+        self._is_evicted = True
 
     async def _fail(self, error: S1MiniError) -> None:
         self._record.code = code_of(error)
@@ -132,67 +131,49 @@ class Session:
             await self._send({"type": "error"} | describe(error, self._record.id))
             await self._socket.close(1013 if status in (429, 503) else 1011 if status >= 500 else 1008)
 
-    # ---- what comes in --------------------------------------------------------------------------------------------
-
     async def _read(self) -> None:
-        """Take messages until the text is done; it is then `None` that waits for the speaker."""
-        settings = self._state.settings
-        ends = time.monotonic() + settings.max_websocket_s
+        """Take messages until the text is done, then wait until all of it is spoken."""
+        ends, is_done = time.monotonic() + self._state.settings.max_websocket_s, False
         receiving: asyncio.Future[Any] | None = None
+        finishing = asyncio.ensure_future(self._is_finished.wait())
         try:
             while True:
                 receiving = receiving or asyncio.ensure_future(self._socket.receive())
-                await asyncio.wait({receiving}, timeout=LOOK_S)
-                now = time.monotonic()
-                if now > ends:
-                    raise self._too_long()
-                if self._evicted.is_set():
-                    raise _evicted_error()
-                if self._state.gate.is_draining:
-                    raise DrainingError("the server is going down; connect anew")
+                await asyncio.wait({receiving, finishing}, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                if finishing.done():
+                    return
                 if receiving.done():
-                    message, receiving = receiving.result(), None
-                    self._last_moved = now
-                    if await self._take(message):
-                        break
-                    if delay_s := self._state.accounts.delay_s(self._record.client):
-                        await asyncio.sleep(delay_s)
-                elif not self._unspoken and now - self._last_moved > settings.websocket_idle_s:
-                    raise IdleError(f"nothing came for {settings.websocket_idle_s:g} s")
-            await self._watch(ends)
+                    self._last_moved = time.monotonic()
+                self._check_limits(ends, is_done=is_done)
+                if not receiving.done():
+                    continue
+                message, receiving = receiving.result(), None
+                if message["type"] == "websocket.disconnect":
+                    raise ClientGoneError
+                is_done = is_done or await self._take(message)  # messages after input.done are ignored
+                if delay_s := self._state.accounts.delay_s(self._record.client):
+                    await asyncio.sleep(delay_s)
         finally:
+            finishing.cancel()
             if receiving is not None:
                 receiving.cancel()
 
-    async def _watch(self, ends: float) -> None:
-        """Read on after the text is done, so that a client that goes away is noticed."""
-        watching = asyncio.ensure_future(self._until_gone())
-        spoken = asyncio.ensure_future(self._stretches.join())
-        evicted = asyncio.ensure_future(self._evicted.wait())
-        left_s = max(0.0, ends - time.monotonic())
-        try:
-            await asyncio.wait({watching, spoken, evicted}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if watching.done():
-                watching.result()
-            if spoken.done():
-                return
-            raise _evicted_error() if evicted.done() else self._too_long()
-        finally:
-            for task in (watching, spoken, evicted):
-                task.cancel()
-
-    def _too_long(self) -> IdleError:
-        return IdleError(f"a session may last {self._state.settings.max_websocket_s:g} s")
-
-    async def _until_gone(self) -> None:
-        while (await self._socket.receive())["type"] != "websocket.disconnect":
-            pass  # whatever is said after input.done has no meaning
-        raise ClientGoneError
+    def _check_limits(self, ends: float, *, is_done: bool) -> None:
+        """Raise the reason why the session must end now, if there is one."""
+        settings, now = self._state.settings, time.monotonic()
+        if now > ends:
+            raise IdleError(f"a session may last {settings.max_websocket_s:g} s")
+        if self._is_evicted:
+            raise BusyError("The session was idle and made room for a new one. Reconnect to continue.")
+        if is_done:
+            return
+        if self._state.gate.is_draining:
+            raise DrainingError("the server is going down; connect anew")
+        if not self._unspoken and now - self._last_moved > settings.websocket_idle_s:
+            raise IdleError(f"nothing came for {settings.websocket_idle_s:g} s")
 
     async def _take(self, message: dict[str, Any]) -> bool:
-        """Act on one message; tell whether it was the last."""
-        if message["type"] == "websocket.disconnect":
-            raise ClientGoneError
+        """Act on one message; return whether it was the last."""
         if message.get("text") is None:
             raise BodyError("a binary message means nothing here; send JSON as text")
         text = message["text"]
@@ -210,7 +191,7 @@ class Session:
 
     async def _configure(self, config: SessionConfig) -> None:
         if config.voice is not None:
-            await asyncio.to_thread(self._state.engine.describe_voice, config.voice)  # an unknown one is told now
+            await asyncio.to_thread(self._state.engine.describe_voice, config.voice)  # fail now for an unknown one
         coded, config.reference_audio = config.reference_audio, None
         recording = None if coded is None else await in_turn(self._state, decode_base64, coded)
         if recording is not None:
@@ -227,7 +208,7 @@ class Session:
         self._holding.set(Resource.BODY_BYTES, sum(distinct.values()), checked=checked)
 
     async def _add(self, text: str) -> None:
-        # Not read further instead, the client would not be heard when it goes away or answers a ping.
+        # refused, since a client that is not read from cannot disconnect or answer a ping
         allowed = self._state.engine.config.max_text_length
         ahead = self._num_waiting + len(text)
         if ahead > allowed:
@@ -247,15 +228,13 @@ class Session:
         if is_speakable(text):
             self._says = True
         elif not is_last or self._says is not False:
-            return  # a text that says nothing from its beginning to its end goes on, and the engine refuses it
+            return  # but a text without anything to speak from beginning to end goes to the engine, which refuses it
         config = self._config
         request = config.build(text, config.response_format, streams=True, reference_audio=self._recording)
         self._num_waiting += len(text)
         self._unspoken.append(request)
         self._state.websockets.mark_busy(self)
         self._stretches.put_nowait(request)
-
-    # ---- what goes out --------------------------------------------------------------------------------------------
 
     async def _speak(self) -> None:
         while (request := await self._stretches.get()) is not None:
@@ -269,9 +248,8 @@ class Session:
             self._count_recordings(checked=False)  # `speak` has charged this one until now
             if not self._unspoken:
                 self._state.websockets.mark_idle(self)
-            self._stretches.task_done()
             self._last_moved = time.monotonic()
-        self._stretches.task_done()
+        self._is_finished.set()
 
     async def _say(self, request: SpeechRequest) -> None:
         state, number, before_s = self._state, self._num_spoken, self._record.audio_s
@@ -313,7 +291,3 @@ def _parse(text: str) -> SessionConfig | InputText | InputDone:
             each["loc"] = each["loc"][1:]  # the first part is the message's type
         raise from_validation(problems, kind.model_fields if kind else ()) from None
     return parsed
-
-
-def _evicted_error() -> BusyError:
-    return BusyError("The session was idle and made room for a new one. Reconnect to continue.")
