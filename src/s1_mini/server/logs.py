@@ -1,4 +1,4 @@
-"""Log lines on stderr: for a person on a terminal, elsewhere JSON objects, which a log collector reads untaught."""
+"""Log lines on stderr: text on a terminal, elsewhere JSON objects for log collectors."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from typing import Any, Literal, TextIO
 
 LogFormat = Literal["auto", "json", "text"]
 
-
-# What uvicorn says of a stream that was broken off, of a WebSocket that was refused, and of what is no HTTP.
-TOLD_BETTER = ("without completing", "connection rejected", "Invalid HTTP request")
-
-ROOMS = ("s1_mini.server", "s1_mini.sagemaker", "s1_mini.remote")  # whose steps a person is told of
+# messages of uvicorn about truncated streams, refused WebSockets and malformed HTTP, which our own lines cover
+REDUNDANT = ("without completing", "connection rejected", "Invalid HTTP request")
+SHOWN_AS_TEXT = ("s1_mini.server", "s1_mini.sagemaker", "s1_mini.remote")  # packages whose information is shown
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON; `extra={"fields": {...}}` becomes its fields. Names the replica, if it is one."""
+    """One JSON object per record, with `extra={"fields": {...}}` and the replica's name as fields."""
 
     def __init__(self, replica: str | None = None) -> None:
         super().__init__()
         self._replica = replica
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give the line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
@@ -42,14 +39,13 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A record as a person reads it: the time of day, the replica, what happened, and a traceback below it."""
+    """A readable line: time of day, replica, message and fields, with a traceback below it."""
 
     def __init__(self, replica: str | None = None) -> None:
         super().__init__()
         self._who = "" if replica is None else f"replica {replica}: "
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give the line, or several with a traceback."""
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = getattr(record, "fields", {})
@@ -62,54 +58,48 @@ class TextFormatter(logging.Formatter):
 
 
 def set_up_logging(log_format: LogFormat = "auto", stream: TextIO | None = None, replica: str | None = None) -> None:
-    """Send all log lines to `stream`, or stderr, with the name of the replica that writes them.
-
-    Called once, by the program and never by the library.
-    """
+    """Send all log lines to `stream`, or stderr. Called once, by the program and never by the library."""
     is_text = sys.stderr.isatty() if log_format == "auto" else log_format == "text"
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(TextFormatter(replica) if is_text else JsonFormatter(replica))
-    handler.addFilter(_is_news)
+    handler.addFilter(_is_relevant)
     if is_text:
-        handler.addFilter(_is_for_a_person)
+        handler.addFilter(_is_shown_as_text)
     logging.basicConfig(level="INFO", handlers=[handler], force=True)
 
 
 def _sentence(message: str, fields: dict[str, Any]) -> str:
     if message == "request":
-        told = [f"{fields['method']} {fields['route']} {fields['status']} in {fields['total_ms'] / 1000:.2f} s"]
-        told += [f"{fields['audio_s']:.1f} s of sound"] if fields.get("audio_s") else []
-        told += [fields["code"]] if "code" in fields else []
-        return ", ".join(told)
+        parts = [f"{fields['method']} {fields['route']} {fields['status']} in {fields['total_ms'] / 1000:.2f} s"]
+        parts += [f"{fields['audio_s']:.1f} s of sound"] if fields.get("audio_s") else []
+        parts += [fields["code"]] if "code" in fields else []
+        return ", ".join(parts)
     match fields.get("event"):
         case "loading":
             return f"loading {fields['checkpoint']} ..."
-        case "ready" if "url" not in fields:  # a replica: the address is that of all
+        case "ready" if "url" not in fields:  # a replica; all have the same address
             return f"ready on {fields['device']} after {fields['seconds']:.1f} s"
         case "ready":
             place = f"{fields['url']}, a page to speak from; the API: {fields['url']}docs"
             return f"ready at {place}. On {fields['device']}, after {fields['seconds']:.1f} s. Ctrl+C stops it."
         case "draining":
             return f"stopping; requests to finish first: {fields['requests']}"
-    told = [f"{name}={value}" for name, value in fields.items() if name != "event"]
-    return f"{message} ({', '.join(told)})" if told else message
+    values = ", ".join(f"{name}={value}" for name, value in fields.items() if name != "event")
+    return f"{message} ({values})" if values else message
 
 
 def _printable(line: str) -> str:
-    """Write what would steer a terminal as an escape: paths and names are what clients make them."""
+    """Escape control characters: clients choose paths and names, which could steer a terminal."""
     return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in line)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Leave out uvicorn's own steps, and what our own line of the same request, or connection, tells better."""
-    if record.name.startswith("uvicorn") and record.levelno <= logging.INFO:
-        return False
-    said = record.getMessage()
-    return not any(words in said for words in TOLD_BETTER)
+def _is_relevant(record: logging.LogRecord) -> bool:
+    is_step = record.name.startswith("uvicorn") and record.levelno <= logging.INFO
+    return not is_step and not any(words in record.getMessage() for words in REDUNDANT)
 
 
-def _is_for_a_person(record: logging.LogRecord) -> bool:
-    """Leave out the steps of what lies below the server: `/health` tells what was chosen."""
-    is_step = record.name.startswith("s1_mini.") and not record.name.startswith(ROOMS)
-    fields = getattr(record, "fields", {})
-    return record.levelno > logging.INFO or not (is_step or fields.get("event") == "listening")
+def _is_shown_as_text(record: logging.LogRecord) -> bool:
+    """Hide information from below the server: `/health` has it."""
+    is_below = record.name.startswith("s1_mini.") and not record.name.startswith(SHOWN_AS_TEXT)
+    is_listening = getattr(record, "fields", {}).get("event") == "listening"
+    return record.levelno > logging.INFO or not (is_below or is_listening)

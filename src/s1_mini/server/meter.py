@@ -1,4 +1,4 @@
-"""Figures for Prometheus: what the engine tells of itself, and what the server counts of its requests."""
+"""Prometheus metrics of the engine and of the server's requests."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 60, 300)
 PREFIX = "s1_mini_"
-UNKNOWN_ROUTE = "none"  # of paths that are no route: what clients make up is no label
+UNKNOWN_ROUTE = "none"  # label of unknown paths, which clients choose
 
 
 class ServerMetrics:
-    """All figures of one server and its process, in a registry of its own."""
+    """All metrics of one server and its process, in a registry of its own."""
 
     def __init__(self, engine: ProductionTTSEngine, gate: AdmissionController) -> None:
         self.registry = CollectorRegistry()
@@ -42,24 +42,22 @@ class ServerMetrics:
         )
 
     def count(self, record: RequestLog, total_s: float) -> None:
-        """Count one request that has ended."""
         route = record.route or UNKNOWN_ROUTE
         self._requests.labels(route, str(record.status)).inc()
         self._total.labels(route).observe(total_s)
 
     def text(self) -> tuple[bytes, str]:
-        """Give all figures and their media type."""
+        """Return all metrics and their media type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
 class EngineFigures(Collector):
-    """How the gate stands and, if `metrics_enabled` says so, the engine's own families."""
+    """Readiness, what clients hold and, with `metrics_enabled`, the engine's own metrics."""
 
     def __init__(self, engine: ProductionTTSEngine, gate: AdmissionController) -> None:
         self._engine, self._gate = engine, gate
 
     def collect(self) -> Iterator[Metric]:
-        """Give the figures of this moment."""
         inside, is_ready = self._gate.num_inside, float(self._gate.refusal() is None)
         yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are taken in", is_ready)
         yield GaugeMetricFamily(f"{PREFIX}http_requests_inside", "Requests to speak that are being answered", inside)
@@ -74,7 +72,7 @@ class EngineFigures(Collector):
 
 
 def _shown(family: Family) -> Metric:
-    """Give a family as the Prometheus client has it."""
+    """Return a metric as the Prometheus client's."""
     name, value = PREFIX + family.name, family.value
     if isinstance(value, Histogram):
         buckets = [("+Inf" if bound == float("inf") else str(bound), count) for bound, count in value.cumulative()]

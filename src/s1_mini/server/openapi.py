@@ -1,7 +1,4 @@
-"""What the routes say of themselves: bodies, answers and all failures, for /openapi.json and /docs.
-
-A route declares what is its own; what a setting moves is put in once the application is there.
-"""
+"""The OpenAPI document: helpers with which routes declare bodies, answers and errors, and bounds from settings."""
 
 from __future__ import annotations
 
@@ -15,21 +12,21 @@ from s1_mini.server.limits import is_public
 from s1_mini.server.schemas import ErrorAnswer
 
 _REASONS = {
-    400: "The body cannot be read",
+    400: "Malformed body",
     401: "The bearer key is missing or wrong",
-    403: "A page of another site asks, or by a name that is not this server's",
-    404: "There is no such thing",
-    405: "The path does not take this method",
-    406: "Nothing that the client accepts can be made",
-    408: "The body came too slowly",
-    409: "It is there already",
+    403: "A page of another site, or a Host that is not a name of this server",
+    404: "Not found",
+    405: "Method not allowed",
+    406: "No media type in Accept is supported",
+    408: "The body arrived too slowly",
+    409: "Exists already",
     413: "The body is too large",
-    415: "The body's type is not read here",
-    422: "A field is wrong; `field` says which",
+    415: "Unsupported content type",
+    422: "Invalid field, named in `field`",
     429: "Too many requests of this client",
     500: "The server or the model failed",
-    503: "Not ready, too busy or going down; Retry-After says when to come again",
-    504: "It took longer than it may",
+    503: "Not ready, busy or shutting down; see Retry-After",
+    504: "Timeout",
 }
 ALWAYS = (400, 401, 403, 408, 413, 415, 422, 429, 503)  # of every route with a body
 TEXTS = ("text", "input", "reference_text")  # fields that are as long as the engine's settings allow
@@ -61,22 +58,22 @@ SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
 
 
 class DescribedApp(FastAPI):
-    """An application whose OpenAPI tells the bounds that its settings set; `state` has the engine and the settings."""
+    """An application whose OpenAPI document has the bounds of its settings."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document, built once."""
         if self.openapi_schema is None:
-            told = super().openapi()
-            told["info"]["description"] = DESCRIPTION
+            document = super().openapi()
+            document["info"]["description"] = DESCRIPTION
             if self.state.settings.api_key is not None:
-                self._require_key(told)
-            for operation in (each for path in told["paths"].values() for each in path.values()):
+                self._require_key(document)
+            for operation in (each for path in document["paths"].values() for each in path.values()):
                 if _FOREIGN[0] in str(operation["responses"].get("422")):
                     del operation["responses"]["422"]
                 for content in operation.get("requestBody", {}).get("content", {}).values():
                     self._bound(content["schema"])
             for name in _FOREIGN:
-                told.get("components", {}).get("schemas", {}).pop(name, None)
+                document.get("components", {}).get("schemas", {}).pop(name, None)
         return super().openapi()
 
     def _require_key(self, document: dict[str, Any]) -> None:
@@ -88,7 +85,7 @@ class DescribedApp(FastAPI):
                     operation["security"] = [{"key": []}]
 
     def _bound(self, schema: dict[str, Any]) -> None:
-        """Put in how many texts a batch may have and how long each may be."""
+        """Set the longest text and the largest batch."""
         for name, field in schema.get("properties", {}).items():
             if name == "items":
                 field["maxItems"] = self.state.settings.max_batch_items
@@ -99,19 +96,19 @@ class DescribedApp(FastAPI):
 
 
 def with_events(answer: dict[int | str, dict[str, Any]]) -> dict[int | str, dict[str, Any]]:
-    """Declare that sound may come as server-sent events too."""
+    """Declare that audio can come as server-sent events, too."""
     events: dict[str, Any] = {"text/event-stream": {}}
     return {200: answer[200] | {"content": answer[200]["content"] | events}}
 
 
 def failures(*statuses: int, has_body: bool = True) -> dict[int | str, dict[str, Any]]:
-    """Declare the errors of a route beside those of every route behind the key."""
+    """Declare the errors of a route besides those of every route that needs the key."""
     always = ALWAYS if has_body else (401,)
     return {status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in sorted({*always, *statuses})}
 
 
 def body_of(model: type[BaseModel], *, form_files: tuple[str, ...] = (), is_json: bool = True) -> dict[str, Any]:
-    """Declare a route's body, which it reads itself: JSON, and a form whose `form_files` are files."""
+    """Declare the body of a route that parses it itself: JSON, and a form with `form_files`."""
     schema = _inlined(model.model_json_schema())
     examples = schema.pop("examples", [])
     content: dict[str, Any] = {}
@@ -129,12 +126,12 @@ def body_of(model: type[BaseModel], *, form_files: tuple[str, ...] = (), is_json
 
 
 def _kinds(field: dict[str, Any]) -> list[dict[str, Any]]:
-    """Give the forms that a field may have beside null."""
+    """Return the alternatives of a field, without null."""
     return [kind for kind in field.get("anyOf", [field]) if kind != {"type": "null"}]
 
 
 def _without_null(field: dict[str, Any]) -> dict[str, Any]:
-    """Leave null out, which a form cannot say."""
+    """Return the schema of a form's field, which cannot be null."""
     if "anyOf" not in field:
         return field
     kinds = _kinds(field)
@@ -143,7 +140,7 @@ def _without_null(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """Put definitions where they are used; ours are small and never recursive."""
+    """Replace references by their definitions, which are small and never recursive."""
     definitions = schema.pop("$defs", {})
 
     def resolve(part: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The HTTP protocol on a connection: uvicorn's, with an end to everything that a client may leave half done.
+"""Connection protocols: uvicorn's HTTP and WebSocket, with limits for everything a client can leave unfinished.
 
-Uvicorn waits for ever for the head of a request, for the rest of a body that was answered before it was read, and for a
-client to take what it was sent; and while it reads nothing, since the next request has begun already, it does not
-notice that a client leaves. Between two requests of a connection its keep-alive limit counts.
+Uvicorn waits forever for the head of a request, for the rest of a body that was answered before it was read, and for a
+client to read its response; and while a pipelined request keeps it from reading, it does not notice a disconnect.
+Between two requests of a connection its keep-alive timeout counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from s1_mini.exceptions import S1MiniError
-from s1_mini.server.accounts import Accounts, Holding, Resource
+from s1_mini.server.accounts import Accounts, Resource
 from s1_mini.server.connections import Connections, has_left, unread
 from s1_mini.server.errors import HeadTooSlowError, HttpError, ServerError, describe, row_of
 from s1_mini.server.member import PROXY
@@ -32,18 +32,23 @@ from s1_mini.server.record import record_in
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024
-LINGER_S = 2.0  # for the rest of a body that nobody reads
-MAX_AHEAD_BYTES = 2 * MAX_HEAD_BYTES  # of requests after the one that is being answered
-LOOK_S = 0.25  # between looks at whether a client has left of whom nothing is read for now
+LINGER_S = 2.0  # for the rest of a body that was answered already
+MAX_AHEAD_BYTES = 2 * MAX_HEAD_BYTES  # of pipelined requests
+WATCH_S = 0.25  # between checks for a disconnect while nothing is read
 MAX_HEADERS = 100
-ADDED_BYTES, ADDED_HEADERS = 1024, 2  # by the proxy before several replicas: whose request it is, and its id
-RESETS = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)  # of SO_LINGER: on, for no time
-FREE_PIECES = 1024  # of a body, of whatever size; all may come in one turn of the event loop
-PIECE_BYTES = 512  # that further pieces have in the mean: each costs as much as a kilobyte
+ADDED_BYTES, ADDED_HEADERS = 1024, 2  # by the proxy of several replicas: X-Forwarded-For and X-Request-Id
+RESETS = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)  # SO_LINGER on, 0 s
+FREE_PIECES = 1024  # of a body, of whatever size; all can come in one turn of the event loop
+PIECE_BYTES = 512  # mean size of further pieces: each costs as much as a kilobyte
+
+SLICE_BYTES = 4096  # of frames, handled in one go: some hundred of the smallest ones
+FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # of a client: many times the tokens of a language model
+NOT_UTF8, FLOODED, TOO_BUSY = 1007, 1008, 1013  # close codes
+MAX_REASON = 120  # bytes; a close frame has room for 123
 
 
 class HttpProtocol(H11Protocol):
-    """One connection. A head that is not there in time is answered with 408; nothing at all, with nothing."""
+    """One HTTP connection. A head that does not arrive in time gets 408; an idle connection is closed."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -58,14 +63,12 @@ class HttpProtocol(H11Protocol):
         self._watching: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first head, if there is room for one more connection."""
         super().connection_made(transport)
-        self.client = self.client or (PROXY, 0)
+        self.client = self.client or (PROXY, 0)  # a peer on a Unix socket has no address
         if self._connections.enter(transport):
             self._look()
 
     def data_received(self, data: bytes) -> None:
-        """Read on; wait for the rest of a head that has begun."""
         if self.transport.is_closing():
             return
         began = time.thread_time()
@@ -79,7 +82,6 @@ class HttpProtocol(H11Protocol):
         self._accounts.spend(owner, time.thread_time() - began)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
         super().connection_lost(exc)
         for timer in (self._lingering, self._watching):
             if timer is not None:
@@ -88,13 +90,13 @@ class HttpProtocol(H11Protocol):
         self._rest()
 
     def handle_events(self) -> None:
-        """Act on what was read; a request that begins may break off only so that its client sees it."""
+        """Handle what was read; an HTTP/1.0 response that breaks off must reset its connection."""
         super().handle_events()
         if self.cycle is not None and self.conn.their_http_version == b"1.0":
             self.cycle.transport = Resetting(self.transport, self.conn)  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
-        """Wait for the next head; if the body of this request is still to come, not for long."""
+        """Wait for the next head, or for `LINGER_S` for the rest of this request's body."""
         super().on_response_complete()
         if self.transport.is_closing():
             return
@@ -104,7 +106,7 @@ class HttpProtocol(H11Protocol):
             self._connections.rest(self.transport)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, in the shape of all errors."""
+        """Refuse malformed HTTP, in the shape of all errors."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._refuse(HttpError(f"this is no HTTP request that is read here: {self._parser.complaint or msg}"))
         self.transport.close()
@@ -114,7 +116,7 @@ class HttpProtocol(H11Protocol):
         return self.scope["method"] == "GET" and super()._should_upgrade()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over; refuse a handshake that cannot be parsed, which uvicorn never answers."""
+        """Switch to WebSocket; refuse a malformed handshake, which uvicorn never answers."""
         self._rest()
         self._connections.work(self.transport)
         super().handle_websocket_upgrade(event)
@@ -141,10 +143,7 @@ class HttpProtocol(H11Protocol):
                 self._waiting = self.loop.call_later(self._allowed_s, self._give_up)
 
     def _watch(self) -> None:
-        """Notice that a client has left, also while its next request, which is there already, is not read.
-
-        That it has left stands behind what it has sent, so that may not be much.
-        """
+        """Detect a disconnect while a pipelined request is not read; its end of file comes after those bytes."""
         self._watching = None
         if self.flow.read_paused and not self.transport.is_closing():
             is_ahead = self.conn.their_state is h11.DONE
@@ -152,7 +151,7 @@ class HttpProtocol(H11Protocol):
             if num_ahead > MAX_AHEAD_BYTES or has_left(self.transport):
                 self.transport.abort()
             else:
-                self._watching = self.loop.call_later(LOOK_S, self._watch)
+                self._watching = self.loop.call_later(WATCH_S, self._watch)
 
     def _rest(self) -> None:
         if self._waiting is not None:
@@ -178,35 +177,22 @@ class HttpProtocol(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
 
 
-logger = logging.getLogger(__name__)
-
-SLICE_BYTES = 4096  # read in one go: some hundred of the smallest frames
-FREE_FRAMES, FRAMES_A_SECOND = 1000, 500  # of a client: many times what tokens of a language model come to
-NOT_UTF8, FLOODED, TOO_BUSY = 1007, 1008, 1013  # close codes
-MAX_REASON = 120  # bytes; a close frame has room for 123
-
-
 class SocketWire(WebSocketsSansIOProtocol):
     """One WebSocket. A client that floods it with frames, or holds too many bytes in unfinished messages, is closed."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._accounts: Accounts = self.config.app.state.accounts  # type: ignore[union-attr]
-        self._held: Holding | None = None
-        self._owner = ""
+        self._held = self._accounts.hold("")
         self._began = self.loop.time()
         self._num_frames = 0
 
     def connection_made(self, transport: Any) -> None:
-        """Begin; who asks over a Unix socket is the proxy, which has no address."""
         super().connection_made(transport)
         self.client = self.client or (PROXY, 0)
-        self._owner = self._accounts.client(self.client[0])
-        self._held = self._accounts.hold(self._owner)
+        self._held = self._accounts.hold(self._accounts.client(self.client[0]))
 
     def data_received(self, data: bytes) -> None:
-        """Read on, in slices, as long as the client keeps within its bounds."""
-        assert self._held is not None
         began = time.thread_time()
         for start in range(0, len(data), SLICE_BYTES):
             if self.transport.is_closing():
@@ -221,49 +207,42 @@ class SocketWire(WebSocketsSansIOProtocol):
             self._held.set(Resource.BODY_BYTES, num_bytes)
         except S1MiniError as error:
             self._end(TOO_BUSY, str(error)[:MAX_REASON])
-        self._accounts.spend(self._owner, time.thread_time() - began)
+        self._accounts.spend(self._held.client, time.thread_time() - began)
 
     def _set_owner(self) -> None:
         """Charge the client that the handshake's key or proxy names, once that is known, instead of the address."""
         record = record_in(getattr(self, "scope", None))  # set with the handshake
-        if record is not None and record.client != self._owner:
-            assert self._held is not None
+        if record is not None and record.client != self._held.client:
             num_bytes = self._held.get(Resource.BODY_BYTES)
             self._held.release()
-            self._owner = record.client
-            self._held = self._accounts.hold(self._owner)
+            self._held = self._accounts.hold(record.client)
             self._held.set(Resource.BODY_BYTES, num_bytes, checked=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release its bytes and its connection."""
-        if self._held is not None:
-            self._held.release()
+        self._held.release()
         self.config.app.state.connections.leave(self.transport)  # type: ignore[union-attr]
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Read nothing from a client that takes nothing: each ping would be one more answer that waits."""
+        """Stop reading from a client that does not read: each ping would add an unread pong."""
         super().pause_writing()
         self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Read on, unless a message waits to be taken."""
         super().resume_writing()
         if not self.read_paused:
             self.transport.resume_reading()
 
     def handle_cont(self, event: Frame) -> None:
-        """Count a frame."""
         self._num_frames += 1
         super().handle_cont(event)
 
     def handle_text(self, event: Frame) -> None:
-        """Count a frame."""
         self._num_frames += 1
         super().handle_text(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Hand a message over; close the connection for text that is not UTF-8, where uvicorn logs a traceback."""
+        """Close the connection for text that is not UTF-8, for which uvicorn logs a traceback."""
         if self.curr_msg_data_type == "text":
             try:
                 b"".join(self.frames).decode()
@@ -273,12 +252,10 @@ class SocketWire(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
-        """Count a frame."""
         self._num_frames += 1
         super().handle_ping()
 
     def handle_pong(self, event: Frame) -> None:
-        """Count a frame."""
         self._num_frames += 1
         super().handle_pong(event)
 
@@ -293,9 +270,9 @@ class SocketWire(WebSocketsSansIOProtocol):
 
 
 class Resetting:
-    """A connection on which the end of an answer is the end of all; so one that breaks off is reset.
+    """A transport that is reset if a response breaks off.
 
-    An answer of HTTP/1.0 whose length is not known ends by closing, and would look whole.
+    An HTTP/1.0 response of unknown length ends by closing, so a truncated one would look complete.
     """
 
     def __init__(self, transport: asyncio.Transport, conn: h11.Connection) -> None:
@@ -305,7 +282,6 @@ class Resetting:
         return getattr(self._transport, name)
 
     def close(self) -> None:
-        """Close after an answer that is whole, else reset."""
         if self._conn.our_state is not h11.SEND_BODY:
             self._transport.close()
             return
@@ -315,7 +291,7 @@ class Resetting:
 
 
 class Parser(h11.Connection):
-    """h11's, which takes bodies in pieces of a byte each, as they come: each costs what a kilobyte costs."""
+    """h11's parser, which also limits headers and refuses bodies in tiny pieces."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -324,7 +300,6 @@ class Parser(h11.Connection):
         self._pieces = self._bytes = 0
 
     def next_event(self) -> Any:
-        """Give the next event. Raises `h11.RemoteProtocolError` for a body in too small pieces."""
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
