@@ -24,8 +24,8 @@ from torch import Tensor
 from recipes.voice.phonemes import write
 from recipes.voice.speakers import NAMED, Half, Speaker
 from recipes.voice.speech import heard, open_studio, read_phonemes
-from s1_mini.checkpoint.convert import convert_checkpoint
 from s1_mini.codecs.dac.weights import open_dac
+from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER, write_voice
 

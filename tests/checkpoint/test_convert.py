@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.checkpoint.convert import convert_checkpoint
 from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
+from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.types import Voice
 from s1_mini.voices.library import CheckpointVoices, write_voice
 from voice_formats import BOOKS, voice_format

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from reference_bark import Reference
 from s1_mini.capacity.sizes import Formats
-from s1_mini.checkpoint.convert import convert_checkpoint
 from s1_mini.cli.app import app
 from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError, VoiceFileError
 from s1_mini.families.base import Conversion
@@ -29,6 +28,7 @@ from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.families.cascade.tokenizer import CascadeTokenizer
 from s1_mini.families.cascade.voice import voice_format
 from s1_mini.families.find import Checkpoint
+from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.voices.library import CheckpointVoices
 from tests.families.conftest import CPU
 

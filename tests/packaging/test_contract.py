@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from s1_mini.cli.app import run
-from s1_mini.packaging.layout import lay_out
 from s1_mini.packaging.verify import unpack_archive
-from s1_mini.packaging.write import write_archive, write_prefix
+from s1_mini.packaging.write import lay_out, write_archive, write_prefix
 from s1_mini.sagemaker.contract import check_contract, ending_of, stop
 
 ROOT = Path(__file__).parents[2]

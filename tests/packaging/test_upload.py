@@ -17,9 +17,8 @@ from s1_mini.aws.failures import About, explained
 from s1_mini.aws.place import S3Place
 from s1_mini.cli.app import run
 from s1_mini.exceptions import ConfigurationError, PackageError
-from s1_mini.packaging.layout import lay_out
 from s1_mini.packaging.verify import verify_directory
-from s1_mini.packaging.write import write_archive, write_prefix
+from s1_mini.packaging.write import lay_out, write_archive, write_prefix
 from s1_mini.sagemaker.upload import Uploader, UploadError
 
 BUCKET = "models-of-ours"

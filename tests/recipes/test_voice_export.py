@@ -15,9 +15,9 @@ if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
 from recipes.voice import again, export
 from recipes.voice.speakers import NAMED
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.checkpoint.convert import convert_checkpoint
 from s1_mini.codecs.dac.config import read_dac_config
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
+from s1_mini.packaging.write import convert_checkpoint
 
 
 def test_voices_that_ship_are_among_those_that_the_model_has_learnt() -> None:

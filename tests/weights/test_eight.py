@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.checkpoint.convert import convert_checkpoint
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.exceptions import CheckpointMismatchError, ParameterError
 from s1_mini.families.registry import get_family
 from s1_mini.families.s1 import convert as s1_convert
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.layers.quantized import QuantizedLinear
+from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.runtime.loader import load
 from s1_mini.weights.convert import TensorFile, plan
 

@@ -1,1 +1,1 @@
-"""Work on checkpoint directories as such: convert one, verify one against an oracle, make a random one."""
+"""Work on a checkpoint directory without an engine: check requests, list voices, verify against an oracle."""

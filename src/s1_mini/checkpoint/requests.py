@@ -1,18 +1,30 @@
-"""Check a request before its checkpoint is loaded, which takes seconds. Loads no torch, except for a voice file."""
+"""Voices and checks of requests without an engine, since loading a checkpoint takes seconds.
+
+Loads no torch, except for a voice file.
+"""
 
 from __future__ import annotations
 
-from s1_mini.checkpoint.voices import list_voices
+from pathlib import Path
+
 from s1_mini.config import EngineConfig
 from s1_mini.families.find import Checkpoint
 from s1_mini.text.form import TextForm
 from s1_mini.types import Reference, TTSRequest
+from s1_mini.voices.library import CheckpointVoices
 from s1_mini.voices.reference import ReferenceReader
+from s1_mini.voices.registry import VoiceRegistry
 from s1_mini.weights.directory import read_json
 
 
+def list_voices(checkpoint: Checkpoint, voices_path: Path | None) -> VoiceRegistry:
+    """Return the voices of a checkpoint and of a directory. Raises `CheckpointError` or `ConfigurationError`."""
+    form = checkpoint.description.voice
+    return VoiceRegistry.open(CheckpointVoices.listed(checkpoint.directory, form), form, voices_path)
+
+
 def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Raise what an engine of these settings would raise for a request, as far as that needs no weights.
+    """Raise what an engine with these settings would raise for a request, as far as that needs no weights.
 
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """
@@ -30,7 +42,7 @@ def check_request(request: TTSRequest, config: EngineConfig, checkpoint: Checkpo
 
 
 def check_reference(reference: Reference, config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Raise what an engine of these settings would raise for a reference, as far as that needs no weights.
+    """Raise what an engine with these settings would raise for a reference, as far as that needs no weights.
 
     Raises `RequestError`, `CheckpointError` or `ConfigurationError`.
     """

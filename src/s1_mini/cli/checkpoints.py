@@ -33,7 +33,7 @@ def convert(
 
     Example: s1-mini convert --checkpoint openaudio-s1-mini -o s1-mini-compact
     """
-    from s1_mini.checkpoint.convert import convert_checkpoint
+    from s1_mini.packaging.write import convert_checkpoint
 
     directory = open_checkpoint(checkpoint).directory
     tell_origin(directory)

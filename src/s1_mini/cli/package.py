@@ -100,8 +100,7 @@ def package(
 
 
 def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any) -> None:
-    from s1_mini.packaging.layout import lay_out
-    from s1_mini.packaging.write import write_archive, write_prefix
+    from s1_mini.packaging.write import lay_out, write_archive, write_prefix
 
     directory = open_checkpoint(checkpoint).directory
     origin = tell_origin(directory)

@@ -117,7 +117,7 @@ def delete_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: F
 
 
 def _roster(config: EngineConfig) -> VoiceRegistry:
-    from s1_mini.checkpoint.voices import list_voices
+    from s1_mini.checkpoint.requests import list_voices
 
     return list_voices(open_checkpoint(config.checkpoint_path), config.voices_path)
 

@@ -1,5 +1,5 @@
-"""Package a checkpoint for an endpoint, and verify an artifact before anything of it is used.
+"""Artifacts for endpoints and converted checkpoints.
 
-What goes into an artifact (`layout`), the two forms it has (`write`), what it says of itself (`manifest`), and the
-proof that it is what it says (`verify`). Knows no AWS: what is sent there stands in `s1_mini.sagemaker`.
+`write` defines their content and writes them, `manifest` lists an artifact's files, and `verify` checks them before
+anything of it is used. Knows no AWS: `s1_mini.sagemaker.upload` sends artifacts to S3.
 """

@@ -1,4 +1,4 @@
-"""What an artifact says of itself: the SHA-256 and size of every file, and the versions that wrote it."""
+"""The manifest of an artifact: the SHA-256 and size of every file, and the versions that wrote it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Content(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """All files of an artifact by path, but itself, what wrote them, and where its weights come from if it is known."""
+    """All other files of an artifact by path, the versions that wrote them, and the origin of the weights, if known."""
 
     engine: str
     torch: str
@@ -44,12 +44,12 @@ class Manifest:
 
     @property
     def content_sha256(self) -> str:
-        """One hash of all that is in it, the same however it is packed."""
+        """One hash of the whole content, independent of the form of the artifact."""
         lines = (f"{one.sha256} {one.size} {name}\n" for name, one in sorted(self.files.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """Write it as JSON, the same for the same content."""
+        """Return it as JSON, the same for the same content."""
         files = {name: {"sha256": one.sha256, "bytes": one.size} for name, one in sorted(self.files.items())}
         value = {
             "format": FORMAT,
@@ -63,7 +63,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Manifest:
-        """Read it. Raises `PackageError` if it is none, of another format, or contradicts itself."""
+        """Parse a manifest. Raises `PackageError` if it is none, of another format, or contradicts itself."""
         try:
             value = json.loads(text)
             manifest = cls(str(value["engine"]), str(value["torch"]), _read_files(value["files"]), read_origin(value))
@@ -104,20 +104,18 @@ def check_names(names: Mapping[str, Any] | list[str]) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise `PackageError` for a path that leads out of its folder, or that not every system can have."""
+    """Raise `PackageError` for a path that leads out of its folder, or that is invalid on some system."""
     if len(name.encode("utf-8", "replace")) > _MAX_PATH:
         raise PackageError(f"{name[:80]!r}… is longer than {_MAX_PATH:,} bytes")
     if name.startswith("/") or (len(name) > 1 and name[1] == ":"):
         raise PackageError(f"{name!r} is an absolute path")
     parts = name.split("/")
-    if ".." in parts:
-        raise PackageError(f"{name!r} leads out of its folder")
-    if not all(parts) or "." in parts:
-        raise PackageError(f"{name!r} is no plain path")
+    if {"", ".", ".."} & {*parts}:
+        raise PackageError(f"{name!r} {'leads out of its folder' if '..' in parts else 'is no plain path'}")
     if "\\" in name or _NO_LETTERS.search(name):
         raise PackageError(f"{name!r} has letters that no path here may have")
     for part in parts:
         if _FOREIGN.search(part) or part.endswith((".", " ")) or _DEVICE.fullmatch(part.partition(".")[0].rstrip(" ")):
             raise PackageError(f"{name!r} cannot be a path on Windows; give {part!r} another name")
-    if any(len(part.encode()) > _MAX_NAME for part in parts):
-        raise PackageError(f"{name[:80]!r}… is longer than {_MAX_NAME} bytes")
+        if len(part.encode()) > _MAX_NAME:
+            raise PackageError(f"{name[:80]!r}… is longer than {_MAX_NAME} bytes")

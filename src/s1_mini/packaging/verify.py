@@ -2,8 +2,8 @@
 
 Refused, each by name: a file that is changed, missing or not listed; a link, a device or anything else that is not a
 plain file; a path that is absolute or leads out; a name that is both a file and a folder. An archive is read member by
-member in bounded memory: each header is checked before its content is unpacked, since a few kilobytes of gzip may
-unpack to gigabytes, and a tar may hide them before a member, too.
+member in bounded memory. Each header is checked before its content is unpacked, because a few kilobytes of gzip may
+unpack to gigabytes, before a member too.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ from s1_mini.weights.write import new_directory
 _CHUNK_BYTES = 2**20
 _HASHING_THREADS = 4
 _JUNCTION = 0xA000_0003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which Python has on Windows only
-_NOT_OURS = ("lost+found",)  # what a volume that is mounted as the folder has of its own
-_PYTHON = "__pycache__"  # what the toolkits' Python leaves beside the code that it ran
+_IGNORED = {"lost+found", "__pycache__"}  # of a mounted volume, and of the toolkits' Python beside its code
 # Weights do not get much smaller by packing; text and compiled kernels do, and are small.
 _MOST_PER_PACKED_BYTE = 4
 _MOST_BESIDE = 256 * 2**20
 _HEADER_BYTES = 16 * 2**10  # of one member; a path of 1,024 bytes takes 3 KiB
-_BLOCK_BYTES = 64 * 2**10  # that tarfile asks for at once
+_BLOCK_BYTES = 64 * 2**10  # that tarfile reads at once
+_KINDS = {
+    tarfile.SYMTYPE: "a link",
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.DIRTYPE: "a folder",
+    **dict.fromkeys((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE), "a device or pipe"),
+}
 _BROKEN = (
     *(tarfile.TarError, gzip.BadGzipFile, zlib.error),
     *(ValueError, ArithmeticError, LookupError, EOFError, RecursionError),  # from damaged headers
@@ -66,30 +71,38 @@ def is_packaged(directory: Path) -> bool:
 def verify_directory(directory: Path) -> Manifest:
     """Verify an unpacked artifact, every byte of it. Raises `PackageError` naming what is wrong."""
     sizes = dict(_walk(directory))
-    if manifest_file.NAME not in sizes:
-        raise PackageError(f"{directory} has no {manifest_file.NAME}: it is no artifact of s1-mini package")
-    if sizes.pop(manifest_file.NAME) > manifest_file.MAX_BYTES:
-        raise PackageError(f"{manifest_file.NAME} is larger than {manifest_file.MAX_BYTES:,} bytes")
-    manifest = Manifest.from_bytes((directory / manifest_file.NAME).read_bytes())
+    text = None
+    if sizes.pop(manifest_file.NAME, None) is not None:
+        with (directory / manifest_file.NAME).open("rb") as file:
+            text = file.read(manifest_file.MAX_BYTES + 1)
+    manifest = _parse_manifest(text, directory)
     _check_listed(manifest, sizes)
     _check_changed(name for name, size in sizes.items() if size != manifest.files[name].size)  # before any is read
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         hashes = pool.map(lambda name: _hash_file(directory / name), sizes)
-        _check_contents(manifest, {name: Content(one, sizes[name]) for name, one in zip(sizes, hashes, strict=True)})
+        _check_changed(name for name, one in zip(sizes, hashes, strict=True) if one != manifest.files[name].sha256)
     return manifest
+
+
+def _parse_manifest(text: bytes | None, place: Path) -> Manifest:
+    if text is None:
+        raise PackageError(f"{place} has no {manifest_file.NAME}: it is no artifact of s1-mini package")
+    if len(text) > manifest_file.MAX_BYTES:
+        raise PackageError(f"{manifest_file.NAME} is larger than {manifest_file.MAX_BYTES:,} bytes")
+    return Manifest.from_bytes(text)
 
 
 def _walk(directory: Path) -> Iterator[tuple[str, int]]:
     """Yield path and size of every plain file; anything else is refused."""
     for place, folders, files in os.walk(directory, onerror=_refuse_unreadable):
-        folders[:] = sorted(name for name in folders if name != _PYTHON and name not in _NOT_OURS)
+        folders[:] = sorted(set(folders) - _IGNORED)
         for name in (*folders, *sorted(files)):
             path = Path(place, name)
-            told = path.relative_to(directory).as_posix()
+            relative = path.relative_to(directory).as_posix()
             status = path.lstat()
-            check_kind(told, status)
+            check_kind(relative, status)
             if not stat.S_ISDIR(status.st_mode):
-                yield told, status.st_size
+                yield relative, status.st_size
 
 
 def _refuse_unreadable(error: OSError) -> None:
@@ -117,20 +130,16 @@ def _hash_file(path: Path) -> str:
 def verify_archive(archive: Path) -> Manifest:
     """Verify a `.tar.gz` in one pass that writes nothing. Raises `PackageError` naming what is wrong."""
     contents: dict[str, Content] = {}
-    text = b""
+    text = None
     with _named_errors(archive):
         for member, file in read_members(archive):
-            if member.name != manifest_file.NAME:
+            if member.name == manifest_file.NAME:
+                text = file.read(manifest_file.MAX_BYTES + 1)
+            else:
                 contents[member.name] = Content(hashlib.file_digest(file, "sha256").hexdigest(), member.size)
-                continue
-            if member.size > manifest_file.MAX_BYTES:
-                raise PackageError(f"{manifest_file.NAME} is larger than {manifest_file.MAX_BYTES:,} bytes")
-            text = file.read()
-    if not text:
-        raise PackageError(f"{archive} has no {manifest_file.NAME}: it is no artifact of s1-mini package")
-    manifest = Manifest.from_bytes(text)
+    manifest = _parse_manifest(text, archive)
     _check_listed(manifest, contents)
-    _check_contents(manifest, contents)
+    _check_changed(name for name, content in contents.items() if content != manifest.files[name])
     return manifest
 
 
@@ -155,10 +164,6 @@ def _check_listed(manifest: Manifest, found: Mapping[str, object]) -> None:
         raise PackageError(f"{_some(more)} not listed in {manifest_file.NAME}")
 
 
-def _check_contents(manifest: Manifest, found: Mapping[str, Content]) -> None:
-    _check_changed(name for name, content in found.items() if content != manifest.files[name])
-
-
 def _check_changed(names: Iterable[str]) -> None:
     if changed := sorted(names):
         raise PackageError(f"{_some(changed)} not what {manifest_file.NAME} says: changed after it was packaged")
@@ -170,7 +175,7 @@ def _some(names: list[str]) -> str:
 
 
 class _Unpacked:
-    """The bytes of a tar, as far as they are allowed; tarfile asks for blocks, so for some before their time."""
+    """The bytes of a tar up to a limit. tarfile reads whole blocks, so some bytes earlier than needed."""
 
     def __init__(self, file: gzip.GzipFile) -> None:
         self._file, self._left = file, 0
@@ -224,14 +229,7 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedRe
 def _check_member(member: tarfile.TarInfo) -> None:
     manifest_file.check_name(member.name)
     if not member.isreg() or member.issparse():
-        kinds = (
-            (member.issym(), "a link"),
-            (member.islnk(), "a hard link"),
-            (member.isdev(), "a device or pipe"),
-            (member.isdir(), "a folder"),
-            (member.issparse(), "a file with holes"),
-        )
-        kind = next((kind for is_kind, kind in kinds if is_kind), "no plain file")
+        kind = "a file with holes" if member.issparse() else _KINDS.get(member.type, "no plain file")
         raise PackageError(f"{member.name!r} is {kind}; only plain files may be in an artifact")
     if member.size < 0:
         raise PackageError(f"{member.name!r} says that it has {member.size} bytes")
@@ -239,14 +237,12 @@ def _check_member(member: tarfile.TarInfo) -> None:
 
 @contextmanager
 def _named_errors(archive: Path) -> Iterator[None]:
-    """Turn what a missing, unreadable or damaged archive leads to into a `PackageError` that names it."""
+    """Convert the errors of a missing, unreadable or damaged archive to a `PackageError` that names it."""
     try:
         yield
     except FileNotFoundError:
         raise PackageError(f"{archive} is missing") from None
-    except gzip.BadGzipFile as error:
+    except _BROKEN as error:
         raise PackageError(f"{archive} is no whole .tar.gz; was it cut off? ({error})") from None
     except OSError as error:
         raise PackageError(f"{archive} cannot be read: {error.strerror or error}") from None
-    except _BROKEN as error:
-        raise PackageError(f"{archive} is no whole .tar.gz; was it cut off? ({error})") from None

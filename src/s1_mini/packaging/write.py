@@ -1,36 +1,149 @@
-"""Write an artifact in one of its two forms, each file hashed while it is written, the manifest last.
+"""Write artifacts and converted checkpoints. A failure leaves nothing behind, and nothing is overwritten.
 
-`archive` is one reproducible `.tar.gz` for `ModelDataUrl`: fixed times, owners, modes and order. `prefix` is a folder
-of plain files for an uncompressed `ModelDataSource`. A failure leaves nothing behind, and nothing is overwritten.
+An artifact has two forms, each file hashed while it is written, the manifest last: `archive` is one reproducible
+`.tar.gz` for `ModelDataUrl` with fixed times, owners, modes and order; `prefix` is a folder of plain files for an
+uncompressed `ModelDataSource`. Its content::
+
+    the files of the checkpoint, as its family lists them                     copied, weights converted
+    voices/NAME.safetensors                                                   named voices, encoded
+    code/inference.py, code/requirements.txt                                  for SageMaker's toolkits
+    compile_cache/GPU-TORCH/…                                                 if requested
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import re
+import shutil
 import struct
 import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, cast
 
 import torch
 
-from s1_mini.exceptions import PackageError
+from s1_mini.exceptions import CheckpointFileError, CheckpointNotFoundError, PackageError, VoiceError
+from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
+from s1_mini.families.registry import family_of
 from s1_mini.files import files
 from s1_mini.packaging import manifest as manifest_file
+from s1_mini.packaging.compile_cache import FOLDER as CACHE
+from s1_mini.packaging.compile_cache import KEY, cache_key, is_cache
 from s1_mini.packaging.manifest import Content, Manifest
 from s1_mini.version import __version__
-from s1_mini.weights.origin import Origin
-from s1_mini.weights.write import Chunk, Member, new_directory, write_member, written
+from s1_mini.voices.format import VoiceFormat
+from s1_mini.voices.library import FOLDER as VOICES
+from s1_mini.voices.library import NAME as VOICE_NAME
+from s1_mini.voices.library import SUFFIX, read_voice
+from s1_mini.weights.origin import FILE as ORIGIN_FILE
+from s1_mini.weights.origin import KEY as ORIGIN
+from s1_mini.weights.origin import Origin, origin_of
+from s1_mini.weights.write import Chunk, Member, copied, new_directory, write_json, write_member, written
 
 Progress = Callable[[int], None]  # called with the number of bytes written since the last call
 
+# sagemaker/code/inference.py, for an installation without a checkout
+INFERENCE = '''\
+"""What SageMaker's inference toolkits load from `model.tar.gz` as `code/inference.py`: the four functions, no more."""
+
+from s1_mini.sagemaker.handler import input_fn, model_fn, output_fn, predict_fn
+
+__all__ = ["input_fn", "model_fn", "output_fn", "predict_fn"]
+'''
+_REQUIREMENTS_HEAD = (
+    "# What the engine in the image runs on, in the versions that this artifact was packaged with. Our own image",
+    "# has all of it and installs nothing when it starts; the engine itself (s1_mini) is always the image's.",
+)
+_WELCOME = ("CARD.md", "LICENSE", "LICENSE.md", "LICENSE.txt")  # the licence accompanies the weights
+PUBLISHED_VOICES = {".npy", ".npz"}
 _GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, unknown system
 _MAX_BLOCK = 2**16 - 1  # bytes of a stored block
+
+
+def lay_out(
+    checkpoint: Path,
+    *,
+    voices: Path | None = None,
+    precision: ModelPrecision = "keep",
+    codec_precision: CodecPrecision = "float16",
+    decode_only: bool = False,
+    compile_cache: Path | None = None,
+    compile_key: str | None = None,
+) -> list[Member]:
+    """Return all members of the artifact of a checkpoint directory, in their order.
+
+    The weights are checked against their config now, and read when their chunks are requested. Raises
+    `CheckpointError`, or `VoiceError` if two voices have one name.
+    """
+    family = family_of(checkpoint)
+    members = [
+        *family.files(checkpoint, Conversion(precision, codec_precision, decode_only=decode_only)),
+        *(copied(checkpoint / name, name) for name in _WELCOME if (checkpoint / name).is_file()),
+        *_voices(checkpoint, voices, family.describe(checkpoint).voice),
+        written("code/inference.py", INFERENCE),
+        written("code/requirements.txt", _requirements()),
+        *([] if compile_cache is None else _compile_cache(compile_cache, compile_key or cache_key())),
+    ]
+    manifest_file.check_names([member.name for member in members])
+    return sorted(members, key=lambda member: member.name)
+
+
+def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Member]:
+    if more is not None and not more.is_dir():
+        raise VoiceError("voices", f"{more} is no folder")
+    if more is not None and not any(more.glob("*.safetensors")):
+        raise VoiceError("voices", f"{more} holds no NAME.safetensors")
+    found: dict[str, Path] = {}
+    defaults = []
+    for folder in (checkpoint / VOICES, *([] if more is None else [more])):
+        for path in sorted(folder.glob("*.safetensors")):
+            if path.stem in found:
+                raise VoiceError("voices", f"{path.stem!r} is there twice: {found[path.stem]} and {path}")
+            if not VOICE_NAME.fullmatch(path.stem):
+                raise VoiceError("voices", f"{path.stem!r} is no name; use up to 64 of a-z, 0-9, - and _")
+            found[path.stem] = path
+            try:
+                defaults += [path.stem] if read_voice(path, form).is_default else []
+            except CheckpointFileError as error:
+                raise CheckpointFileError(f"{error}; get or make this file again, or leave it out") from None
+    if len(defaults) > 1:
+        raise VoiceError("voices", f"there may be one default; these are: {', '.join(defaults)}")
+    return [copied(path, f"{VOICES}/{path.name}") for path in found.values()]
+
+
+def _compile_cache(folder: Path, key: str) -> list[Member]:
+    if not KEY.fullmatch(key):
+        raise PackageError(f"compile cache: {key!r} is no key; one is GPU and torch, as in sm_90-torch2.13.0")
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    if not paths or not is_cache(folder):
+        raise PackageError(f"compile cache: {folder} holds no compiled kernels; S1_MINI_COMPILE_CACHE_PATH names one")
+    return [copied(path, f"{CACHE}/{key}/{path.relative_to(folder).as_posix()}") for path in paths]
+
+
+def _requirements() -> str:
+    """Return the requirements of the toolkits' handler: installed versions, otherwise the supported ranges."""
+    try:
+        lines = [line for line in metadata.requires("s1-mini") or [] if not re.search("extra == .(?!server)", line)]
+    except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        lists = [Path(__file__).parents[3] / f"requirements{part}.txt" for part in ("", "-server")]
+        if not all(path.is_file() for path in lists):
+            raise PackageError("s1_mini is not installed: run `pip install -e .` in its checkout") from None
+        lines = [line for path in lists for line in path.read_text(encoding="utf-8").splitlines()]
+    ranges = filter(None, (re.split(r"[;#]", line)[0].strip() for line in lines))
+    return "\n".join([*_REQUIREMENTS_HEAD, *sorted(map(_pinned, ranges)), ""])
+
+
+def _pinned(requirement: str) -> str:
+    name = re.split(r"[^\w.-]", requirement)[0]
+    try:
+        return f"{name}=={metadata.version(name).partition('+')[0]}"
+    except metadata.PackageNotFoundError:  # of the extra `server`, which packaging does not need
+        return requirement
 
 
 def write_archive(
@@ -38,11 +151,9 @@ def write_archive(
 ) -> Manifest:
     """Write a new `.tar.gz`, the same bytes for the same members. Raises `PackageError`."""
     contents: dict[str, Content] = {}
-    with _new_file(output) as path, path.open("wb") as file, _Gzip(file) as archive:
+    with _new_file(output) as file, _Gzip(file) as archive:
         for member in members:
-            passing = _Passing(member.chunks(), progress)
-            _add(archive, member, passing)
-            contents[member.name] = passing.content()
+            _add(archive, member, _hashed(member, contents, progress))
         manifest = _manifest(contents, origin)
         text = written(manifest_file.NAME, manifest.to_bytes().decode())
         _add(archive, text, text.chunks())
@@ -58,12 +169,48 @@ def write_prefix(
     contents: dict[str, Content] = {}
     with new_directory(output) as folder:
         for member in members:
-            passing = _Passing(member.chunks(), progress)
-            write_member(folder, member, passing)
-            contents[member.name] = passing.content()
+            write_member(folder, member, _hashed(member, contents, progress))
         manifest = _manifest(contents, origin)
         (folder / manifest_file.NAME).write_bytes(manifest.to_bytes())
     return manifest
+
+
+def convert_checkpoint(
+    source: Path,
+    target: Path,
+    *,
+    precision: ModelPrecision = "keep",
+    codec_precision: CodecPrecision = "float16",
+    decode_only: bool = False,
+) -> dict[str, int]:
+    """Write `source` in compact form to the new directory `target`; return the bytes of each file written.
+
+    `decode_only` leaves out what only encodes references: smaller, but they can no longer be encoded.
+    Raises `CheckpointError`; the weights are checked against their config before anything is written.
+    """
+    if not source.is_dir():
+        raise CheckpointNotFoundError(f"{source} is no checkpoint directory")
+    origin = origin_of(source)
+    members = family_of(source).files(source, Conversion(precision, codec_precision, decode_only=decode_only))
+    with new_directory(target) as folder:
+        for member in members:
+            write_member(folder, member)
+        if (source / VOICES).is_dir():
+            shutil.copytree(source / VOICES, folder / VOICES, dirs_exist_ok=True, ignore=_replaced(folder / VOICES))
+        if origin is not None:
+            write_json(folder / ORIGIN_FILE, {ORIGIN: origin.data()})
+    paths = sorted(path for path in target.rglob("*") if path.is_file())
+    return {path.relative_to(target).as_posix(): path.stat().st_size for path in paths}
+
+
+def _replaced(voices: Path) -> Callable[[str, list[str]], list[str]]:
+    """Return a filter of published voice files that exist in the engine's format, in `voices` or beside them."""
+
+    def ignored(_: str, names: list[str]) -> list[str]:
+        compact = {name: Path(name).with_suffix(SUFFIX).name for name in names if Path(name).suffix in PUBLISHED_VOICES}
+        return [name for name, other in compact.items() if other in names or (voices / other).exists()]
+
+    return ignored
 
 
 class _Gzip:
@@ -104,45 +251,36 @@ def _add(archive: _Gzip, member: Member, chunks: Iterable[Chunk]) -> None:
     archive.write(bytes(-member.size % tarfile.BLOCKSIZE))
 
 
+def _hashed(member: Member, contents: dict[str, Content], progress: Progress) -> Iterator[Chunk]:
+    """Yield the chunks of a member; add its hash and size to `contents` at the end."""
+    sha256, size = hashlib.sha256(), 0
+    for chunk in member.chunks():
+        sha256.update(chunk)
+        size += len(chunk)
+        yield chunk
+        progress(len(chunk))
+    contents[member.name] = Content(sha256.hexdigest(), size)
+
+
 def _manifest(contents: dict[str, Content], origin: Origin | None) -> Manifest:
     return Manifest(__version__, torch.__version__.partition("+")[0], contents, origin)
 
 
-class _Passing:
-    """Chunks on their way into a file, hashed and counted."""
-
-    def __init__(self, chunks: Iterable[Chunk], progress: Progress) -> None:
-        self._chunks, self._progress = chunks, progress
-        self._hash, self._size = hashlib.sha256(), 0
-
-    def __iter__(self) -> Iterator[Chunk]:
-        for chunk in self._chunks:
-            self._hash.update(chunk)
-            self._size += len(chunk)
-            yield chunk
-            self._progress(len(chunk))
-
-    def content(self) -> Content:
-        return Content(self._hash.hexdigest(), self._size)
-
-
 @contextmanager
-def _new_file(output: Path) -> Iterator[Path]:
-    """Yield a temporary path, which is renamed to `output` at the end and removed if anything fails."""
+def _new_file(output: Path) -> Iterator[BinaryIO]:
+    """Yield a temporary file, which is renamed to `output` at the end and removed if anything fails."""
     if output.exists():
         raise PackageError(f"{output} exists already; name a new file")
+    path = None
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{output.name}-", dir=output.parent)
-        os.close(handle)
-    except OSError as error:
-        raise PackageError(f"{output} cannot be written: {error.strerror}") from None
-    path = Path(name)
-    try:
-        yield path
-        path.chmod(0o644)  # made private by tempfile
+        with tempfile.NamedTemporaryFile(prefix=f".{output.name}-", dir=output.parent, delete=False) as file:
+            path = Path(file.name)
+            yield cast("BinaryIO", file)
+        path.chmod(0o644)  # tempfile makes private files
         files.rename_to_new(path, output)
     except OSError as error:
         raise PackageError(f"{output} cannot be written: {error.strerror or error}") from None
     finally:
-        path.unlink(missing_ok=True)
+        if path is not None:
+            path.unlink(missing_ok=True)

@@ -1,7 +1,6 @@
 """Convert a tensor file while it is written: the header first, then one tensor after another, in small pieces.
 
-No file is held in memory and nothing is written twice. Touched pages of a memory-mapped file count as memory, so the
-file is mapped again after every `WINDOW_BYTES`. Which tensors are written, in which formats, each family says.
+No file is held in memory and nothing is written twice. Each family chooses the tensors and their formats.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +31,11 @@ _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", tor
 
 
 class TensorFile:
-    """The tensors of one file or of its shards, read by rows. Raises `CheckpointFileError` where it is none."""
+    """The tensors of one file or of its shards, read by rows. Raises `CheckpointFileError` for an unreadable file.
+
+    A `.safetensors` file is read into memory of its own, because mapped pages count until they are unmapped; other
+    files are mapped again after every `WINDOW_BYTES`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,9 +43,9 @@ class TensorFile:
         self._tensors = read_tensors(path)
         self._shapes = {name: tensor.to("meta") for name, tensor in self._tensors.items()}
         self._touched = 0
-        self._plain: PlainFile | None = None
-        if path.suffix == ".safetensors":
-            self._plain, self._tensors = PlainFile(path), {}
+        self._is_plain = path.suffix == ".safetensors"
+        if self._is_plain:
+            self._tensors, self._offsets = {}, _offsets(path)
 
     def shapes(self) -> dict[str, Tensor]:
         """Return every tensor without its values, on the meta device."""
@@ -49,8 +53,8 @@ class TensorFile:
 
     def rows(self, names: tuple[str, ...], rows: slice) -> dict[str, Tensor]:
         """Return the same rows of several tensors; they must be dropped before the next call."""
-        if self._plain is not None:
-            return {name: self._plain.rows(self._shapes[name], name, rows) for name in names}
+        if self._is_plain:
+            return {name: self._read(name, rows) for name in names}
         if self._touched > WINDOW_BYTES:
             self._tensors = {}
             self._tensors, self._touched = read_tensors(self.path), 0
@@ -58,39 +62,23 @@ class TensorFile:
         self._touched += sum(tensor.nbytes for tensor in given.values())
         return given
 
+    def _read(self, name: str, rows: slice) -> Tensor:
+        """Read rows of a tensor, or a whole scalar."""
+        whole = self._shapes[name]
+        part, skipped = (whole[rows], whole[: rows.start or 0].nbytes) if whole.dim() else (whole, 0)
+        content = np.fromfile(self.path, np.uint8, part.nbytes, offset=self._offsets[name] + skipped)
+        if content.size < part.nbytes:
+            raise CheckpointFileError(f"{self.path} has become shorter while it was read")
+        return torch.from_numpy(content).view(part.dtype).reshape(part.shape)
 
-class PlainFile:
-    """A `.safetensors` file, known to be whole, read into memory of its own: what is mapped counts until unmapped.
 
-    Eight bytes, the length of the header; the header, JSON with each tensor's place after it; the numbers (format of
-    safetensors 0.4).
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-        self._begins = {
-            name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"
-        }
-
-    def rows(self, shape: Tensor, name: str, rows: slice) -> Tensor:
-        """Read rows of a tensor of this `shape`, all of a tensor without any."""
-        first, last, _ = rows.indices(len(shape) if shape.dim() else 1)
-        wanted = shape[first:last] if shape.dim() else shape
-        content = bytearray(wanted.nbytes)
-        with self._path.open("rb", buffering=0) as file:
-            file.seek(self._begins[name] + first * (shape.nbytes // max(1, len(shape)) if shape.dim() else 0))
-            view = memoryview(content)
-            while view:
-                count = file.readinto(view)
-                if not count:
-                    raise CheckpointFileError(f"{self._path} has become shorter while it was read")
-                view = view[count:]
-        if not content:
-            return torch.empty(wanted.shape, dtype=shape.dtype)
-        return torch.frombuffer(content, dtype=shape.dtype).reshape(wanted.shape)
+def _offsets(path: Path) -> dict[str, int]:
+    """Return where each tensor begins in a valid `.safetensors` file: after u64 header length and JSON header."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
 
 
 def _read_ahead(path: Path) -> None:
@@ -102,7 +90,7 @@ def _read_ahead(path: Path) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A tensor to be written, and the tensors of the file that it is made from."""
+    """A tensor to write, and the tensors of the file that it is made from."""
 
     name: str
     shape: tuple[int, ...]

@@ -18,13 +18,30 @@ INDEX_SUFFIX = ".safetensors.index.json"
 _MAX_JSON_BYTES = 4 * 2**20  # S1-mini's largest has 0.15 MB
 
 
+# The file of a model as transformers writes it, the best first.
+MODEL_NAMES = ("model.safetensors", f"model{INDEX_SUFFIX}", "pytorch_model.bin")
+
+
+def names_of(stem: str) -> tuple[str, str, str]:
+    """Return the names that the file with `stem`'s tensors may have, the best first."""
+    return f"{stem}.safetensors", f"{stem}{INDEX_SUFFIX}", f"{stem}.pth"
+
+
 def find_tensors(directory: Path, stem: str) -> Path:
-    """Return the file that holds `stem`'s tensors: safetensors first, then sharded safetensors, then `.pth`."""
-    names = names_of(stem)
+    """Return the file that holds `stem`'s tensors. Raises `CheckpointFileError`."""
+    return _find(directory, names_of(stem), f"{stem} weights")
+
+
+def find_model(directory: Path) -> Path:
+    """Return the file that holds a model's tensors as transformers names it. Raises `CheckpointFileError`."""
+    return _find(directory, MODEL_NAMES, "weights")
+
+
+def _find(directory: Path, names: Sequence[str], what: str) -> Path:
     for name in names:
         if (directory / name).is_file():
             return directory / name
-    raise CheckpointFileError(f"{directory} holds no {stem} weights: expected one of {', '.join(names)}")
+    raise CheckpointFileError(f"{directory} holds no {what}: expected one of {', '.join(names)}")
 
 
 def read_whole(path: Path, max_bytes: int) -> bytes:
@@ -51,23 +68,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointFileError(f"{path} holds a JSON {type(value).__name__}, not an object")
     return value
-
-
-def names_of(stem: str) -> tuple[str, str, str]:
-    """Return the names that the file with `stem`'s tensors may have, the best first."""
-    return f"{stem}.safetensors", f"{stem}{INDEX_SUFFIX}", f"{stem}.pth"
-
-
-# What transformers writes, the best first.
-MODEL_NAMES = ("model.safetensors", f"model{INDEX_SUFFIX}", "pytorch_model.bin")
-
-
-def find_model(directory: Path) -> Path:
-    """Return the file that holds a model's tensors as transformers names it. Raises `CheckpointFileError`."""
-    for name in MODEL_NAMES:
-        if (directory / name).is_file():
-            return directory / name
-    raise CheckpointFileError(f"{directory} holds no weights: expected one of {', '.join(MODEL_NAMES)}")
 
 
 def pick_files(names: Collection[str], needed: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> list[str]:

@@ -1,7 +1,7 @@
 """Weights that are stored in eight bits: `NAME`, int8 [N, …], beside `NAME.scale`, one number for each row [N].
 
-They are widened tensor by tensor where they are loaded or converted. Rounding what was widened to float32 gives the
-same bits again, so an engine that keeps weights in eight bits (`S1_MINI_WEIGHTS_DTYPE=int8`) keeps those of the file.
+They are dequantized one by one where they are loaded or converted. Quantizing them again gives the same bits, so an
+engine that keeps weights in eight bits (`S1_MINI_WEIGHTS_DTYPE=int8`) keeps those of the file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SCALE = torch.bfloat16
 
 
 def stem(name: str) -> str:
-    """Return the name of the weights that a scale belongs to, any other name as it is."""
+    """Return the name of the weights that a scale belongs to; any other name unchanged."""
     return name.removesuffix(SUFFIX)
 
 
 def is_eight(name: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether these weights are stored in eight bits."""
+    """Return whether one tensor is stored in eight bits."""
     return tensors[name].dtype == torch.int8 and name + SUFFIX in tensors
 
 
@@ -45,17 +45,16 @@ def without_scales(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tens
 
 
 def widened(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Return the weights of this name in `dtype`, on `device`, however they are stored."""
+    """Return one tensor in `dtype` on `device`, dequantized if it is stored in eight bits."""
     weights = tensors[name].to(device)
     if is_eight(name, tensors):
-        weights = weights.float() * tensors[name + SUFFIX].to(weights.device).float().view(
-            -1, *[1] * (weights.dim() - 1)
-        )
+        scale = tensors[name + SUFFIX].to(weights.device).float()
+        weights = weights.float() * scale.view(-1, *[1] * (weights.dim() - 1))
     return weights.to(dtype)
 
 
 def all_widened(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return all weights, those in eight bits as float32; for tensors on the meta device, too."""
+    """Return all weights, those in eight bits as float32. Works for tensors on the meta device."""
     return {
         name: widened(tensors, name, torch.float32) if is_eight(name, tensors) else tensor
         for name, tensor in without_scales(tensors, source).items()

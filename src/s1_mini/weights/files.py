@@ -1,9 +1,8 @@
 """Read the tensors of a checkpoint directory, in each published form. Unused tensors are never read from disk.
 
-A `.pth` file is only read with `weights_only=True`, so it can hold tensors and nothing that runs. It is inspected
-first: torch maps the file and takes each tensor's numbers from where its record begins, without checking whether the
-record is compressed or how long it is, so a repacked file would give other numbers without an error. And torch executes
-a pickle step by step, 3 µs each, however many there are.
+A `.pth` file is only read with `weights_only=True`, so nothing in it is executed. It is inspected first, because torch
+maps the file without checking whether a record is compressed, where it begins and how long it is: a repacked file would
+give other numbers without an error. torch also takes 3 µs for each step of a pickle, however many there are.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import io
 import pickletools
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -73,11 +72,13 @@ def read_object(path: Path) -> Any:
 
     Raises `CheckpointFileError` for a file that is missing, truncated, was packed again, or holds other objects.
     """
-    with _named_errors(path):
-        records = _inspect(path)
-        if records is None:  # only the zip form (torch >= 1.6) can be memory-mapped
-            return torch.load(path, map_location="cpu", weights_only=True)
-        return torch.load(path, map_location=records.claim, weights_only=True, mmap=True)
+    with _named_errors(path), path.open("rb") as file:
+        is_zip = file.read(2) == b"PK"
+        file.seek(0)
+        if is_zip:  # torch >= 1.6; only this form can be memory-mapped
+            return torch.load(path, map_location=_claiming(_inspect_zip(file)), weights_only=True, mmap=True)
+        _inspect_pickles(file.read(_MAX_PICKLE_BYTES), _NUM_OLD_PICKLES)
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 @contextmanager
@@ -117,66 +118,46 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
             content = next((content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)), content)
     if not isinstance(content, dict) or not content:
         raise CheckpointFileError(f"{path} holds no dictionary of tensors")
-    foreign = [name for name, value in content.items() if not _is_name(name) or not _is_plain(value)]
+    foreign = [name for name, value in content.items() if not _is_plain(name, value)]
     if foreign:
-        raise CheckpointFileError(
-            f"{path} holds entries that are no plain tensors: {', '.join(map(_told, foreign[:5]))}"
+        names = ", ".join(
+            ascii(name[:_MAX_TOLD]) if isinstance(name, str) else f"a {type(name).__name__}" for name in foreign[:5]
         )
-    return {name: _aligned(tensor) for name, tensor in content.items()}
+        raise CheckpointFileError(f"{path} holds entries that are no plain tensors: {names}")
+    # A program that repacked the file may have misaligned a tensor; only a copy of it can be used.
+    return {name: one.clone() if one.data_ptr() % one.element_size() else one for name, one in content.items()}
 
 
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name.isprintable()
-
-
-def _told(name: object) -> str:
-    return ascii(name[:_MAX_TOLD]) if isinstance(name, str) else f"a {type(name).__name__}"
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether it is a tensor of numbers in memory, and not a small one that claims to be large."""
+def _is_plain(name: object, value: Any) -> bool:
+    """Whether an entry is a printable name and a tensor in memory that is as large as it says."""
     return (
-        isinstance(value, Tensor)
+        isinstance(name, str)
+        and name.isprintable()
+        and isinstance(value, Tensor)
         and value.layout is torch.strided
         and value.device.type == "cpu"
         and value.nbytes <= value.untyped_storage().nbytes()
     )
 
 
-def _aligned(tensor: Tensor) -> Tensor:
-    """Return a tensor, copied if another program that packed the file has misaligned it."""
-    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
+def _claiming(num_records: Counter[int]) -> Callable[[Any, str], Any]:
+    """Return a `map_location` that raises `CheckpointFileError` for a storage without a record of its size."""
 
-
-class _Records:
-    """Number of records in a zip-form file by their size in bytes."""
-
-    def __init__(self, sizes: Counter[int]) -> None:
-        self._left = sizes
-
-    def claim(self, storage: Any, location: str) -> Any:  # noqa: ARG002 - torch's map_location, called for each storage
-        """Return a storage if there is a record of its size. Raises `CheckpointFileError`."""
+    def claim(storage: Any, _: str) -> Any:
         size = storage.nbytes()
-        if size and not self._left[size]:
+        if size and not num_records[size]:
             raise CheckpointFileError(f"is damaged: a tensor has {size:,} bytes, and no record has")
-        self._left[size] -= 1
+        num_records[size] -= 1
         return storage
 
+    return claim
 
-def _inspect(path: Path) -> _Records | None:
-    """Return the records of a file in zip form, None for the form before torch 1.6.
+
+def _inspect_zip(file: IO[bytes]) -> Counter[int]:
+    """Return the number of records by their size.
 
     Raises `CheckpointFileError`, whose text continues the file's name, or any error of a damaged zip.
     """
-    with path.open("rb") as file:
-        if file.read(2) == b"PK":
-            return _inspect_zip(file)
-        file.seek(0)
-        _inspect_pickles(file.read(_MAX_PICKLE_BYTES), _NUM_OLD_PICKLES)
-        return None
-
-
-def _inspect_zip(file: IO[bytes]) -> _Records:
     with zipfile.ZipFile(file) as archive:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
         names = Counter(entry.filename for entry in entries)
@@ -194,7 +175,7 @@ def _inspect_zip(file: IO[bytes]) -> _Records:
         if content.file_size > _MAX_PICKLE_BYTES:
             raise _too_long()
         _inspect_pickles(archive.read(content), 1)  # which checks its CRC, too
-    return _Records(Counter(one.file_size for one in entries if one.filename.startswith(f"{folder}/data/")))
+    return Counter(entry.file_size for entry in entries if entry.filename.startswith(f"{folder}/data/"))
 
 
 def _check_places(file: IO[bytes], entries: list[zipfile.ZipInfo]) -> None:

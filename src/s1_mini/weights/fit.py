@@ -25,7 +25,7 @@ def skeleton() -> Iterator[None]:
 
 
 class _NoValues(TorchFunctionMode):
-    """Nothing is drawn for parameters that have no memory: torch would load sympy for it, 1 s and 65 MB."""
+    """Skip the initialization of parameters without memory: torch would load sympy for it, 1 s and 65 MB."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -36,7 +36,7 @@ class _NoValues(TorchFunctionMode):
 
 
 def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
-    """Drop `prefix` from the names that carry it (training wrappers leave such)."""
+    """Remove `prefix`, which training wrappers leave, from the names that have it."""
     return rename(tensors, lambda name: name.removeprefix(prefix))
 
 
@@ -53,8 +53,8 @@ def rename(tensors: Tensors, new_name: Callable[[str], str]) -> dict[str, Tensor
 def fit(module: nn.Module, tensors: Tensors, *, source: str, dtype: torch.dtype, device: torch.device) -> None:
     """Load `tensors` into `module`, which was built on the meta device.
 
-    Tensors that already have `dtype` and `device` are taken over without a copy; those in eight bits are widened one by
-    one. Raises as `check_fit` does.
+    Tensors that already have `dtype` and `device` are not copied; those in eight bits are dequantized one by one.
+    Raises as `check_fit` does.
     """
     check_fit(module, tensors, source=source)
     ready = {name: widened(tensors, name, dtype, device) for name, _ in module.named_parameters()}
@@ -66,23 +66,16 @@ def check_fit(module: nn.Module, tensors: Tensors, *, source: str) -> None:
     """Raise `CheckpointMismatchError` naming what is missing, extra or misshapen in `source`."""
     expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     given = {name: tuple(tensor.shape) for name, tensor in without_scales(tensors, source).items()}
-    faults = [
-        (
-            "not floating point",
-            [name for name in given if not (tensors[name].is_floating_point() or is_eight(name, tensors))],
-        ),
-        ("missing", [name for name in expected if name not in given]),
-        ("not part of this architecture", [name for name in given if name not in expected]),
-        (
-            "misshapen",
-            [
-                f"{n} {given[n]}, config says {shape}"
-                for n, shape in expected.items()
-                if n in given and given[n] != shape
-            ],
-        ),
+    common = [name for name in expected if name in given]
+    faults = {
+        "not floating point": [n for n in given if not (tensors[n].is_floating_point() or is_eight(n, tensors))],
+        "missing": [n for n in expected if n not in given],
+        "not part of this architecture": [n for n in given if n not in expected],
+        "misshapen": [f"{n} {given[n]}, config says {expected[n]}" for n in common if given[n] != expected[n]],
+    }
+    complaints = [
+        f"{_some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults.items() if names
     ]
-    complaints = [f"{_some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults if names]
     if complaints:
         raise CheckpointMismatchError(f"{source} does not fit its config: {'; '.join(complaints)}")
 

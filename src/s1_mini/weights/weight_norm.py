@@ -16,28 +16,26 @@ _SPELLINGS = ((".weight_g", ".weight_v"), (".parametrizations.weight.original0",
 
 
 def fold_weight_norm(tensors: Mapping[str, Tensor], what: str = "codec weights") -> dict[str, Tensor]:
-    """Replace both tensors of each weight norm by the one that they mean. Idempotent.
+    """Replace both tensors of each weight norm by the folded weight. Idempotent.
 
     Raises `CheckpointMismatchError` naming `what` for half a pair, or one that does not fit together.
     """
     named = dict(tensors)
-    for scale_suffix, direction_suffix in _SPELLINGS:
-        for name in [name for name in named if name.endswith((scale_suffix, direction_suffix))]:
-            stem = name.removesuffix(scale_suffix).removesuffix(direction_suffix)
-            other = stem + (direction_suffix if name.endswith(scale_suffix) else scale_suffix)
-            if name not in named:
-                continue  # the other of the two came first
-            if other not in named:
-                raise CheckpointMismatchError(f"{what} have {name} but no {other}")
+    for pair in _SPELLINGS:
+        stems = [name.removesuffix(suffix) for name in named for suffix in pair if name.endswith(suffix)]
+        for stem in dict.fromkeys(stems):
+            scale, direction = (stem + suffix for suffix in pair)
+            for one, other in ((scale, direction), (direction, scale)):
+                if other not in named:
+                    raise CheckpointMismatchError(f"{what} have {one} but no {other}")
             if f"{stem}.weight" in named:
-                raise CheckpointMismatchError(f"{what} have {name} and {stem}.weight, which is the same twice")
-            scale, direction = named.pop(stem + scale_suffix), named.pop(stem + direction_suffix)
-            named[f"{stem}.weight"] = _fold(stem, scale, direction, what)
+                raise CheckpointMismatchError(f"{what} have {scale} and {stem}.weight, which is the same twice")
+            named[f"{stem}.weight"] = _fold(stem, named.pop(scale), named.pop(direction), what)
     return named
 
 
 def folded_name(name: str) -> str:
-    """Return the name of the tensor that the two of a weight norm become, any other name as it is."""
+    """Return the name of the folded weight that a tensor becomes part of; any other name unchanged."""
     suffix = next((suffix for pair in _SPELLINGS for suffix in pair if name.endswith(suffix)), None)
     return name if suffix is None else name.removesuffix(suffix) + ".weight"
 
@@ -47,7 +45,7 @@ def _fold(stem: str, scale: Tensor, direction: Tensor, what: str) -> Tensor:
         raise CheckpointMismatchError(
             f"{what}: the scale of {stem} has shape {tuple(scale.shape)}, its direction {tuple(direction.shape)}"
         )
-    if direction.is_meta:  # asked for shapes only; arithmetic on none would have torch load sympy
+    if direction.is_meta:  # only shapes are needed, and arithmetic on meta tensors loads sympy
         return direction
     norm = torch.linalg.vector_norm(direction.float(), dim=tuple(range(1, direction.dim())), keepdim=True)
     return (direction.float() * (scale.float() / norm)).to(direction.dtype)

@@ -1,9 +1,8 @@
-"""Write the files of checkpoints and artifacts; nothing half-written is left behind."""
+"""Write the files of checkpoints and artifacts; a failure leaves nothing behind."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,10 +35,9 @@ class Member:
 
 def copied(path: Path, name: str) -> Member:
     """Return a member with the content of a file. Raises `CheckpointFileError` unless it is a regular file."""
-    if path.is_symlink() and not path.exists():
-        raise CheckpointFileError(f"{path} is a link to nowhere")
     if not path.is_file():
-        raise CheckpointFileError(f"{path} is missing" if not path.exists() else f"{path} is no file")
+        fault = "is not a file" if path.exists() else "is a link to nowhere" if path.is_symlink() else "is missing"
+        raise CheckpointFileError(f"{path} {fault}")
     return Member(name, path.stat().st_size, partial(_read, path), packs=path.suffix not in {".safetensors", ".so"})
 
 
@@ -77,27 +75,24 @@ def new_directory(directory: Path) -> Iterator[Path]:
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CheckpointFileError(f"{directory} exists already; name a new directory")
+    prefix, parent = f".{directory.name}-", directory.parent
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        target = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    except OSError as error:
-        raise CheckpointFileError(f"{directory} cannot be written: {error.strerror}") from None
-    try:
-        yield target
-        for path in (target, *target.rglob("*")):  # made private by tempfile and safetensors
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        if directory.exists():
-            directory.rmdir()
-        files.rename(target, directory)
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
+            target = Path(name)
+            yield target
+            for path in (target, *target.rglob("*")):  # tempfile and safetensors make private files
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            if directory.exists():
+                directory.rmdir()
+            files.rename(target, directory)
     except OSError as error:
         raise CheckpointFileError(f"{directory} cannot be written: {error}") from None
-    finally:
-        shutil.rmtree(target, ignore_errors=True)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object, readable."""
-    path.write_bytes((json.dumps(value, indent=2) + "\n").encode())  # not as text: the same bytes on every system
+    """Write a JSON object, indented; the same bytes on every system."""
+    path.write_bytes((json.dumps(value, indent=2) + "\n").encode())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
