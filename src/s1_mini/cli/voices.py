@@ -89,8 +89,7 @@ def add_voice(
     if config.voices_path is None:
         raise _no_directory()
 
-    from s1_mini.checkpoint.requests import check_reference
-    from s1_mini.checkpoint.requests import list_voices
+    from s1_mini.checkpoint.requests import check_reference, list_voices
 
     checkpoint = open_checkpoint(config.checkpoint_path)
     with list_voices(checkpoint, config.voices_path).adding(voice, replace=replace):

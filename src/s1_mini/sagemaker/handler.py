@@ -1,8 +1,8 @@
 """The handler of SageMaker's inference toolkits: `model_fn`, `input_fn`, `predict_fn`, `output_fn`.
 
-A client of the container's own application, which runs in this process; our own container serves it directly. The
-toolkits put the traceback of an exception into the answer, so with a context nothing is raised here: a failure becomes
-a status and a JSON object. Nothing is ever unpickled. `sagemaker/code/inference.py` imports the four functions.
+They call the container's own application, which runs in this process. The toolkits put the traceback of an exception
+into the answer, so with a context nothing is raised here: a failure becomes a status and a JSON object. Nothing is ever
+unpickled. `sagemaker/code/inference.py` imports the four functions.
 
 The audio format depends on `Accept`, which only `output_fn` receives, so that function calls the application.
 """
@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -39,17 +40,15 @@ UNLIMITED = 2**40  # bytes: the toolkit's own server limits what reaches this pr
 
 
 class Context(Protocol):
-    """Where the toolkits take the status and headers of an answer."""
+    """The toolkits' object for the status and headers of an answer."""
 
-    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
-        """Set the status of an answer."""
+    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None: ...
 
-    def set_response_header(self, idx: int, key: str, value: str) -> None:
-        """Set a header of an answer."""
+    def set_response_header(self, idx: int, key: str, value: str) -> None: ...
 
 
 class RefusedError(S1MiniError):
-    """The application refused a request; `code` and message are those of its answer."""
+    """A failure of the application, with the `code` and message of its answer."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -57,7 +56,7 @@ class RefusedError(S1MiniError):
 
 
 class Failure(NamedTuple):
-    """An exception, passed on in place of the value."""
+    """An exception that takes the place of the value."""
 
     error: Exception
 
@@ -67,6 +66,9 @@ class Body(NamedTuple):
 
     content: bytes
     content_type: str
+
+
+Call = Callable[[str | None], httpx.Response]  # from `Accept` to the application's answer
 
 
 class Container:
@@ -82,6 +84,7 @@ class Container:
             **dict.fromkeys(("max_body_bytes", "max_bodies_bytes", "max_audio_bytes"), UNLIMITED),
         )
         app = make_container_app(engine, settings, streams=False)
+        self.engine = engine
         self._stack = ExitStack()
         self._portal = self._stack.enter_context(start_blocking_portal())
         self._stack.enter_context(self._portal.wrap_async_context_manager(app.router.lifespan_context(app)))
@@ -96,15 +99,8 @@ class Container:
         return self._portal.call(partial(self._client.post, "/invocations", content=body.content, headers=encoded))
 
     def close(self) -> None:
-        """End the application; the engine goes on."""
+        """End the application, but not the engine."""
         self._stack.close()
-
-
-class Call(NamedTuple):
-    """A request together with the application that answers it."""
-
-    container: Container
-    body: Body
 
 
 class _Process:
@@ -113,18 +109,18 @@ class _Process:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._container: Container | None = None
-        self._engine: ProductionTTSEngine | None = None
         self._checkpoint: Path | None = None
 
     def get(self, checkpoint: Path | None) -> Container:
         """Return the container for `checkpoint`. Raises `ConfigurationError` if another checkpoint is loaded."""
         with self._lock:
             if self._container is None:
-                named = {} if checkpoint is None else {"checkpoint_path": checkpoint}
                 prepare_process()
-                engine = ProductionTTSEngine(EngineConfig(**named))
+                engine = ProductionTTSEngine(
+                    EngineConfig(**({} if checkpoint is None else {"checkpoint_path": checkpoint}))
+                )
                 engine.start()
-                self._container, self._engine, self._checkpoint = Container(engine), engine, checkpoint
+                self._container, self._checkpoint = Container(engine), checkpoint
                 freeze_what_is_loaded()
             elif checkpoint != self._checkpoint:
                 raise ConfigurationError(
@@ -136,11 +132,10 @@ class _Process:
         """Stop the container and its engine, if they run."""
         with self._lock:
             container, self._container = self._container, None
-            engine, self._engine = self._engine, None
-            if container is not None and engine is not None:
+            if container is not None:
                 try:
                     container.close()
-                    engine.stop()
+                    container.engine.stop()
                 finally:
                     gc.unfreeze()
 
@@ -178,13 +173,12 @@ def input_fn(
 
 
 def predict_fn(data: Body | Failure, model: Container | Failure, context: Context | None = None) -> Call | Failure:
-    """Pair body and container for `output_fn`. Without `context` raises an earlier failure."""
-    for given in (model, data):
-        if isinstance(given, Failure):
-            return _fail(given.error, context)
-    assert isinstance(model, Container)
-    assert isinstance(data, Body)
-    return Call(model, data)
+    """Bind the body to the container for `output_fn`. Without `context` raises an earlier failure."""
+    if isinstance(model, Failure):
+        return _fail(model.error, context)
+    if isinstance(data, Failure):
+        return _fail(data.error, context)
+    return partial(model.invoke, data)
 
 
 def output_fn(prediction: Call | Failure, accept: str | None, context: Context | None = None) -> tuple[bytes, str]:
@@ -212,7 +206,7 @@ def output_fn(prediction: Call | Failure, accept: str | None, context: Context |
 def _respond(prediction: Call | Failure, accept: str | None, context: Context | None) -> httpx.Response:
     if isinstance(prediction, Failure):
         raise prediction.error
-    response = prediction.container.invoke(prediction.body, accept)
+    response = prediction(accept)
     if context is None and response.is_error:
         error = _error_of(response)
         raise RefusedError(error["code"], error["message"])

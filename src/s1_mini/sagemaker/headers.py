@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from s1_mini.audio.container import media_type
 from s1_mini.exceptions import ParameterError
 from s1_mini.server.errors import NotAcceptableError, NotFoundError
 from s1_mini.types import AudioFormat
@@ -45,11 +44,6 @@ class AnswerForm(NamedTuple):
 
     audio_format: AudioFormat
     is_json: bool
-
-    @property
-    def media_type(self) -> str:
-        """The answer's content type."""
-        return JSON if self.is_json else media_type(self.audio_format)
 
 
 def choose_form(accept: str | None, audio_format: AudioFormat | None = None) -> AnswerForm:

@@ -1,11 +1,11 @@
-"""`POST /invocations` in all its forms, and `GET /execution-parameters`.
+"""`POST /invocations` and `GET /execution-parameters`.
 
 The body is JSON, JSON lines or a form; `Accept` chooses the form of the answer; the custom attributes may choose
 another route; the session headers open, use and close sessions. `GET /ping` and the bidirectional stream are the
 server's own.
 
-JSON lines, as batch transform sends them, get as many answers in the same order. A few lines are with the engine at a
-time, so a long body needs no more memory than a short one. An invalid line gets an error object of its own.
+JSON lines, as batch transform sends them, get as many answers in the same order. The engine has a few lines at a time,
+so a long body needs no more memory than a short one. An invalid line gets an error object of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import os
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,9 +29,9 @@ from s1_mini.exceptions import QueueFullError, S1MiniError
 from s1_mini.sagemaker import sessions
 from s1_mini.sagemaker.headers import (
     ATTRIBUTES,
+    JSON,
     JSON_LINES,
     JSON_LINES_TYPES,
-    AnswerForm,
     choose_form,
     read_attributes,
     read_route,
@@ -39,14 +39,13 @@ from s1_mini.sagemaker.headers import (
 from s1_mini.server.bodies import content_type, parse_json, read_speech
 from s1_mini.server.errors import BodyError, BusyError, InvalidError, TooManyRequestsError, describe
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
-from s1_mini.server.record import RequestLog, record_of
+from s1_mini.server.record import record_of
 from s1_mini.server.schemas import Format, SpeechBody, SpeechRequest, Text
 from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak, speak_to_client, while_listened
 from s1_mini.types import AudioFormat
 
 if TYPE_CHECKING:
     from s1_mini.engine import ProductionTTSEngine
-    from s1_mini.server.settings import ServerSettings
 
 router = APIRouter(tags=["sagemaker"])
 
@@ -65,6 +64,12 @@ class InvocationBody(SpeechBody):
     requestType: Literal["NEW_SESSION", "CLOSE"] | None = Field(  # noqa: N815 - the containers' common name
         None, description="With the header X-Amzn-SageMaker-Session-Id."
     )
+
+    def to_request(self, recording: bytes | None = None) -> SpeechRequest:
+        """Return the request. Raises `InvalidError`, also without a text."""
+        if self.text is None:
+            raise InvalidError("text", "is missing")
+        return super().to_request(recording)
 
 
 @router.post(
@@ -112,7 +117,7 @@ class Rerouted(Response):
 
 def routes_of(request: Request) -> frozenset[str]:
     """Return the allowed values of `route=`: every public path below /v1 that takes a POST, and /invocations itself."""
-    paths: dict[str, Any] = request.app.openapi()["paths"]  # kept by the application once it is made
+    paths: dict[str, Any] = request.app.openapi()["paths"]  # cached by the application
     found = {path for path, methods in paths.items() if path.startswith("/v1/") and "post" in methods}
     return frozenset({path for path in found if "{" not in path} | {"/invocations"})
 
@@ -120,34 +125,22 @@ def routes_of(request: Request) -> frozenset[str]:
 async def answer(request: Request, engine: ProductionTTSEngine) -> Response:
     """Answer one invocation with `engine`."""
     read_attributes(request.headers.get(ATTRIBUTES))
-    session_id = request.headers.get(sessions.ID_HEADER)
+    session_id, known = request.headers.get(sessions.ID_HEADER), request.app.state.sessions
     if content_type(request) in JSON_LINES_TYPES:
-        return await _answer_lines(request, engine, session_id)
+        if session_id is not None:
+            raise InvalidError(sessions.ID_HEADER, "has no meaning with JSON lines; send one JSON object")
+        return StreamedAnswer(_speak_lines(request, engine, _split_lines(await request.body())), JSON_LINES, {})
     body, recording = await read_speech(request, InvocationBody)
     if sessions.NEW in (session_id, body.requestType):
         return await _open_session(request, engine, body, recording)
-    known = None if session_id is None else request.app.state.sessions.get(session_id)
+    session = None if session_id is None else known.get(session_id)
     if body.requestType == "CLOSE":
-        return _close_session(request, known)
-    wanted = _to_request(body, recording)
-    return await _speak(request, engine, wanted if known is None else known.complete(wanted), body.format, {})
-
-
-async def _answer_lines(request: Request, engine: ProductionTTSEngine, session_id: str | None) -> Response:
-    if session_id is not None:
-        raise InvalidError(sessions.ID_HEADER, "has no meaning with JSON lines; send one JSON object")
-    body = await request.body()
-    if not body:
-        raise BodyError("the body is empty; send a JSON object on each line")
-    settings, record = request.app.state.settings, record_of(request)
-    answers = _speak_lines(engine, _split_lines(body), settings, record)
-    return StreamedAnswer(answers, JSON_LINES, {})
-
-
-def _to_request(body: InvocationBody, recording: bytes | None) -> SpeechRequest:
-    if body.text is None:
-        raise InvalidError("text", "is missing")
-    return body.to_request(recording)
+        if session is None:
+            raise InvalidError("requestType", f"'CLOSE' needs the header {sessions.ID_HEADER}")
+        known.close(session.id)
+        return JSONResponse({"session_id": session.id}, headers={sessions.CLOSED_HEADER: session.id})
+    wanted = body.to_request(recording)
+    return await _speak(request, engine, wanted if session is None else session.complete(wanted), body.format, {})
 
 
 async def _speak(
@@ -163,63 +156,50 @@ async def _speak(
     speech = await speak_to_client(request, engine, wanted)
     attributes = f"sample_rate={speech.sample_rate},format={form.audio_format},channels=1"
     speech = replace(speech, headers=speech.headers | headers | {ATTRIBUTES: attributes})
-    return await _shape(speech, form, wanted)
-
-
-async def _shape(speech: AudioResponse, form: AnswerForm, wanted: SpeechRequest) -> Response:
-    if not form.is_json:
-        return respond(speech)
-    content = await _to_json(speech, wanted)
-    return Response(content, media_type=form.media_type, headers=speech.headers)
+    if form.is_json:
+        return Response(await _to_json(speech, wanted), media_type=JSON, headers=speech.headers)
+    return respond(speech)
 
 
 async def _open_session(
     request: Request, engine: ProductionTTSEngine, body: InvocationBody, recording: bytes | None
 ) -> Response:
     """Open a session; speak the text, if there is one, as the first of the session."""
+    client = record_of(request).client
     if body.voice is not None and recording is not None:
         raise InvalidError("voice", "was given beside reference_audio; give one of them")
     if body.voice is not None:
         await asyncio.to_thread(engine.describe_voice, body.voice)  # an unknown name fails now
     if recording is not None:  # an unreadable one fails now, and the first text need not wait for its encoding
-        preparing = engine.prepare_reference_async(
-            recording, body.reference_text or "", client=record_of(request).client
-        )
+        preparing = engine.prepare_reference_async(recording, body.reference_text or "", client=client)
         await while_listened(request.receive, preparing)
     known = request.app.state.sessions
-    session = known.open(
-        record_of(request).client, body.voice, recording, body.reference_text if recording is not None else None
-    )
+    session = known.open(client, body.voice, recording, body.reference_text if recording is not None else None)
     headers = {sessions.NEW_HEADER: known.new_header(session)}
     if body.text is None:
         return JSONResponse({"session_id": session.id}, headers=headers)
-    answer = None
-    try:
-        answer = await _speak(request, engine, _to_request(body, recording), body.format, headers)
-    finally:
-        if answer is None:
-            with suppress(sessions.SessionNotFoundError):  # evicted meanwhile
-                known.close(session.id)  # its id is part of a successful answer only
-    return answer
+    with ExitStack() as failing:
+        failing.callback(_forget, known, session.id)  # its id is part of a successful answer only
+        answer = await _speak(request, engine, body.to_request(recording), body.format, headers)
+        failing.pop_all()
+        return answer
 
 
-def _close_session(request: Request, session: sessions.Session | None) -> Response:
-    if session is None:
-        raise InvalidError("requestType", f"'CLOSE' needs the header {sessions.ID_HEADER}")
-    request.app.state.sessions.close(session.id)
-    return JSONResponse({"session_id": session.id}, headers={sessions.CLOSED_HEADER: session.id})
+def _forget(known: sessions.Sessions, session_id: str) -> None:
+    with suppress(sessions.SessionNotFoundError):  # evicted meanwhile
+        known.close(session_id)
 
 
 def _split_lines(data: bytes) -> list[bytes]:
-    count = data.count(b"\n") + (not data.endswith(b"\n"))
-    if count > MAX_LINES:
+    if not data:
+        raise BodyError("the body is empty; send a JSON object on each line")
+    lines = data.removesuffix(b"\n")
+    if (count := lines.count(b"\n") + 1) > MAX_LINES:
         raise BodyError(f"the body holds {count} lines; at most {MAX_LINES} are allowed, send it in parts")
-    return data.removesuffix(b"\n").split(b"\n")
+    return lines.split(b"\n")
 
 
-async def _speak_lines(
-    engine: ProductionTTSEngine, lines: list[bytes], settings: ServerSettings, record: RequestLog
-) -> AsyncIterator[bytes]:
+async def _speak_lines(request: Request, engine: ProductionTTSEngine, lines: list[bytes]) -> AsyncIterator[bytes]:
     """Yield one line of JSON for each of `lines`; closing it cancels those that are not finished."""
     at_once = 2 * engine.num_slots
     tasks: deque[asyncio.Task[tuple[bytes, AudioResponse | None]]] = deque()
@@ -227,7 +207,7 @@ async def _speak_lines(
     try:
         while waiting or tasks:
             while waiting and len(tasks) < at_once:
-                tasks.append(asyncio.create_task(_answer_line(engine, waiting.popleft(), settings, record)))
+                tasks.append(asyncio.create_task(_answer_line(request, engine, waiting.popleft())))
             content, speech = await tasks[0]
             yield content
             tasks.popleft()
@@ -240,24 +220,23 @@ async def _speak_lines(
 
 
 async def _answer_line(
-    engine: ProductionTTSEngine, line: bytes, settings: ServerSettings, record: RequestLog
+    request: Request, engine: ProductionTTSEngine, line: bytes
 ) -> tuple[bytes, AudioResponse | None]:
     try:
         wanted = await asyncio.to_thread(lambda: replace(parse_json(line, SpeechBody).to_request(), streams=False))
-        speech = await _speak_patiently(engine, wanted, settings, record)
+        speech = await _speak_patiently(request, engine, wanted)
     except S1MiniError as error:
-        return json.dumps(describe(error, record.id)).encode() + b"\n", None
+        return json.dumps(describe(error, record_of(request).id)).encode() + b"\n", None
     return await _to_json(speech, wanted) + b"\n", speech
 
 
-async def _speak_patiently(
-    engine: ProductionTTSEngine, wanted: SpeechRequest, settings: ServerSettings, record: RequestLog
-) -> AudioResponse:
+async def _speak_patiently(request: Request, engine: ProductionTTSEngine, wanted: SpeechRequest) -> AudioResponse:
     """Speak one line; wait while the queue is full."""
+    record = record_of(request)
     for _ in range(MAX_TRIES):
         own = record.for_part()
         try:
-            speech = await speak(engine, wanted, settings=settings, record=own)
+            speech = await speak(engine, wanted, settings=request.app.state.settings, record=own)
         except (QueueFullError, BusyError, TooManyRequestsError) as error:
             if own.first_chunk is not None:
                 raise  # its own audio exceeds the limit, so a retry would fail again

@@ -24,10 +24,9 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -61,7 +60,7 @@ INFERENCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 VARIANT = "AllTraffic"
 MAX_INLINE_BYTES = 128_000
 DEFAULT_ASYNC_S = 900
-FULL = "too many invocations are waiting; try again"
+OUTPUT, FAILURE = ".out", "-error.out"  # endings of the files of asynchronous answers
 EVENT_STREAM = "application/vnd.amazon.eventstream"
 MAX_PAYLOAD_BYTES = 16 * 2**20  # limit of the strictest of AWS's decoders; that of botocore is 24 MiB
 
@@ -97,6 +96,14 @@ class AsyncCall(NamedTuple):
     name: str  # of the output, unique: clients may reuse an id
 
 
+class AwsError(Exception):
+    """An error response of the runtime: HTTP status, error type and message."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
 class LocalEndpoint:
     """An endpoint of this machine, with the asynchronous invocations that it has accepted."""
 
@@ -105,24 +112,30 @@ class LocalEndpoint:
             raise ConfigurationError(f"endpoint {name!r}: 1 to 63 letters, digits and inner hyphens are allowed")
         self.name, self.app, self.settings, self.store = name, app, settings, store
         self._tasks: set[asyncio.Task[None]] = set()
+        app.add_exception_handler(AwsError, _answer_error)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the limit of asynchronous invocations is reached."""
-        return len(self._tasks) >= self.settings.max_async
+    def check_room(self) -> None:
+        """Raise `AwsError` at the limit of asynchronous invocations."""
+        if len(self._tasks) >= self.settings.max_async:
+            raise AwsError(429, "ThrottlingException", "too many invocations are waiting; try again")
 
-    def accept(self, scope: Scope, call: AsyncCall) -> None:
+    def accept(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> None:
         """Answer an invocation in the background."""
-        gate = self.app.state.gate
-        holding = scope["state"]["record"].holding
+        gate, holding = self.app.state.gate, scope["state"]["record"].holding
         holding.set(Resource.BODY_BYTES, len(call.body), checked=False)  # `max_async` bounds their number
         gate.enter()  # shutdown waits for it
-        task = asyncio.create_task(self._answer_later(scope, call))
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            gate.leave()
+            holding.release()
+            if not task.cancelled() and (error := task.exception()) is not None:
+                fields = {"inference_id": call.inference_id}
+                logger.error("an asynchronous answer is lost", exc_info=error, extra={"fields": fields})
+
+        task = asyncio.create_task(self._answer(store, scope, call))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: gate.leave())
-        task.add_done_callback(lambda _: holding.release())
-        task.add_done_callback(partial(_log_lost, call))
+        task.add_done_callback(end)
 
     async def close(self) -> None:
         """Cancel unanswered invocations; a failure is written for each."""
@@ -130,18 +143,7 @@ class LocalEndpoint:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _answer_later(self, scope: Scope, call: AsyncCall) -> None:
-        assert self.store is not None
-        try:
-            answer = await self._answer(self.store, scope, call)
-        except asyncio.CancelledError:
-            answer = _failed(DrainingError("the server shut down before this was answered"))
-        except Exception as error:  # written as the answer
-            logger.exception("an asynchronous invocation failed")
-            answer = _failed(error)
-        await asyncio.to_thread(_keep, self.store, call.name, answer)
-
-    async def _answer(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> Answer:
+    async def _answer(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> None:
         try:
             body = call.body
             if isinstance(body, str):
@@ -149,11 +151,26 @@ class LocalEndpoint:
                 scope["state"]["record"].holding.set(Resource.BODY_BYTES, len(body))
             later = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"content-length"]}
             async with asyncio.timeout(call.allowed_s):
-                return await call_container(self.app, later, _receive_of(body))
+                answer = await call_container(self.app, later, _receive_of(body))
         except TimeoutError:
-            return _failed(RequestTimeoutError(f"the invocation took longer than {call.allowed_s:g} s"))
-        except S1MiniError as error:
-            return _failed(error)
+            answer = _failed(RequestTimeoutError(f"the invocation took longer than {call.allowed_s:g} s"))
+        except asyncio.CancelledError:
+            answer = _failed(DrainingError("the server shut down before this was answered"))
+        except Exception as error:  # written as the answer
+            if not isinstance(error, S1MiniError):
+                logger.exception("an asynchronous invocation failed")
+            answer = _failed(error)
+        await asyncio.to_thread(_keep, store, call.name, answer)
+
+
+async def _find_endpoint(name: str, request: Request) -> LocalEndpoint:
+    endpoint: LocalEndpoint = request.app.state.endpoint
+    if name != endpoint.name:
+        raise AwsError(400, "ValidationError", f"Endpoint {name[:63]!r} is not found on this machine")
+    return endpoint
+
+
+Endpoint = Annotated[LocalEndpoint, Depends(_find_endpoint)]
 
 
 async def call_container(
@@ -222,50 +239,45 @@ def _receive_of(body: bytes) -> Receive:
 
 
 @router.post("/endpoints/{name}/invocations")
-async def invoke_endpoint(name: str, request: Request) -> Response:
+async def invoke_endpoint(endpoint: Endpoint, request: Request) -> Response:
     """Answer `InvokeEndpoint` with the container's whole answer."""
-    if name != request.app.state.endpoint.name:
-        return _unknown(name)
     try:
-        answer = await call_container(request.app, request.scope, request.receive)
+        answer = await call_container(endpoint.app, request.scope, request.receive)
     except S1MiniError as error:
         answer = _failed(error)
     return Response(bytes(answer.body), headers=_returned(answer)) if answer.is_good else _model_error(answer)
 
 
 @router.post("/endpoints/{name}/invocations-response-stream")
-async def invoke_with_response_stream(name: str, request: Request) -> Response:
+async def invoke_with_response_stream(_: Endpoint) -> Response:
     """Answer `InvokeEndpointWithResponseStream` with an event for each piece of the container's answer."""
-    if name != request.app.state.endpoint.name:
-        return _unknown(name)
     return FramedAnswer()
 
 
 @router.post("/endpoints/{name}/async-invocations")
-async def invoke_endpoint_async(name: str, request: Request) -> Response:
+async def invoke_endpoint_async(endpoint: Endpoint, request: Request) -> Response:
     """Answer `InvokeEndpointAsync` with 202 and the location of the output."""
-    endpoint = request.app.state.endpoint
-    if name != endpoint.name:
-        return _unknown(name)
-    if endpoint.is_full:
-        return _aws_error(429, "ThrottlingException", {"Message": FULL})
-    call = await _read_async(request, endpoint.store)
-    if isinstance(call, str):
-        return _invalid(call)
-    holding = request.app.state.accounts.hold(record_of(request).client)
-    record = record_of(request).for_part(holding)
-    later = {**request.scope, "state": request.scope["state"] | {"record": record}}
+    endpoint.check_room()
+    store = endpoint.store
+    if store is None:
+        message = "this endpoint has no store for asynchronous invocations; start it with --async-store"
+        raise AwsError(400, "ValidationError", message)
+    call = await _read_async(request)
+    record = record_of(request)
+    own = record.for_part(request.app.state.accounts.hold(record.client))
+    later = {**request.scope, "state": request.scope["state"] | {"record": own}}
     try:
-        await asyncio.to_thread(endpoint.store.reserve, call.name)
+        await asyncio.to_thread(store.reserve, call.name)
+        endpoint.check_room()  # others may have been accepted meanwhile
     except OSError as error:
-        return _aws_error(503, "ServiceUnavailable", {"Message": f"the store cannot be written: {error.strerror}"})
-    if endpoint.is_full:  # by now
-        await asyncio.to_thread(endpoint.store.release, call.name)
-        return _aws_error(429, "ThrottlingException", {"Message": FULL})
-    endpoint.accept(later, call)
+        raise AwsError(503, "ServiceUnavailable", f"the store cannot be written: {error.strerror}") from None
+    except AwsError:
+        await asyncio.to_thread(store.release, call.name)
+        raise
+    endpoint.accept(store, later, call)
     headers = {
-        "X-Amzn-SageMaker-OutputLocation": endpoint.store.locate(output_name(call.name)),
-        "X-Amzn-SageMaker-FailureLocation": endpoint.store.locate(failure_name(call.name)),
+        "X-Amzn-SageMaker-OutputLocation": store.locate(call.name + OUTPUT),
+        "X-Amzn-SageMaker-FailureLocation": store.locate(call.name + FAILURE),
     }
     return JSONResponse({"InferenceId": call.inference_id}, 202, headers)
 
@@ -338,54 +350,38 @@ def model_stream_error(error: Exception) -> bytes:
     return encode_message(headers, json.dumps({"Message": message, "ErrorCode": code}).encode())
 
 
-def output_name(name: str) -> str:
-    """Return the file name of an asynchronous answer."""
-    return f"{name}.out"
-
-
-def failure_name(name: str) -> str:
-    """Return the file name of an asynchronous failure."""
-    return f"{name}-error.out"
-
-
-def _log_lost(call: AsyncCall, task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        fields = {"inference_id": call.inference_id}
-        logger.error("an asynchronous answer is lost", exc_info=error, extra={"fields": fields})
-
-
 def _keep(store: AsyncStore, name: str, answer: Answer) -> None:
     """Write an answer; if that fails, write a failure to the reserved space."""
     kind = answer.headers.get("content-type", "application/octet-stream")
     try:
         try:
-            store.write((output_name if answer.is_good else failure_name)(name), bytes(answer.body), kind)
+            store.write(name + (OUTPUT if answer.is_good else FAILURE), bytes(answer.body), kind)
         except OSError as error:
             logger.warning("an asynchronous answer cannot be written: %s", error)
             lost = _failed(StorageError(f"the answer cannot be kept: {error.strerror}"))
-            told = lost if answer.is_good else answer
-            store.write_reserved(name, failure_name(name), bytes(told.body), told.headers["content-type"])
+            failure = lost if answer.is_good else answer
+            store.write_reserved(name, name + FAILURE, bytes(failure.body), failure.headers["content-type"])
     finally:
         store.release(name)
 
 
-async def _read_async(request: Request, store: AsyncStore | None) -> AsyncCall | str:
-    """Read an asynchronous invocation; return a message if it is invalid."""
+async def _read_async(request: Request) -> AsyncCall:
+    """Read an asynchronous invocation. Raises `AwsError` if it is invalid."""
     inference_id = request.headers.get(_HEADER + "inference-id") or str(uuid.uuid4())
     allowed = request.headers.get(_HEADER + "invocationtimeoutseconds", str(DEFAULT_ASYNC_S))
     body, location = await request.body(), request.headers.get(_HEADER + "inputlocation")
-    complaint = None
-    if store is None:
-        complaint = "this endpoint has no store for asynchronous invocations; start it with --async-store"
-    elif not INFERENCE_ID.fullmatch(inference_id):
-        complaint = "InferenceId: 1 to 64 letters, digits, - and _ are allowed"
+    fault = None
+    if not INFERENCE_ID.fullmatch(inference_id):
+        fault = "InferenceId: 1 to 64 letters, digits, - and _ are allowed"
     elif not (re.fullmatch(r"[0-9]{1,4}", allowed) and 1 <= int(allowed) <= MAX_ASYNC_S):
-        complaint = f"InvocationTimeoutSeconds: a whole number from 1 to {MAX_ASYNC_S} is needed"
+        fault = f"InvocationTimeoutSeconds: a whole number from 1 to {MAX_ASYNC_S} is needed"
     elif bool(body) == bool(location):
-        complaint = "give either InputLocation or Body"
+        fault = "give either InputLocation or Body"
     elif len(body) > MAX_INLINE_BYTES:
-        complaint = f"Body has {len(body)} bytes; at most {MAX_INLINE_BYTES} are allowed, use InputLocation"
-    return complaint or AsyncCall(location or body, inference_id, float(allowed), str(uuid.uuid4()))
+        fault = f"Body has {len(body)} bytes; at most {MAX_INLINE_BYTES} are allowed, use InputLocation"
+    if fault is not None:
+        raise AwsError(400, "ValidationError", fault)
+    return AsyncCall(location or body, inference_id, float(allowed), str(uuid.uuid4()))
 
 
 def _returned(answer: Answer) -> dict[str, str]:
@@ -394,28 +390,21 @@ def _returned(answer: Answer) -> dict[str, str]:
 
 
 def _failed(error: Exception) -> Answer:
-    told = json.dumps(describe(error, None)).encode()
-    return Answer(row_of(error).status, {"content-type": "application/json"}, bytearray(told))
+    content = json.dumps(describe(error, None)).encode()
+    return Answer(row_of(error).status, {"content-type": "application/json"}, bytearray(content))
 
 
 def _model_error(answer: Answer) -> Response:
-    said = answer.body.decode(errors="replace")
+    message = answer.body.decode(errors="replace")
     content = {
-        "Message": f"Received client error ({answer.status}) from {VARIANT} with message {said!r}.",
+        "Message": f"Received client error ({answer.status}) from {VARIANT} with message {message!r}.",
         "OriginalStatusCode": answer.status,
-        "OriginalMessage": said,
+        "OriginalMessage": message,
         "LogStreamArn": "",
     }
-    return _aws_error(424, "ModelError", content)
+    return JSONResponse(content, 424, {"x-amzn-errortype": "ModelError"})
 
 
-def _unknown(name: str) -> Response:
-    return _invalid(f"Endpoint {name[:63]!r} is not found on this machine")
-
-
-def _invalid(message: str) -> Response:
-    return _aws_error(400, "ValidationError", {"Message": message})
-
-
-def _aws_error(status: int, kind: str, content: dict[str, Any]) -> Response:
-    return JSONResponse(content, status, {"x-amzn-errortype": kind})
+async def _answer_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, AwsError)
+    return JSONResponse({"Message": str(error)}, error.status, {"x-amzn-errortype": error.kind})
