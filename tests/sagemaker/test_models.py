@@ -67,3 +67,10 @@ def test_a_folder_without_a_checkpoint_leaves_nothing_loaded(http: httpx2.Client
 
     assert answer.status_code >= 400
     assert http.get("/models/broken").status_code == 404
+
+
+@pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "x"}, {"next_page_token": "-1"}])
+def test_a_page_that_cannot_be_is_refused_by_its_field(http: httpx2.Client, query: dict[str, str]) -> None:
+    answer = http.get("/models", params=query)
+
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, *query)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.sagemaker import invocations, local_endpoint, models
@@ -49,19 +49,15 @@ def make_container_app(
     if endpoint is not None:
         app.state.endpoint = LocalEndpoint(endpoint, app, container, store)
         app.include_router(local_endpoint.router)
-    app.router.lifespan_context = _closing(app.router.lifespan_context)
-    return app
+    live = app.router.lifespan_context
 
-
-def _closing(live: Any) -> Any:
     @asynccontextmanager
     async def closing(app: FastAPI) -> AsyncIterator[Any]:
-        async with live(app) as state:
-            try:
-                yield state
-            finally:
-                if app.state.endpoint is not None:
-                    await app.state.endpoint.close()
-                await app.state.hosted.close()
+        async with live(app) as state, AsyncExitStack() as stack:
+            stack.push_async_callback(app.state.hosted.close)
+            if app.state.endpoint is not None:
+                stack.push_async_callback(app.state.endpoint.close)
+            yield state
 
-    return closing
+    app.router.lifespan_context = closing
+    return app

@@ -1,7 +1,4 @@
-"""Where asynchronous invocations read and write: a folder of this machine, or S3. Blocking calls.
-
-A folder returns `file://` locations and reads only files inside it.
-"""
+"""Inputs and answers of asynchronous invocations: in a folder of this machine, or on S3. Blocking calls."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _S3 = re.compile(rf"s3://({BUCKET})/(.*)", re.DOTALL)
 
 
 class AsyncStore:
-    """A store of the local endpoint. One that never runs full need not reserve space."""
+    """A store of the local endpoint. Only one that may run full reserves space."""
 
     def read(self, location: str, max_bytes: int) -> bytes:
         """Return the input at `location`. Raises `BodyError` or `BodyTooLargeError`."""
@@ -59,7 +56,7 @@ def open_store(place: str) -> AsyncStore:
 
 
 class FolderStore(AsyncStore):
-    """A folder with inputs and answers."""
+    """A folder; its locations are `file://`, and it reads only files inside it."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -74,14 +71,19 @@ class FolderStore(AsyncStore):
 
     def read(self, location: str, max_bytes: int) -> bytes:
         """Read a `file://` location, or a path relative to the folder."""
-        path = self._path_of(location)
         try:
-            size = path.stat().st_size
-            if size > max_bytes:
-                raise BodyTooLargeError(max_bytes)
-            return path.read_bytes()
-        except (OSError, ValueError):
+            parts = urlsplit(location)
+            path = (self._directory / local_path(parts.path)).resolve()
+            is_inside = path.is_relative_to(self._directory) and path.is_file()
+            if parts.scheme not in ("", "file") or parts.netloc or not is_inside:
+                raise BodyError(f"the input {location[:200]!r} is no file in the folder {self._directory}")
+            with path.open("rb") as file:
+                content = file.read(max_bytes + 1)
+        except (OSError, ValueError):  # half an address, too
             raise BodyError(f"the input {location[:200]!r} cannot be read") from None
+        if len(content) > max_bytes:
+            raise BodyTooLargeError(max_bytes)
+        return content
 
     def locate(self, name: str) -> str:
         """Return a `file://` location."""
@@ -97,13 +99,7 @@ class FolderStore(AsyncStore):
 
     def write(self, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002 - a folder keeps no types
         """Write a file."""
-        path = self._directory / name
-        temporary = path.with_name(f".{name}.tmp")
-        try:
-            temporary.write_bytes(content)
-            files.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        files.publish(self._directory / name, content)
 
     def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
         """Overwrite the reserved file, which needs no more space, and rename it."""
@@ -119,22 +115,6 @@ class FolderStore(AsyncStore):
 
     def _reserved(self, name: str) -> Path:
         return self._directory / f".{name}.reserved"
-
-    def _path_of(self, location: str) -> Path:
-        try:
-            parts = urlsplit(location)
-        except ValueError:  # half an address
-            parts = urlsplit("")
-        if parts.scheme not in ("", "file") or parts.netloc:
-            raise BodyError(f"the input {location[:200]!r} is not in this store; it is the folder {self._directory}")
-        try:
-            path = (self._directory / local_path(parts.path)).resolve()
-            is_inside = path.is_relative_to(self._directory) and path.is_file()
-        except (OSError, ValueError):
-            is_inside = False
-        if not is_inside:
-            raise BodyError(f"the input {location[:200]!r} is no file in the folder {self._directory}")
-        return path
 
 
 def local_path(path: str, *, is_windows: bool = os.name == "nt") -> str:
@@ -156,11 +136,11 @@ class S3Store(AsyncStore):
 
     def read(self, location: str, max_bytes: int) -> bytes:
         """Read an `s3://` location."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
         match = _S3.fullmatch(location)
         if match is None:
             raise BodyError(f"the input {location[:200]!r} is not s3://bucket/key")
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             found = self._client.get_object(Bucket=match[1], Key=match[2])
         except (BotoCoreError, ClientError, OSError, ValueError) as error:  # the last two: of providers of credentials

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import httpx
 
@@ -57,18 +57,11 @@ class Ending(NamedTuple):
     creation_flags: int
 
 
-def ending_of(system: str) -> Ending:
-    """Return how to end a process on `system` (`os.name`).
-
-    On Windows SIGTERM kills a process. It can handle Ctrl-Break, in a process group of its own.
-    """
-    if system == "nt":
-        ctrl_break_event, create_new_process_group = 1, 0x200  # Python has these names on Windows only
-        return Ending("Ctrl-Break", ctrl_break_event, create_new_process_group)
-    return Ending("SIGTERM", signal.SIGTERM, 0)
-
-
-ENDING = ending_of(os.name)
+# On Windows SIGTERM kills a process, but it can handle Ctrl-Break in a process group of its own. The numbers are
+# signal.CTRL_BREAK_EVENT and subprocess.CREATE_NEW_PROCESS_GROUP, which Python has on Windows only.
+CTRL_BREAK = Ending("Ctrl-Break", 1, 0x200)
+SIGTERM = Ending("SIGTERM", signal.SIGTERM, 0)
+ENDING = CTRL_BREAK if os.name == "nt" else SIGTERM
 
 
 class _Answer(NamedTuple):
@@ -91,30 +84,29 @@ def check_contract(artifact: Path, *, device: str | None = None) -> Iterator[Ste
         else:
             manifest = unpack_archive(artifact, model)
         size = sum(content.size for content in manifest.files.values())
-        told = (
-            f"{len(manifest.files)} files, {size / 1e6:,.0f} MB, each as its manifest says: unpacked to /opt/ml/model"
-        )
-        yield Step("unpack", True, told)
-        with _container(Path(base), device) as (process, port, log):
-            yield from _try_container(process, port, log)
+        files = f"{len(manifest.files)} files, {size / 1e6:,.0f} MB"
+        yield Step("unpack", True, f"{files}, each as its manifest says: unpacked to /opt/ml/model")
+        with _container(Path(base), device) as (process, client, log):
+            yield from _try_container(process, client, log)
 
 
-def _try_container(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> Iterator[Step]:
+def _try_container(process: subprocess.Popen[bytes], client: httpx.Client, log: IO[bytes]) -> Iterator[Step]:
     began = time.monotonic()
-    started = _wait_for_ping(process, port)
-    taken = time.monotonic() - began
-    if not started:
+    if not _wait_for_ping(process, client):
         end = f"ended with exit code {process.returncode}" if process.poll() is not None else "gave no 200"
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
         told = f"it {end} within {STARTUP_S:.0f} s: the endpoint would be Failed. The end of its log:"
-        yield Step("start", False, f"{told}\n{_tail(log)}")
+        yield Step("start", False, f"{told}\n{log.read().decode(errors='replace')}")
         return
+    taken = time.monotonic() - began
     yield Step("start", True, f"/ping was 200 after {taken:.1f} s of {STARTUP_S:.0f}: the endpoint would be InService")
-    speech = {"text": TEXT, "seed": 1, "max_new_tokens": 64}
-    yield _judge("ping", _ask(port, "GET", "/ping"), PING_S, "an instance that is healthy")
-    yield _judge("invoke", _invoke(port, speech, "audio/wav"), INVOKE_S, "InvokeEndpoint gives it", starts=b"RIFF")
-    yield _stream(_invoke(port, speech | {"stream": True}, "audio/pcm"))
-    yield _mistake(_invoke(port, {"text": ""}, "audio/wav"))
-    yield _judge("batch transform", _ask(port, "GET", "/execution-parameters"), PING_S, "batch transform asks this")
+    speech: dict[str, object] = {"text": TEXT, "seed": 1, "max_new_tokens": 64}
+    yield _judge("ping", _call(client, "/ping"), PING_S, "an instance that is healthy")
+    wav = _call(client, "/invocations", speech, "audio/wav")
+    yield _judge("invoke", wav, INVOKE_S, "InvokeEndpoint gives it", starts=b"RIFF")
+    yield _stream(_call(client, "/invocations", speech | {"stream": True}, "audio/pcm"))
+    yield _mistake(_call(client, "/invocations", {"text": ""}, "audio/wav"))
+    yield _judge("batch transform", _call(client, "/execution-parameters"), PING_S, "batch transform asks this")
     yield stop(process, ENDING)
 
 
@@ -122,24 +114,23 @@ def _judge(name: str, answer: _Answer, limit_s: float, outcome: str, *, starts: 
     seen = f"{answer.status}, {len(answer.body):,} bytes, {answer.whole_s:.2f} s of {limit_s:.0f}"
     fits = len(answer.body) <= MAX_ANSWER_BYTES and answer.whole_s <= limit_s
     passed = answer.status == 200 and fits and answer.body.startswith(starts)
-    return Step(name, passed, f"{seen}: {outcome}" if passed else f"{seen}: the caller would get a ModelError (424)")
+    return Step(name, passed, f"{seen}: {outcome if passed else 'the caller would get a ModelError (424)'}")
 
 
 def _stream(answer: _Answer) -> Step:
-    passed = answer.status == 200 and len(answer.body) > 0
     seen = f"{answer.status}, first byte after {answer.first_byte_s:.2f} s"
     seen += f", all {len(answer.body):,} after {answer.whole_s:.2f}"
+    passed = answer.status == 200 and len(answer.body) > 0
     return Step("stream", passed, f"{seen}: InvokeEndpointWithResponseStream gives it in parts")
 
 
 def _mistake(answer: _Answer) -> Step:
     try:
-        message = json.loads(answer.body)
+        is_json = json.loads(answer.body) is not None
     except ValueError:
-        message = None
-    passed = 400 <= answer.status < 500 and message is not None
+        is_json = False
     told = f"{answer.status} as JSON: a ModelError (424) with OriginalStatusCode {answer.status}"
-    return Step("a caller's mistake", passed, told)
+    return Step("a caller's mistake", 400 <= answer.status < 500 and is_json, told)
 
 
 def stop(process: subprocess.Popen[bytes], ending: Ending) -> Step:
@@ -155,9 +146,8 @@ def stop(process: subprocess.Popen[bytes], ending: Ending) -> Step:
         return Step("stop", False, f"still there {STOP_S:.0f} s after {ending.name}: it would be killed")
     ended = time.monotonic() - began
     told = f"exit code {code}, {ended:.1f} s after {ending.name} of {STOP_S:.0f}"
-    return Step(
-        "stop", code == 0, f"{told}: {'scaled in cleanly' if code == 0 else 'what was being said would be lost'}"
-    )
+    outcome = "scaled in cleanly" if code == 0 else "requests in progress would be lost"
+    return Step("stop", code == 0, f"{told}: {outcome}")
 
 
 def _place(folder: Path, model: Path) -> None:
@@ -168,8 +158,8 @@ def _place(folder: Path, model: Path) -> None:
 
 
 @contextmanager
-def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Popen[bytes], int, IO[bytes]]]:
-    """Run the image's process on a free local port."""
+def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client, IO[bytes]]]:
+    """Run the image's process on a free local port; yield it with a client and its log."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -177,7 +167,11 @@ def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Pope
     kept["PYTHONPATH"] = str(Path(s1_mini.__file__).parents[1])  # this very engine
     told = {BASE: str(base), "SAGEMAKER_BIND_TO_PORT": str(port), "S1_MINI_SERVER_HOST": "127.0.0.1"}
     told |= {} if device is None else {"S1_MINI_DEVICE": device}
-    with tempfile.TemporaryFile() as log:
+    url = f"http://127.0.0.1:{port}"
+    with (
+        tempfile.TemporaryFile() as log,
+        httpx.Client(base_url=url, timeout=INVOKE_S, trust_env=False, verify=False) as client,  # noqa: S501 - no TLS
+    ):
         process = subprocess.Popen(
             [sys.executable, "-m", "s1_mini", "serve"],
             env=container_environment(kept | told),
@@ -188,38 +182,28 @@ def _container(base: Path, device: str | None) -> Iterator[tuple[subprocess.Pope
             creationflags=ENDING.creation_flags,
         )
         try:
-            yield process, port, log
+            yield process, client, log
         finally:
             process.kill()
             process.wait()
 
 
-def _tail(log: IO[bytes]) -> str:
-    log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
-    return log.read().decode(errors="replace")
-
-
-def _wait_for_ping(process: subprocess.Popen[bytes], port: int) -> bool:
+def _wait_for_ping(process: subprocess.Popen[bytes], client: httpx.Client) -> bool:
     ends = time.monotonic() + STARTUP_S
     while time.monotonic() < ends and process.poll() is None:
         with suppress(httpx.TransportError):
-            if _ask(port, "GET", "/ping").status == 200:
+            if client.get("/ping").status_code == 200:
                 return True
         time.sleep(0.1)
     return False
 
 
-def _invoke(port: int, body: dict[str, object], accept: str) -> _Answer:
-    return _ask(port, "POST", "/invocations", json=body, headers={"Accept": accept})
-
-
-def _ask(port: int, method: str, path: str, **request: Any) -> _Answer:
+def _call(client: httpx.Client, path: str, body: dict[str, object] | None = None, accept: str = "*/*") -> _Answer:
     began = time.monotonic()
-    url = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=url, timeout=INVOKE_S, trust_env=False, verify=False) as client:  # noqa: S501 - no TLS
-        with client.stream(method, path, **request) as response:
-            parts = response.iter_raw()
-            content = next(parts, b"")
-            first = time.monotonic() - began
-            content += b"".join(parts)
-        return _Answer(response.status_code, content, first, time.monotonic() - began)
+    method = "GET" if body is None else "POST"
+    with client.stream(method, path, json=body, headers={"Accept": accept, "Connection": "close"}) as response:
+        parts = response.iter_raw()
+        content = next(parts, b"")
+        first_s = time.monotonic() - began
+        content += b"".join(parts)
+    return _Answer(response.status_code, content, first_s, time.monotonic() - began)

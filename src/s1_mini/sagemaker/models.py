@@ -1,7 +1,7 @@
 """`/models…`, the contract of a multi-model container: several checkpoints in one process, within one memory budget.
 
-Each has an engine of its own beside the one that is always loaded. The registry belongs to the event loop's thread;
-loading and unloading happen in other threads.
+Each model has an engine of its own beside the one that is always loaded. The registry belongs to the event loop's
+thread; loading and unloading happen in other threads.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from s1_mini.config import EngineConfig
@@ -105,16 +107,13 @@ class HostedModels:
             raise InvalidError("model_name", f"{name[:128]!r}; 1 to 128 of A-Z, a-z, 0-9, ., - and _ are allowed")
         if name in self._hosted or name in self._reserved:
             raise ModelLoadedError(f"the model {name!r} is loaded already; unload it first")
-        directory = self._directory(url)
-        num_bytes = measure(directory) + round(self._settings.models_kv_mb * 1e6)
+        directory, kv_bytes = self._directory(url), self._settings.models_kv_mb * 1e6
+        num_bytes = measure(directory) + round(kv_bytes)
         self._check_memory(num_bytes)
-        self._reserved[name] = num_bytes
-        try:
-            update = {"checkpoint_path": directory, "kv_cache_gb": self._settings.models_kv_mb * 1e6 / GB}
+        update = {"checkpoint_path": directory, "kv_cache_gb": kv_bytes / GB}
+        with self._reserving(name, num_bytes):
             hosted = Hosted(name, url, num_bytes, ProductionTTSEngine(self._config.model_copy(update=update)))
             await asyncio.to_thread(hosted.engine.start)
-        finally:
-            del self._reserved[name]
         self._hosted[name] = hosted
         logger.info("model loaded", extra={"fields": {"event": "model_loaded", "model": name, "bytes": num_bytes}})
         return hosted
@@ -123,17 +122,22 @@ class HostedModels:
         """Unload a model after its current requests. Raises `ModelNotFoundError`."""
         hosted = self.get(name)
         del self._hosted[name]
-        self._reserved[name] = hosted.num_bytes  # until its memory is free
-        try:
+        with self._reserving(name, hosted.num_bytes):  # until its memory is free
             await asyncio.to_thread(hosted.engine.stop, timeout_s=UNLOAD_S)
-        finally:
-            del self._reserved[name]
 
     async def close(self) -> None:
         """Unload all models at once."""
         hosted, self._hosted = list(self._hosted.values()), {}
         for each in hosted:
             await asyncio.to_thread(each.engine.stop, drain=False)
+
+    @contextmanager
+    def _reserving(self, name: str, num_bytes: int) -> Iterator[None]:
+        self._reserved[name] = num_bytes
+        try:
+            yield
+        finally:
+            del self._reserved[name]
 
     def _check_memory(self, num_bytes: int) -> None:
         taken = sum(each.num_bytes for each in self._hosted.values()) + sum(self._reserved.values())
@@ -178,14 +182,14 @@ async def load_model(request: Request) -> dict[str, Any]:
 
 
 @router.get("/models")
-async def list_models(request: Request) -> dict[str, Any]:
+async def list_models(
+    request: Request, limit: Annotated[int, Query(ge=1)] = PAGE, next_page_token: Annotated[int, Query(ge=0)] = 0
+) -> dict[str, Any]:
     """List the loaded models, `limit` of them from `next_page_token` on."""
-    limit = _number(request, "limit", PAGE, 1)
-    start = _number(request, "next_page_token", 0, 0)
-    hosted = request.app.state.hosted.list()
-    page: dict[str, Any] = {"models": [each.describe() for each in hosted[start : start + limit]]}
-    if start + limit < len(hosted):
-        page["nextPageToken"] = str(start + limit)
+    hosted, end = request.app.state.hosted.list(), next_page_token + limit
+    page: dict[str, Any] = {"models": [each.describe() for each in hosted[next_page_token:end]]}
+    if end < len(hosted):
+        page["nextPageToken"] = str(end)
     return page
 
 
@@ -207,12 +211,3 @@ async def unload_model(name: str, request: Request) -> Response:
 async def invoke_model(name: str, request: Request) -> Response:
     """Speak with one model; 404 if it is not loaded."""
     return await invocations.answer(request, request.app.state.hosted.find(name).engine)
-
-
-def _number(request: Request, name: str, default: int, least: int) -> int:
-    given = request.query_params.get(name)
-    if given is None:
-        return default
-    if not (given.isascii() and given.isdigit() and len(given) <= 9 and int(given) >= least):
-        raise InvalidError(name, f"{given[:40]!r} is not a whole number from {least} on")
-    return int(given)

@@ -1,8 +1,7 @@
 """Sticky sessions: a reference is sent once and then used by the session's id. Bounded in number, size and time.
 
 At a limit, a new session replaces the least recently used ones, first those of the client with the most sessions.
-
-SageMaker sends requests of one session to one instance, so they live in the memory of this process and nowhere else.
+SageMaker sends the requests of one session to one instance, so sessions live in the memory of this process only.
 """
 
 from __future__ import annotations
@@ -47,11 +46,6 @@ class Session:
     reference_audio: bytes | None = None
     reference_text: str | None = None
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of its recording."""
-        return len(self.reference_audio or b"")
-
     def complete(self, request: SpeechRequest) -> SpeechRequest:
         """Return `request` with the session's voice, unless it names one."""
         if request.speech.voice is not None or request.speech.references:
@@ -91,16 +85,15 @@ class Sessions:
     ) -> Session:
         """Open a session, closing others to make room. Raises `SessionsFullError` for a recording that never fits."""
         self._expire()
-        allowed = self._settings
-        ends = self._clock() + allowed.session_s
-        session = Session(secrets.token_hex(16) + self._suffix, ends, voice, reference_audio, reference_text)
-        max_bytes = self._accounts.limits[Resource.STICKY_BYTES]
-        if session.num_bytes > max_bytes:
-            raise SessionsFullError(f"The recording has {session.num_bytes:,} bytes; sessions may hold {max_bytes:,}.")
-        while self._accounts.total(Resource.STICKY_BYTES) + session.num_bytes > max_bytes:
+        num_bytes, max_bytes = len(reference_audio or b""), self._accounts.limits[Resource.STICKY_BYTES]
+        if num_bytes > max_bytes:
+            raise SessionsFullError(f"The recording has {num_bytes:,} bytes; sessions may hold {max_bytes:,}.")
+        while self._accounts.total(Resource.STICKY_BYTES) + num_bytes > max_bytes:
             self._pool.evict_one(Resource.STICKY_BYTES)
+        ends = self._clock() + self._settings.session_s
+        session = Session(secrets.token_hex(16) + self._suffix, ends, voice, reference_audio, reference_text)
         holding = self._accounts.hold(client)
-        holding.set(Resource.STICKY_BYTES, session.num_bytes, checked=False)
+        holding.set(Resource.STICKY_BYTES, num_bytes, checked=False)
         self._pool.add(session.id, client)
         self._sessions[session.id] = session, holding
         return session
@@ -116,8 +109,7 @@ class Sessions:
 
     def close(self, session_id: str) -> None:
         """End a session. Raises `SessionNotFoundError`."""
-        self._pool.remove(self.get(session_id).id)
-        self._forget(session_id)
+        self._end(self.get(session_id).id)
 
     def new_header(self, session: Session) -> str:
         """Return the header value that announces a new session to its client."""
@@ -127,8 +119,11 @@ class Sessions:
     def _expire(self) -> None:
         now = self._clock()
         for session in [each for each, _ in self._sessions.values() if each.ends <= now]:
-            self._pool.remove(session.id)
-            self._forget(session.id)
+            self._end(session.id)
+
+    def _end(self, session_id: str) -> None:
+        self._pool.remove(session_id)
+        self._forget(session_id)
 
     def _forget(self, session_id: str) -> None:
         _, holding = self._sessions.pop(session_id)

@@ -186,7 +186,8 @@ def _allowed_methods(request: Request) -> str:
 
 def _translate_validation(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the framework's signature
     assert isinstance(error, RequestValidationError)
-    raise from_validation(error.errors())
+    problems = [{**problem, "loc": problem["loc"][1:]} for problem in error.errors()]  # without "query" or "path"
+    raise from_validation(problems)
 
 
 class AccessLogMiddleware:
