@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +70,18 @@ class Uploader:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         size = path.stat().st_size
+        options: dict[str, Any] = {"Metadata": {HASH: sha256}, "ChecksumAlgorithm": "SHA256"}
+        if self.kms_key is not None:
+            options |= {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self.kms_key}
         if self._is_there(bucket, key, sha256):
             progress(size)
-            return
-        if size <= self.part_bytes:
-            content = path.read_bytes()
-            told = self._told(sha256) | {"ChecksumSHA256": _sum(content)}
-            self.client.put_object(Bucket=bucket, Key=key, Body=content, IfNoneMatch="*", **told)
-            progress(size)
+        elif size > self.part_bytes:
+            self._send_parts(path, bucket, key, options, progress)
         else:
-            self._send_parts(path, bucket, key, sha256, progress)
+            content = path.read_bytes()
+            options |= {"Body": content, "ChecksumSHA256": _sum(content)}
+            self.client.put_object(Bucket=bucket, Key=key, IfNoneMatch="*", **options)
+            progress(size)
 
     def _is_there(self, bucket: str, key: str, sha256: str) -> bool:
         """Return whether this content exists. Raises `UploadError` if other content does."""
@@ -97,36 +98,41 @@ class Uploader:
             f"s3://{bucket}/{key} is there already, with other content, and is never written over; name a new prefix"
         )
 
-    def _told(self, sha256: str) -> dict[str, Any]:
-        told: dict[str, Any] = {"Metadata": {HASH: sha256}, "ChecksumAlgorithm": "SHA256"}
-        return told if self.kms_key is None else told | {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self.kms_key}
-
-    def _send_parts(self, path: Path, bucket: str, key: str, sha256: str, progress: Progress) -> None:
+    def _send_parts(self, path: Path, bucket: str, key: str, options: dict[str, Any], progress: Progress) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
 
         size = path.stat().st_size
         part_bytes = max(self.part_bytes, -(-size // MAX_PARTS))
-        upload = (
-            self._find_upload(path, bucket, key)
-            or self.client.create_multipart_upload(Bucket=bucket, Key=key, **self._told(sha256))["UploadId"]
-        )
+        count = -(-size // part_bytes)
+        upload = self._find_upload(path, bucket, key)
+        if upload is None:
+            upload = self.client.create_multipart_upload(Bucket=bucket, Key=key, **options)["UploadId"]
         named = {"Bucket": bucket, "Key": key, "UploadId": upload}
         pages = self.client.get_paginator("list_parts").paginate(**named)
         arrived = {part["PartNumber"]: part for page in pages for part in page.get("Parts", [])}
-        sent: dict[int, dict[str, Any]] = {}
+
+        def send(number: int) -> dict[str, Any]:
+            with path.open("rb") as file:
+                file.seek((number - 1) * part_bytes)
+                content = file.read(part_bytes)
+            part, checksum = arrived.get(number), _sum(content)
+            if part is None or not _is_same(part, content, checksum):
+                told = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
+                part = self.client.upload_part(**named, **told, PartNumber=number, Body=content)
+            return {"PartNumber": number, "ETag": part["ETag"], "ChecksumSHA256": checksum}
+
+        parts: list[dict[str, Any]] = []
         try:
-            for number, part in self._each_part(path, part_bytes, named, arrived):
-                sent[number] = part
-                progress(min(part_bytes, size - (number - 1) * part_bytes))
-            parts = [sent[number] for number in sorted(sent)]
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                for part in pool.map(send, range(1, count + 1)):  # a failure cancels the parts that have not begun
+                    progress(min(part_bytes, size - len(parts) * part_bytes))
+                    parts.append(part)
             self.client.complete_multipart_upload(**named, IfNoneMatch="*", MultipartUpload={"Parts": parts})
-        except (BotoCoreError, ClientError, OSError, UploadError) as error:
-            total = -(-size // part_bytes)
-            left = (
-                f"{len(sent)} of {total} parts of s3://{bucket}/{key} are there; run the same again to go on, or drop "
+        except (BotoCoreError, ClientError, OSError) as error:
+            error.add_note(
+                f"{len(parts)} of {count} parts of s3://{bucket}/{key} are there; run the same again to go on, or drop "
+                f"them: aws s3api abort-multipart-upload --bucket {bucket} --key {key} --upload-id {upload}"
             )
-            left += f"them: aws s3api abort-multipart-upload --bucket {bucket} --key {key} --upload-id {upload}"
-            error.add_note(left)
             raise
 
     def _find_upload(self, path: Path, bucket: str, key: str) -> str | None:
@@ -140,25 +146,6 @@ class Uploader:
             if one["Key"] == key and one["Initiated"].timestamp() > written
         ]
         return max(begun)[1] if begun else None
-
-    def _each_part(
-        self, path: Path, part_bytes: int, named: dict[str, str], arrived: dict[int, dict[str, Any]]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Upload missing parts, a few at a time; yield each part's number and its entry in the final request."""
-
-        def send(part: tuple[int, bytes]) -> tuple[int, dict[str, Any]]:
-            number, content = part
-            known, checksum = arrived.get(number), _sum(content)
-            if known is None or not _is_same(known, content, checksum):
-                known = self.client.upload_part(
-                    **named, PartNumber=number, Body=content, ChecksumAlgorithm="SHA256", ChecksumSHA256=checksum
-                )
-            return number, {"PartNumber": number, "ETag": known["ETag"], "ChecksumSHA256": checksum}
-
-        with path.open("rb") as file, ThreadPoolExecutor(AT_ONCE) as pool:
-            parts = enumerate(iter(lambda: file.read(part_bytes), b""), 1)
-            while group := list(islice(parts, AT_ONCE)):
-                yield from pool.map(send, group)
 
 
 def _is_same(part: dict[str, Any], content: bytes, checksum: str) -> bool:
