@@ -1,4 +1,4 @@
-"""What everything that asks AWS shares: clients, places on S3, and failures as sentences. Knows no endpoint.
+"""Clients of AWS, places on S3 and error messages. Knows no endpoint.
 
 boto3 is loaded when a client is made.
 """

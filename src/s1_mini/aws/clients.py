@@ -1,4 +1,4 @@
-"""boto3's clients, each made when it is first needed: how long they wait, how often they try again, where they are."""
+"""boto3's clients, created on first use, with our timeouts and retries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from s1_mini.version import __version__
 
 
 class Clients:
-    """Clients of one account and region. boto3 finds credentials, region and endpoints where it always does."""
+    """Clients of one account and region; boto3 finds credentials, region and endpoints as usual."""
 
     def __init__(self, region: str | None = None, profile: str | None = None) -> None:
         require("aws", "what asks AWS")
@@ -27,7 +27,6 @@ class Clients:
 
     @property
     def region(self) -> str | None:
-        """The region, if one is set."""
         return self._session.region_name
 
     def __getitem__(self, service: str) -> Any:

@@ -21,14 +21,13 @@ class S3Place:
 
     @classmethod
     def parse(cls, text: str) -> S3Place:
-        """Read `s3://bucket/prefix`. Raises `ConfigurationError`."""
+        """Parse `s3://bucket/prefix`. Raises `ConfigurationError`."""
         match = _PLACE.fullmatch(text)
         if match is None or "//" in f"/{match[2] or ''}" or len(text.encode()) > MAX_KEY_BYTES:
             raise ConfigurationError(f"{text[:200]!r} is not s3://bucket/prefix")
         return cls(match[1], (match[2] or "").strip("/"))
 
     def join(self, name: str) -> str:
-        """Give the key of `name` below this place."""
         return f"{self.key}/{name}" if self.key else name
 
     def __str__(self) -> str:
@@ -36,6 +35,6 @@ class S3Place:
 
 
 def split_location(location: str) -> tuple[str, str]:
-    """Give bucket and key of an `s3://` location that AWS has given or will judge itself, as they stand in it."""
+    """Return bucket and key of an `s3://` location, unchecked: AWS returned it or checks it."""
     bucket, _, key = location.removeprefix("s3://").partition("/")
     return bucket, key

@@ -64,7 +64,6 @@ def open_checkpoint(config: EngineConfig, *, with_weights: bool = True) -> Check
 
 
 def is_packaged(directory: Path) -> bool:
-    """Whether a directory has a manifest."""
     return os.path.lexists(directory / manifest_file.NAME)
 
 
@@ -181,7 +180,6 @@ class _Unpacked:
         self._file, self._left = file, 0
 
     def allow(self, num_bytes: int) -> None:
-        """Allow reading this many bytes from now on, and a block more."""
         self._left = num_bytes + _BLOCK_BYTES
 
     def read(self, size: int) -> bytes:

@@ -86,7 +86,6 @@ class FolderStore(AsyncStore):
         return content
 
     def locate(self, name: str) -> str:
-        """Return a `file://` location."""
         return (self._directory / name).as_uri()
 
     def reserve(self, name: str) -> None:
@@ -98,7 +97,6 @@ class FolderStore(AsyncStore):
             raise
 
     def write(self, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002 - a folder keeps no types
-        """Write a file."""
         files.publish(self._directory / name, content)
 
     def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
@@ -110,7 +108,6 @@ class FolderStore(AsyncStore):
         files.replace(path, self._directory / name)
 
     def release(self, reserved: str) -> None:
-        """Delete the reserved file, unless it was used."""
         self._reserved(reserved).unlink(missing_ok=True)
 
     def _reserved(self, name: str) -> Path:
@@ -135,7 +132,6 @@ class S3Store(AsyncStore):
             self._client = Clients()["s3"]
 
     def read(self, location: str, max_bytes: int) -> bytes:
-        """Read an `s3://` location."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         match = _S3.fullmatch(location)
@@ -151,10 +147,8 @@ class S3Store(AsyncStore):
         return content
 
     def locate(self, name: str) -> str:
-        """Return an `s3://` location."""
         return f"s3://{self._place.bucket}/{self._place.join(name)}"
 
     def write(self, name: str, content: bytes, content_type: str) -> None:
-        """Put an object."""
         key = self._place.join(name)
         self._client.put_object(Bucket=self._place.bucket, Key=key, Body=content, ContentType=content_type)

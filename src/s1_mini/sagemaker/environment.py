@@ -18,7 +18,7 @@ BASE = "SAGEMAKER_BASE_DIR"
 
 
 class Row(NamedTuple):
-    """A variable of the platform and ours that it becomes."""
+    """A variable of the platform and the one of ours that it sets."""
 
     theirs: str
     ours: str

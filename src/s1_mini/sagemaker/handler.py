@@ -116,9 +116,8 @@ class _Process:
         with self._lock:
             if self._container is None:
                 prepare_process()
-                engine = ProductionTTSEngine(
-                    EngineConfig(**({} if checkpoint is None else {"checkpoint_path": checkpoint}))
-                )
+                named = {} if checkpoint is None else {"checkpoint_path": checkpoint}
+                engine = ProductionTTSEngine(EngineConfig(**named))
                 engine.start()
                 self._container, self._checkpoint = Container(engine), checkpoint
                 freeze_what_is_loaded()
@@ -129,7 +128,6 @@ class _Process:
             return self._container
 
     def close(self) -> None:
-        """Stop the container and its engine, if they run."""
         with self._lock:
             container, self._container = self._container, None
             if container is not None:

@@ -111,7 +111,6 @@ class Rerouted(Response):
         self._router, self._route = request.app.router, route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the other route."""
         await self._router({**scope, "path": self._route, "raw_path": self._route.encode()}, receive, send)
 
 

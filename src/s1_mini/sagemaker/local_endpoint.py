@@ -83,7 +83,6 @@ class Answer:
 
     @property
     def is_good(self) -> bool:
-        """Whether the request succeeded."""
         return 200 <= self.status < 300
 
 
@@ -286,7 +285,6 @@ class FramedAnswer(Response):
     """The container's answer in event-stream framing; a failure before its first byte has a status of its own."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the container and frame its answer."""
 
         async def start(answer: Answer) -> None:
             headers = _returned(answer)

@@ -67,7 +67,6 @@ class Hosted:
     engine: ProductionTTSEngine
 
     def describe(self) -> dict[str, str]:
-        """Return the model as the contract describes one."""
         return {"modelName": self.name, "modelUrl": self.url}
 
 
@@ -80,7 +79,6 @@ class HostedModels:
         self._reserved: dict[str, int] = {}  # bytes of models that are being loaded or unloaded
 
     def list(self) -> list[Hosted]:
-        """Return all loaded models, by name."""
         return [self._hosted[name] for name in sorted(self._hosted)]
 
     def get(self, name: str) -> Hosted:
@@ -126,7 +124,6 @@ class HostedModels:
             await asyncio.to_thread(hosted.engine.stop, timeout_s=UNLOAD_S)
 
     async def close(self) -> None:
-        """Unload all models at once."""
         hosted, self._hosted = list(self._hosted.values()), {}
         for each in hosted:
             await asyncio.to_thread(each.engine.stop, drain=False)

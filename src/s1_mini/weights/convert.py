@@ -101,7 +101,6 @@ class Target:
 
     @property
     def num_elements(self) -> int:
-        """Number of elements."""
         return torch.Size(self.shape).numel()
 
     @property
@@ -191,7 +190,6 @@ class ConvertedFile:
         self.size = len(self._header) + sum(entry.num_bytes for entry in self._entries)
 
     def member(self, name: str) -> Member:
-        """Return it as a member of an artifact or a checkpoint."""
         return Member(name, self.size, self.chunks)
 
     def chunks(self) -> Iterator[Chunk]:

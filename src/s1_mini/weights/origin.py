@@ -52,7 +52,6 @@ class Origin:
         return None
 
     def data(self) -> dict[str, str]:
-        """Return the fields as JSON has them."""
         return asdict(self)
 
 

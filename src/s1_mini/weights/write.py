@@ -48,7 +48,6 @@ def voice_file(name: str, tensors: Mapping[str, Tensor]) -> Member:
 
 
 def written(name: str, text: str) -> Member:
-    """Return a member with a text."""
     content = text.encode()
     return Member(name, len(content), lambda: iter([content]), packs=True)
 
