@@ -29,7 +29,7 @@ from s1_mini.bench.report import describe_machine, table
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.lanes import DecodeLanes, EncodeLanes, Lanes
 from s1_mini.codecs.encodec.model import Encodec
-from s1_mini.codecs.encodec.random import TINY, random_encodec
+from s1_mini.codecs.encodec.weights import TINY, random_encodec
 from s1_mini.runtime.loader import choose_device
 
 # Files by length: so many in each bin of so many seconds, from the shortest on.

@@ -13,8 +13,7 @@ from transformers import EncodecModel
 
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.model import Encodec
-from s1_mini.codecs.encodec.random import TINY, random_encodec, random_tensors
-from s1_mini.codecs.encodec.weights import build_encodec, can_encode, check
+from s1_mini.codecs.encodec.weights import TINY, build_encodec, can_encode, check, random_encodec, random_tensors
 from s1_mini.exceptions import CheckpointMismatchError
 
 pytestmark = pytest.mark.usefixtures("no_grad")

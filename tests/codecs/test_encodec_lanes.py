@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.encodec.carry import Carry
+from s1_mini.codecs.encodec.carry import StreamChunk
 from s1_mini.codecs.encodec.lanes import DecodeLanes, EncodeLanes, Lanes
 from s1_mini.codecs.encodec.model import Encodec
-from s1_mini.codecs.encodec.random import TINY, random_encodec
+from s1_mini.codecs.encodec.weights import TINY, random_encodec
 from s1_mini.exceptions import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -36,8 +36,8 @@ class LatentLanes(Lanes):
         given, made = ((frames * RATE,), torch.float32), ((TINY.hidden_size, frames), torch.float32)
         super().__init__(codec, lanes=lanes, frames=frames, given=given, made=made)
 
-    def compute(self, x: Tensor, carry: Carry) -> Tensor:
-        return self._codec.latents(x, carry)
+    def compute(self, x: Tensor, chunk: StreamChunk) -> Tensor:
+        return self._codec.latents(x, chunk)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_after_the_first_call_no_memory_is_made_for_states_and_chunks() -> None:
 
     def addresses() -> list[int]:
         host = [each for call in lanes._calls for each in (*call.inputs, call.output)]
-        return [each.data_ptr() for each in (*lanes._memory.tensors.values(), *lanes._inputs, lanes._output, *host)]
+        return [each.data_ptr() for each in (*lanes._carry._past.values(), *lanes._inputs, lanes._output, *host)]
 
     before, size = addresses(), lanes.num_bytes
     lanes.all(files_of_codes())

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from s1_mini.codecs.encodec.config import EncodecConfig
-from s1_mini.codecs.encodec.random import TINY, random_encodec
 from s1_mini.codecs.encodec.stage import EncodecDecoder, chunk_sizes
+from s1_mini.codecs.encodec.weights import TINY, random_encodec
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.stage import Chunks, Progress, Spec
 from s1_mini.exceptions import ConfigurationError
@@ -128,7 +128,7 @@ def test_a_slot_that_begins_anew_hears_nothing_of_what_was_not_finite() -> None:
     plan = policy(7, 4, 10)
     stage = open_stage(plan, is_captured=False)
     speak(stage, plan, {0: UTTERANCES[0]})
-    pasts = list(stage._stream._memory.tensors.values())
+    pasts = list(stage._carry._past.values())
     assert len(pasts) == 2 + 2 + 4 + 4  # first and last, LSTM, transposed ones, residual ones
     for past in pasts:
         past.fill_(torch.nan)
@@ -142,7 +142,7 @@ def test_samples_that_are_not_finite_are_told_of_the_slot_that_made_them() -> No
     speak(stage, plan, {0: random_codes(7), 1: random_codes(7)})
     for slot in (0, 1):
         stage.begin([Begin(slot, slot, random_codes(7), None, 0, 1, 7, 0, 7, ASKED)])
-    for past in stage._stream._memory.tensors.values():
+    for past in stage._carry._past.values():
         past[1] = torch.nan  # slot 1 goes on from there, slot 0 begins
 
     assert stage.step([0, 1], 7)().valid == [True, False]

@@ -62,16 +62,16 @@ class CarryRows(Carry):
     """Some rows of the carry of many streams: those that have something to decode now.
 
     `chosen` [n] says which row of the whole each row of the input is; the others are left as they are. Given as a
-    tensor on the device, together with `fresh` [n], true for rows that begin anew, nothing of it is known to the host:
-    so it can be captured in a CUDA graph. Nothing is remembered before `commit`, so that work that fails on the way
-    has changed nothing.
+    tensor on the device, or as a slice, together with `fresh` [n], true for rows that begin anew, nothing of it is
+    known to the host: so it can be captured in a CUDA graph. Nothing is remembered before `commit`, so that work that
+    fails on the way has changed nothing.
     """
 
     def __init__(
         self,
         whole: Carry,
         num_rows: int,
-        chosen: Sequence[int] | Tensor,
+        chosen: Sequence[int] | Tensor | slice,
         device: torch.device,
         fresh: Tensor | None = None,
     ) -> None:
@@ -80,23 +80,26 @@ class CarryRows(Carry):
         self._fresh = fresh
         self._new: list[tuple[Tensor, Tensor]] = []  # what is to be remembered, and where
         self._chosen: slice | Tensor
-        if isinstance(chosen, Tensor):
+        if isinstance(chosen, Tensor | slice):
             self._chosen = chosen
         elif len(chosen) == 1:  # then nothing is gathered: a slice is looked at where it lies
             self._chosen = slice(chosen[0], chosen[0] + 1)
         else:
             self._chosen = torch.tensor(chosen, device=device)
 
-    def extend(self, key: CarryKey, new: Tensor, context: int, axis: int = -1) -> Tensor:
-        """Return `new` with the last `context` inputs of its rows before it, and remember its own end."""
+    def extend(
+        self, key: CarryKey, new: Tensor, context: int, axis: int = -1, *, beginning: Tensor | None = None
+    ) -> Tensor:
+        """Return `new` with the last `context` inputs of its rows before it, and remember its own end.
+
+        `beginning` is the past of rows that begin anew: zeros, if it is None.
+        """
         if context == 0:
             return new
-        past = self._past.get(key)
-        if past is None:
-            shape = [self._num_rows, *new.shape[1:]]
-            shape[axis] = context
-            past = self._past[key] = new.new_zeros(shape)
-        joined = torch.cat((self._gather(past), new), dim=axis)
+        shape = list(new.shape)
+        shape[axis] = context
+        past = self._remembered(key, new, shape[1:])
+        joined = torch.cat((self._gather(past, beginning), new), dim=axis)
         end = joined.narrow(axis, joined.shape[axis] - context, context)
         self._new.append((past, end.clone()))  # a copy, so that the whole is let go of
         return joined
@@ -116,12 +119,20 @@ class CarryRows(Carry):
             past[self._chosen] = new
         self._new.clear()
 
-    def _gather(self, past: Tensor) -> Tensor:
+    def _remembered(self, key: CarryKey, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return the past [rows, *shape] of a key, zeros at first."""
+        past = self._past.get(key)
+        if past is None:
+            past = self._past[key] = like.new_zeros(self._num_rows, *shape)
+        return past
+
+    def _gather(self, past: Tensor, beginning: Tensor | None = None) -> Tensor:
         gathered = past[self._chosen]
         if self._fresh is None:
             return gathered
         # Not multiplied: a row may have been left with numbers that are not finite.
-        return gathered.masked_fill(self._fresh.view(-1, *[1] * (past.dim() - 1)), 0)
+        fresh = self._fresh.view(-1, *[1] * (past.dim() - 1))
+        return gathered.masked_fill(fresh, 0) if beginning is None else torch.where(fresh, beginning, gathered)
 
 
 class NoCarry(Carry):

@@ -6,6 +6,7 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError
@@ -85,22 +86,13 @@ class EncodecConfig:
 
         A stream that has more must begin with a chunk of so many at the least.
         """
-        reaches = [self.kernel_size, *self._reaches_of_codes()]
         rate = 1
+        mirrored = [(self.kernel_size, 1), (self.last_kernel_size, 1)]  # inputs of a layer, and its steps a frame
         for ratio in self.upsampling_ratios:
             rate *= ratio
-            reaches.append(-(-self._residual_reach() // rate))
-        reaches.append(-(-self.last_kernel_size // rate))
-        return max(reaches)
-
-    def _reaches_of_codes(self) -> list[int]:
-        """Frames that the encoder's layers mirror, each at its own rate."""
-        rate = self.samples_per_frame
-        reaches = [-(-self.kernel_size // rate), self.last_kernel_size]
-        for ratio in reversed(self.upsampling_ratios):
-            reaches += [-(-self._residual_reach() // rate), -(-(ratio + 1) // rate)]
-            rate //= ratio
-        return reaches
+            mirrored += [(self._residual_reach(), rate), (ratio + 1, rate)]
+        mirrored += [(self.kernel_size, rate), (self.last_kernel_size, rate)]
+        return max(-(-inputs // steps) for inputs, steps in mirrored)
 
     def _residual_reach(self) -> int:
         dilation = self.dilation_growth_rate ** (self.num_residual_layers - 1)
@@ -118,12 +110,8 @@ class EncodecConfig:
                     f"{source}: {name}={reprlib.repr(values[name])} is not supported; "
                     f"Encodec at 24 kHz has {name}={only}"
                 )
-        given: dict[str, Any] = {}
-        for field in fields(cls):
-            value = values.get(field.name)
-            if value is not None:
-                given[field.name] = _READERS.get(field.name, _size)(f"{source}: {field.name}", value)
-        config = cls(**given)
+        names = [field.name for field in fields(cls) if values.get(field.name) is not None]
+        config = cls(**{name: _READERS.get(name, _read_size)(f"{source}: {name}", values[name]) for name in names})
         config._check(source, values.get("codebook_dim"))
         return config
 
@@ -152,18 +140,6 @@ class EncodecConfig:
             )
 
 
-def _size(name: str, value: Any) -> int:
-    return read_size(name, value, MAX_SIZE)
-
-
-def _few(name: str, value: Any) -> int:
-    return read_size(name, value, _MAX_PARTS)
-
-
-def _ratios(name: str, value: Any) -> tuple[int, ...]:
-    return read_sizes(name, value, MAX_SIZE, max_length=_MAX_PARTS)
-
-
 def _bandwidths(name: str, value: Any) -> tuple[float, ...]:
     is_list = isinstance(value, list | tuple) and 1 <= len(value) <= _MAX_PARTS
     fits = is_list and all(type(each) in (int, float) and 0 < each < MAX_SIZE for each in value)
@@ -172,10 +148,12 @@ def _bandwidths(name: str, value: Any) -> tuple[float, ...]:
     return tuple(value)
 
 
+_read_count = partial(read_size, most=_MAX_PARTS)
+_read_size = partial(read_size, most=MAX_SIZE)
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
-    "upsampling_ratios": _ratios,
+    "upsampling_ratios": partial(read_sizes, most=MAX_SIZE, max_length=_MAX_PARTS),
     "target_bandwidths": _bandwidths,
     "use_conv_shortcut": read_flag,
-    "num_lstm_layers": _few,
-    "num_residual_layers": _few,
+    "num_lstm_layers": _read_count,
+    "num_residual_layers": _read_count,
 }

@@ -9,7 +9,6 @@ Shapes: S lanes, K codebooks, F frames and T samples of a chunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -17,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.encodec.carry import Carry, Memory
+from s1_mini.codecs.carry import Carry
+from s1_mini.codecs.encodec.carry import StreamChunk
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.graphs import capture, one_capture
@@ -35,16 +35,6 @@ class _File:
     begun: int = 0  # steps that were put into calls
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What one lane does in one call."""
-
-    lane: int
-    file: _File
-    start: int  # of its result
-    stop: int
-
-
 @dataclass
 class _Call:
     """The host's side of a call: pinned memory where the device is a GPU."""
@@ -52,7 +42,12 @@ class _Call:
     inputs: list[Tensor]
     output: Tensor
     done: torch.cuda.Event | None
-    parts: list[_Part] = field(default_factory=list)
+    # Of each lane that has a file: its number, the file, and where its part of the file's result begins.
+    parts: list[tuple[int, _File, int]] = field(default_factory=list)
+
+    def wait(self) -> None:
+        if self.done is not None:
+            self.done.synchronize()
 
 
 class Lanes:
@@ -77,7 +72,7 @@ class Lanes:
                 f"{codec.config.first_frames} frames, since a file's first samples depend on so many"
             )
         self.lanes, self._frames, self._codec, self._given = lanes, frames, codec, given
-        self._memory, self.device = Memory(lanes), codec.device
+        self._carry, self.device = Carry(), codec.device
         shapes = [((lanes, *given[0]), given[1]), ((lanes,), torch.bool), ((lanes,), torch.int64)]
         self._inputs = [torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in shapes]
         self._output = torch.zeros((lanes, *made[0]), dtype=made[1], device=self.device)
@@ -98,10 +93,15 @@ class Lanes:
             return
         self._inputs[2].fill_(self._given[0][-1])
         self._stream = torch.cuda.Stream(self.device)
-        with one_capture, _tuning() if tunes else nullcontext():
-            self._work = capture(self._compute, self._stream, torch.cuda.graph_pool_handle())
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = tunes or before
+        try:
+            with one_capture:
+                self._work = capture(self._compute, self._stream, torch.cuda.graph_pool_handle())
+        finally:
+            torch.backends.cudnn.benchmark = before
 
-    def compute(self, x: Tensor, carry: Carry) -> Tensor:
+    def compute(self, x: Tensor, chunk: StreamChunk) -> Tensor:
         """Return the results of a chunk of each lane."""
         raise NotImplementedError
 
@@ -116,7 +116,7 @@ class Lanes:
         last: _Call | None = None
         for number in count():
             call = self._calls[number % 2]
-            self._wait(call)  # of a run that was given up
+            call.wait()  # of a run that was given up
             empty = self._fill(call, at, waiting)
             if call.parts:
                 self._launch(call)
@@ -140,7 +140,7 @@ class Lanes:
 
     @property
     def num_bytes(self) -> int:
-        return self._memory.num_bytes + sum(each.nbytes for each in (*self._inputs, self._output))
+        return self._carry.num_bytes + sum(each.nbytes for each in (*self._inputs, self._output))
 
     def _make_call(self) -> _Call:
         is_gpu = self.device.type == "cuda"
@@ -149,14 +149,14 @@ class Lanes:
 
     def _compute(self) -> None:
         x, fresh, lengths = self._inputs
-        carry = Carry(self._memory, fresh, lengths)
-        self._output.copy_(self.compute(x, carry))
-        carry.commit()
+        chunk = StreamChunk(self._carry, self.lanes, fresh, lengths)
+        self._output.copy_(self.compute(x, chunk))
+        chunk.commit()
 
     def _fill(self, call: _Call, at: list[_File | None], waiting: Iterator[Numbered]) -> list[_File]:
-        """Put the next chunk of each lane's file into a call; give the files that are empty."""
+        """Put the next chunk of each lane's file into a call; return the files that are empty."""
         x, fresh, lengths = (each.numpy() for each in call.inputs)
-        steps, made, empty = x.shape[-1], self._output.shape[-1], []
+        steps, empty = x.shape[-1], []
         call.parts = []
         fresh[:], lengths[:] = True, steps  # for lanes without a file
         for lane in range(self.lanes):
@@ -171,8 +171,7 @@ class Lanes:
             taken = min(steps, file.content.shape[-1] - file.begun)
             x[lane, ..., :taken] = file.content[..., file.begun : file.begun + taken]
             fresh[lane], lengths[lane] = file.begun == 0, taken
-            start = file.begun // steps * made
-            call.parts.append(_Part(lane, file, start, min(start + made, file.result.shape[-1])))
+            call.parts.append((lane, file, file.begun // steps * self._output.shape[-1]))
             file.begun += taken
             at[lane] = file if file.begun < file.content.shape[-1] else None
         return empty
@@ -197,18 +196,14 @@ class Lanes:
             if call.done is not None:
                 call.done.record()
 
-    def _wait(self, call: _Call) -> None:
-        if call.done is not None:
-            call.done.synchronize()
-
     def _collect(self, call: _Call) -> Iterator[Numbered]:
-        """Read what a call has made; give files that are over."""
-        self._wait(call)
+        """Read the results of a call; yield those of files that are over."""
+        call.wait()
         made = call.output.numpy()
-        for part in call.parts:
-            file = part.file
-            file.result[..., part.start : part.stop] = made[part.lane, ..., : part.stop - part.start]
-            if part.stop == file.result.shape[-1]:
+        for lane, file, start in call.parts:
+            part = file.result[..., start : start + made.shape[-1]]
+            part[...] = made[lane, ..., : part.shape[-1]]
+            if start + part.shape[-1] == file.result.shape[-1]:
                 yield file.number, file.result
 
 
@@ -222,9 +217,8 @@ class EncodeLanes(Lanes):
         super().__init__(codec, lanes=lanes, frames=frames, given=given, made=((codebooks, frames), torch.int64))
         self._codebooks = codebooks
 
-    def compute(self, x: Tensor, carry: Carry) -> Tensor:
-        """Codes [S, K, F] of waves [S, T]."""
-        return self._codec.quantize(self._codec.latents(x, carry), self._codebooks)
+    def compute(self, x: Tensor, chunk: StreamChunk) -> Tensor:
+        return self._codec.quantize(self._codec.latents(x, chunk), self._codebooks)
 
 
 class DecodeLanes(Lanes):
@@ -235,16 +229,5 @@ class DecodeLanes(Lanes):
         made = ((frames * codec.samples_per_frame,), torch.float32)
         super().__init__(codec, lanes=lanes, frames=frames, given=((codebooks, frames), torch.int64), made=made)
 
-    def compute(self, x: Tensor, carry: Carry) -> Tensor:
-        """Waves [S, T] of codes [S, K, F]."""
-        return self._codec.push(x, carry)
-
-
-@contextmanager
-def _tuning() -> Iterator[None]:
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
+    def compute(self, x: Tensor, chunk: StreamChunk) -> Tensor:
+        return self._codec.decode(x, chunk)

@@ -3,7 +3,8 @@
 decode: codes -> vectors -> decoder -> samples
 encode: samples -> encoder -> vectors -> codes
 Without `encodes` the encoder is not built at all: it is half of the weights.
-Shapes: B rows, K codebooks, F frames, C channels, T samples.
+Parameter names are those of transformers' checkpoints with weight norm folded.
+Shapes: B rows, K codebooks, F frames, C channels, T samples or steps.
 """
 
 from __future__ import annotations
@@ -14,9 +15,84 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.codecs.encodec.carry import Carry, Memory, Whole
+from s1_mini.codecs.encodec.carry import StreamChunk, WholeStream
 from s1_mini.codecs.encodec.config import EncodecConfig
-from s1_mini.codecs.encodec.layers import CausalConv1d, CausalConvTranspose1d, Chain, Elu, Recurrence, ResidualUnit
+from s1_mini.layers.convolution import conv1d, conv_transpose1d
+
+Past = WholeStream | StreamChunk  # of every layer
+
+
+class Chain(nn.Module):
+    """Causal layers one after another."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        return _run(self.layers, x, past)
+
+
+def _run(layers: nn.ModuleList, x: Tensor, past: Past) -> Tensor:
+    for layer in layers:
+        x = layer(x) if isinstance(layer, nn.ELU) else layer(x, past)
+    return x
+
+
+class CausalConv1d(nn.Module):
+    """Convolution that sees only the past; T steps become T / stride, rounded up."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(inputs, outputs, kernel, stride=stride, dilation=dilation)
+        self.context = (kernel - 1) * dilation + 1 - stride
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        conv, stride = self.conv, self.conv.stride[0]
+        x = past.mirror(self, x, self.context, stride)
+        return conv1d(x, conv.weight, conv.bias, stride=stride, dilation=conv.dilation[0], groups=1)
+
+
+class CausalConvTranspose1d(nn.Module):
+    """Transposed convolution of twice its stride that sees only the past: T steps become T * stride."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose1d(inputs, outputs, 2 * stride, stride=stride)
+        self.stride = stride
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        start, length = self.stride, x.shape[-1] * self.stride
+        x = past.extend((self, ""), x, 1)
+        past.grow(self.stride)
+        return conv_transpose1d(x, self.conv.weight, self.conv.bias, stride=self.stride)[..., start : start + length]
+
+
+class ResidualUnit(nn.Module):
+    """Two convolutions with fewer channels between them, the first dilated, around a skip."""
+
+    def __init__(self, config: EncodecConfig, channels: int, dilation: int) -> None:
+        super().__init__()
+        hidden = channels // config.compress
+        first = CausalConv1d(channels, hidden, config.residual_kernel_size, dilation=dilation)
+        self.block = nn.ModuleList([nn.ELU(), first, nn.ELU(), CausalConv1d(hidden, channels, 1)])
+        self.shortcut = CausalConv1d(channels, channels, 1) if config.use_conv_shortcut else None
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        branch = _run(self.block, x, past)
+        return (x if self.shortcut is None else self.shortcut(x, past)) + branch
+
+
+class Recurrence(nn.Module):
+    """Layers of LSTM around a skip."""
+
+    def __init__(self, channels: int, num_layers: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(channels, channels, num_layers)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        steps = x.permute(2, 0, 1).contiguous()
+        return (past.recur(self.lstm, steps) + steps).permute(1, 2, 0).contiguous()
 
 
 class Codebook(nn.Module):
@@ -39,24 +115,16 @@ class Codebook(nn.Module):
         return x.square().sum(-1, keepdim=True) - 2 * x @ self.embed.T + self.embed.square().sum(-1)
 
 
-class _Layer(nn.Module):
-    """Gives a book the name that it has in a checkpoint."""
-
-    def __init__(self, size: int, dim: int) -> None:
-        super().__init__()
-        self.codebook = Codebook(size, dim)
-
-
 class Quantizer(nn.Module):
     """Codebooks one upon another, each coding what those before it left."""
 
     def __init__(self, count: int, size: int, dim: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_Layer(size, dim) for _ in range(count))
+        self.layers = nn.ModuleList(nn.ModuleDict({"codebook": Codebook(size, dim)}) for _ in range(count))
 
     @property
     def books(self) -> list[Codebook]:
-        return [cast("_Layer", layer).codebook for layer in self.layers]
+        return [cast("nn.ModuleDict", layer)["codebook"] for layer in self.layers]  # type: ignore[misc]
 
     def decode(self, codes: Tensor) -> Tensor:
         """Sum of the vectors [B, C, F] of codes [B, K, F]; K may be fewer than all books."""
@@ -72,17 +140,8 @@ class Quantizer(nn.Module):
         return torch.stack(codes, dim=1)
 
 
-def _residual_units(config: EncodecConfig, channels: int) -> list[nn.Module]:
-    return [
-        ResidualUnit(
-            channels,
-            config.residual_kernel_size,
-            config.dilation_growth_rate**at,
-            compress=config.compress,
-            has_shortcut=config.use_conv_shortcut,
-        )
-        for at in range(config.num_residual_layers)
-    ]
+def _residual_units(config: EncodecConfig, channels: int) -> list[ResidualUnit]:
+    return [ResidualUnit(config, channels, config.dilation_growth_rate**at) for at in range(config.num_residual_layers)]
 
 
 def _encoder(config: EncodecConfig) -> Chain:
@@ -90,10 +149,10 @@ def _encoder(config: EncodecConfig) -> Chain:
     channels = config.num_filters
     layers: list[nn.Module] = [CausalConv1d(1, channels, config.kernel_size)]
     for ratio in reversed(config.upsampling_ratios):
-        layers += [*_residual_units(config, channels), Elu()]
+        layers += [*_residual_units(config, channels), nn.ELU()]
         layers.append(CausalConv1d(channels, 2 * channels, 2 * ratio, stride=ratio))
         channels *= 2
-    layers += [Recurrence(channels, config.num_lstm_layers), Elu()]
+    layers += [Recurrence(channels, config.num_lstm_layers), nn.ELU()]
     return Chain(*layers, CausalConv1d(channels, config.hidden_size, config.last_kernel_size))
 
 
@@ -103,10 +162,10 @@ def _decoder(config: EncodecConfig) -> Chain:
     layers: list[nn.Module] = [CausalConv1d(config.hidden_size, channels, config.kernel_size)]
     layers.append(Recurrence(channels, config.num_lstm_layers))
     for ratio in config.upsampling_ratios:
-        layers += [Elu(), CausalConvTranspose1d(channels, channels // 2, ratio)]
+        layers += [nn.ELU(), CausalConvTranspose1d(channels, channels // 2, ratio)]
         channels //= 2
         layers += _residual_units(config, channels)
-    return Chain(*layers, Elu(), CausalConv1d(channels, 1, config.last_kernel_size))
+    return Chain(*layers, nn.ELU(), CausalConv1d(channels, 1, config.last_kernel_size))
 
 
 class Encodec(nn.Module):
@@ -145,50 +204,11 @@ class Encodec(nn.Module):
         """Codes [B, K, F] of vectors [B, C, F] in the first `codebooks`, or in all."""
         return self.quantizer.encode(latents.float(), codebooks or self.num_codebooks)
 
-    def latents(self, waves: Tensor, carry: Whole | None = None) -> Tensor:
-        """Vectors [B, C, F] of samples [B, T], the last frame mirrored to its end; a carry takes whole frames only."""
+    def latents(self, waves: Tensor, past: Past | None = None) -> Tensor:
+        """Vectors [B, C, F] of samples [B, T], the last frame mirrored to its end; chunks have whole frames only."""
         assert self.encodes, "this codec was loaded for decoding only"
-        return self.encoder(waves.unsqueeze(1).to(self.dtype), carry or Whole())
+        return self.encoder(waves.unsqueeze(1).to(self.dtype), past or WholeStream())
 
-    def decode(self, codes: Tensor) -> Tensor:
+    def decode(self, codes: Tensor, past: Past | None = None) -> Tensor:
         """Decode codes [B, K, F] of the first K codebooks to samples [B, T]."""
-        return self.push(codes, Whole())
-
-    def push(self, codes: Tensor, carry: Whole) -> Tensor:
-        """Decode the next frames [B, K, F] of the streams that `carry` holds, to samples [B, T]."""
-        return self.decoder(self.quantizer.decode(codes).to(self.dtype), carry).squeeze(1)
-
-    def open(self, rows: int) -> EncodecStream:
-        return EncodecStream(self, rows)
-
-
-class EncodecStream:
-    """Streams of R rows; each moves on when it has something to decode.
-
-    A stream's first chunk has `EncodecConfig.first_frames` frames at the least, or all that there are.
-    """
-
-    def __init__(self, codec: Encodec, rows: int) -> None:
-        self._codec, self._memory = codec, Memory(rows)
-
-    def push_where(self, codes: Tensor, chosen: Tensor, fresh: Tensor, lengths: Tensor) -> Tensor:
-        """Decode the next frames [n, K, F] of the rows `chosen` [n], those that are `fresh` [n] from their beginning.
-
-        Of each row `lengths` [n] frames count: all, unless its stream ends. All of it lies on the device, so that a
-        graph can be made of it. Gives samples [n, T].
-        """
-        carry = Carry(self._memory, fresh, lengths, chosen)
-        samples = self._codec.push(codes, carry)
-        carry.commit()
-        return samples
-
-    def push(self, codes: Tensor, row: int = 0, *, is_first: bool) -> Tensor:
-        """Decode the next frames [K, F] of one row, to samples [T]."""
-        device = codes.device
-        chosen, fresh = torch.tensor([row], device=device), torch.tensor([is_first], device=device)
-        lengths = torch.tensor([codes.shape[-1]], device=device)
-        return self.push_where(codes.unsqueeze(0), chosen, fresh, lengths)[0]
-
-    @property
-    def num_bytes(self) -> int:
-        return self._memory.num_bytes
+        return self.decoder(self.quantizer.decode(codes).to(self.dtype), past or WholeStream()).squeeze(1)

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.codecs.carry import Carry
+from s1_mini.codecs.encodec.carry import StreamChunk
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.codecs.stage import ChunkStage, Graphs
@@ -48,27 +50,39 @@ class EncodecDecoder(ChunkStage):
                 f"Encodec begins with {codec.config.first_frames} at the least"
             )
         super().__init__(codec.device, policy, number=number, rate=codec.samples_per_frame)
-        self._num_codebooks = policy.input.shape[0]
-        self._stream = codec.open(policy.slots + 1)  # the last slot is for what fills up a call
+        self._codec, self._num_codebooks = codec, policy.input.shape[0]
+        self._carry = Carry()
 
     def make_graphs(self) -> None:
-        def call(codes: Tensor, rows: Tensor) -> Tensor:
-            chosen, fresh, lengths = rows
-            return self._stream.push_where(codes.transpose(1, 2), chosen, fresh.bool(), lengths).float()
+        self._capture(
+            lambda codes, rows: self._decode(codes.transpose(1, 2), rows),
+            lambda key: [Buffer((*key, self._num_codebooks)), Buffer((3, key[0]))],
+            own_kernels=False,
+        )
 
-        self._capture(call, lambda key: [Buffer((*key, self._num_codebooks)), Buffer((3, key[0]))], own_kernels=False)
+    def _decode(self, codes: Tensor, rows: Tensor) -> Tensor:
+        """Return the sound [n, T] of codes [n, K, F]; `rows` [3, n] are slots, which begin anew, and frames that count.
+
+        All of it lies on the device, so that a graph can be made of it.
+        """
+        chosen, fresh, lengths = rows
+        chunk = StreamChunk(self._carry, self._policy.slots + 1, fresh.bool(), lengths, chosen)
+        sound = self._codec.decode(codes, chunk)
+        chunk.commit()
+        return sound.float()
 
     def _launch(self, graphs: Graphs, begun: list[Begin], size: int) -> Wait:
         n = fit(self._policy.rows, len(begun))
         codes = np.zeros((n, size, self._num_codebooks), np.int64)
         rows = np.empty((3, n), np.int64)
-        rows[:] = [[self._policy.slots], [1], [size]]
+        rows[:] = [[self._policy.slots], [1], [size]]  # the last slot is for what fills up a call
         for at, begin in enumerate(begun):
             codes[at, : len(begin.inputs)] = begin.inputs
             rows[:, at] = begin.slot, begin.number == 0, len(begin.inputs)
         return graphs.launch((n, size), codes, rows)
 
     def _alone(self, begin: Begin) -> np.ndarray:
-        codes = torch.from_numpy(begin.inputs.T.copy()).to(self.device)
-        wave: np.ndarray = self._stream.push(codes, begin.slot, is_first=begin.number == 0).float().cpu().numpy()
+        codes = torch.from_numpy(begin.inputs.T.copy()).to(self.device).unsqueeze(0)
+        rows = torch.tensor([[begin.slot], [begin.number == 0], [codes.shape[-1]]], device=self.device)
+        wave: np.ndarray = self._decode(codes, rows)[0].cpu().numpy()
         return wave

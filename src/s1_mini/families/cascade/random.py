@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from s1_mini.codecs.encodec.config import EncodecConfig
-from s1_mini.codecs.encodec.random import TINY as TINY_CODEC
-from s1_mini.codecs.encodec.random import random_tensors
+from s1_mini.codecs.encodec.weights import TINY as TINY_CODEC
+from s1_mini.codecs.encodec.weights import random_tensors
 from s1_mini.families.base import Form
 from s1_mini.families.cascade.config import COMPACT, CascadeConfig, make_config
 from s1_mini.families.cascade.network import CausalGPT, FineGPT
