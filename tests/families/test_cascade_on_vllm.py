@@ -19,7 +19,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError
 from s1_mini.families.cascade.config import read_cascade_config
 from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
-from s1_mini.families.cascade.on_vllm import launch
+from s1_mini.families.cascade.on_vllm import stage as worked
 from s1_mini.families.cascade.on_vllm.packing import (
     next_is_second,
     pack_coarse,
@@ -43,8 +43,8 @@ BOTH = "semantic,coarse"
 @pytest.fixture(scope="module")
 def engine(cascade: Path) -> Iterator[ProductionTTSEngine]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "WORKER", (str(Path(__file__).with_name("stand_in_worker.py")),))
-        patch.setattr(launch, "_check_environment", lambda _: None)
+        patch.setattr(worked, "WORKER", (str(Path(__file__).with_name("stand_in_worker.py")),))
+        patch.setattr(worked, "_check_environment", lambda _: None)
         engine = ProductionTTSEngine(
             EngineConfig(checkpoint_path=cascade, device="cpu", max_batch_size=3, vllm_stages=BOTH)
         )
@@ -206,7 +206,7 @@ def test_more_pairs_than_vllm_can_number_are_told(cascade: Path) -> None:
     large = replace(config, semantic=replace(config.semantic, input_size=2**20))
 
     with pytest.raises(ConfigurationError, match="more pairs than vLLM can number"):
-        launch.check_vllm(large, CPU, CascadeSettings(vllm_stages="semantic"))
+        worked.check_vllm(large, CPU, CascadeSettings(vllm_stages="semantic"))
 
 
 @pytest.mark.parametrize(("given", "read"), [("coarse, semantic", ("semantic", "coarse")), ("coarse", ("coarse",))])

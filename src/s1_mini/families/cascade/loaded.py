@@ -23,8 +23,7 @@ from s1_mini.families.cascade.costs import kv_bytes
 from s1_mini.families.cascade.fine_model import ROWS as FINE_ROWS
 from s1_mini.families.cascade.fine_model import FineModel
 from s1_mini.families.cascade.language_model import CoarseModel, SemanticModel
-from s1_mini.families.cascade.on_vllm.launch import check_vllm, start_worker
-from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic
+from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic, check_vllm, start_worker
 from s1_mini.families.cascade.policies import CoarsePolicy, CoarseWindows, FinePolicy
 from s1_mini.families.cascade.prompt import build_prompt, only_voice
 from s1_mini.families.cascade.settings import STAGES, CascadeSettings

@@ -1,5 +1,7 @@
-"""A causal model of the cascade built of vLLM's layers, its parameters named as ours, so that they are read as ours.
+"""A causal model of the cascade built of vLLM's layers, and the plugin by which vLLM finds it.
 
+vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`). Parameters are named as ours, so
+that they are read as ours.
 Shapes: N tokens of all requests, W width, V ids that can be chosen.
 """
 
@@ -11,18 +13,34 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import AutoConfig, PretrainedConfig
+from vllm import ModelRegistry
 from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from s1_mini.families.cascade.config import GPTConfig
 from s1_mini.families.cascade.on_vllm.packing import next_is_second, num_chosen, unpack_coarse, unpack_semantic
 from s1_mini.families.cascade.weights import read_config, read_models, translate
 
+MODEL_TYPE = "s1_mini_cascade_stage"
+ARCHITECTURE = "S1MiniCascadeStage"
+LOAD_FORMAT = "s1_mini_cascade"
 NEVER = float("-inf")
+
+
+class StageConfig(PretrainedConfig):
+    """The fields that vLLM needs of a model; the model reads all else from the `checkpoint` itself."""
+
+    model_type = MODEL_TYPE
+
+    def __init__(self, *, stage: str = "semantic", checkpoint: str = "", min_eos_p: float = 0.0, **named: Any) -> None:
+        self.stage, self.checkpoint, self.min_eos_p = stage, checkpoint, min_eos_p
+        super().__init__(**named | {"tie_word_embeddings": False})
 
 
 class SelfAttention(nn.Module):
@@ -38,7 +56,6 @@ class SelfAttention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what x [N, W] finds."""
         query, key, value = self.att_proj(x)[0].chunk(3, dim=-1)
         out: Tensor = self.out_proj(self.attend(query, key, value))[0]
         return out
@@ -54,7 +71,6 @@ class MLP(nn.Module):
         self.out_proj = RowParallelLinear(4 * width, width, bias=bias, prefix=f"{prefix}.out_proj")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is added to x [N, W]."""
         out: Tensor = self.out_proj(F.gelu(self.in_proj(x)[0]))[0]
         return out
 
@@ -70,7 +86,6 @@ class Block(nn.Module):
         self.mlp = MLP(config, f"{prefix}.mlp")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x [N, W] of the next layer."""
         x = x + self.attn(self.layernorm_1(x))
         return x + self.mlp(self.layernorm_2(x))
 
@@ -80,10 +95,8 @@ class CascadeStage(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        asked = vllm_config.model_config.hf_config
-        self.stage: str = asked.stage
-        self._min_eos_p: float = asked.min_eos_p
-        self._path = Path(asked.checkpoint)
+        options: StageConfig = vllm_config.model_config.hf_config
+        self.stage, self._min_eos_p, self._path = options.stage, options.min_eos_p, Path(options.checkpoint)
         self._config = read_config(self._path)
         config: GPTConfig = getattr(self._config, self.stage)
         count = num_chosen(self._config, self.stage)
@@ -162,3 +175,12 @@ class CheckpointLoader(BaseModelLoader):
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:  # noqa: ARG002 - vLLM's to give
         assert isinstance(model, CascadeStage)
         model.load_checkpoint()
+
+
+def register() -> None:
+    """Register the model and its weight loader with vLLM."""
+    AutoConfig.register(MODEL_TYPE, StageConfig, exist_ok=True)
+    if ARCHITECTURE not in ModelRegistry.get_supported_archs():
+        # The class itself: its name alone would be looked into by a process of its own, which takes seconds.
+        ModelRegistry.register_model(ARCHITECTURE, CascadeStage)
+        register_model_loader(LOAD_FORMAT)(CheckpointLoader)

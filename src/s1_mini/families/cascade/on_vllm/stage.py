@@ -1,25 +1,111 @@
-"""Stages whose tokens a worker process generates: a prompt is sent when a unit begins; tokens stream back."""
+"""Stages whose tokens a vLLM worker generates: a prompt is sent when a unit begins; tokens stream back."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from s1_mini.core.messages import Begin, StepResult
+from s1_mini.exceptions import ConfigurationError
+from s1_mini.extras import require
+from s1_mini.families.base import Placement
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
 from s1_mini.families.cascade.kernels.choose import MIN_TEMPERATURE
-from s1_mini.families.cascade.on_vllm.packing import num_chosen, pack_coarse, pack_semantic
+from s1_mini.families.cascade.on_vllm.packing import check_range, num_chosen, pack_coarse, pack_semantic
 from s1_mini.families.cascade.policies import CoarseWindows
 from s1_mini.families.cascade.prompt import window_prompt
+from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.remote.tokens import TokenWorker
 from s1_mini.runtime.stage import Pending, SimpleStage
+from s1_mini.version import __version__
 
+WORKER = ("-P", "-m", "s1_mini.families.cascade.on_vllm.worker")  # -P: nothing is imported from the working directory
+START_S = 600.0  # for vLLM to be ready; 14 to 28 s were measured on two cores
+SILENT_S = 120.0  # without a token, though there is work
 WAIT_S = 0.05  # for a token, between two checks for new and cancelled requests
+LOOK_S = 60.0  # for Python to start and report its packages
+LOOK = """
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+print("vllm", find_spec("vllm") is not None)
+if entry_points(group="vllm.general_plugins", name="s1_mini_cascade"):
+    from s1_mini.version import __version__
+    print("s1_mini", __version__)
+"""
+
+
+def check_vllm(config: CascadeConfig, placement: Placement, settings: CascadeSettings) -> None:
+    """Raise `ConfigurationError` if stages on vLLM cannot be had; with the command, if something is to install."""
+    for name, dtype in (("weights_dtype", placement.weights_dtype), ("kv_dtype", placement.kv_dtype)):
+        if dtype is not None:
+            given = str(dtype).removeprefix("torch.")
+            raise ConfigurationError(f"{name}={given} is for our own stages, and vllm_stages names others; use full")
+    if "semantic" in settings.vllm_stages:
+        check_range(config)
+    _check_environment(settings)
+
+
+def _check_environment(settings: CascadeSettings) -> None:
+    if settings.vllm_python is None:
+        require("vllm", "vllm_stages without S1_MINI_VLLM_PYTHON (the Python of an environment for it, docs/vllm.md)")
+    python = _interpreter(settings)
+    install = f'{python} -m pip install "s1-mini[vllm]"'
+    try:
+        looked = subprocess.run(  # noqa: S603 - the interpreter is the owner's to name
+            [python, "-P", "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or str(error)
+        raise ConfigurationError(f"vllm_python={python} does not run: {reason.strip()[-200:]}") from None
+    found = dict(line.split(maxsplit=1) for line in looked.stdout.splitlines() if " " in line)
+    if found.get("vllm") != "True":
+        raise ConfigurationError(f"vllm_stages: vLLM is not installed for {python}: {install} (docs/vllm.md)")
+    if found.get("s1_mini") != __version__:
+        has = f"has s1-mini {found['s1_mini']}" if "s1_mini" in found else "lacks s1-mini"
+        raise ConfigurationError(f"vllm_python: {python} {has}, and this one is {__version__}: {install}")
+
+
+def _interpreter(settings: CascadeSettings) -> str:
+    return str(settings.vllm_python or sys.executable)
+
+
+def start_worker(
+    stage: str,
+    directory: Path,
+    placement: Placement,
+    settings: CascadeSettings,
+    *,
+    slots: int,
+    positions: int,
+    min_eos_p: float,
+) -> TokenWorker:
+    """Begin to start the worker of a stage, for `slots` sequences of up to `positions` positions each."""
+    device = placement.of(stage)
+    environment = dict(os.environ)
+    if device.type == "cuda":
+        visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        index = device.index or 0
+        environment["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) else str(index)
+    opening = {
+        "stage": stage,
+        "checkpoint": str(directory.resolve()),
+        "device": device.type,
+        "dtype": str(placement.dtype).removeprefix("torch."),
+        "slots": slots,
+        "positions": positions,
+        "min_eos_p": min_eos_p,
+    }
+    command = [_interpreter(settings), *WORKER]
+    return TokenWorker(stage, command, opening, environment=environment, start_s=START_S, silent_s=SILENT_S)
 
 
 class WorkedStage(SimpleStage):
@@ -44,22 +130,19 @@ class WorkedStage(SimpleStage):
         """Return the item that the last token completes, if any, and whether the unit ends with it."""
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Send the prompts."""
-        asked = [self._asked(begin) for begin in begins]
-        for begin, message in zip(begins, asked, strict=True):
+        messages = [self._message(begin) for begin in begins]  # all prompts are valid before any is sent
+        for begin, message in zip(begins, messages, strict=True):
             self.drop([begin.slot])
             self._sequences[begin.slot] = self.worker.begin(message)
             self._made[begin.slot] = []
 
     def drop(self, slots: Sequence[int]) -> None:
-        """Cancel the sequences in these slots."""
         for slot in slots:
             number = self._sequences.pop(slot, None)
             if number is not None:
                 self.worker.drop(number)
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
-        """Take a token of every slot that has one."""
         nothing = np.zeros((0, *self.shape), np.int64)
         values: list[np.ndarray] = []
         stops, valid, late = [], [], set()
@@ -81,25 +164,19 @@ class WorkedStage(SimpleStage):
         return lambda: result
 
     def close(self) -> None:
-        """End the worker."""
         self.worker.close()
 
-    def _asked(self, begin: Begin) -> dict[str, Any]:
-        sampling = begin.conditions.sampling
+    def _message(self, begin: Begin) -> dict[str, Any]:
+        conditions, sampling = begin.conditions, begin.conditions.sampling
+        origin = f"{conditions.seed} {conditions.utterance} {self.number} {begin.number}"
         return {
             "prompt": self._prompt(begin).tolist(),
             "steps": begin.steps,
             "temperature": sampling.temperature if sampling.temperature > MIN_TEMPERATURE else 0.0,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "seed": self._seed(begin),
+            "seed": int.from_bytes(blake2b(origin.encode(), digest_size=8).digest()) >> 1,
         }
-
-    def _seed(self, begin: Begin) -> int:
-        """Return the seed of a unit, derived from the request's seed and the numbers of utterance, stage and unit."""
-        conditions = begin.conditions
-        named = f"{conditions.seed} {conditions.utterance} {self.number} {begin.number}"
-        return int.from_bytes(blake2b(named.encode(), digest_size=8).digest()) >> 1
 
 
 class WorkedSemantic(WorkedStage):
