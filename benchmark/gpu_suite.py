@@ -305,7 +305,7 @@ def _floors(speaker: LoadedCheckpoint, loaded: LoadedS1, scale: Scale) -> dict[i
         return {}
     sizes = speaker.sizes(0)
     floors = Floors(sizes, card, scale.context + scale.frames // 2)
-    return {rows: floors.floor(rows).model_ms for rows in scale.rows}
+    return {rows: floors.time(rows).model_ms for rows in scale.rows}
 
 
 def _free_memory() -> None:

@@ -64,7 +64,7 @@ def test_s1_mini_has_the_sizes_that_were_counted_of_the_original(full: Sizes) ->
 
 @pytest.mark.parametrize(("rows", "counted_ms"), [(1, 0.467), (64, 0.977), (128, 1.496)])
 def test_the_floor_of_an_h200_is_the_one_that_was_counted_by_hand(full: Sizes, rows: int, counted_ms: float) -> None:
-    floor = Floors(full, find_card("h200"), 300).floor(rows).model_ms
+    floor = Floors(full, find_card("h200"), 300).time(rows).model_ms
     # That one has a tenth pass of the fast layers, and its head nine times with 4,096 rows instead of 1,024.
     more = 2 * (4 * 12.58e6 + 9 * 3072 * 1024) / 4.29e9
 
@@ -74,7 +74,7 @@ def test_the_floor_of_an_h200_is_the_one_that_was_counted_by_hand(full: Sizes, r
 def test_what_is_expected_of_an_h200_is_what_was_measured(full: Sizes) -> None:
     floors = Floors(full, find_card("h200"), 350)
 
-    expected = [floors.expected(rows, Efficiency()).model_ms for rows in (1, 64, 128, 256)]
+    expected = [floors.time(rows, Efficiency()).model_ms for rows in (1, 64, 128, 256)]
 
     assert expected == pytest.approx([1.19, 2.44, 3.47, 5.60], rel=0.05)
     assert floors.streams(256, Efficiency()).count == pytest.approx(640, rel=0.1)
@@ -103,9 +103,9 @@ def test_fewer_columns_are_chosen_before_fewer_slots() -> None:
     rooms = [Room(1.2 * GIB, DEMAND)]
     rich, poor = count_slots(rooms, 8192), count_slots(rooms, 2048)
 
-    assert fit_slots(rooms, wanted=rich, positions=8192, needed=2048, span=64) == (rich, 8192)
-    assert fit_slots(rooms, wanted=rich + 1, positions=8192, needed=2048, span=64) == (rich + 1, 2048)
-    assert fit_slots(rooms, wanted=10 * poor, positions=8192, needed=2048, span=64) == (poor, 2048)
+    assert fit_slots(rooms, wanted=rich, positions=8192, needed=2048) == (rich, 8192)
+    assert fit_slots(rooms, wanted=rich + 1, positions=8192, needed=2048) == (rich + 1, 2048)
+    assert fit_slots(rooms, wanted=10 * poor, positions=8192, needed=2048) == (poor, 2048)
 
 
 def test_a_chain_of_other_stages_is_planned_the_same_way() -> None:
@@ -128,14 +128,14 @@ def test_a_chain_of_other_stages_is_planned_the_same_way() -> None:
     assert (plan.slots, plan.columns) == (int((0.98 * free - demand.fixed) // demand.slot(1024)), 1024)
     assert plan.floors[0].model_ms == pytest.approx(6e8 / (COPY_SHARE * card.bandwidth_gb_s * 1e6))
     assert plan.data()["codec_bytes"] == 230_000_000
-    assert fit_slots([Room(0, demand)], wanted=4, positions=1024, needed=1024, span=64) == (1, 0)
+    assert fit_slots([Room(0, demand)], wanted=4, positions=1024, needed=1024) == (1, 0)
 
 
 def test_one_slot_is_left_with_the_columns_that_fit() -> None:
     free = (DEMAND.fixed + DEMAND.slot(200)) / 0.98 + 1
 
-    assert fit_slots([Room(free, DEMAND)], wanted=4, positions=8192, needed=2048, span=64) == (1, 192)
-    assert fit_slots([Room(0, DEMAND)], wanted=4, positions=8192, needed=2048, span=64) == (1, 0)
+    assert fit_slots([Room(free, DEMAND)], wanted=4, positions=8192, needed=2048) == (1, 192)
+    assert fit_slots([Room(0, DEMAND)], wanted=4, positions=8192, needed=2048) == (1, 0)
 
 
 def test_of_several_devices_the_fullest_decides() -> None:
@@ -145,7 +145,7 @@ def test_of_several_devices_the_fullest_decides() -> None:
 
     assert 0 < slots < count_slots([Room(roomy, keeps)], 2048)
     assert count_slots([Room(roomy, keeps), Room(tight, sounds), Room(3 * GIB, nothing)], 2048) == slots
-    assert fit_slots([Room(roomy, keeps), Room(GIB, sounds)], wanted=4, positions=2048, needed=64, span=64) == (1, 0)
+    assert fit_slots([Room(roomy, keeps), Room(GIB, sounds)], wanted=4, positions=2048, needed=64) == (1, 0)
     assert count_slots([Room(roomy, keeps), Room(GIB, nothing)], 2048) == 0
 
 

@@ -7,7 +7,7 @@ Stages on several GPUs work at the same time, and the slowest GPU counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -53,6 +53,9 @@ class Efficiency:
     source: str = "docs/performance.md, H200, 2026-11"
 
 
+IDEAL = Efficiency(fixed_ms=0, memory_share=1, compute_share=1, engine_share=1, source="the floor")
+
+
 @dataclass(frozen=True)
 class StepTime:
     """Milliseconds of one frame of `rows` rows: of what reads weights at every step, and of what computes."""
@@ -95,47 +98,30 @@ class Floors:
         self._devices = [[sizes.stages[name] for name in names] for names in devices or (tuple(sizes.stages),)]
         self._bytes_per_ms = COPY_SHARE * card.bandwidth_gb_s * 1e6
 
-    def floor(self, rows: int) -> StepTime:
-        """Return the least time of a frame."""
-        return max(self._each(rows), key=lambda time: time.total_ms)
-
-    def expected(self, rows: int, efficiency: Efficiency) -> StepTime:
-        """Return the expected time of a frame."""
-        times = [
-            StepTime(
-                rows,
-                efficiency.fixed_ms + floor.model_ms / efficiency.memory_share,
-                floor.codec_ms / efficiency.compute_share,
-            )
-            for floor in self._each(rows)
-        ]
-        return max(times, key=lambda time: time.total_ms)
-
-    def _each(self, rows: int) -> Iterator[StepTime]:
-        """Return the floor of each device."""
+    def time(self, rows: int, efficiency: Efficiency = IDEAL) -> StepTime:
+        """Return the time of a frame on the slowest device."""
+        times = []
         for stages in self._devices:
-            times = {"memory": 0.0, "compute": 0.0}
+            floor = {"memory": 0.0, "compute": 0.0}
             for stage in stages:
-                times[stage.bound] += self._least_ms(stage, rows)
-            yield StepTime(rows, times["memory"], times["compute"])
+                floor[stage.bound] += self._least_ms(stage, rows)
+            model_ms = efficiency.fixed_ms + floor["memory"] / efficiency.memory_share
+            times.append(StepTime(rows, model_ms, floor["compute"] / efficiency.compute_share))
+        return max(times, key=lambda time: time.total_ms)
 
     def _least_ms(self, stage: StageSizes, rows: int) -> float:
         cost = stage.step(rows, self._context)
         per_ms = (self._card.single_tflops if stage.is_single else self._card.half_tflops) * 1e9
         return max(cost.num_bytes / self._bytes_per_ms, cost.operations / per_ms)
 
-    def streams(self, slots: int, efficiency: Efficiency | None = None) -> Streams:
+    def streams(self, slots: int, efficiency: Efficiency = IDEAL) -> Streams:
         """Return the highest throughput of up to `slots` rows with a step shorter than its audio."""
-
-        def time(rows: int) -> float:
-            return (self.floor(rows) if efficiency is None else self.expected(rows, efficiency)).total_ms
-
         frame_ms = 1000 * self._sizes.frame_s
-        rows = max((rows for rows in range(1, slots + 1) if time(rows) < frame_ms), default=0)
+        times = {rows: self.time(rows, efficiency).total_ms for rows in range(1, max(1, slots) + 1)}
+        rows = max((rows for rows in range(1, slots + 1) if times[rows] < frame_ms), default=0)
         if not rows:
-            return Streams(0, 0.0, time(1))
-        share = 1.0 if efficiency is None else efficiency.engine_share
-        return Streams(rows, share * rows * frame_ms / time(rows), time(rows))
+            return Streams(0, 0.0, times[1])
+        return Streams(rows, efficiency.engine_share * rows * frame_ms / times[rows], times[rows])
 
 
 @dataclass(frozen=True)
@@ -157,7 +143,14 @@ class Wish:
     @property
     def num_gpus(self) -> int:
         """GPUs that one engine needs."""
-        return 1 + max((_gpu(stage, device) for stage, device in self.placement.items()), default=0)
+        return 1 + max((self.gpu_of(stage) for stage in self.placement), default=0)
+
+    def gpu_of(self, stage: str) -> int:
+        """Return the number of the GPU of a stage. Raises `ParameterError` for another device."""
+        device = self.placement.get(stage, "auto")
+        if device != "auto" and not device.startswith("cuda"):
+            raise ParameterError("placement", f"{stage}={device}: only GPUs are planned: cuda:0, cuda:1 and so on")
+        return int(device.partition(":")[2] or 0)
 
     @property
     def formats(self) -> Formats:
@@ -186,7 +179,7 @@ class Plan:
     rooms: tuple[Room, ...]  # of each GPU, beside weights and the driver's context
     slots: int
     columns: int
-    floors: tuple[StepTime, ...]
+    floors: tuple[StepTime, ...]  # at `ROWS`, then at all slots
     expected: tuple[StepTime, ...]
     most: Streams  # by the floor
     likely: Streams
@@ -283,24 +276,18 @@ def plan_machine(
 
     Raises `ParameterError` for what does not fit, with what would.
     """
-    gpus = f"{machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
+    has = f"{machine.instance_type} has {machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
     if wish.num_gpus > machine.num_gpus:
-        raise ParameterError(
-            "placement",
-            f"it needs {wish.num_gpus} GPUs, and {machine.instance_type} has {gpus}, from cuda:0 on; "
-            + _larger(machine, wish.num_gpus, "name those"),
-        )
+        larger = _larger(machine, wish.num_gpus, "name those")
+        raise ParameterError("placement", f"it needs {wish.num_gpus} GPUs, and {has}, from cuda:0 on; {larger}")
     if replicas is None:
         replicas = 1 if wish.placement else machine.num_gpus
     if replicas > 1 and wish.placement:
-        told = f"{replicas} with a placement: each replica sees one GPU; leave one of both out"
-        raise ParameterError("replicas", told)
+        message = f"{replicas} with a placement: each replica sees one GPU; leave one of both out"
+        raise ParameterError("replicas", message)
     if replicas > machine.num_gpus:
-        raise ParameterError(
-            "replicas",
-            f"{replicas}: each has a GPU of its own, and {machine.instance_type} has {gpus}; "
-            + _larger(machine, replicas, f"say {machine.num_gpus}"),
-        )
+        larger = _larger(machine, replicas, f"say {machine.num_gpus}")
+        raise ParameterError("replicas", f"{replicas}: each has a GPU of its own, and {has}; {larger}")
     (plan,) = make_plans(measure, [card], wish)
     return replace(plan, machine=machine, replicas=replicas)
 
@@ -334,10 +321,8 @@ def _no_room(plan: Plan) -> str:
 
 
 def _plan(sizes: Sizes, card: Card, wish: Wish) -> Plan:
-    stages: dict[str, tuple[str, ...]] = {}
-    for name in sorted(sizes.stages, key=lambda name: _gpu(name, wish.placement.get(name, "auto"))):
-        device = f"cuda:{_gpu(name, wish.placement.get(name, 'auto'))}"
-        stages[device] = (*stages.get(device, ()), name)
+    gpus = {name: wish.gpu_of(name) for name in sizes.stages}
+    stages = {f"cuda:{gpu}": tuple(name for name in gpus if gpus[name] == gpu) for gpu in sorted({*gpus.values()})}
     rooms = tuple(
         Room(
             card.memory_bytes - CONTEXT_BYTES - sum(sizes.stages[name].weight_bytes for name in names),
@@ -351,9 +336,10 @@ def _plan(sizes: Sizes, card: Card, wish: Wish) -> Plan:
     else:
         needed = sizes.needed_positions(_default("max_reference_s"), round(_default("chunk_length")))
         most = sizes.max_positions
-        slots, columns = fit_slots(rooms, wanted=wish.max_slots, positions=most, needed=needed, span=SPAN)
+        slots, columns = fit_slots(rooms, wanted=wish.max_slots, positions=most, needed=needed)
         slots = slots if columns else 0
     floors = Floors(sizes, card, wish.context, list(stages.values()))
+    rows = (*ROWS, max(1, slots))
     return Plan(
         card=card,
         wish=wish,
@@ -362,23 +348,11 @@ def _plan(sizes: Sizes, card: Card, wish: Wish) -> Plan:
         rooms=rooms,
         slots=slots,
         columns=columns,
-        floors=tuple(floors.floor(rows) for rows in (*ROWS, *_more(slots))),
-        expected=tuple(floors.expected(rows, wish.efficiency) for rows in (*ROWS, *_more(slots))),
+        floors=tuple(floors.time(each) for each in rows),
+        expected=tuple(floors.time(each, wish.efficiency) for each in rows),
         most=floors.streams(slots),
         likely=floors.streams(slots, wish.efficiency),
     )
-
-
-def _gpu(stage: str, device: str) -> int:
-    """Return the number of the GPU of a placement. Raises `ParameterError` for another device."""
-    if device != "auto" and not device.startswith("cuda"):
-        raise ParameterError("placement", f"{stage}={device}: only GPUs are planned: cuda:0, cuda:1 and so on")
-    return int(device.partition(":")[2] or 0)
-
-
-def _more(slots: int) -> tuple[int, ...]:
-    """The full number of slots, last."""
-    return (max(1, slots),)
 
 
 def _default(name: str) -> float:

@@ -86,7 +86,7 @@ def count_slots(rooms: Sequence[Room], positions: int) -> int:
     return MAX_SLOTS if slots == inf else int(slots)
 
 
-def fit_slots(rooms: Sequence[Room], *, wanted: int, positions: int, needed: int, span: int) -> tuple[int, int]:
+def fit_slots(rooms: Sequence[Room], *, wanted: int, positions: int, needed: int) -> tuple[int, int]:
     """Choose slots and their positions: the wanted number with all `positions`, if there is room for it.
 
     Else as many slots, at most `wanted`, as there is room for with the `needed` positions of a piece of speech, in
@@ -94,14 +94,14 @@ def fit_slots(rooms: Sequence[Room], *, wanted: int, positions: int, needed: int
     """
     if count_slots(rooms, positions) >= wanted:
         return wanted, positions
-    needed = min(-(-needed // span) * span, positions)
+    needed = min(-(-needed // SPAN) * SPAN, positions)
     slots = min(wanted, count_slots(rooms, needed))
     if slots:
         return slots, needed
     if count_slots(rooms, -1) < 1 or not any(room.demand.position for room in rooms):
         return 1, 0  # shorter slots are no smaller
     left = ((room.for_slots - room.demand.slot(-1), room.demand.position) for room in rooms)
-    return 1, min(max(0, int(free // position) - 1) // span * span for free, position in left if position)
+    return 1, min(max(0, int(free // position) - 1) // SPAN * SPAN for free, position in left if position)
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,6 @@ class Cost:
 
     num_bytes: float
     operations: float
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.num_bytes + other.num_bytes, self.operations + other.operations)
 
 
 @dataclass(frozen=True)

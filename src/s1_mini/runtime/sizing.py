@@ -49,7 +49,6 @@ def slots_for(rooms: Sequence[Room], sizes: Sizes, config: EngineConfig) -> tupl
         wanted=_slots_wanted(config, AUTO_SLOTS),
         positions=most,
         needed=most if config.max_columns else sizes.needed_positions(config.max_reference_s, config.chunk_length),
-        span=SPAN,
     )
     tight = min(rooms, key=lambda room: room.count(SPAN))
     if len(rooms) > 1 and tight.count(SPAN) < 1:
