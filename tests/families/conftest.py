@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from reference_bark import Reference
+from s1_mini.codecs.encodec.weights import TINY
 from s1_mini.families.base import Placement
 from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
 from s1_mini.families.cascade.random import RECIPES, recipe, write_random_checkpoint
@@ -40,7 +41,7 @@ def published_cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One of another size, seed and kind: its linear layers have biases."""
     directory = tmp_path_factory.mktemp("cascade_other") / "other"
-    other = recipe(3, 4, 32, RECIPES["tiny"].codec)
+    other = recipe(3, 4, 32, TINY)
     for name in ("semantic", "coarse_acoustics", "fine_acoustics"):
         other.config[f"{name}_config"]["bias"] = True
     write_random_checkpoint(directory, other, form="published", seed=7)

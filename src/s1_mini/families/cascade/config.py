@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_siz
 from s1_mini.weights.directory import read_json
 
 NUM_COARSE = 2  # books of codes that the coarse model makes
+# The part of config.json for each stage, and the published vocabularies: ids that a model reads, and those it gives.
+PARTS = {"semantic": "semantic_config", "coarse": "coarse_acoustics_config", "fine": "fine_acoustics_config"}
+VOCABULARIES = {"semantic": (129_600, 10_048), "coarse": (12_096, 12_096), "fine": (1056, 1056)}
 
 # Files of a checkpoint with one for each model: converted, suno's large models, and its small ones. The codec, which
 # suno does not publish, is that of facebook/encodec_24khz.
@@ -27,6 +30,7 @@ SETS = (
     {"semantic": "text_2.pt", "coarse": "coarse_2.pt", "fine": "fine_2.pt", "codec": COMPACT["codec"]},
     {"semantic": "text.pt", "coarse": "coarse.pt", "fine": "fine.pt", "codec": COMPACT["codec"]},
 )
+_SIZES = ("input_vocab_size", "output_vocab_size", "block_size")
 
 
 @dataclass(frozen=True)
@@ -47,29 +51,39 @@ class GPTConfig:
         return self.width // self.num_heads
 
 
+def _at(place: str, default: Any) -> Any:
+    """Return a field of `Numbers` that stands at `place` in generation_config.json."""
+    return field(default=default, metadata={"place": place})
+
+
 @dataclass(frozen=True)
 class Numbers:
     """Tokens, rates and lengths by which the stages fit together; the defaults are those of all that was published."""
 
-    text_offset: int = 10_048  # added to the tokenizer's ids
-    text_pad: int = 129_595
-    semantic_infer: int = 129_599
-    semantic_size: int = 10_000  # semantic tokens; the next id is their end, and stands where there is none
-    max_text: int = 256  # tokens of text, and of a voice beside them
-    max_semantic: int = 768  # semantic tokens that are made at most
-    semantic_rate: float = 49.9  # a second
-    coarse_pad: int = 12_048  # where there is no semantic token
-    coarse_infer: int = 12_050
-    coarse_rate: float = 75.0  # frames a second
-    max_coarse_text: int = 256  # semantic tokens that a window sees
-    max_coarse_history: int = 630  # codes before it that a window sees
-    window: int = 60  # codes that a window makes
-    codebook_size: int = 1024  # codes of a book; as an id of the fine model: no code
-    fine_window: int = 1024  # frames
-    fine_hop: int = 512  # frames between windows; at most so many are seen of a voice
-    num_books: int = 8
-    min_eos_p: float = 0.0  # the end is chosen where it is likelier; 0 is never
-    fine_temperature: float = 0.0  # 0 is the likeliest code
+    text_offset: int = _at("semantic_config.text_encoding_offset", 10_048)  # added to the tokenizer's ids
+    text_pad: int = _at("semantic_config.text_pad_token", 129_595)
+    semantic_infer: int = _at("semantic_config.semantic_infer_token", 129_599)
+    # Semantic tokens; the next id is their end, and stands where there is none.
+    semantic_size: int = _at("semantic_config.semantic_vocab_size", 10_000)
+    # Tokens of text, and of a voice beside them.
+    max_text: int = _at("semantic_config.max_input_semantic_length", 256)
+    max_semantic: int = _at("semantic_config.max_new_tokens", 768)  # semantic tokens that are made at most
+    semantic_rate: float = _at("semantic_config.semantic_rate_hz", 49.9)  # a second
+    # Where there is no semantic token.
+    coarse_pad: int = _at("coarse_acoustics_config.coarse_semantic_pad_token", 12_048)
+    coarse_infer: int = _at("coarse_acoustics_config.coarse_infer_token", 12_050)
+    coarse_rate: float = _at("coarse_acoustics_config.coarse_rate_hz", 75.0)  # frames a second
+    # Semantic tokens, and codes before it, that a window sees; codes that it makes.
+    max_coarse_text: int = _at("coarse_acoustics_config.max_coarse_input_length", 256)
+    max_coarse_history: int = _at("coarse_acoustics_config.max_coarse_history", 630)
+    window: int = _at("coarse_acoustics_config.sliding_window_len", 60)
+    codebook_size: int = _at("codebook_size", 1024)  # codes of a book; as an id of the fine model: no code
+    fine_window: int = _at("fine_acoustics_config.max_fine_input_length", 1024)  # frames
+    # Frames between windows; at most so many are seen of a voice.
+    fine_hop: int = _at("fine_acoustics_config.max_fine_history_length", 512)
+    num_books: int = _at("fine_acoustics_config.n_fine_codebooks", 8)
+    min_eos_p: float = _at("semantic_config.min_eos_p", 0.0)  # the end is chosen where it is likelier; 0 is never
+    fine_temperature: float = _at("fine_acoustics_config.temperature", 0.0)  # 0 is the likeliest code
 
     @property
     def ratio(self) -> float:
@@ -111,23 +125,23 @@ class CascadeConfig:
         return self.coarse.output_size - self.numbers.semantic_size
 
     def __post_init__(self) -> None:
-        numbers, needed = self.numbers, []
-        read = max(numbers.semantic_infer, numbers.text_pad, numbers.semantic_size)
-        needed.append(("semantic_config.input_vocab_size", self.semantic.input_size, read + 1))
-        needed.append(("semantic_config.output_vocab_size", self.semantic.output_size, numbers.semantic_size + 1))
+        numbers = self.numbers
         last = numbers.semantic_size + NUM_COARSE * numbers.codebook_size
-        coarse = max(numbers.coarse_infer + 1, numbers.coarse_pad + 1, last)
-        needed.append(("coarse_acoustics_config.input_vocab_size", self.coarse.input_size, coarse))
-        needed.append(("coarse_acoustics_config.output_vocab_size", self.coarse.output_size, last))
-        needed.append(("fine_acoustics_config.input_vocab_size", self.fine.input_size, numbers.codebook_size + 1))
-        needed.append(("fine_acoustics_config.output_vocab_size", self.fine.output_size, numbers.codebook_size))
-        needed.append(("semantic_config.block_size", self.semantic.block_size, numbers.prompt_size + 1))
         windows = numbers.max_coarse_text + 1 + numbers.max_coarse_history + numbers.window
-        needed.append(("coarse_acoustics_config.block_size", self.coarse.block_size, windows))
-        needed.append(("fine_acoustics_config.block_size", self.fine.block_size, numbers.fine_window))
-        for name, given, least in needed:
-            if given < least:
-                raise CheckpointMismatchError(f"config.json: {name}={given}; generation_config.json needs {least}")
+        text = max(numbers.semantic_infer, numbers.text_pad, numbers.semantic_size) + 1
+        needed = {
+            "semantic": (text, numbers.semantic_size + 1, numbers.prompt_size + 1),
+            "coarse": (max(numbers.coarse_infer + 1, numbers.coarse_pad + 1, last), last, windows),
+            "fine": (numbers.codebook_size + 1, numbers.codebook_size, numbers.fine_window),
+        }
+        for stage, least in needed.items():
+            model: GPTConfig = getattr(self, stage)
+            sizes = (model.input_size, model.output_size, model.block_size)
+            for name, size, needs in zip(_SIZES, sizes, least, strict=True):
+                if size < needs:
+                    raise CheckpointMismatchError(
+                        f"config.json: {PARTS[stage]}.{name}={size}; generation_config.json needs {needs}"
+                    )
         if self.coarse.input_size < self.coarse.output_size:  # it reads again all that it gives
             raise CheckpointMismatchError(
                 f"config.json: coarse_acoustics_config.input_vocab_size={self.coarse.input_size}; its "
@@ -140,62 +154,58 @@ class CascadeConfig:
             )
 
 
-def read_cascade_config(directory: Path, sizes: Mapping[str, Mapping[str, Any]] | None = None) -> CascadeConfig:
-    """Read the small files of a checkpoint directory; what they leave out may be among `sizes`.
-
-    Raises `CheckpointError`.
-    """
+def read_values(directory: Path, parts: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """Read config.json; what it leaves out may be among `parts`. Raises `CheckpointError`."""
     values = read_json(directory / "config.json")
-    for name, part in (sizes or {}).items():
+    for name, part in (parts or {}).items():
         values[name] = {**part, **_part(values, name, "config.json")}
+    return values
+
+
+def read_generation(directory: Path) -> dict[str, Any] | None:
+    """Read generation_config.json, if there is one. Raises `CheckpointError`."""
     path = directory / "generation_config.json"
-    return make_config(values, read_json(path) if path.exists() else None)
+    return read_json(path) if path.exists() else None
+
+
+def read_cascade_config(directory: Path) -> CascadeConfig:
+    """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
+    return make_config(read_values(directory), read_generation(directory))
 
 
 def make_config(values: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> CascadeConfig:
-    """Make it of what both files hold. Raises `CheckpointMismatchError`."""
+    """Build it from the content of both files. Raises `CheckpointMismatchError`."""
+    fine = _part(values, PARTS["fine"], "config.json")
+    for name, wanted in (("n_codes_total", 8), ("n_codes_given", 1)):
+        if fine.get(name, wanted) != wanted:
+            raise CheckpointMismatchError(
+                f"config.json: {PARTS['fine']}.{name}={reprlib.repr(fine[name])}; only {wanted} is known"
+            )
     return CascadeConfig(
-        semantic=_gpt(values, "semantic_config"),
-        coarse=_gpt(values, "coarse_acoustics_config"),
-        fine=_fine(values),
+        semantic=_gpt(values, "semantic"),
+        coarse=_gpt(values, "coarse"),
+        fine=_gpt(values, "fine"),
         codec=EncodecConfig.from_json(_part(values, "codec_config", "config.json"), "config.json: codec_config"),
         numbers=Numbers() if generation is None else _numbers(generation),
     )
 
 
-def _fine(values: Mapping[str, Any]) -> GPTConfig:
-    part = _part(values, "fine_acoustics_config", "config.json")
-    for name, wanted in (("n_codes_total", 8), ("n_codes_given", 1)):
-        if part.get(name, wanted) != wanted:
-            raise CheckpointMismatchError(
-                f"config.json: fine_acoustics_config.{name}={reprlib.repr(part[name])}; only {wanted} is known"
-            )
-    return _gpt(values, "fine_acoustics_config", is_causal=False)
-
-
-_VOCABULARIES = {
-    "semantic_config": (129_600, 10_048),
-    "coarse_acoustics_config": (12_096, 12_096),
-    "fine_acoustics_config": (1056, 1056),
-}
-
-
-def _gpt(values: Mapping[str, Any], name: str, *, is_causal: bool = True) -> GPTConfig:
+def _gpt(values: Mapping[str, Any], stage: str) -> GPTConfig:
+    name, (inputs, outputs) = PARTS[stage], VOCABULARIES[stage]
     part = _part(values, name, "config.json")
 
     def size(key: str, default: int, most: int = MAX_SIZE) -> int:
         return read_size(f"config.json: {name}.{key}", part.get(key, default), most)
 
-    sizes = _VOCABULARIES[name]
     config = GPTConfig(
         num_layers=size("num_layers", 12, MAX_LAYERS),
         num_heads=size("num_heads", 12),
         width=size("hidden_size", 768),
         block_size=size("block_size", 1024),
-        input_size=size("input_vocab_size", sizes[0]),
-        output_size=size("output_vocab_size", sizes[1]),
+        input_size=size("input_vocab_size", inputs),
+        output_size=size("output_vocab_size", outputs),
         bias=read_flag(f"config.json: {name}.bias", part.get("bias", True)),
-        is_causal=is_causal,
+        is_causal=stage != "fine",
     )
     if config.width % (2 * config.num_heads):
         raise CheckpointMismatchError(
@@ -204,44 +214,22 @@ def _gpt(values: Mapping[str, Any], name: str, *, is_causal: bool = True) -> GPT
     return config
 
 
-# Which number stands where in generation_config.json.
-_PLACES = {
-    "text_offset": "semantic_config.text_encoding_offset",
-    "text_pad": "semantic_config.text_pad_token",
-    "semantic_infer": "semantic_config.semantic_infer_token",
-    "semantic_size": "semantic_config.semantic_vocab_size",
-    "max_text": "semantic_config.max_input_semantic_length",
-    "max_semantic": "semantic_config.max_new_tokens",
-    "semantic_rate": "semantic_config.semantic_rate_hz",
-    "coarse_pad": "coarse_acoustics_config.coarse_semantic_pad_token",
-    "coarse_infer": "coarse_acoustics_config.coarse_infer_token",
-    "coarse_rate": "coarse_acoustics_config.coarse_rate_hz",
-    "max_coarse_text": "coarse_acoustics_config.max_coarse_input_length",
-    "max_coarse_history": "coarse_acoustics_config.max_coarse_history",
-    "window": "coarse_acoustics_config.sliding_window_len",
-    "codebook_size": "codebook_size",
-    "fine_window": "fine_acoustics_config.max_fine_input_length",
-    "fine_hop": "fine_acoustics_config.max_fine_history_length",
-    "num_books": "fine_acoustics_config.n_fine_codebooks",
-    "min_eos_p": "semantic_config.min_eos_p",
-    "fine_temperature": "fine_acoustics_config.temperature",
-}
 _FREE = {"min_eos_p", "fine_temperature"}  # which may be 0
 
 
 def _numbers(values: Mapping[str, Any]) -> Numbers:
     given: dict[str, Any] = {}
-    for field in fields(Numbers):
-        place = _PLACES[field.name]
+    for number in fields(Numbers):
+        place = number.metadata["place"]
         group, _, key = place.rpartition(".")
         value = (_part(values, group, "generation_config.json") if group else values).get(key)
         if value is None:
             continue
-        kinds = (int,) if isinstance(field.default, int) else (int, float)
+        kinds = (int,) if isinstance(number.default, int) else (int, float)
         is_number = isinstance(value, kinds) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= MAX_SIZE or (not value and field.name not in _FREE):
+        if not is_number or not 0 <= value <= MAX_SIZE or (not value and number.name not in _FREE):
             raise CheckpointMismatchError(f"generation_config.json: {place}={reprlib.repr(value)} is no such number")
-        given[field.name] = value
+        given[number.name] = value
     if given.get("fine_temperature") == 1:
         given["fine_temperature"] = 0.0  # as transformers understands it: the likeliest
     numbers = Numbers(**given)
@@ -251,10 +239,8 @@ def _numbers(values: Mapping[str, Any]) -> Numbers:
 
 def _check(numbers: Numbers, values: Mapping[str, Any]) -> None:
     """Raise `CheckpointMismatchError` for numbers that do not go together."""
-    semantic = _part(values, "semantic_config", "generation_config.json")
-    eos = semantic.get("eos_token_id", numbers.semantic_size)
-    coarse = _part(values, "coarse_acoustics_config", "generation_config.json")
-    books = coarse.get("n_coarse_codebooks", NUM_COARSE)
+    eos = _part(values, PARTS["semantic"], "generation_config.json").get("eos_token_id", numbers.semantic_size)
+    books = _part(values, PARTS["coarse"], "generation_config.json").get("n_coarse_codebooks", NUM_COARSE)
     faults = (
         (eos != numbers.semantic_size, f"semantic_config.eos_token_id={reprlib.repr(eos)} is not semantic_vocab_size"),
         (books != NUM_COARSE, f"coarse_acoustics_config.n_coarse_codebooks={reprlib.repr(books)} is not {NUM_COARSE}"),

@@ -75,7 +75,7 @@ class Cascade:
         return open_cascade(directory, placement, settings)
 
     def files(self, directory: Path, conversion: Conversion) -> list[Member]:
-        from s1_mini.families.cascade.convert import compact_files
+        from s1_mini.families.cascade.weights import compact_files
 
         return compact_files(directory, conversion)
 

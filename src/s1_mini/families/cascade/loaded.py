@@ -70,14 +70,10 @@ class LoadedCascade:
     ) -> None:
         self.config, self.models, self.codec, self.tokenizer = config, models, codec, tokenizer
         self._directory, self._placement, self._settings = directory, placement, settings
-        self.networks = tuple(models)
-        self._model_bytes = {
-            name: sum(weight.numel() * weight.element_size() for weight in network.parameters())
-            for name, network in zip(STAGES, models, strict=False)
-        }
-        self.num_bytes = sum(self._model_bytes.values())
-        self._kv_item = (placement.kv_dtype or placement.dtype).itemsize
-        self.position_bytes = round(kv_bytes(config.semantic, self._kv_item) + kv_bytes(config.coarse, self._kv_item))
+        self.networks = tuple(model for model in models if model is not None)
+        self.num_bytes = sum(weight.nbytes for network in self.networks for weight in network.parameters())
+        kv_item = (placement.kv_dtype or placement.dtype).itemsize
+        self.position_bytes = round(kv_bytes(config.semantic, kv_item) + kv_bytes(config.coarse, kv_item))
         numbers = config.numbers
         self.max_positions = min(config.semantic.block_size, numbers.prompt_size + numbers.max_semantic - 1)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.weights import TINY as TINY_CODEC
-from s1_mini.codecs.encodec.weights import random_tensors
+from s1_mini.codecs.encodec.weights import random_tensors, translate
 from s1_mini.families.base import Form
-from s1_mini.families.cascade.config import COMPACT, CascadeConfig, make_config
+from s1_mini.families.cascade.config import COMPACT, PARTS, VOCABULARIES, CascadeConfig, Numbers, make_config
 from s1_mini.families.cascade.network import CausalGPT, FineGPT
 from s1_mini.families.cascade.voice import INDEX, KEYS
 from s1_mini.families.cascade.weights import PREFIXES
@@ -34,59 +34,24 @@ ATTENTION = 3.0  # of queries and keys: so much that it looks at little, and wha
 END = 1.2  # times as much for the semantic end, so that speech lasts some seconds
 VOICES = {"one": 240, "two": 420}  # random voices, by name: their semantic tokens
 
-GENERATION = {
-    "semantic_config": {
-        "eos_token_id": 10_000,
-        "max_input_semantic_length": 256,
-        "max_new_tokens": 768,
-        "semantic_infer_token": 129_599,
-        "semantic_pad_token": 10_000,
-        "semantic_rate_hz": 49.9,
-        "semantic_vocab_size": 10_000,
-        "text_encoding_offset": 10_048,
-        "text_pad_token": 129_595,
-    },
-    "coarse_acoustics_config": {
-        "coarse_infer_token": 12_050,
-        "coarse_rate_hz": 75,
-        "coarse_semantic_pad_token": 12_048,
-        "max_coarse_history": 630,
-        "max_coarse_input_length": 256,
-        "n_coarse_codebooks": 2,
-        "sliding_window_len": 60,
-    },
-    "fine_acoustics_config": {
-        "max_fine_history_length": 512,
-        "max_fine_input_length": 1024,
-        "n_fine_codebooks": 8,
-        "temperature": 1.0,
-    },
-    "codebook_size": 1024,
-    "sample_rate": 24_000,
-    "model_type": "bark",
-}
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a random checkpoint is made from: its config.json, and the number format of its models."""
+class Recipe(NamedTuple):
+    """The config.json of a random checkpoint, and the number format of its models."""
 
     config: dict[str, Any]
-    codec: EncodecConfig
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype
 
 
 def recipe(layers: int, heads: int, width: int, codec: EncodecConfig, dtype: torch.dtype = torch.float32) -> Recipe:
-    """Make a recipe of a checkpoint whose three models have the same size."""
+    """Return the recipe of a checkpoint whose three models have the same size."""
     sizes = {"num_layers": layers, "num_heads": heads, "hidden_size": width, "block_size": 1024, "bias": False}
-    vocabularies = {"semantic": (129_600, 10_048), "coarse_acoustics": (12_096, 12_096), "fine_acoustics": (1056, 1056)}
     config: dict[str, Any] = {"model_type": "bark", "architectures": ["BarkModel"]}
-    for name, (inputs, outputs) in vocabularies.items():
-        kinds = {"model_type": name, "input_vocab_size": inputs, "output_vocab_size": outputs}
-        config[f"{name}_config"] = sizes | kinds
-    config["fine_acoustics_config"] |= {"n_codes_total": 8, "n_codes_given": 1}
+    for stage, (inputs, outputs) in VOCABULARIES.items():
+        kinds = {"model_type": PARTS[stage].removesuffix("_config")}
+        config[PARTS[stage]] = sizes | kinds | {"input_vocab_size": inputs, "output_vocab_size": outputs}
+    config[PARTS["fine"]] |= {"n_codes_total": 8, "n_codes_given": 1}
     config["codec_config"] = {"model_type": "encodec"} | asdict(codec)
-    return Recipe(config, codec, dtype)
+    return Recipe(config, dtype)
 
 
 RECIPES = {
@@ -94,6 +59,19 @@ RECIPES = {
     "small": recipe(12, 12, 768, EncodecConfig(), torch.bfloat16),
     "large": recipe(24, 16, 1024, EncodecConfig(), torch.bfloat16),
 }
+
+
+def _published_numbers() -> dict[str, Any]:
+    """Return a generation_config.json with what was published."""
+    values: dict[str, Any] = {"model_type": "bark", "sample_rate": EncodecConfig().sampling_rate}
+    for number in fields(Numbers):
+        group, _, key = number.metadata["place"].rpartition(".")
+        if number.default:  # transformers has another word for 0
+            (values.setdefault(group, {}) if group else values)[key] = number.default
+    return values
+
+
+GENERATION = _published_numbers()
 
 
 def write_random_checkpoint(directory: Path, recipe: Recipe, *, form: Form = "compact", seed: int = 0) -> None:
@@ -105,31 +83,35 @@ def write_random_checkpoint(directory: Path, recipe: Recipe, *, form: Form = "co
     with new_directory(directory) as target:
         write_json(target / "config.json", recipe.config)
         write_json(target / "generation_config.json", GENERATION)
-        (target / "vocab.txt").write_bytes("\n".join(vocabulary()).encode() + b"\n")
-        models = random_models(config, seed, recipe.dtype)
+        (target / "vocab.txt").write_bytes("\n".join(_vocabulary()).encode() + b"\n")
+        models = _random_models(config, seed, recipe.dtype)
         if form == "compact":
-            codec = random_tensors(config.codec, seed + 1, spelling="folded", prefix=PREFIXES["codec"])
-            models["codec"] = {name: value for name, value in codec.items() if not name.endswith(_UNUSED)}
+            codec = translate(random_tensors(config.codec, seed + 1, spelling="folded"))
+            models["codec"] = {PREFIXES["codec"] + name: value for name, value in codec.items()}
             for stage, tensors in models.items():
                 write_tensors(target / COMPACT[stage], tensors)
         else:
             codec = random_tensors(config.codec, seed + 1, spelling="weight_g", prefix=PREFIXES["codec"])
             flat = {name: tensor for tensors in models.values() for name, tensor in tensors.items()}
             torch.save(flat | dict(_masks(config)) | codec, target / "pytorch_model.bin")
+        folder = target / ("voices" if form == "compact" else "speaker_embeddings")
+        folder.mkdir()
         for at, (name, length) in enumerate(VOICES.items()):
-            _write_voice(target, name, random_voice(config, length, seed + at), form)
+            voice = random_voice(config, length, seed + at)
+            if form == "compact":
+                write_tensors(folder / f"{name}.safetensors", for_file(voice))
+            else:
+                for key, value in voice.items():
+                    np.save(folder / f"{name}_{key}.npy", value.numpy(), allow_pickle=False)
         if form == "published":
-            places = {name: {key: f"speaker_embeddings/{name}_{key}.npy" for key in KEYS} for name in VOICES}
+            places = {name: {key: f"{folder.name}/{name}_{key}.npy" for key in KEYS} for name in VOICES}
             write_json(target / INDEX, places)
 
 
-_UNUSED = (".inited", ".cluster_size", ".embed_avg")
-
-
-def vocabulary() -> list[str]:
+def _vocabulary() -> list[str]:
     """Return words of a WordPiece vocabulary: letters, alone and within words, and signs."""
-    words = [*SPECIAL, *string.punctuation, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
-    return [*words, "the", "##ing", "hello", "laughs", "##s"][: len(words) + 4]
+    words = ("the", "##ing", "hello", "laughs")
+    return [*SPECIAL, *string.punctuation, *LETTERS, *(f"##{letter}" for letter in LETTERS), *words]
 
 
 def random_voice(config: CascadeConfig, length: int, seed: int = 0) -> dict[str, Tensor]:
@@ -142,19 +124,7 @@ def random_voice(config: CascadeConfig, length: int, seed: int = 0) -> dict[str,
     return {name: torch.from_numpy(part) for name, part in parts.items()}
 
 
-def _write_voice(target: Path, name: str, voice: dict[str, Tensor], form: Form) -> None:
-    folder = target / ("voices" if form == "compact" else "speaker_embeddings")
-    folder.mkdir(exist_ok=True)
-    if form == "compact":
-        write_tensors(folder / f"{name}.safetensors", for_file(voice))
-        return
-    for key, value in voice.items():
-        np.save(folder / f"{name}_{key}.npy", value.numpy(), allow_pickle=False)
-
-
-def random_models(
-    config: CascadeConfig, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> dict[str, dict[str, Tensor]]:
+def _random_models(config: CascadeConfig, seed: int, dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
     """Return random tensors of each model under transformers' names."""
     draws = torch.Generator().manual_seed(seed)
     numbers = config.numbers

@@ -1,4 +1,4 @@
-"""Take the tensors of a cascade from a checkpoint: transformers' one file, or suno's file for each model.
+"""Read the tensors of a cascade from transformers' one file or suno's file for each model, and write the compact form.
 
 transformers' names are the networks' own behind a prefix for each model. suno's are translated to them. Buffers of
 masks are left out, and so are the fine head that is never used and rows of heads that cannot be chosen. Fine heads may
@@ -7,21 +7,41 @@ be tied to the embeddings of their books, and then are not stored.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from s1_mini.codecs.encodec import weights as codec_weights
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.families.cascade.config import NUM_COARSE, SETS, CascadeConfig, Numbers, read_cascade_config
+from s1_mini.families.base import Conversion
+from s1_mini.families.cascade.config import (
+    COMPACT,
+    NUM_COARSE,
+    PARTS,
+    SETS,
+    CascadeConfig,
+    Numbers,
+    make_config,
+    read_generation,
+    read_values,
+)
 from s1_mini.families.cascade.network import CausalGPT, FineGPT
+from s1_mini.families.cascade.tokenizer import find_vocabulary
+from s1_mini.families.cascade.voice import published_voices, read_published
+from s1_mini.voices.format import for_file
+from s1_mini.voices.library import FOLDER as VOICES
+from s1_mini.weights.convert import ConvertedFile, Target, TensorFile, plan
 from s1_mini.weights.directory import MODEL_NAMES
 from s1_mini.weights.files import read_object, read_tensors
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton
+from s1_mini.weights.weight_norm import folded_name
+from s1_mini.weights.write import Member, copied, voice_file, written
 
 PREFIXES = {"semantic": "semantic.", "coarse": "coarse_acoustics.", "fine": "fine_acoustics.", "codec": "codec_model."}
 
@@ -42,18 +62,15 @@ _RENAMED = (
     ("wpe.", "position_embeds_layer."),
 )
 _HEADS = re.compile(r"lm_heads\.(\d+)\.weight")
+_UNUSED_HEAD = PREFIXES["fine"] + "lm_heads.0.weight"
 
 
-@dataclass(frozen=True)
-class Models:
-    """The three transformers."""
+class Models(NamedTuple):
+    """The three transformers; None for one that runs in another process."""
 
-    semantic: CausalGPT | None  # None where another process has it
+    semantic: CausalGPT | None
     coarse: CausalGPT | None
     fine: FineGPT
-
-    def __iter__(self) -> Iterator[CausalGPT | FineGPT]:
-        return (model for model in (self.semantic, self.coarse, self.fine) if model is not None)
 
 
 def find_parts(directory: Path) -> dict[str, Path]:
@@ -62,17 +79,16 @@ def find_parts(directory: Path) -> dict[str, Path]:
     if whole is not None:
         return dict.fromkeys(PREFIXES, whole)
     sets = [{stage: directory / name for stage, name in names.items()} for names in SETS]
-    # Of a set that is not whole, that is told of which most is there; the codec alone is none.
-    most = max(sets, key=lambda files: (sum(file.is_file() for file in files.values()), files["semantic"].is_file()))
-    there = [file.name for files in sets for stage, file in files.items() if stage != "codec" and file.is_file()]
-    if not there:
+    found = {file.name for files in sets for stage, file in files.items() if stage != "codec" and file.is_file()}
+    if not found:
         raise CheckpointFileError(
             f"{directory} holds no models: expected {', '.join(MODEL_NAMES)}, or suno's text.pt, coarse.pt and fine.pt"
         )
-    lacking = [stage for stage, file in most.items() if not file.is_file()]
+    # The set of which most is there.
+    most = max(sets, key=lambda files: (sum(file.is_file() for file in files.values()), files["semantic"].is_file()))
+    lacking = ", ".join(f"{file.name} ({stage})" for stage, file in most.items() if not file.is_file())
     if lacking:
-        told = ", ".join(f"{most[stage].name} ({stage})" for stage in lacking)
-        raise CheckpointFileError(f"{directory} lacks {told} beside {', '.join(sorted(set(there)))}")
+        raise CheckpointFileError(f"{directory} lacks {lacking} beside {', '.join(sorted(found))}")
     return most
 
 
@@ -80,65 +96,14 @@ def read_models(directory: Path) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint by transformers' names, memory-mapped. Raises `CheckpointError`."""
     tensors: dict[str, Tensor] = {}
     for file, stage in {file: stage for stage, file in find_parts(directory).items()}.items():
-        tensors |= named_as_published(stage, read_suno(file) if is_suno(file) else read_tensors(file))
+        tensors |= _published_names(stage, _read_part(file))
     return tensors
 
 
-def named_as_published(stage: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of a file by their names in transformers' one file."""
-    prefixes = tuple(PREFIXES.values())
-    if any(name.startswith(prefixes) for name in tensors):
+def _published_names(stage: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a file by their names in transformers' one file."""
+    if any(name.startswith(tuple(PREFIXES.values())) for name in tensors):
         return dict(tensors)
-    return {PREFIXES[stage] + name: tensor for name, tensor in suno_names(tensors).items()}
-
-
-def is_suno(file: Path) -> bool:
-    """Whether a file is one of suno's."""
-    return file.suffix == ".pt"
-
-
-def read_suno(file: Path) -> dict[str, Tensor]:
-    """Read a file of suno's. Raises `CheckpointFileError`, with a way out where more than tensors is in it."""
-    try:
-        return read_tensors(file)
-    except CheckpointFileError as error:
-        if "not only plain data and tensors" not in str(error):
-            raise
-        raise CheckpointFileError(
-            f"{error}. Use the same models as transformers has them (suno/bark, suno/bark-small), or, if you trust the "
-            f"file, load it once with torch and save its entries model and model_args alone as {file.name}"
-        ) from None
-
-
-def suno_sizes(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return the parts of transformers' config that suno's files tell of themselves; none of others."""
-    given: dict[str, dict[str, Any]] = {}
-    if not any((directory / names["semantic"]).is_file() for names in SETS[1:]):
-        return given
-    for stage, file in find_parts(directory).items():
-        if not is_suno(file):
-            continue
-        read_suno(file)
-        content = read_object(file)
-        told = content.get("model_args") if isinstance(content, dict) else None
-        if not isinstance(told, dict):
-            raise CheckpointFileError(f"{file} has no model_args: it does not say how large its model is")
-        names = {"n_layer": "num_layers", "n_head": "num_heads", "n_embd": "hidden_size"}
-        names |= {name: name for name in ("block_size", "bias", "input_vocab_size", "output_vocab_size")}
-        part = {"bias": False} | {names[name]: value for name, value in told.items() if name in names}
-        if "vocab_size" in told:  # of older files
-            part = {"input_vocab_size": told["vocab_size"], "output_vocab_size": told["vocab_size"]} | part
-        given[PREFIXES[stage].removesuffix(".") + "_config"] = part
-    return given
-
-
-def read_config(directory: Path) -> CascadeConfig:
-    """Read all that says how large a checkpoint is, suno's files included. Raises `CheckpointError`."""
-    return read_cascade_config(directory, suno_sizes(directory))
-
-
-def suno_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return suno's tensors by transformers' names."""
 
     def new_name(name: str) -> str:
         for old, new in _RENAMED:
@@ -146,9 +111,53 @@ def suno_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 name = name.replace(old, new)
             elif name.startswith(old):
                 name = new + name.removeprefix(old)
-        return name
+        return PREFIXES[stage] + name
 
     return rename(tensors, new_name)
+
+
+def _is_suno(file: Path) -> bool:
+    return file.suffix == ".pt"
+
+
+def _read_part(file: Path) -> dict[str, Tensor]:
+    """Read a file. Raises `CheckpointFileError`, for one of suno's with more than tensors in it with a way out."""
+    try:
+        return read_tensors(file)
+    except CheckpointFileError as error:
+        if not _is_suno(file) or "not only plain data and tensors" not in str(error):
+            raise
+        raise CheckpointFileError(
+            f"{error}. Use the same models as transformers has them (suno/bark, suno/bark-small), or, if you trust the "
+            f"file, load it once with torch and save its entries model and model_args alone as {file.name}"
+        ) from None
+
+
+def _suno_values(directory: Path) -> dict[str, dict[str, Any]]:
+    """Return the parts of transformers' config that suno's files contain; none of others."""
+    values: dict[str, dict[str, Any]] = {}
+    if not any((directory / names["semantic"]).is_file() for names in SETS[1:]):
+        return values
+    for stage, file in find_parts(directory).items():
+        if not _is_suno(file):
+            continue
+        _read_part(file)
+        content = read_object(file)
+        sizes = content.get("model_args") if isinstance(content, dict) else None
+        if not isinstance(sizes, dict):
+            raise CheckpointFileError(f"{file} has no model_args: it does not say how large its model is")
+        names = {"n_layer": "num_layers", "n_head": "num_heads", "n_embd": "hidden_size"}
+        names |= {name: name for name in ("block_size", "bias", "input_vocab_size", "output_vocab_size")}
+        part = {"bias": False} | {names[name]: value for name, value in sizes.items() if name in names}
+        if "vocab_size" in sizes:  # of older files
+            part = {"input_vocab_size": sizes["vocab_size"], "output_vocab_size": sizes["vocab_size"]} | part
+        values[PARTS[stage]] = part
+    return values
+
+
+def read_config(directory: Path) -> CascadeConfig:
+    """Read the sizes of a checkpoint, from suno's files, too. Raises `CheckpointError`."""
+    return make_config(read_values(directory, _suno_values(directory)), read_generation(directory))
 
 
 def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str, dict[str, Tensor]]:
@@ -163,7 +172,7 @@ def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str,
         stage = next((stage for stage, prefix in PREFIXES.items() if name.startswith(prefix)), "")
         if not stage:
             foreign.append(name)
-        elif not is_mask(name, tensor):
+        elif not _is_mask(name, tensor):
             models[stage][name.removeprefix(PREFIXES[stage])] = tensor
     lacking = [PREFIXES[stage] for stage, named in models.items() if not named]
     if lacking:
@@ -176,12 +185,12 @@ def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str,
     first = numbers.semantic_size
     _cut(models["coarse"], "lm_head.weight", slice(first, first + config.num_coarse_ids))
     models["fine"] = _fine_heads(models["fine"], numbers)
-    del models["codec"]  # whose names are its own to know
+    del models["codec"]  # `codec_weights` reads it
     return models
 
 
-def is_mask(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor is a buffer that says where one may look: [1, 1, S, S], where a linear layer's has one axis."""
+def _is_mask(name: str, tensor: Tensor) -> bool:
+    """Return whether a tensor is an attention mask: [1, 1, S, S], where a linear layer's bias has one axis."""
     return bool(_MASK.search(name)) and tensor.ndim == 4
 
 
@@ -206,23 +215,20 @@ def _fine_heads(named: Mapping[str, Tensor], numbers: Numbers) -> dict[str, Tens
     return kept
 
 
-def _skeletons(config: CascadeConfig) -> dict[str, nn.Module]:
+def _fitting(
+    config: CascadeConfig, tensors: Mapping[str, Tensor], source: str
+) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
+    """Return each network, without memory, and its tensors. Raises `CheckpointMismatchError` unless all fit."""
     with skeleton():
-        return {
+        networks = {
             "semantic": CausalGPT(config.semantic, config.numbers.semantic_size + 1),
             "coarse": CausalGPT(config.coarse, config.num_coarse_ids),
             "fine": FineGPT(config.fine, config.numbers),
         }
-
-
-def check(config: CascadeConfig, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Raise `CheckpointMismatchError` unless the three models' tensors fit `config`; shapes are enough."""
-    _check(_skeletons(config), translate(tensors, config), source)
-
-
-def _check(modules: Mapping[str, nn.Module], named: Mapping[str, Mapping[str, Tensor]], source: str) -> None:
-    for stage, module in modules.items():
-        check_fit(module, named[stage], source=f"{source}, {PREFIXES[stage]}*")
+    named = translate(tensors, config)
+    for stage, network in networks.items():
+        check_fit(network, named[stage], source=f"{source}, {PREFIXES[stage]}*")
+    return {stage: (network, named[stage]) for stage, network in networks.items()}
 
 
 def build_models(
@@ -238,10 +244,54 @@ def build_models(
 
     All are checked before any is built. Raises `CheckpointMismatchError`.
     """
-    named, modules = translate(tensors, config), _skeletons(config)
-    _check(modules, named, source)
-    built: dict[str, Any] = dict.fromkeys(modules)
-    for stage in modules.keys() - set(elsewhere):
-        fit(modules[stage], named[stage], source=source, dtype=dtype, device=devices[stage])
-        built[stage] = modules[stage]
+    built: dict[str, Any] = {}
+    for stage, (network, named) in _fitting(config, tensors, source).items():
+        built[stage] = None if stage in elsewhere else network
+        if stage not in elsewhere:
+            fit(network, named, source=source, dtype=dtype, device=devices[stage])
     return Models(**built)
+
+
+def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
+    """Return all files in the compact form; the weights are read with their chunks. Raises `CheckpointError`.
+
+    Each model has a file of safetensors, and voices are as the engine keeps them. Masks and what only training needs
+    are left out, the codec's weight norm is folded.
+    """
+    conversion.check_wide("a cascade")
+    config, parts, tensors = read_config(checkpoint), find_parts(checkpoint), read_models(checkpoint)
+    _fitting(config, tensors, checkpoint.name)
+    codec_weights.check(config.codec, tensors, prefix=PREFIXES["codec"], source=f"{PREFIXES['codec']}*")
+    values = read_values(checkpoint, _suno_values(checkpoint))
+    members = [written("config.json", json.dumps(values, indent=2) + "\n")]
+    if (checkpoint / "generation_config.json").exists():
+        members.append(copied(checkpoint / "generation_config.json", "generation_config.json"))
+    vocabulary = find_vocabulary(checkpoint)
+    members.append(copied(vocabulary, vocabulary.name))
+    for stage, path in parts.items():
+        file, compact = TensorFile(path), partial(_compact_names, stage, decode_only=conversion.decode_only)
+        targets = {target: _dtype(stage, target, conversion) for target in plan(file, compact, folded_name)}
+        members.append(ConvertedFile(targets).member(COMPACT[stage]))
+    for name, files in published_voices(checkpoint).items():
+        voice = for_file(read_published(config.numbers, files, name))
+        members.append(voice_file(f"{VOICES}/{name}.safetensors", voice))
+    return members
+
+
+def _dtype(stage: str, target: Target, conversion: Conversion) -> torch.dtype:
+    """Return the format to write; of the codec, what is small or decides on codes stays in float32."""
+    if stage == "codec":
+        decides = ".quantizer." in target.name or ".encoder." in target.name
+        rounds = conversion.codec_precision == "float16" and not decides and target.is_large
+        return torch.float16 if rounds else torch.float32
+    return target.dtype if conversion.precision == "keep" else getattr(torch, conversion.precision)
+
+
+def _compact_names(stage: str, tensors: Mapping[str, Tensor], *, decode_only: bool) -> dict[str, Tensor]:
+    """Return the tensors of a stage by their published names, without what is never read."""
+    prefix = PREFIXES[stage]
+    named = {name: tensor for name, tensor in _published_names(stage, tensors).items() if name.startswith(prefix)}
+    if stage != "codec":
+        return {name: value for name, value in named.items() if not _is_mask(name, value) and name != _UNUSED_HEAD}
+    translated = codec_weights.translate(named, prefix=prefix, encodes=not decode_only)
+    return {prefix + name: tensor for name, tensor in translated.items()}
