@@ -25,7 +25,7 @@ from s1_mini.bench.report import load_average, table
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.base import Chain, Placement
 from s1_mini.families.cascade.config import CascadeConfig
-from s1_mini.families.cascade.loaded import open_cascade
+from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.on_vllm.stage import WorkedStage
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.random import random_voice
@@ -106,7 +106,7 @@ def main() -> int:
         chains: dict[str, Chain] = {}
         for name, chosen in (("ours", ()), ("vLLM", STAGES)):
             settings = CascadeSettings(vllm_stages=chosen, vllm_python=options.vllm_python)
-            loaded, begun = open_cascade(directory, placement, settings), time.perf_counter()
+            loaded, begun = LoadedCascade(directory, placement, settings), time.perf_counter()
             chains[name] = loaded.chain(max(options.rows), loaded.max_positions)
             print(f"{name}: {time.perf_counter() - begun:.0f} s to start", flush=True)
         try:

@@ -11,7 +11,7 @@ import torch
 from reference_bark import Reference
 from s1_mini.codecs.encodec.weights import TINY
 from s1_mini.families.base import Placement
-from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
+from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.random import RECIPES, recipe, write_random_checkpoint
 from s1_mini.families.cascade.settings import CascadeSettings
 
@@ -51,7 +51,7 @@ def other_cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def loaded_cascade(cascade: Path) -> LoadedCascade:
     """The random cascade, open."""
-    return open_cascade(cascade, CPU, CascadeSettings())
+    return LoadedCascade(cascade, CPU, CascadeSettings())
 
 
 @pytest.fixture(scope="session")

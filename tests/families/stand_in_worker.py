@@ -11,9 +11,9 @@ import torch
 
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.cascade.config import CascadeConfig
-from s1_mini.families.cascade.language_model import CoarseModel, SemanticModel
 from s1_mini.families.cascade.on_vllm.packing import unpack_coarse, unpack_semantic
 from s1_mini.families.cascade.policies import CoarseWindows
+from s1_mini.families.cascade.stages import CoarseModel, SemanticModel
 from s1_mini.families.cascade.weights import build_models, read_config, read_models
 from s1_mini.remote.token_server import Begun, serve
 from s1_mini.types import SamplingParams

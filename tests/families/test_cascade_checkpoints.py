@@ -22,7 +22,7 @@ from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointM
 from s1_mini.families.base import Conversion
 from s1_mini.families.cascade.config import make_config, read_cascade_config
 from s1_mini.families.cascade.family import Cascade
-from s1_mini.families.cascade.loaded import open_cascade
+from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.random import GENERATION, RECIPES, random_voice
 from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.families.cascade.tokenizer import CascadeTokenizer
@@ -37,7 +37,7 @@ PREFIXES = {"semantic": "semantic.", "coarse": "coarse_acoustics.", "fine": "fin
 
 
 def weights_of(directory: Path) -> dict[str, torch.Tensor]:
-    loaded = open_cascade(directory, CPU, CascadeSettings())
+    loaded = LoadedCascade(directory, CPU, CascadeSettings())
     networks = [*loaded.models, loaded.codec]
     return {f"{n}.{name}": weight for n, module in enumerate(networks) for name, weight in module.named_parameters()}
 
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_told_by_name(published_cascade: Path, tmp_path: Pa
     torch.save(change(name, published_tensors(published_cascade)), other / "pytorch_model.bin")
 
     with pytest.raises(CheckpointMismatchError, match=told):
-        open_cascade(other, CPU, CascadeSettings())
+        LoadedCascade(other, CPU, CascadeSettings())
     with pytest.raises(CheckpointMismatchError, match=told):
         Cascade().files(other, _keep())
 
@@ -179,21 +179,21 @@ def test_a_file_that_lacks_is_named_with_those_that_are_there(suno: Path, lackin
         file.unlink()
 
     with pytest.raises(CheckpointFileError, match=told):
-        open_cascade(Checkpoint(suno).check_files().directory if lacking != "*.pt" else suno, CPU, CascadeSettings())
+        LoadedCascade(Checkpoint(suno).check_files().directory if lacking != "*.pt" else suno, CPU, CascadeSettings())
 
 
 def test_a_large_file_beside_small_ones_is_told(suno: Path) -> None:
     (suno / "fine.pt").rename(suno / "fine_2.pt")
 
     with pytest.raises(CheckpointFileError, match=r"lacks fine\.pt \(fine\) beside coarse\.pt, fine_2\.pt, text\.pt"):
-        open_cascade(suno, CPU, CascadeSettings())
+        LoadedCascade(suno, CPU, CascadeSettings())
 
 
 def test_a_file_of_sunos_that_is_more_than_tensors_is_refused_with_a_way_out(suno: Path) -> None:
     content = torch.load(suno / "text.pt", weights_only=True)
     torch.save(content | {"best_val_loss": np.float64(1.0)}, suno / "text.pt")
 
-    for use in (lambda: open_cascade(suno, CPU, CascadeSettings()), lambda: Cascade().files(suno, _keep())):
+    for use in (lambda: LoadedCascade(suno, CPU, CascadeSettings()), lambda: Cascade().files(suno, _keep())):
         with pytest.raises(CheckpointFileError, match=r"not only plain data.*suno/bark-small.*model and model_args"):
             use()
 
@@ -265,7 +265,7 @@ def test_a_vocabulary_with_ids_that_the_model_cannot_read_is_refused(cascade: Pa
         file.writelines(f"word{number}\n" for number in range(129_600 - 10_048))
 
     with pytest.raises(CheckpointMismatchError, match=r"vocab\.txt has ids up to \d+; .* reads those below 119552"):
-        open_cascade(other, CPU, CascadeSettings())
+        LoadedCascade(other, CPU, CascadeSettings())
 
 
 def test_a_vocabulary_that_was_cut_is_told_of(cascade: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -274,14 +274,14 @@ def test_a_vocabulary_that_was_cut_is_told_of(cascade: Path, tmp_path: Path, cap
     (other / "vocab.txt").write_text(
         words + "".join(f"word{number}\n" for number in range(119_546 - len(words.split("\n")) + 1))
     )
-    open_cascade(other, CPU, CascadeSettings())
+    LoadedCascade(other, CPU, CascadeSettings())
     (message,) = [record.getMessage() for record in caplog.records if "vocab.txt" in record.getMessage()]
     assert "vocab.txt has 119546 words and the semantic model knows 119547: is the file whole?" in message
     caplog.clear()
     with (other / "vocab.txt").open("a") as file:
         file.write("last\n")
 
-    open_cascade(other, CPU, CascadeSettings())
+    LoadedCascade(other, CPU, CascadeSettings())
 
     assert not caplog.records
 

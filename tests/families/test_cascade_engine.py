@@ -13,7 +13,7 @@ from leaks import leaks
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.exceptions import ConfigurationError, GenerationError, ParameterError, TextError, VoiceUnsupportedError
-from s1_mini.families.cascade import language_model
+from s1_mini.families.cascade import stages
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.random import VOICES, random_voice
@@ -123,7 +123,7 @@ def test_a_result_without_a_token_is_an_error_with_words_and_harms_no_other(engi
 def test_by_chance_saying_nothing_at_first_keeps_no_engine_from_starting(
     cascade: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uniforms = language_model.stage_uniforms
+    uniforms = stages.stage_uniforms
 
     def ended(logits: torch.Tensor, choice: torch.Tensor, end: int, _: float) -> torch.Tensor:
         return torch.full_like(choice, end) if unlucky else choice
@@ -133,8 +133,8 @@ def test_by_chance_saying_nothing_at_first_keeps_no_engine_from_starting(
         return uniforms(number, begin, count, draws)
 
     unlucky: list[bool] = []
-    monkeypatch.setattr(language_model, "end_early", ended)
-    monkeypatch.setattr(language_model, "stage_uniforms", drawn)
+    monkeypatch.setattr(stages, "end_early", ended)
+    monkeypatch.setattr(stages, "stage_uniforms", drawn)
 
     with ProductionTTSEngine(config_of(cascade)) as engine:
         assert engine.generate("Hello.", seed=5, max_new_tokens=4).frames

@@ -18,7 +18,7 @@ from reference_bark import Reference
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError
 from s1_mini.families.cascade.config import read_cascade_config
-from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
+from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.on_vllm import stage as worked
 from s1_mini.families.cascade.on_vllm.packing import (
     next_is_second,
@@ -192,7 +192,7 @@ def test_what_an_environment_lacks_is_told_with_the_command(cascade: Path, tmp_p
     def told(python: Path | None, **options: torch.dtype) -> str:
         settings = CascadeSettings(vllm_stages=BOTH, vllm_python=python)
         with pytest.raises(ConfigurationError) as error:
-            open_cascade(cascade, replace(CPU, **options), settings)
+            LoadedCascade(cascade, replace(CPU, **options), settings)
         return str(error.value)
 
     assert told(Path(sys.executable)).endswith(' -m pip install "s1-mini[vllm]" (docs/vllm.md)')

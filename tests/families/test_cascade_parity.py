@@ -11,7 +11,7 @@ import torch
 from reference_bark import Reference, Spoken
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.cascade.config import read_cascade_config
-from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
+from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.random import random_voice
 from s1_mini.families.cascade.settings import CascadeSettings
@@ -56,7 +56,7 @@ def test_so_it_does_with_another_size_another_seed_and_biases(
 def test_an_end_that_is_likely_enough_is_chosen_as_in_transformers(bark: Reference, published_cascade: Path) -> None:
     spoken = bark.speak(TOKENS, most=60, eos_p=1e-3)
     oracle = spoken.oracle("case") | {"case.min_eos_p": torch.tensor(1e-3)}
-    loaded = open_cascade(published_cascade, CPU, CascadeSettings(min_eos_p=1e-3))
+    loaded = LoadedCascade(published_cascade, CPU, CascadeSettings(min_eos_p=1e-3))
     prompt = build_prompt(loaded.config.numbers, TOKENS, None)
 
     made = run_stage(loaded.chain(1, 1024), 0, prompt.items, prompt, max_steps=60)

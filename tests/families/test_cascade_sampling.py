@@ -9,7 +9,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.families.cascade.kernels.choose import choose, choose_plain, end_early
-from s1_mini.families.cascade.language_model import stage_uniforms
+from s1_mini.families.cascade.stages import stage_uniforms
 from s1_mini.types import SamplingParams
 
 DRAWS = 4096

@@ -18,7 +18,7 @@ from reference_bark import Reference
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, GenerationError
 from s1_mini.families.base import Chain
-from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
+from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.families.cascade.verify import run_stage
@@ -85,7 +85,7 @@ def test_tokens_are_those_of_our_own_stages_and_of_transformers(
 def one_slot(published_cascade: Path, python: Path) -> Iterator[tuple[LoadedCascade, Chain]]:
     """Stages for one utterance at a time."""
     settings = CascadeSettings(vllm_stages="semantic,coarse", vllm_python=python)
-    loaded = open_cascade(published_cascade, CPU, settings)
+    loaded = LoadedCascade(published_cascade, CPU, settings)
     chain = loaded.chain(1, loaded.max_positions)
     yield loaded, chain
     for stage in chain.stages:
@@ -116,7 +116,7 @@ def test_a_semantic_stage_of_one_slot_generates_up_to_the_last_position(
     one_slot: tuple[LoadedCascade, Chain], published_cascade: Path
 ) -> None:
     loaded, chain = one_slot
-    ours = open_cascade(published_cascade, CPU, CascadeSettings()).chain(1, loaded.max_positions)
+    ours = LoadedCascade(published_cascade, CPU, CascadeSettings()).chain(1, loaded.max_positions)
     prompt = build_prompt(loaded.config.numbers, [5, 9, 77, 30, 2], None)
 
     made, expected = (run_stage(each, 0, prompt.items, prompt, max_steps=768) for each in (chain, ours))

@@ -70,9 +70,9 @@ class Cascade:
         return measure_sizes(config, formats, prefix_cache_bytes)
 
     def open(self, directory: Path, placement: Placement, settings: CascadeSettings) -> LoadedCascade:
-        from s1_mini.families.cascade.loaded import open_cascade
+        from s1_mini.families.cascade.loaded import LoadedCascade
 
-        return open_cascade(directory, placement, settings)
+        return LoadedCascade(directory, placement, settings)
 
     def files(self, directory: Path, conversion: Conversion) -> list[Member]:
         from s1_mini.families.cascade.weights import compact_files

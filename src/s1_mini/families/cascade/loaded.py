@@ -1,16 +1,15 @@
-"""A cascade that is open: three models and the codec. They are introduced to each other here."""
+"""An open cascade: three models and the codec, and the chain of their stages."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.codecs.encodec.stage import MAX_FRAMES, EncodecDecoder, chunk_sizes
 from s1_mini.codecs.encodec.weights import build_encodec
 from s1_mini.codecs.stage import ROWS
@@ -18,20 +17,16 @@ from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError, VoiceUnsupportedError
 from s1_mini.families.base import Chain, Placement
-from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig
+from s1_mini.families.cascade.config import NUM_COARSE
 from s1_mini.families.cascade.costs import kv_bytes
-from s1_mini.families.cascade.fine_model import ROWS as FINE_ROWS
-from s1_mini.families.cascade.fine_model import FineModel
-from s1_mini.families.cascade.language_model import CoarseModel, SemanticModel
-from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic, check_vllm, start_worker
+from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic, check_vllm, start_workers
 from s1_mini.families.cascade.policies import CoarsePolicy, CoarseWindows, FinePolicy
 from s1_mini.families.cascade.prompt import build_prompt, only_voice
 from s1_mini.families.cascade.settings import STAGES, CascadeSettings
+from s1_mini.families.cascade.stages import FINE_ROWS, CoarseModel, FineModel, SemanticModel
 from s1_mini.families.cascade.tokenizer import CascadeTokenizer, find_vocabulary
-from s1_mini.families.cascade.weights import PREFIXES, Models, build_models, read_config, read_models
+from s1_mini.families.cascade.weights import PREFIXES, build_models, read_config, read_models
 from s1_mini.layers.quantized import quantize_linears
-from s1_mini.remote.tokens import TokenWorker
-from s1_mini.runtime.stage import Stage
 from s1_mini.types import ChunkProfile, Voice
 
 logger = logging.getLogger(__name__)
@@ -57,37 +52,62 @@ class LoadedCascade:
 
     merges = begins_early = True  # the coarse model's windows; that neither changes a token, tests prove without them
 
-    def __init__(
-        self,
-        *,
-        directory: Path,
-        config: CascadeConfig,
-        models: Models,
-        codec: Encodec,
-        tokenizer: CascadeTokenizer,
-        placement: Placement,
-        settings: CascadeSettings,
-    ) -> None:
-        self.config, self.models, self.codec, self.tokenizer = config, models, codec, tokenizer
+    def __init__(self, directory: Path, placement: Placement, settings: CascadeSettings) -> None:
+        """Open all models and the codec; all is checked before any is loaded.
+
+        Raises `CheckpointError`, or `ConfigurationError` for stages on vLLM that cannot be.
+        """
         self._directory, self._placement, self._settings = directory, placement, settings
-        self.networks = tuple(model for model in models if model is not None)
+        self.config, self.tokenizer = read_config(directory), CascadeTokenizer.from_directory(directory)
+        config, numbers = self.config, self.config.numbers
+        self._check_vocabulary()
+        if settings.vllm_stages:
+            check_vllm(config, placement, settings)
+        tensors = read_models(directory)
+        self.models = build_models(
+            config,
+            tensors,
+            dtype=placement.dtype,
+            devices={stage: placement.of(stage) for stage in STAGES},
+            source=directory.name,
+            elsewhere=settings.vllm_stages,
+        )
+        self.codec = build_encodec(
+            config.codec,
+            tensors,
+            prefix=PREFIXES["codec"],
+            encodes=False,
+            dtype=placement.codec_dtype,
+            device=placement.of("codec"),
+            source=f"{directory.name}, {PREFIXES['codec']}*",
+        )
+        if placement.weights_dtype is not None:
+            for network in filter(None, (self.models.semantic, self.models.coarse)):
+                quantize_linears(network.layers, placement.weights_dtype)
+        self.networks = tuple(model for model in self.models if model is not None)
         self.num_bytes = sum(weight.nbytes for network in self.networks for weight in network.parameters())
         kv_item = (placement.kv_dtype or placement.dtype).itemsize
         self.position_bytes = round(kv_bytes(config.semantic, kv_item) + kv_bytes(config.coarse, kv_item))
-        numbers = config.numbers
         self.max_positions = min(config.semantic.block_size, numbers.prompt_size + numbers.max_semantic - 1)
+        # The end is chosen above this probability; 0 is never.
+        self.min_eos_p = numbers.min_eos_p if settings.min_eos_p is None else settings.min_eos_p
 
-    @property
-    def min_eos_p(self) -> float:
-        """Probability above which the end is chosen; 0 is never."""
-        asked = self._settings.min_eos_p
-        return self.config.numbers.min_eos_p if asked is None else asked
-
-    @property
-    def fine_temperature(self) -> float:
-        """Temperature of the fine codes; 0 takes the likeliest."""
-        asked = self._settings.fine_temperature
-        return self.config.numbers.fine_temperature if asked is None else asked
+    def _check_vocabulary(self) -> None:
+        numbers, size, path = self.config.numbers, self.tokenizer.size, find_vocabulary(self._directory)
+        readable = self.config.semantic.input_size - numbers.text_offset
+        if size > readable:
+            raise CheckpointMismatchError(
+                f"{path} has ids up to {size - 1}; the semantic model reads those below {readable}"
+            )
+        known = numbers.text_pad - numbers.text_offset
+        if size < known:
+            logger.warning(
+                "%s has %d words and the semantic model knows %d: is the file whole? What it lacks is spoken as an "
+                "unknown word, or letter by letter",
+                path,
+                size,
+                known,
+            )
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
         return build_prompt(self.config.numbers, self.tokenizer.encode(text), only_voice(voices))
@@ -98,9 +118,9 @@ class LoadedCascade:
         return Voice({name: torch.from_numpy(part.copy()) for name, part in parts.items()}, text)
 
     def chain(self, slots: int, positions: int) -> Chain:
-        config, numbers, codec = self.config, self.config.numbers, self.codec
+        config, numbers, codec, settings = self.config, self.config.numbers, self.codec, self._settings
         positions = min(positions, self.max_positions)
-        elsewhere = self._settings.vllm_stages
+        elsewhere = settings.vllm_stages
         reads_whole = {name: name in elsewhere or self._placement.of(name).type == "cuda" for name in STAGES}
         windows = CoarseWindows(numbers, merges=self.merges)
         frames = {books: Spec("int64", (books,), rate=numbers.coarse_rate) for books in (NUM_COARSE, numbers.num_books)}
@@ -136,7 +156,6 @@ class LoadedCascade:
             together=max(FINE_ROWS) if reads_whole["fine"] else 1,
             not_finite="the fine model's logits were not finite",
         )
-        captures_codec = codec.device.type == "cuda"
         rows = tuple(sorted({min(rows, CODEC_SLOTS * slots) for rows in ROWS}))
         sound = Chunks(
             name="codec",
@@ -144,116 +163,44 @@ class LoadedCascade:
             output=Spec("float32", rate=codec.sample_rate),
             slots=CODEC_SLOTS * slots,
             sizes={profile: chunk_sizes(config.codec, sizes) for profile, sizes in CHUNK_FRAMES.items()},
-            rows=rows if captures_codec else (1,),
+            rows=rows if codec.device.type == "cuda" else (1,),
             max_items=MAX_FRAMES,
             items_a_turn=SPARE_FRAMES,
             not_finite="the codec gave samples that are not finite; its weights may be damaged",
         )
+        workers = start_workers(
+            self._directory,
+            self._placement,
+            settings,
+            slots=slots,
+            positions={"semantic": positions, "coarse": windows.most_positions},
+            min_eos_p=self.min_eos_p,
+        )
+        models, kv_dtype = self.models, self._placement.kv_dtype
+        temperature = numbers.fine_temperature if settings.fine_temperature is None else settings.fine_temperature
         return Chain(
             policies=(semantic, coarse, fine, sound),
             stages=(
-                *self._token_stages(windows, slots, positions),
-                FineModel(self.models.fine, fine, number=2, temperature=self.fine_temperature),
+                WorkedSemantic(workers["semantic"], config)
+                if models.semantic is None
+                else SemanticModel(
+                    models.semantic,
+                    numbers,
+                    slots=slots,
+                    positions=positions,
+                    min_eos_p=self.min_eos_p,
+                    kv_dtype=kv_dtype,
+                ),
+                WorkedCoarse(workers["coarse"], config, windows)
+                if models.coarse is None
+                else CoarseModel(models.coarse, windows, slots=slots, kv_dtype=kv_dtype),
+                FineModel(models.fine, fine, number=2, temperature=temperature),
                 EncodecDecoder(codec, sound, number=3),
             ),
             sample_rate=codec.sample_rate,
             room=lambda prompt: min(numbers.max_semantic, positions + 1 - len(prompt.items)),
         )
 
-    def _token_stages(self, windows: CoarseWindows, slots: int, positions: int) -> tuple[Stage, Stage]:
-        """Make the stages that make tokens: of our own models, and of workers where vLLM is to make them."""
-        models, kv_dtype = self.models, self._placement.kv_dtype
-        workers = self._start_workers({"semantic": positions, "coarse": windows.most_positions}, slots)
-        semantic: Stage
-        if models.semantic is None:
-            semantic = WorkedSemantic(workers["semantic"], self.config)
-        else:
-            semantic = SemanticModel(
-                models.semantic,
-                windows.numbers,
-                slots=slots,
-                positions=positions,
-                min_eos_p=self.min_eos_p,
-                kv_dtype=kv_dtype,
-            )
-        if models.coarse is None:
-            return semantic, WorkedCoarse(workers["coarse"], self.config, windows)
-        return semantic, CoarseModel(models.coarse, windows, slots=slots, kv_dtype=kv_dtype)
-
-    def _start_workers(self, positions: Mapping[str, int], slots: int) -> dict[str, TokenWorker]:
-        """Start those that are wanted, at the same time. Raises what keeps one of them from its work."""
-        workers: dict[str, TokenWorker] = {}
-        try:
-            for stage in self._settings.vllm_stages:
-                workers[stage] = start_worker(
-                    stage,
-                    self._directory,
-                    self._placement,
-                    self._settings,
-                    slots=slots,
-                    positions=positions[stage],
-                    min_eos_p=self.min_eos_p,
-                )
-            for worker in workers.values():
-                worker.wait_until_ready()
-        except BaseException:
-            for worker in workers.values():
-                worker.close()
-            raise
-        return workers
-
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:  # noqa: ARG002 - of no use
         yield
         raise VoiceUnsupportedError("reference_audio", NO_CLONING)
-
-
-def open_cascade(directory: Path, placement: Placement, settings: CascadeSettings) -> LoadedCascade:
-    """Open all models and the codec; all is checked before any is loaded.
-
-    Raises `CheckpointError`, or `ConfigurationError` for stages on vLLM that cannot be.
-    """
-    config, tokenizer = read_config(directory), CascadeTokenizer.from_directory(directory)
-    readable = config.semantic.input_size - config.numbers.text_offset
-    if tokenizer.size > readable:
-        raise CheckpointMismatchError(
-            f"{find_vocabulary(directory)} has ids up to {tokenizer.size - 1}; the semantic model reads those below "
-            f"{readable}"
-        )
-    if settings.vllm_stages:
-        check_vllm(config, placement, settings)
-    known = config.numbers.text_pad - config.numbers.text_offset
-    if tokenizer.size < known:
-        logger.warning(
-            "%s has %d words and the semantic model knows %d: is the file whole? What it lacks is spoken as an unknown "
-            "word, or letter by letter",
-            find_vocabulary(directory),
-            tokenizer.size,
-            known,
-        )
-    tensors = read_models(directory)
-    devices = {stage: placement.of(stage) for stage in STAGES}
-    elsewhere = settings.vllm_stages
-    models = build_models(
-        config, tensors, dtype=placement.dtype, devices=devices, source=directory.name, elsewhere=elsewhere
-    )
-    codec = build_encodec(
-        config.codec,
-        tensors,
-        prefix=PREFIXES["codec"],
-        encodes=False,
-        dtype=placement.codec_dtype,
-        device=devices["codec"],
-        source=f"{directory.name}, {PREFIXES['codec']}*",
-    )
-    if placement.weights_dtype is not None:
-        for network in filter(None, (models.semantic, models.coarse)):
-            quantize_linears(network.layers, placement.weights_dtype)
-    return LoadedCascade(
-        directory=directory,
-        config=config,
-        models=models,
-        codec=codec,
-        tokenizer=tokenizer,
-        placement=placement,
-        settings=settings,
-    )

@@ -18,7 +18,7 @@ from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Progress, StagePolicy
 from s1_mini.families.base import Chain, Check, Placement
-from s1_mini.families.cascade.loaded import LoadedCascade, open_cascade
+from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.runtime.stage import Stage
@@ -51,7 +51,7 @@ def _checks(
 ) -> Iterator[Check]:
     for title, case in cases.items():
         eos = float(case["min_eos_p"]) if "min_eos_p" in case else 0.0
-        loaded = open_cascade(directory, placement, CascadeSettings(min_eos_p=eos, fine_temperature=0.0))
+        loaded = LoadedCascade(directory, placement, CascadeSettings(min_eos_p=eos, fine_temperature=0.0))
         label = title or "oracle"
         yield from _check_case(loaded, label, case, tolerance)
         for name in sorted(set(case) - {*INPUTS, *OUTPUTS}):

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -78,34 +78,47 @@ def _interpreter(settings: CascadeSettings) -> str:
     return str(settings.vllm_python or sys.executable)
 
 
-def start_worker(
-    stage: str,
+def start_workers(
     directory: Path,
     placement: Placement,
     settings: CascadeSettings,
     *,
     slots: int,
-    positions: int,
+    positions: Mapping[str, int],
     min_eos_p: float,
-) -> TokenWorker:
-    """Begin to start the worker of a stage, for `slots` sequences of up to `positions` positions each."""
-    device = placement.of(stage)
-    environment = dict(os.environ)
-    if device.type == "cuda":
-        visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-        index = device.index or 0
-        environment["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) else str(index)
-    opening = {
-        "stage": stage,
-        "checkpoint": str(directory.resolve()),
-        "device": device.type,
-        "dtype": str(placement.dtype).removeprefix("torch."),
-        "slots": slots,
-        "positions": positions,
-        "min_eos_p": min_eos_p,
-    }
+) -> dict[str, TokenWorker]:
+    """Start the workers of all stages on vLLM at the same time, for `slots` sequences of up to `positions` each.
+
+    Raises the error of a worker that refuses or ends.
+    """
+    workers: dict[str, TokenWorker] = {}
     command = [_interpreter(settings), *WORKER]
-    return TokenWorker(stage, command, opening, environment=environment, start_s=START_S, silent_s=SILENT_S)
+    try:
+        for stage in settings.vllm_stages:
+            device, environment = placement.of(stage), dict(os.environ)
+            if device.type == "cuda":
+                names = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+                visible, index = [name.strip() for name in names if name.strip()], device.index or 0
+                environment["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) else str(index)
+            opening = {
+                "stage": stage,
+                "checkpoint": str(directory.resolve()),
+                "device": device.type,
+                "dtype": str(placement.dtype).removeprefix("torch."),
+                "slots": slots,
+                "positions": positions[stage],
+                "min_eos_p": min_eos_p,
+            }
+            workers[stage] = TokenWorker(
+                stage, command, opening, environment=environment, start_s=START_S, silent_s=SILENT_S
+            )
+        for worker in workers.values():
+            worker.wait_until_ready()
+    except BaseException:
+        for worker in workers.values():
+            worker.close()
+        raise
+    return workers
 
 
 class WorkedStage(SimpleStage):

@@ -1,16 +1,20 @@
-"""The semantic and the coarse model as stages: a prompt in, a token a step out, which is fed back on the device.
+"""The three models as stages.
 
-A step computes the slots up to the last that is in it and attends to positions up to a multiple of `SPAN`, in such
-shapes that a slot's numbers do not depend on its neighbours, on a CPU not by a bit. There prompts are read in blocks
-that begin at the same positions, however a plan parts them; on a GPU whole, some at once, by captured graphs.
-Shapes: B slots of a call, S positions, V ids.
+Semantic and coarse: a prompt in, a token a step out, which is fed back on the device. A step computes the slots up to
+the last that is in it and attends to positions up to a multiple of `SPAN`, in such shapes that a slot's numbers do not
+depend on its neighbours, on a CPU not by a bit. There prompts are read in blocks that begin at the same positions,
+however a plan parts them; on a GPU whole, some at once, by captured graphs.
+Fine: windows of frames of two codes in, frames of eight out, in six passes over each window. It sees both ways, so a
+window's frames are made anew where the next overlaps it; only what no later window can change is given out. A slot
+keeps the codes of its last window. A CPU does each window alone, a GPU some in one graph.
+Shapes: B slots of a call, S positions, V ids; n windows of a call, T frames of a window, K books.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,9 +23,9 @@ from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, StepResult
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
-from s1_mini.families.cascade.kernels.choose import MIN_TEMPERATURE, choose, end_early
-from s1_mini.families.cascade.network import CausalGPT, Where
-from s1_mini.families.cascade.policies import CoarseWindows
+from s1_mini.families.cascade.kernels.choose import MIN_TEMPERATURE, choose, choose_plain, end_early
+from s1_mini.families.cascade.network import CausalGPT, FineGPT, Where
+from s1_mini.families.cascade.policies import CoarseWindows, FinePolicy, FineWindow
 from s1_mini.families.cascade.prompt import window_prompt
 from s1_mini.kernels.decode_attention import used_columns
 from s1_mini.layers.kv_cache import KVCache
@@ -34,6 +38,7 @@ from s1_mini.runtime.stage import Pending, SimpleStage
 BLOCK = 128  # positions of a prompt that a CPU reads at once
 CPU_ROWS = 4  # at the least: a CPU rounds products of one to three rows otherwise than those of more
 READ_ROWS = (4, 2, 1)  # prompts that a GPU reads at once
+FINE_ROWS = (8, 4, 2, 1)  # fine windows of the captured calls, beside the most of one: the smallest that holds a call
 DRAWS_OF_A_STAGE = 1 << 32  # utterances of a request; each stage has random numbers of its own beyond
 
 
@@ -85,10 +90,6 @@ class TokenStage(SimpleStage):
         self._steps: StepGraphs[int] | None = None
         self._reads: StepGraphs[tuple[int, int]] | None = None
 
-    @property
-    def num_bytes(self) -> int:
-        return self._cache.num_bytes
-
     @torch.inference_mode()
     def capture(self) -> None:
         if self.device.type == "cuda":
@@ -115,8 +116,6 @@ class TokenStage(SimpleStage):
             options=replace(options, is_ahead=True),
         )
 
-    # ---- what the two models do each in their way -----------------------------------------------------------------
-
     _item: tuple[int, ...] = ()  # shape of one position of a prompt
     _made = 0  # numbers that a step makes of each row; the last says whether the logits were finite
 
@@ -133,14 +132,12 @@ class TokenStage(SimpleStage):
         raise NotImplementedError
 
     def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
-        """Return the next token to be read [rows], and what is made of the step, each [rows]."""
+        """Return the next token to be read [rows], and the results of the step, each [rows]."""
         raise NotImplementedError
 
-    def _result(self, slots: Sequence[int], made: np.ndarray) -> StepResult:
-        """Part what a step made [rows, made] among its slots."""
+    def _result(self, rows: np.ndarray) -> StepResult:
+        """Return the result of a step [slots, made]."""
         raise NotImplementedError
-
-    # ---- the work -------------------------------------------------------------------------------------------------
 
     def begin(self, begins: Sequence[Begin]) -> None:
         for begin in begins:
@@ -193,7 +190,7 @@ class TokenStage(SimpleStage):
         rows = 1 + max(slots)
         if self._steps is not None:
             wait = self._steps.launch(fit(self._ladder, rows))
-            return lambda: self._result(slots, wait()[0])
+            return lambda: self._result(wait()[0][list(slots)])
         if self.device.type == "cpu":
             rows = -(-rows // CPU_ROWS) * CPU_ROWS
             rows = min(rows, len(self._token))
@@ -201,7 +198,7 @@ class TokenStage(SimpleStage):
         made = self._step_rows(rows, min(whole_spans(longest), self._positions)).cpu().numpy()
         for slot in slots:
             self._lengths[slot] += 1
-        return lambda: self._result(slots, made)
+        return lambda: self._result(made[list(slots)])
 
     def _step_rows(self, rows: int, span: int) -> Tensor:
         """Make a token of the active of the first rows; [rows, made]."""
@@ -267,8 +264,7 @@ class SemanticModel(TokenStage):
         token = end_early(logits, self._drawn(logits, rows), end, self._min_eos_p)
         return token, [token, (token == end).long()]
 
-    def _result(self, slots: Sequence[int], made: np.ndarray) -> StepResult:
-        rows = made[list(slots)]
+    def _result(self, rows: np.ndarray) -> StepResult:
         stops = rows[:, 1] != 0
         return StepResult(rows[:, :1], (~stops).astype(int).tolist(), stops.tolist(), (rows[:, 2] != 0).tolist())
 
@@ -282,12 +278,7 @@ class CoarseModel(TokenStage):
     _made = 4  # both codes, whether they are a frame, valid
 
     def __init__(
-        self,
-        network: CausalGPT,
-        windows: CoarseWindows,
-        *,
-        slots: int,
-        kv_dtype: torch.dtype | None = None,
+        self, network: CausalGPT, windows: CoarseWindows, *, slots: int, kv_dtype: torch.dtype | None = None
     ) -> None:
         self._windows, self._numbers = windows, windows.numbers
         steps, positions = windows.most_steps, min(whole_spans(windows.most_positions), network.config.block_size)
@@ -319,6 +310,135 @@ class CoarseModel(TokenStage):
         self._first[:rows] = torch.where(self._active[:rows], first, self._first[:rows])
         return code + book * size + self._numbers.semantic_size, [first, code, book]
 
-    def _result(self, slots: Sequence[int], made: np.ndarray) -> StepResult:
-        rows = made[list(slots)]
+    def _result(self, rows: np.ndarray) -> StepResult:
         return StepResult(rows[:, None, :2], rows[:, 2].tolist(), [False] * len(rows), (rows[:, 3] != 0).tolist())
+
+
+@dataclass
+class _Window:
+    """The unit of a slot."""
+
+    codes: np.ndarray  # int64 [T, K]: what is known, no code where nothing is
+    window: FineWindow
+    first: int  # frames of the window, from the first that is given out to the last
+    stop: int
+    temperature: float
+    uniforms: np.ndarray  # float32 [T, K - 2]
+
+
+class FineModel(SimpleStage):
+    """One window in each slot."""
+
+    is_overlapped = False
+
+    def __init__(self, network: FineGPT, policy: FinePolicy, *, number: int, temperature: float) -> None:
+        """`number` is the stage's in its chain; at `temperature` 0 the likeliest codes are taken."""
+        self.device, self._network, self._number = network.device, network, number
+        self._numbers, self._policy, self._temperature = policy.numbers, policy, temperature
+        self._begun: dict[int, _Window] = {}
+        self._kept: dict[int, tuple[int, np.ndarray]] = {}  # by slot: where its last window began, and its codes
+        self._rows: list[int] = []  # of the captured calls
+        self._graphs: StepGraphs[int] | None = None
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        if self.device.type == "cuda":
+            self.make_graphs()
+
+    def make_graphs(self) -> None:
+        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
+        numbers, draws = self._numbers, self._numbers.num_books - NUM_COARSE
+        length, most = numbers.fine_window, self._policy.most_together(1)
+        self._rows = [most, *(rows for rows in FINE_ROWS if rows < most)]
+        self._graphs = StepGraphs(
+            lambda _, *given: self._passes(*given),
+            self._rows,
+            lambda rows: [
+                Buffer((rows, length, numbers.num_books)),
+                Buffer((rows,)),
+                Buffer((rows,), torch.float32),
+                Buffer((rows, length, draws), torch.float32),
+            ],
+            lambda rows: [Buffer((rows, length, numbers.num_books)), Buffer((rows,), torch.bool)],
+            device=self.device,
+            options=replace(GraphOptions.of_stage(self.device, self._number), is_beside=True, sleeps=True),
+        )
+
+    def begin(self, begins: Sequence[Begin]) -> None:
+        self._begun |= {begin.slot: self._open(begin) for begin in begins}
+
+    def _open(self, begin: Begin) -> _Window:
+        numbers, conditions = self._numbers, begin.conditions
+        voice = conditions.voice.get("fine", np.zeros((0, numbers.num_books), np.int64))
+        history, first = len(voice), begin.produced - begin.context  # of the frames that came in
+        is_last = begin.context + begin.consumes == len(begin.inputs)
+        available = history + first + len(begin.inputs)
+        window = FineWindow(numbers, begin.number, history, available, is_last=is_last)
+        codes = np.full((numbers.fine_window, numbers.num_books), numbers.codebook_size)
+        own = voice[window.start :]
+        codes[: len(own)] = own
+        codes[len(own) : len(own) + len(begin.inputs), :NUM_COARSE] = begin.inputs % numbers.codebook_size
+        if begin.number:
+            before, kept = self._kept[begin.slot]
+            kept = kept[window.start - before :, NUM_COARSE:]
+            codes[: len(kept), NUM_COARSE:] = kept
+        temperature = self._temperature if conditions.sampling.temperature > MIN_TEMPERATURE else 0.0
+        draws = np.zeros((numbers.fine_window, numbers.num_books - NUM_COARSE), np.float32)
+        if temperature:
+            until = window.start + numbers.fine_window - history
+            table = stage_uniforms(self._number, begin, until, draws.shape[1])[max(0, until - len(draws)) :].numpy()
+            draws[len(draws) - len(table) :] = table
+        given = history + begin.produced - window.start
+        return _Window(codes, window, given, given + begin.consumes, temperature, draws)
+
+    def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
+        begun = [self._begun[slot] for slot in slots]
+        if self._graphs is not None:
+            codes, valid = self._launch(self._graphs, begun)
+        else:
+            made = [self._alone(each) for each in begun]
+            codes, valid = [each[0] for each in made], [each[1] for each in made]
+        for slot, each, window in zip(slots, begun, codes, strict=True):
+            self._kept[slot] = each.window.start, window
+        values = [window[each.first : each.stop] for each, window in zip(begun, codes, strict=True)]
+        result = StepResult(values, [len(value) for value in values], [True] * len(begun), valid)
+        return lambda: result
+
+    def _given(self, begun: Sequence[_Window]) -> list[np.ndarray]:
+        fills = [each.window.fill - each.window.start for each in begun]
+        return [
+            np.stack([each.codes for each in begun]),
+            np.array(fills),
+            np.array([each.temperature for each in begun], np.float32),
+            np.stack([each.uniforms for each in begun]),
+        ]
+
+    def _launch(self, graphs: StepGraphs[int], begun: list[_Window]) -> tuple[list[np.ndarray], list[bool]]:
+        rows = min(rows for rows in self._rows if rows >= len(begun))
+        filled = begun + begun[:1] * (rows - len(begun))
+        codes, valid = graphs.launch(rows, *self._given(filled))()
+        return list(codes[: len(begun)]), valid[: len(begun)].tolist()
+
+    def _alone(self, begun: _Window) -> tuple[np.ndarray, bool]:
+        given = [stage(torch.from_numpy(each), self.device) for each in self._given([begun])]
+        codes, valid = self._passes(*given)
+        return codes[0].cpu().numpy(), bool(valid)
+
+    def _passes(self, codes: Tensor, fill: Tensor, temperature: Tensor, uniforms: Tensor) -> list[Tensor]:
+        """Make the books of windows [n, T, K] from frame `fill` [n] on; give them, and whether all was finite [n]."""
+        network, books = self._network, self._numbers.num_books
+        made = list(codes.unbind(-1))
+        fresh = torch.arange(codes.shape[1], device=codes.device) >= fill.unsqueeze(1)
+        known = network.embed(0, made[0]) + network.embed(1, made[1])
+        valid = torch.ones(len(codes), dtype=torch.bool, device=codes.device)
+        heat = temperature.unsqueeze(1).expand(-1, codes.shape[1])
+        for book in range(NUM_COARSE, books):
+            logits = network.logits(book, known + network.embed(book, made[book]))
+            valid = valid & (logits.abs().amax((1, 2)) < float("inf"))
+            if self._temperature:
+                choice = choose_plain(logits, heat, uniforms[..., book - NUM_COARSE])
+            else:
+                choice = logits.argmax(-1)
+            made[book] = torch.where(fresh, choice, made[book])
+            known = known + network.embed(book, made[book])
+        return [torch.stack(made, -1), valid]
