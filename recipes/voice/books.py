@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recipes.voice.loop import Group
-from s1_mini.codecs.dac.model import Quantizer
-from s1_mini.codecs.dac.quantizer import VectorQuantizer
+from s1_mini.codecs.dac.model import Quantizer, VectorQuantizer
 
 
 class Books:

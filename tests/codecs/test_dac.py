@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 from s1_mini.codecs.dac import model as dac_model
 from s1_mini.codecs.dac.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.model import Dac, DacStream
+from s1_mini.codecs.dac.layers import PADDING
+from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.stage import DacDecoder
-from s1_mini.codecs.dac.transformer import PADDING
 from s1_mini.codecs.dac.weights import build_codec, open_dac, translate
 from s1_mini.core.stage import Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError
@@ -32,18 +33,16 @@ def build(**sizes: float) -> Dac:
 
 
 @pytest.mark.usefixtures("no_grad")
-@pytest.mark.parametrize("laid_out", ["as it is", "channels last", "chained"])
-def test_a_codec_may_be_louder_and_bound_its_samples(laid_out: str) -> None:
+def test_a_codec_may_be_louder_and_bound_its_samples() -> None:
     codes, row = random_codes(6), torch.tensor([0])
-    plain = shared().decode(codes)
     drive, ceiling = 12.0, 0.5
+    codec = build(drive=drive, ceiling=ceiling)
+    expected = ceiling * (drive * shared().decode(codes).atanh()).tanh()
 
-    bound = open_streams(build(drive=drive, ceiling=ceiling), 2, laid_out=laid_out)
-
-    expected = ceiling * (drive * plain.atanh()).tanh()
-    heard = bound.push_where(codes, row, torch.tensor([True]))
-    torch.testing.assert_close(heard, expected, rtol=0, atol=1e-5)
-    assert 0.2 < heard.abs().max() < ceiling
+    streams = [ChannelsLastDecoder(codec, 2, chained=chained) for chained in (False, True)]
+    for heard in (codec.decode(codes), *(stream.push_where(codes, row, row == 0) for stream in streams)):
+        torch.testing.assert_close(heard, expected, rtol=0, atol=1e-5)
+        assert 0.2 < heard.abs().max() < ceiling
 
 
 @pytest.mark.parametrize("given", [{"drive": 0}, {"ceiling": 1.5}, {"drive": "1"}, {"ceiling": True}, {"drive": 1e300}])
@@ -193,26 +192,17 @@ def test_a_row_that_is_reset_remembers_nothing() -> None:
     assert torch.equal(stream.push(codes[1:], [1])[0], codec.open(1).push(codes[1:])[0])
 
 
-Streams = DacStream | ChannelsLastDecoder
-laid_out = pytest.mark.parametrize("laid_out", ["as it is", "channels last", "chained"])
+chained = pytest.mark.parametrize("chained", [False, True])
 
 
-def open_streams(codec: Dac, rows: int, *, laid_out: str) -> Streams:
-    if laid_out == "as it is":
-        return codec.open(rows)
-    return ChannelsLastDecoder(codec, rows, chained=laid_out == "chained")
-
-
-def decode_where(
-    stream: Streams, turns: list[dict[int, tuple[int, int]]], codes: torch.Tensor, size: int
-) -> torch.Tensor:
-    """Decode by turns in batches of `size`, filled up with a scratch row: samples [rows, T] of all."""
-    rows = len(codes)
+def decode_where(turns: list[dict[int, tuple[int, int]]], codes: torch.Tensor, *, chained: bool) -> torch.Tensor:
+    """Decode by turns in batches of four, filled up with a scratch row: samples [rows, T] of all."""
+    rows, stream = len(codes), ChannelsLastDecoder(shared(), 4, chained=chained)
     heard = [[torch.zeros(0)] for _ in range(rows)]
     for turn in turns:
-        chosen, fresh = torch.full((size,), rows), torch.ones(size, dtype=torch.bool)
+        chosen, fresh = torch.full((4,), rows), torch.ones(4, dtype=torch.bool)
         frames = next(end - begin for begin, end in turn.values())
-        block = torch.zeros(size, codes.shape[1], frames, dtype=torch.int64)
+        block = torch.zeros(4, codes.shape[1], frames, dtype=torch.int64)
         for index, (row, (begin, end)) in enumerate(turn.items()):
             chosen[index], fresh[index], block[index] = row, begin == 0, codes[row, :, begin:end]
         for row, wave in zip(turn, stream.push_where(block, chosen, fresh), strict=False):
@@ -221,48 +211,47 @@ def decode_where(
 
 
 @pytest.mark.usefixtures("no_grad")
-@laid_out
-def test_rows_chosen_by_a_tensor_sound_as_they_do_alone_in_any_company(laid_out: str) -> None:
+@chained
+def test_rows_chosen_by_a_tensor_sound_as_they_do_alone_in_any_company(chained: bool) -> None:
     codes = random_codes(9, rows=3)
     turns = [{0: (0, 2)}, {2: (0, 3), 0: (2, 5)}, {1: (0, 4), 0: (5, 9)}, {2: (3, 8), 1: (4, 9)}, {2: (8, 9)}]
 
-    together = decode_where(open_streams(shared(), 4, laid_out=laid_out), turns, codes, size=4)
-
-    assert (together - shared().decode(codes)).abs().max() <= 1e-5
+    assert (decode_where(turns, codes, chained=chained) - shared().decode(codes)).abs().max() <= 1e-5
 
 
 @pytest.mark.usefixtures("no_grad")
-@laid_out
-def test_a_fresh_row_hears_nothing_of_what_was_before_even_if_it_was_not_finite(laid_out: str) -> None:
-    codes, stream = random_codes(6), open_streams(shared(), 2, laid_out=laid_out)
+@chained
+def test_a_fresh_row_hears_nothing_of_what_was_before_even_if_it_was_not_finite(chained: bool) -> None:
+    codes, stream = random_codes(6), ChannelsLastDecoder(shared(), 2, chained=chained)
     row, fresh = torch.tensor([0]), torch.tensor([True])
     stream.push_where(random_codes(5, seed=1), row, fresh)
-    for past in remembered(stream):
+    pasts = list(remembered(stream))
+    for past in pasts:
         past.fill_(torch.nan if past.is_floating_point() else 99)
 
     parts = [stream.push_where(codes[..., :2], row, fresh), stream.push_where(codes[..., 2:], row, ~fresh)]
 
+    assert len(pasts) == 1 + 2 + 2 + 2 + 4 * 4, "positions, transformer, upsampling, both ends, blocks"
     assert (torch.cat(parts, dim=-1) - shared().decode(codes)).abs().max() <= 1e-5
 
 
-def remembered(stream: Streams) -> list[torch.Tensor]:
-    if isinstance(stream, DacStream):
-        return list(stream._carry._past.values())
-    if stream._chain is not None:
-        assert len(stream._chain.pasts) == 2 + 4 * 4
-        pasts = [stream._post._seen, *stream._chain.pasts, *(layer.past for layer in stream._upsample)]
-        return pasts + [layer.past for layer in stream._post._layers]
-    layers = [stream._first, stream._last, *stream._upsample]
-    for block in stream._blocks:
-        layers += [block._transposed, *(unit._dilated for unit in block._units)]
-    assert len(layers) == 2 + 2 + 4 * 4
-    return [stream._post._seen, *(layer.past for layer in (*layers, *stream._post._layers))]
+def remembered(part: object) -> Iterator[torch.Tensor]:
+    """All tensors that a decoder keeps between chunks."""
+    if isinstance(part, list | tuple):
+        for each in part:
+            yield from remembered(each)
+    elif type(part).__module__ == ChannelsLastDecoder.__module__:
+        for name, value in vars(part).items():
+            if name in {"past", "_seen"} and isinstance(value, torch.Tensor):
+                yield value
+            else:
+                yield from remembered(value)
 
 
 @pytest.mark.usefixtures("no_grad")
 def test_a_last_chunk_may_be_filled_up_even_at_the_end_of_the_longest_stream() -> None:
     codec, codes = build(q_block_size=16, enc_block_size=64), random_codes(16)
-    stream, row = codec.open(2), torch.tensor([0])
+    stream, row = ChannelsLastDecoder(codec, 2), torch.tensor([0])
     filled = torch.cat((codes[..., 12:], torch.zeros(1, 10, 21, dtype=torch.int64)), dim=-1)
 
     first = stream.push_where(codes[..., :12], row, torch.tensor([True]))

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from s1_mini.codecs.hifigan.config import HifiGanConfig
-from s1_mini.codecs.hifigan.model import HifiGan
+from s1_mini.codecs.hifigan.model import HifiGan, build_hifigan
 from s1_mini.codecs.hifigan.stage import Vocoder, context_of
-from s1_mini.codecs.hifigan.weights import build_hifigan
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.stage import Chunks, Progress, Spec
 from s1_mini.exceptions import CheckpointMismatchError

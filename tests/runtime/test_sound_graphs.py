@@ -91,7 +91,7 @@ def test_sound_that_is_not_finite_is_its_own_slots_error(speaker: LoadedCheckpoi
                 [Begin(slot, number, codes, None, number * 2 * RATE, 1, 2, 0, 2, conditions) for slot in (0, 1)]
             )
             result = stage.step([0, 1], 2)()
-            stage._decoder._last.past[1] = torch.nan
+            stage._decoder._decoder._last.past[1] = torch.nan
 
     assert result.valid == [True, False]
     assert np.isfinite(result.values[0]).all()

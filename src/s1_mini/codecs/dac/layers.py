@@ -1,7 +1,7 @@
-"""Causal bricks of the codec. Each takes its input and the carry that holds what came before.
+"""Causal layers of the codec. Each takes its input and the carry that holds its past.
 
 Parameter names are those of the published checkpoint with weight norm folded.
-Shapes: B rows, C channels, T steps.
+Shapes: B rows, C channels, T steps, S = window - 1 + T attended steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from s1_mini.codecs.carry import Carry
 from s1_mini.layers.convolution import conv1d, conv_transpose1d
+from s1_mini.layers.kv_cache import KVStore
+from s1_mini.layers.transformer import BlockConfig, RMSNorm, TransformerBlock, rope_table
+
+PADDING = 64  # steps that may be computed beyond the longest stream, to be thrown away
 
 
 class Chain(nn.ModuleList):
@@ -118,3 +122,48 @@ class ConvNeXtBlock(nn.Module):
         inner = self.norm(self.dwconv(x, carry).transpose(1, 2))
         inner = self.gamma * self.pwconv2(F.gelu(self.pwconv1(inner)))
         return x + inner.transpose(1, 2)
+
+
+class WindowTransformer(nn.Module):
+    """Causal transformer over x [B, C, T]: every step attends to itself and the window - 1 steps before it.
+
+    Positions count from the start of the stream, so the carry keeps them beside each layer's last keys and values.
+    """
+
+    def __init__(self, config: BlockConfig, *, layers: int, window: int, max_steps: int, rope_base: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(TransformerBlock(config) for _ in range(layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.window = window
+        self.rope_shape = (max_steps, config.head_dim, rope_base)
+
+    def prepare(self, device: torch.device) -> None:
+        """Compute the rotary table, which is not stored."""
+        max_steps, head_dim, base = self.rope_shape
+        self.rope = rope_table(max_steps + PADDING, head_dim, base, device, rounded_to=torch.bfloat16)
+
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        steps = torch.arange(x.shape[-1], device=x.device)
+        start = carry.advance((self, "position"), len(x), len(steps), x.device)
+        rope = self.rope[start.unsqueeze(1) + steps]
+        mask = window_mask(start, steps, self.window)
+        x = x.transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x, rope, mask, self._store(layer, carry))
+        return self.norm(x).transpose(1, 2)
+
+    def _store(self, layer: nn.Module, carry: Carry) -> KVStore:
+        context = self.window - 1
+        return lambda key, value: (
+            carry.extend((layer, "key"), key, context, axis=2),
+            carry.extend((layer, "value"), value, context, axis=2),
+        )
+
+
+def window_mask(start: Tensor, steps: Tensor, window: int, padding: int = 0) -> Tensor:
+    """Return where step t may attend: in its window, not before the stream's start; bool [B, 1, T, S + padding]."""
+    context = window - 1
+    offset = torch.arange(context + len(steps) + padding, device=steps.device) - context  # relative to `start`
+    distance = steps.unsqueeze(1) - offset
+    near = (distance >= 0) & (distance < window)
+    return (near & (offset >= -start.unsqueeze(1)).unsqueeze(1)).unsqueeze(1)

@@ -8,9 +8,11 @@ Shapes: B rows, K codebooks, F frames, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from s1_mini.codecs.carry import Carry, CarryRows
@@ -23,9 +25,8 @@ from s1_mini.codecs.dac.layers import (
     ConvNeXtBlock,
     ResidualUnit,
     Snake,
+    WindowTransformer,
 )
-from s1_mini.codecs.dac.quantizer import QuantizerStack
-from s1_mini.codecs.dac.transformer import WindowTransformer
 from s1_mini.exceptions import CapacityError
 
 DILATIONS = (1, 3, 9)
@@ -35,11 +36,21 @@ DECODE_BLOCK = 64
 ENCODE_BLOCK = 256
 
 
-class EncoderBlock(nn.Module):
+class Block(nn.Module):
+    """Layers under the name that a checkpoint has for them."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.block = Chain(*layers)
+
+    def forward(self, x: Tensor, carry: Carry) -> Tensor:
+        return self.block(x, carry)
+
+
+class EncoderBlock(Block):
     """Residual units, then a strided convolution that doubles the channels, then transformer layers if any."""
 
     def __init__(self, config: DacConfig, dim: int, stride: int, num_layers: int) -> None:
-        super().__init__()
         layers: list[nn.Module] = [ResidualUnit(dim // 2, dilation) for dilation in DILATIONS]
         layers += [Snake(dim // 2), CausalConv1d(dim // 2, dim, 2 * stride, stride=stride)]
         if num_layers:
@@ -52,42 +63,30 @@ class EncoderBlock(nn.Module):
                     rope_base=ROPE_BASE,
                 )
             )
-        self.block = Chain(*layers)
-
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        return self.block(x, carry)
+        super().__init__(*layers)
 
 
-class Encoder(nn.Module):
+class Encoder(Block):
     """Samples [B, 1, T] to vectors [B, C, T / product of the rates]."""
 
     def __init__(self, config: DacConfig) -> None:
-        super().__init__()
         dim = config.encoder_dim
         layers: list[nn.Module] = [CausalConv1d(1, dim, 7)]
         for stride, num_layers in zip(config.encoder_rates, config.encoder_transformer_layers, strict=True):
             dim *= 2
             layers.append(EncoderBlock(config, dim, stride, num_layers))
-        layers += [Snake(dim), CausalConv1d(dim, config.input_dim, 3)]
-        self.block = Chain(*layers)
-
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        return self.block(x, carry)
+        super().__init__(*layers, Snake(dim), CausalConv1d(dim, config.input_dim, 3))
 
 
-class DecoderBlock(nn.Module):
+class DecoderBlock(Block):
     """A transposed convolution that halves the channels, then residual units."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.block = Chain(
+        super().__init__(
             Snake(inputs),
             CausalConvTranspose1d(inputs, outputs, 2 * stride, stride=stride),
             *(ResidualUnit(outputs, dilation) for dilation in DILATIONS),
         )
-
-    def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        return self.block(x, carry)
 
 
 class Decoder(nn.Module):
@@ -105,6 +104,59 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor, carry: Carry) -> Tensor:
         return self.model(x, carry)
+
+
+class VectorQuantizer(nn.Module):
+    """One codebook. `in_proj` is only there where waves are encoded."""
+
+    def __init__(self, dim: int, size: int, code_dim: int, *, encodes: bool) -> None:
+        super().__init__()
+        self.codebook = nn.Embedding(size, code_dim)
+        self.out_proj = nn.Conv1d(code_dim, dim, 1)
+        if encodes:
+            self.in_proj = nn.Conv1d(dim, code_dim, 1)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Vectors [B, C, F] of codes [B, F]; a code past the book means its last entry, as upstream clamps."""
+        last = self.codebook.num_embeddings - 1
+        return self.out_proj(self.codebook(codes.clamp(0, last)).transpose(1, 2))
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Codes [B, F] of vectors [B, C, F]."""
+        return self.nearest(self.in_proj(x))
+
+    def nearest(self, projected: Tensor) -> Tensor:
+        """Codes [B, F] of the entries nearest by angle to projected vectors [B, code_dim, F]."""
+        query = F.normalize(projected.transpose(1, 2), dim=-1)
+        entries = F.normalize(self.codebook.weight, dim=-1)
+        # Of unit vectors the nearest has the largest product; written as upstream's distance, for its rounding.
+        distance = query.square().sum(-1, keepdim=True) - 2 * query @ entries.T + entries.square().sum(-1)
+        return distance.argmin(-1)
+
+
+class QuantizerStack(nn.Module):
+    """Codebooks one upon another, each coding what those before it left."""
+
+    def __init__(self, count: int, dim: int, size: int, code_dim: int, *, encodes: bool) -> None:
+        super().__init__()
+        self.quantizers = nn.ModuleList(VectorQuantizer(dim, size, code_dim, encodes=encodes) for _ in range(count))
+
+    @property
+    def books(self) -> list[VectorQuantizer]:
+        return cast("list[VectorQuantizer]", self.quantizers)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Sum of the vectors [B, C, F] of codes [B, K, F]."""
+        first, *others = (book.decode(codes[:, index]) for index, book in enumerate(self.books))
+        return sum(others, start=first)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes [B, K, F] of vectors [B, C, F], and what is left of the vectors."""
+        codes = []
+        for book in self.books:
+            codes.append(book.encode(x))
+            x = x - book.decode(codes[-1])
+        return torch.stack(codes, dim=1), x
 
 
 class Quantizer(nn.Module):
@@ -194,32 +246,27 @@ class Dac(nn.Module):
         """
         return self.encode_rows(wave.unsqueeze(0))[0]
 
-    def encode_by_blocks(self, wave: Tensor) -> Generator[None, None, Tensor]:
-        """Encode like `encode` with a `yield` after every `ENCODE_BLOCK` frames; the codes are what it returns."""
-        return (yield from self._encode_blocks(wave.unsqueeze(0)))[0]
-
     def encode_rows(self, waves: Tensor) -> Tensor:
         """Encode waves [B, T] to codes [B, K, F]; being causal, silence appended to a row changes none of its frames.
 
         Raises `CapacityError` beyond `max_frames`.
         """
-        blocks = self._encode_blocks(waves)
-        while True:
-            try:
-                next(blocks)
-            except StopIteration as end:
-                codes: Tensor = end.value
-                return codes
+        return torch.cat(list(self._encode_blocks(waves)), dim=-1)
 
-    def _encode_blocks(self, waves: Tensor) -> Generator[None, None, Tensor]:
+    def encode_by_blocks(self, wave: Tensor) -> Generator[None, None, Tensor]:
+        """Encode like `encode` with a `yield` after every `ENCODE_BLOCK` frames; the codes are what it returns."""
+        blocks = []
+        for block in self._encode_blocks(wave.unsqueeze(0)):
+            blocks.append(block[0])
+            yield
+        return torch.cat(blocks, dim=-1)
+
+    def _encode_blocks(self, waves: Tensor) -> Iterator[Tensor]:
         assert self.encodes, "this codec was loaded for decoding only"
         self.check_length(-(-waves.shape[-1] // self.samples_per_frame))
-        waves = nn.functional.pad(waves, (0, -waves.shape[-1] % self.samples_per_frame))
-        carry, codes = Carry(), []
+        waves, carry = F.pad(waves, (0, -waves.shape[-1] % self.samples_per_frame)), Carry()
         for block in waves.unsqueeze(1).split(ENCODE_BLOCK * self.samples_per_frame, dim=-1):
-            codes.append(self.quantizer.encode(self.latents(block, carry)))
-            yield
-        return torch.cat(codes, dim=-1)
+            yield self.quantizer.encode(self.latents(block, carry))
 
     def latents(self, waves: Tensor, carry: Carry) -> Tensor:
         """Vectors [B, C, F] of samples [B, 1, T], ready to be quantised; T is a whole number of frames."""
@@ -265,16 +312,6 @@ class DacStream:
         carry.commit()
         for row in chosen:
             self._frames[row] += codes.shape[-1]
-        return samples
-
-    def push_where(self, codes: Tensor, chosen: Tensor, fresh: Tensor) -> Tensor:
-        """Decode the next frames [n, K, F] of the rows `chosen` [n], those that are `fresh` [n] from their beginning.
-
-        All of it lies on the device, so that a graph can be made of it. Nothing is checked, no length counted.
-        """
-        carry = CarryRows(self._carry, self.rows, chosen, codes.device, fresh)
-        samples = self._codec.push(codes, carry)
-        carry.commit()
         return samples
 
     def reset(self, row: int) -> None:

@@ -56,16 +56,25 @@ class DacDecoder(ChunkStage):
         self._capture(call, lambda key: [Buffer((*key, books)), Buffer((2, key[0]))], own_kernels=True)
 
     def compilable(self) -> Compilable | None:
-        from s1_mini.codecs.dac import compiled  # numba takes a moment to import
-
         if self.device.type != "cpu" or any(part.dtype != torch.float32 for part in self._codec.parameters()):
             return None
 
-        def use() -> None:
-            compiled.check()
-            self._compiled = compiled.snake
+        from s1_mini.kernels.compiled import snake as kernel  # numba takes a moment to import
 
-        return Compilable("the activation of the codec", compiled.MODULE, [], use)
+        def snake(x: Tensor, alpha: Tensor) -> Tensor:
+            """Return Snake of x [1, C, T] with `alpha` [1, C, 1], float32 both."""
+            x = x.contiguous()
+            out = torch.empty_like(x)
+            kernel.snake(x[0].numpy(), alpha.detach().view(-1).numpy(), out[0].numpy())
+            return out
+
+        def use() -> None:
+            x, alpha = torch.linspace(-30, 30, 999).repeat(1, 2, 1), torch.tensor([0.5, 4.0]).view(1, 2, 1)
+            if not torch.allclose(snake(x, alpha), x + (alpha * x).sin().square() / alpha, rtol=1e-5, atol=1e-5):
+                raise RuntimeError("the compiled activation is not the same as torch's")
+            self._compiled = snake
+
+        return Compilable("the activation of the codec", kernel.__name__, [], use)
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
         """Decode the chunks of some slots. Raises `CapacityError` beyond the codec's longest stream."""

@@ -63,9 +63,10 @@ class StreamChunk(CarryRows):
 
     def recur(self, lstm: nn.LSTM, x: Tensor) -> Tensor:
         """Return the output of the LSTM for x [T, n, C], continuing from its rows' states."""
-        pasts = [self._remembered((lstm, name), x, (lstm.num_layers, lstm.hidden_size)) for name in ("h", "c")]
-        out, ends = lstm(x, tuple(self._gather(past).transpose(0, 1).contiguous() for past in pasts))
-        self._new += [(past, end.transpose(0, 1)) for past, end in zip(pasts, ends, strict=True)]
+        shape = [0, lstm.num_layers, lstm.hidden_size]
+        pasts = [self._get((lstm, name), shape, x.dtype, x.device) for name in ("h", "c")]
+        out, ends = lstm(x, tuple(self._read(past).transpose(0, 1).contiguous() for past in pasts))
+        self._ends += [(past, end.transpose(0, 1)) for past, end in zip(pasts, ends, strict=True)]
         return out
 
     def _beginning(self, x: Tensor, context: int) -> Tensor:

@@ -6,6 +6,7 @@ Shapes: B rows, F frames, M mel bins, T samples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from s1_mini.codecs.hifigan.config import HifiGanConfig
 from s1_mini.codecs.hifigan.window import Conv, Edges, Upsampling
+from s1_mini.weights.fit import check_fit, fit, skeleton
 
 LAST_SLOPE = 0.01  # before the last convolution, whatever the config says: torch's default, as the original
 END_TAPS = 7  # of the first convolution and of the last
@@ -158,3 +160,20 @@ class HifiGan(nn.Module):
             need, rate = Window(first - upsampling.before, last + upsampling.after), rate // upsampling.rate
         reach = self.conv_pre.reach
         return Window(need.start - reach, need.stop + reach), levels[::-1]
+
+
+def build_hifigan(
+    config: HifiGanConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, source: str
+) -> HifiGan:
+    """Build a vocoder of tensors by their published names. Raises `CheckpointMismatchError`."""
+    with skeleton():
+        vocoder = HifiGan(config)
+    fit(vocoder, tensors, source=source, dtype=dtype, device=device)
+    return vocoder
+
+
+def check_hifigan(config: HifiGanConfig, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raise `CheckpointMismatchError` unless tensors fit a config."""
+    with skeleton():
+        vocoder = HifiGan(config)
+    check_fit(vocoder, tensors, source=source)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.hifigan import weights as vocoder_weights
+from s1_mini.codecs.hifigan.model import check_hifigan
 from s1_mini.families.base import Conversion
 from s1_mini.families.mel import weights
 from s1_mini.families.mel.config import FOLDERS, KEY, MelConfig, VocoderFiles, read_configs
@@ -73,7 +73,7 @@ def _vocoder(files: VocoderFiles, conversion: Conversion) -> ConvertedFile:
         return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
     file = TensorFile(files.weights)
-    vocoder_weights.check(files.config, translate(file.shapes()), str(files.weights))
+    check_hifigan(files.config, translate(file.shapes()), str(files.weights))
     rounds = conversion.codec_precision == "float16"
     return ConvertedFile(
         {one: torch.float16 if rounds and one.is_large else torch.float32 for one in plan(file, translate)}

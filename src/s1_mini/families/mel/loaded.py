@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.hifigan.model import HifiGan
+from s1_mini.codecs.hifigan.model import HifiGan, build_hifigan
 from s1_mini.codecs.hifigan.stage import Vocoder, context_of
-from s1_mini.codecs.hifigan.weights import build_hifigan
 from s1_mini.codecs.stage import ROWS
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec

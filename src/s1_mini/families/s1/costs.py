@@ -13,9 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from s1_mini.capacity.sizes import Cost, Demand, Formats, Sizes, StageSizes
 from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d
+from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, WindowTransformer
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
-from s1_mini.codecs.dac.transformer import WindowTransformer
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.kernels.backend import current
