@@ -38,7 +38,8 @@ from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.find import find_checkpoint
-from s1_mini.families.s1.loaded import LoadedS1, as_s1, read_configs
+from s1_mini.families.s1.config import read_configs
+from s1_mini.families.s1.loaded import LoadedS1, as_s1
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.process import frozen, prepare_process
 

@@ -14,7 +14,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.exceptions import CheckpointMismatchError, ParameterError
 from s1_mini.families.registry import get_family
-from s1_mini.families.s1 import convert as s1_convert
+from s1_mini.families.s1 import weights as s1_weights
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.packaging.write import convert_checkpoint
@@ -27,7 +27,7 @@ def narrow(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint, all its tables and kernels in eight bits."""
     target = tmp_path_factory.mktemp("narrow") / "tiny"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(s1_convert, "_NARROW", 256)
+        patch.setattr(s1_weights, "_NARROW", 256)
         convert_checkpoint(published, target, precision="int8", codec_precision="int8")
     return target
 
@@ -45,7 +45,7 @@ def test_rows_that_their_scale_would_make_larger_keep_their_precision(
     save_file(tensors, tmp_path / "model.safetensors")
     (narrow,) = plan(TensorFile(tmp_path / "model.safetensors"), dict)
 
-    assert s1_convert._may_narrow(narrow) is is_int8
+    assert s1_weights._may_narrow(narrow) is is_int8
 
 
 def test_eight_bits_are_half_of_sixteen_and_no_number_is_far_off(published: Path, narrow: Path, tmp_path: Path) -> None:

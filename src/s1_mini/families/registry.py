@@ -50,6 +50,15 @@ def family_settings() -> tuple[type[BaseModel], ...]:
     return tuple(get_family(name).settings for name in FAMILIES)
 
 
+def deferred(function: str) -> Any:
+    """Return a method of a family that imports `module:function` when it is called, because that may load torch."""
+
+    def call(_: object, *arguments: Any, **options: Any) -> Any:
+        return resolve_name(function)(*arguments, **options)
+
+    return call
+
+
 def get_family(name: str = DEFAULT) -> Family:
     """Return a family of the registry, by either name."""
     family: Family = resolve_name(FAMILIES[SHORT_NAMES.get(name, name)])()

@@ -10,8 +10,14 @@ from typing import Any
 
 from s1_mini.codecs.hifigan.config import HifiGanConfig
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
+from s1_mini.families.base import Description
+from s1_mini.families.mel.settings import FOLDERS
+from s1_mini.families.mel.voice import voice_format
 from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_number, read_size
 from s1_mini.weights.directory import find_model, read_json
+
+AROUND = 2  # tokens around a text: the space before it and its end
+MIN_PIECE_BYTES = 4  # a character
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,6 @@ def _number(values: Mapping[str, Any], name: str, default: float, most: float) -
     return read_number(f"config.json: {name}", value, lambda each: 0 <= each <= most, f"a number in [0, {most:g}]")
 
 
-FOLDERS = ("vocoder", "hifigan")
 KEY = "vocoder"  # of config.json, where the vocoder lies inside the model's own files
 
 
@@ -151,3 +156,10 @@ def read_configs(directory: Path) -> tuple[MelConfig, VocoderFiles]:
             f"the vocoder takes {vocoder.config.num_bins} mel bins; config.json has num_mel_bins={config.num_bins}"
         )
     return config, vocoder
+
+
+def describe(directory: Path) -> Description:
+    config, vocoder = read_configs(directory)
+    rate = vocoder.config.sample_rate
+    longest = max(MIN_PIECE_BYTES, config.max_text - AROUND)
+    return Description(rate, voice_format(config.speaker_size, rate), sampling=(), max_piece_bytes=longest)

@@ -7,6 +7,7 @@ a token for each step: fifteen characters are spoken in a second, which has 31 s
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,8 +17,9 @@ from s1_mini.capacity.sizes import Cost, Demand, Formats, Sizes, StageSizes
 from s1_mini.codecs.hifigan.config import HifiGanConfig
 from s1_mini.codecs.hifigan.model import HifiGan
 from s1_mini.codecs.hifigan.window import Edges
-from s1_mini.families.mel.config import MelConfig
+from s1_mini.families.mel.config import MelConfig, read_configs
 from s1_mini.families.mel.network import MelNetwork
+from s1_mini.families.mel.random import FULL_MODEL
 from s1_mini.families.mel.settings import STAGES
 from s1_mini.weights.fit import skeleton
 
@@ -42,8 +44,12 @@ def widest(config: HifiGanConfig) -> int:
     return most
 
 
-def measure_sizes(config: MelConfig, vocoder: HifiGanConfig, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Count a checkpoint of these configs."""
+def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+    """Count a checkpoint, or without one SpeechT5. Raises `CheckpointError`."""
+    config, vocoder = MelConfig.from_json(FULL_MODEL), HifiGanConfig()
+    if directory is not None:
+        config, files = read_configs(directory)
+        vocoder = files.config
     with skeleton():
         network, hifigan = MelNetwork(config), HifiGan(vocoder)
     decoder, layers = (

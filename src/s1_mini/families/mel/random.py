@@ -20,8 +20,9 @@ from s1_mini.codecs.hifigan.model import HifiGan
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.base import Form
 from s1_mini.families.mel import weights
-from s1_mini.families.mel.config import FOLDERS, MelConfig
+from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.network import MelNetwork, position_table
+from s1_mini.families.mel.settings import FOLDERS
 from s1_mini.families.mel.tokenizer import FILE
 from s1_mini.families.mel.voice import SPEAKER
 from s1_mini.types import Voice

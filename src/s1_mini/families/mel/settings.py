@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 STAGES = ("decoder", "vocoder")
+FOLDERS = ("vocoder", "hifigan")  # of a vocoder beside its model
 
 Dropout = Literal["on", "off"]
 

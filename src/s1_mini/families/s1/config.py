@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from s1_mini.codecs.dac.config import DacConfig
+from s1_mini.codecs.dac.config import DacConfig, read_dac_config
 from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.base import Description
 from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_number, read_size
-from s1_mini.voices.format import Shapes, TensorFormat, Tensors, VoiceFormat
+from s1_mini.voices.format import TensorFormat, Tensors, VoiceFormat, fingerprint
+from s1_mini.weights.directory import find_tensors, read_json
 
 if TYPE_CHECKING:
     from s1_mini.layers.transformer import BlockConfig
@@ -128,19 +131,21 @@ def _positive(values: Mapping[str, Any], name: str, default: float) -> float:
     return read_number(*_given(values, name, default), lambda value: 0 < value < math.inf, "a positive number")
 
 
-def voice_format(codec: DacConfig, encoder: str) -> VoiceFormat:
-    """Return the format of a voice encoded by a codec of these sizes, whose fingerprint is `encoder`."""
-    return VoiceFormat(
+def read_configs(directory: Path) -> tuple[S1Config, DacConfig]:
+    """Read both configs of a checkpoint, and no weights. Raises `CheckpointError`."""
+    return S1Config.from_json(read_json(directory / "config.json")), read_dac_config(directory)
+
+
+def describe(directory: Path) -> Description:
+    codec = read_dac_config(directory)
+    voice = VoiceFormat(
         tensors={"codes": TensorFormat((codec.num_codebooks, None), is_integer=True)},
-        encoder=encoder,
+        encoder=fingerprint([find_tensors(directory, "codec")]),
         sample_rate=codec.sample_rate,
-        seconds=partial(_seconds, codec),
+        seconds=lambda shapes: shapes["codes"][1] * codec.samples_per_frame / codec.sample_rate,
         fault=partial(_fault, codec),
     )
-
-
-def _seconds(codec: DacConfig, shapes: Shapes) -> float:
-    return shapes["codes"][1] * codec.samples_per_frame / codec.sample_rate
+    return Description(codec.sample_rate, voice)
 
 
 def _fault(codec: DacConfig, tensors: Tensors) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -15,8 +16,9 @@ from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.layers import CausalConv1d, CausalConvTranspose1d, WindowTransformer
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
-from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.config import S1Config, read_configs
 from s1_mini.families.s1.network import S1Network
+from s1_mini.families.s1.random import FULL_MODEL
 from s1_mini.kernels.backend import current
 from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.weights.fit import skeleton
@@ -27,8 +29,9 @@ DRAW_BYTES = 4  # a random number
 LIVE_TENSORS = 4  # of a convolution block: input, with its past, activation, output
 
 
-def measure_sizes(config: S1Config, dac: DacConfig, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-    """Count a checkpoint of these configs, with restricted heads."""
+def measure_sizes(directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
+    """Count a checkpoint, or without one S1-mini, with restricted heads. Raises `CheckpointError`."""
+    config, dac = read_configs(directory) if directory else (S1Config.from_json(FULL_MODEL), DacConfig())
     residual = min(config.residual_codebook_size, dac.codebook_size)
     with skeleton():
         network = S1Network(config, main_rows=dac.semantic_codebook_size + 1, residual_rows=residual)

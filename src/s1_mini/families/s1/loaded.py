@@ -120,11 +120,6 @@ def as_s1(loaded: LoadedModel) -> LoadedS1:
     return loaded
 
 
-def read_configs(directory: Path) -> tuple[S1Config, DacConfig]:
-    """Read both configs of a checkpoint, and no weights. Raises `CheckpointError`."""
-    return S1Config.from_json(read_json(directory / "config.json")), read_dac_config(directory)
-
-
 def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:
     """Open model and codec; narrow formats are of the slow layers. Raises `CheckpointError`."""
     codec_config = read_dac_config(directory)

@@ -112,6 +112,11 @@ _CONV_NORM = re.compile(r"((?:encoder|decoder)\..*\.conv)\.weight")
 _PROJECTION_NORM = re.compile(r"(.*\.(?:in|out)_proj)\.weight")
 
 
+def write_random(directory: Path, *, size: str, form: Form, seed: int) -> None:
+    dtype = torch.bfloat16 if size == "full" else torch.float32
+    write_random_checkpoint(directory, RECIPES[size], form=form, seed=seed, dtype=dtype)
+
+
 def write_random_checkpoint(
     directory: Path, recipe: Recipe, *, form: Form = "compact", seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> None:

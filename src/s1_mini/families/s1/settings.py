@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")  # of a checkpoint
+STAGES = ("language_model", "codec")
 
 RepetitionMode = Literal["upstream", "fixed"]
 Heads = Literal["restricted", "full"]
