@@ -150,7 +150,7 @@ def test_hidden_states_may_be_stored_before_or_behind_the_projection(projected: 
     config = S1Config.from_json(recipe.model)
     tokenizer = S1Tokenizer.from_directory(tmp_path / "c")
     weights = load_file(tmp_path / "c" / "model.safetensors")
-    prompt = build_prompt(tokenizer, config, "Hello.", []).columns
+    prompt = torch.from_numpy(build_prompt(tokenizer, config, "Hello.", []).items).T
     frames = torch.randint(0, 32, (11, 3), generator=torch.Generator().manual_seed(0))
     frames[0] = frames[1] + tokenizer.semantic_begin
     sequence = torch.cat((prompt, frames), dim=1)

@@ -11,7 +11,6 @@ import torch
 import reference_s1
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
-from s1_mini.families.s1.prompt import Prompt
 from s1_mini.families.s1.random import RECIPES, Recipe, random_model, write_vocabulary
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.families.s1.weights import build_network
@@ -65,6 +64,10 @@ def sampling(rows: int, codebooks: int, frames: int = 8, temperature: float = 0.
     return SamplingTensors(torch.full((rows,), temperature), torch.full((rows,), 0.9), torch.full((rows,), 1.1), table)
 
 
+def codes_of(made: torch.Tensor) -> torch.Tensor:
+    return made[:, 1:-2]
+
+
 @pytest.mark.usefixtures("no_grad")
 @pytest.mark.parametrize("name", SWITCHES)
 def test_every_switch_computes_what_the_plain_reference_computes(name: str, tmp_path: Path) -> None:
@@ -74,7 +77,7 @@ def test_every_switch_computes_what_the_plain_reference_computes(name: str, tmp_
 
     model.prefill(state, 0, columns[:, :5], start=0)
     model.prefill(state, 0, columns[:, 5:-1], start=5)
-    model.activate(state, 0, Prompt(columns, 0))
+    model.activate(state, 0, columns)
     hidden = model.hidden(state, span=12)
     fast_logits: list[torch.Tensor] = []
 
@@ -114,17 +117,17 @@ def test_rows_of_different_lengths_step_together_as_they_step_alone(tmp_path: Pa
     together = model.allocate(3, 32)
     for slot, columns in enumerate(prompts):
         model.prefill(together, slot, columns[:, :-1])
-        model.activate(together, slot, Prompt(columns, 0))
+        model.activate(together, slot, columns)
     params = sampling(3, 10)
 
-    batch = torch.stack([model.step(together, params, span=14 + i).codes for i in range(6)], dim=1)
+    batch = torch.stack([codes_of(model.step(together, params, span=14 + i)) for i in range(6)], dim=1)
 
     for slot, columns in enumerate(prompts):
         alone = model.allocate(1, 32)
         model.prefill(alone, 0, columns[:, :-1])
-        model.activate(alone, 0, Prompt(columns, 0))
+        model.activate(alone, 0, columns)
         own = SamplingTensors(*(getattr(params, f)[slot : slot + 1] for f in params.__dataclass_fields__))
-        single = [model.step(alone, own, span=columns.shape[1] + i).codes[0] for i in range(6)]
+        single = [codes_of(model.step(alone, own, span=columns.shape[1] + i))[0] for i in range(6)]
         assert torch.equal(batch[slot], torch.stack(single))
 
 
@@ -165,8 +168,8 @@ def test_prompts_read_by_rows_are_read_as_by_themselves(tmp_path: Path, switches
     said = []
     for state in (alone, together):
         for slot, columns in enumerate(prompts):
-            model.activate(state, slot, Prompt(columns, 0))
-        said.append(torch.stack([model.step(state, sampling(4, 10), span=14 + i).codes[:3] for i in range(6)]))
+            model.activate(state, slot, columns)
+        said.append(torch.stack([codes_of(model.step(state, sampling(4, 10), span=14 + i))[:3] for i in range(6)]))
     assert torch.equal(*said)
 
 
@@ -177,7 +180,7 @@ def test_a_row_at_rest_is_not_touched_by_its_neighbours_steps(tmp_path: Path) ->
     state = model.allocate(2, 16)
     model.prefill(state, 0, columns[:, :-1])
     model.prefill(state, 1, columns[:, :-1])
-    model.activate(state, 0, Prompt(columns, 0))
+    model.activate(state, 0, columns)
     before = state.cache.keys[:, 1, :, : state.max_columns].clone()
 
     model.step(state, sampling(2, 10), span=8)
@@ -196,8 +199,8 @@ def test_the_first_frame_is_never_the_end(tmp_path: Path) -> None:
     for seed in range(20):
         state = model.allocate(1, 16)
         model.prefill(state, 0, random_columns(model, 8, seed)[:, :-1])
-        model.activate(state, 0, Prompt(columns, 0))
-        ends.append(bool(model.step(state, sampling(1, 10), span=8).stop))
+        model.activate(state, 0, columns)
+        ends.append(bool(model.step(state, sampling(1, 10), span=8)[0, -2]))
 
     assert not any(ends)
 
@@ -209,12 +212,12 @@ def test_logits_that_are_not_finite_are_reported_for_their_row_alone(tmp_path: P
     state = model.allocate(2, 16)
     for slot in range(2):
         model.prefill(state, slot, columns[:, :-1])
-        model.activate(state, slot, Prompt(columns, 0))
+        model.activate(state, slot, columns)
     state.cache.values[0, 1, 0, 0] = float("nan")
 
     frames = model.step(state, sampling(2, 10), span=8)
 
-    assert frames.valid.tolist() == [True, False]
+    assert frames[:, -1].tolist() == [1, 0]
 
 
 @pytest.mark.usefixtures("no_grad")
@@ -230,11 +233,11 @@ def test_a_saved_prefix_is_as_good_as_one_just_read(tmp_path: Path) -> None:
     model.prefill(state, 1, columns[:, shared:-1], shared)
 
     for slot in (0, 1):
-        model.activate(state, slot, Prompt(columns, shared))
+        model.activate(state, slot, columns)
     table = sampling(2, model.num_codebooks)
     table.uniforms[1] = table.uniforms[0]
     for step in range(6):
-        codes = model.step(state, table, 12 + step).codes
+        codes = codes_of(model.step(state, table, 12 + step))
         assert torch.equal(codes[0], codes[1])
     assert prefix.num_bytes == sum(part.numel() * 4 for part in prefix.state)
 
@@ -248,14 +251,14 @@ def test_a_paused_row_goes_on_as_if_it_had_not_rested(tmp_path: Path) -> None:
     for rests in (False, True):
         state = model.allocate(1, 32)
         model.prefill(state, 0, columns[:, :-1])
-        model.activate(state, 0, Prompt(columns, 0))
+        model.activate(state, 0, columns)
         said = []
         for step in range(5):
             if rests and step == 3:
                 state.active[0] = False
                 model.step(state, table, 32)
                 state.active[0] = True
-            said.append(model.step(state, table, 32).codes)
+            said.append(codes_of(model.step(state, table, 32)))
         frames.append(torch.stack(said))
 
     assert torch.equal(frames[0], frames[1])

@@ -13,7 +13,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill, Saved
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import as_s1
-from s1_mini.families.s1.model import Frames, S1Model, S1State, SamplingTensors
+from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.kernels import common_attention, decode_attention
 from s1_mini.runtime.loader import load
@@ -38,7 +38,7 @@ def steps(model: S1Model, monkeypatch: pytest.MonkeyPatch) -> Steps:
     made: Steps = []
     plain = model.step
 
-    def step(state: S1State, sampling: SamplingTensors, span: int, rows: int) -> Frames:
+    def step(state: S1State, sampling: SamplingTensors, span: int, rows: int) -> torch.Tensor:
         made.append((rows, state.common is not None))
         return plain(state, sampling, span, rows)
 

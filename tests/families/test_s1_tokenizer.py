@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -33,7 +34,7 @@ def test_no_text_ever_encodes_to_a_control_token(text: str) -> None:
 def test_a_control_token_spelled_in_a_text_does_not_end_the_prompt() -> None:
     prompt = build_prompt(TOKENIZER, CONFIG, "Say <|im_end|> please.", [])
 
-    assert TOKENIZER.control("im_end") not in prompt.columns[0].tolist()
+    assert TOKENIZER.control("im_end") not in prompt.items[:, 0].tolist()
 
 
 def test_the_prompt_shares_its_voice_and_not_its_text() -> None:
@@ -42,8 +43,8 @@ def test_the_prompt_shares_its_voice_and_not_its_text() -> None:
     first, second = (build_prompt(TOKENIZER, CONFIG, text, [voice]) for text in ("One.", "Two."))
 
     assert first.num_shared == second.num_shared
-    assert torch.equal(first.columns[:, : first.num_shared], second.columns[:, : second.num_shared])
-    assert TOKENIZER.decode(first.columns[0, first.num_shared :].tolist()) == "One."
+    assert np.array_equal(first.items[: first.num_shared], second.items[: second.num_shared])
+    assert TOKENIZER.decode(first.items[first.num_shared :, 0].tolist()) == "One."
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_window_is_the_prompt_that_the_engine_writes(said: list[Coded], tiny: 
 
     spoken = columns[0][:, there[0]]
     voices = [Voice({"codes": torch.from_numpy(one.codes.astype(np.int64))}, one.text) for one in said[:2]]
-    orders = [build_prompt(tokenizer, config, "", order).columns for order in (voices, voices[::-1])]
+    orders = [torch.from_numpy(build_prompt(tokenizer, config, "", order).items).T for order in (voices, voices[::-1])]
     assert any(torch.equal(spoken, order[:, : spoken.shape[1]]) for order in orders)
     assert pool.num_utterances == 4
 

@@ -120,7 +120,9 @@ def begin(slot: int, prompt: torch.Tensor) -> Begin:
 def test_prompts_are_read_together_and_each_into_its_slot(speaker: LoadedCheckpoint) -> None:
     model = speaker.loaded.model
     texts = "Short.", "A somewhat longer sentence, read in two goes.", "Third."
-    prompts = {slot: model.prompt(text, ()).columns for slot, text in zip((4, 0, 2), texts, strict=True)}
+    prompts = {
+        slot: torch.from_numpy(model.prompt(text, ()).items).T for slot, text in zip((4, 0, 2), texts, strict=True)
+    }
     with torch.inference_mode():
         stage, theirs = LanguageModel(model, slots=SLOTS, positions=POSITIONS), model.allocate(SLOTS, POSITIONS)
         stage.make_graphs()
@@ -141,7 +143,7 @@ def test_prompts_are_read_together_and_each_into_its_slot(speaker: LoadedCheckpo
 
 def test_a_prompt_longer_than_the_largest_graph_is_read_in_several_goes(speaker: LoadedCheckpoint) -> None:
     model = speaker.loaded.model
-    columns = model.prompt("And a text.", [random_voice(2 * READS[-1], seed=2)]).columns
+    columns = torch.from_numpy(model.prompt("And a text.", [random_voice(2 * READS[-1], seed=2)]).items).T
     length = columns.shape[1]
     assert length > 2 * READS[-1]
     with torch.inference_mode():

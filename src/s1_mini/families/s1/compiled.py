@@ -53,7 +53,7 @@ class CompiledFrames:
         self._state = frame.State(*(tensor.numpy() for tensor in shared))
 
     def step(self, slots: Sequence[int]) -> np.ndarray:
-        """Make a frame of each slot: int64 [slots, K + 3], rows as `model.Frames` has them."""
+        """Make a frame of each slot: int64 [slots, K + 3], rows as `S1Model.step` returns them."""
         made = np.zeros((len(slots), self._books + 3), np.int64)
         frame.make_frame(np.array(slots, np.int64), self._state, self._weights, self._rules, made)
         return made
@@ -98,7 +98,7 @@ def _first_frame(model: S1Model, column: Tensor, weights: frame.Weights | None) 
         model.begin(state, 0, column, 0)
         state.active[0] = True
         if weights is None:
-            made = model.step(state, sampling, 1).made
+            made = model.step(state, sampling, 1)
         else:
             made = torch.from_numpy(CompiledFrames(model, state, sampling, weights).step([0]))
     kept = state.cache.keys[..., :1, :], state.cache.values[..., :1, :], state.fast_cache.keys, state.fast_cache.values

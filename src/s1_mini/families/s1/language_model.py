@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
-from s1_mini.families.s1.model import Frames, S1Model, SamplingTensors
+from s1_mini.families.s1.model import S1Model, SamplingTensors
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
 from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compile
@@ -67,7 +67,7 @@ class LanguageModel(SimpleStage):
             options=replace(options, is_staged=True),
         )
         self._steps = StepGraphs(
-            lambda key: [self._make(key, self._positions).made],
+            lambda key: [self._make(key, self._positions)],
             [key for rows in self._ladder[::-1] for key in self._kinds(rows)],
             lambda _: [],
             lambda key: [Buffer((key[0], books + 3))],
@@ -128,7 +128,7 @@ class LanguageModel(SimpleStage):
         if others := self._compiled.others(slots):
             self._stepping.choose(others)
             span = min(whole_spans(max(self._lengths[slot] for slot in others)), self._positions)
-            made[: 1 + max(others)] = self._make(self._kind(1 + max(others), span), span).made.cpu()
+            made[: 1 + max(others)] = self._make(self._kind(1 + max(others), span), span).cpu()
         self._compiled.fill(slots, made)
         for slot in slots:
             self._lengths[slot] += 1
@@ -149,7 +149,7 @@ class LanguageModel(SimpleStage):
             self._steps.replay(self._kind(fit(self._ladder, rows), self._positions))
         return self._steps is not None
 
-    def _make(self, kind: tuple[int, bool], span: int) -> Frames:
+    def _make(self, kind: tuple[int, bool], span: int) -> Tensor:
         rows, shares = kind
         state = self.state if shares else replace(self.state, common=None)
         return self._model.step(state, self._sampling, span, rows)

@@ -53,8 +53,7 @@ class LoadedS1:
         self._lock = threading.Lock()
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
-        prompt = self.model.prompt(text, voices)
-        return Prompt(prompt.columns.T.contiguous().numpy(), prompt.num_shared, prompt.prefix_key)
+        return self.model.prompt(text, voices)
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
         return Voice({"codes": torch.from_numpy(made[0].T.copy())}, text)

@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.core.messages import Saved
+from s1_mini.core.prompt import Prompt
 from s1_mini.exceptions import CapacityError
 from s1_mini.families.s1.kernels.columns import take_frame
 from s1_mini.families.s1.kernels.draw import WINDOW, Asked, MainTokens, RepetitionWindow, sample_code, sample_semantic
 from s1_mini.families.s1.network import Pairs, S1Network
-from s1_mini.families.s1.prompt import Prompt, build_prompt
+from s1_mini.families.s1.prompt import build_prompt
 from s1_mini.families.s1.settings import Heads, RepetitionMode
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.kernels.backend import one_order
@@ -41,27 +42,6 @@ class SamplingTensors:
     top_p: Tensor  # [B]
     repetition_penalty: Tensor  # [B]
     uniforms: Tensor  # [B, frames, draws per frame] in [0, 1)
-
-
-@dataclass(frozen=True)
-class Frames:
-    """One frame of every row; only active rows mean anything. One table, so that it comes to the host in one go."""
-
-    made: Tensor  # int64 [B, K + 3]: main token, K codes, stop, valid
-
-    @property
-    def codes(self) -> Tensor:
-        return self.made[:, 1:-2]
-
-    @property
-    def stop(self) -> Tensor:
-        """Whether this is no frame but the end of the utterance: [B] bool."""
-        return self.made[:, -2] != 0
-
-    @property
-    def valid(self) -> Tensor:
-        """Whether the logits were finite: [B] bool."""
-        return self.made[:, -1] != 0
 
 
 @dataclass(frozen=True)
@@ -127,9 +107,9 @@ class S1Model:
     def prompt(self, text: str, voices: Sequence[Voice] = ()) -> Prompt:
         """Write the prompt for one sentence piece. Raises `CapacityError` if nothing could be said after it."""
         prompt = build_prompt(self.tokenizer, self.network.config, text, voices)
-        if prompt.columns.shape[1] >= self.max_columns:
+        if len(prompt.items) >= self.max_columns:
             raise CapacityError(
-                f"text and references make {prompt.columns.shape[1]} columns; the model reads {self.max_columns}. "
+                f"text and references make {len(prompt.items)} columns; the model reads {self.max_columns}. "
                 "Use a shorter reference or fewer of them."
             )
         return prompt
@@ -186,16 +166,11 @@ class S1Model:
         count = columns.shape[1]
         if count == 0:
             return
-        columns = columns.to(self.device).unsqueeze(0)
+        x = self.network.embed(columns.T.to(self.device), self.semantic).unsqueeze(0)
         positions = torch.arange(start, start + count, device=self.device)
         mask = torch.arange(start + count, device=self.device) <= positions.unsqueeze(1)
         rows = slice(slot, slot + 1)
-        self.network.slow(
-            self.network.embed(columns, self._is_semantic(columns[:, 0])),
-            positions.unsqueeze(0),
-            mask,
-            lambda layer: state.cache.block_store(layer, rows, start),
-        )
+        self.network.slow(x, positions.unsqueeze(0), mask, lambda layer: state.cache.block_store(layer, rows, start))
 
     def prefill_rows(self, state: S1State, columns: Tensor, slots: Tensor, positions: Tensor, span: int) -> None:
         """Read N prompt columns [N, K + 1], each into the slot [N] and position [N] beside it; none where that is -1.
@@ -220,17 +195,21 @@ class S1Model:
         state.count[slot].zero_()
         state.window.history[slot].zero_()
 
-    def activate(self, state: S1State, slot: int, prompt: Prompt) -> None:
-        """Start generation in `slot` from the end of `prompt`, whose columns but the last are read already."""
-        self.begin(state, slot, prompt.columns[:, -1], prompt.columns.shape[1] - 1)
+    def activate(self, state: S1State, slot: int, columns: Tensor) -> None:
+        """Start generation in `slot` after prompt columns [K + 1, S], of which all but the last are read already."""
+        self.begin(state, slot, columns[:, -1], columns.shape[1] - 1)
         state.active[slot].fill_(True)
 
-    def step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int | None = None) -> Frames:
-        """Generate one frame for every active row of the first `rows`, none of which may have over `span` columns."""
+    def step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int | None = None) -> Tensor:
+        """Generate one frame for every active row of the first `rows`, none of which may have over `span` columns.
+
+        Returns int64 [rows, K + 3], of which only active rows mean anything: main token, K codes, whether this is the
+        end of the utterance instead of a frame, whether the logits were finite.
+        """
         with one_order(self.batch_invariant):
             return self._step(state, sampling, span, len(state.count) if rows is None else rows)
 
-    def _step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int) -> Frames:
+    def _step(self, state: S1State, sampling: SamplingTensors, span: int, rows: int) -> Tensor:
         hidden, logits = self.network.sum_and_logits(*self._slow(state, span, self._width(state, rows)))
         idle = len(hidden) - rows  # computed, but not drawn for
         made = torch.empty(rows, self.num_codebooks + 3, dtype=torch.int64, device=self.device)
@@ -252,7 +231,7 @@ class S1Model:
         first = sample_semantic(logits[:rows], self.network.fast_embeddings.weight, made, asked, self._main_tokens)
         self.network.fast(hidden, fill(first), state.fast_cache, state.pairs, pick)
         self.advance(state, made)
-        return Frames(made)
+        return made
 
     def hidden(self, state: S1State, span: int) -> Tensor:
         """Run the slow transformer over the next column of all rows; its pre-norm output [rows, dim]."""
@@ -287,7 +266,3 @@ class S1Model:
         """Take `frame` [rows, K + 1 or more], main token and codes, as what the active of the first rows just made."""
         window = state.window
         take_frame(frame, window.history, state.column, state.position, state.count, state.active, window.skipped)
-
-    def _is_semantic(self, tokens: Tensor) -> Tensor:
-        first, last = self.semantic
-        return (tokens >= first) & (tokens <= last)

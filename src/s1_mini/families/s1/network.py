@@ -6,7 +6,6 @@ Shapes: B rows, T columns, K codebooks, S attended columns.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, cast
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from s1_mini.families.s1.config import S1Config
-from s1_mini.families.s1.kernels.columns import Embedding, enter_columns
+from s1_mini.families.s1.kernels.columns import Embedding, embed, enter_columns
 from s1_mini.kernels.linear import linear, norm_linear
 from s1_mini.layers.kv_cache import Columns, KVCache, KVStore
 from s1_mini.layers.transformer import RMSNorm, TransformerBlock, rope_table
@@ -57,7 +56,7 @@ class S1Network(nn.Module):
         self.fast_output = nn.Linear(fast.dim, residual_rows, bias=False)
 
     def prepare(self, device: torch.device) -> None:
-        """Compute what is not stored: rotary tables and codebook offsets."""
+        """Compute what is not stored: rotary tables and steps."""
         config = self.config
         # One row more than a sequence has: a row whose end the host has not seen yet makes one frame too many.
         # Tables are rounded to bf16 whatever the model's dtype: a finer one is a different model and speaks garbled,
@@ -65,7 +64,6 @@ class S1Network(nn.Module):
         table = partial(rope_table, base=config.rope_base, device=device, rounded_to=torch.bfloat16)
         self.rope = table(config.max_seq_len + 1, config.slow.head_dim)
         self.fast_rope = table(config.num_codebooks, config.fast.head_dim)
-        self.offsets = torch.arange(config.num_codebooks, device=device).mul(config.codebook_size).unsqueeze(1)
         self.steps = torch.arange(config.num_codebooks, device=device).unsqueeze(1)
 
     def pairs(self, rows: int) -> Pairs:
@@ -79,17 +77,15 @@ class S1Network(nn.Module):
         self, columns: Tensor, position: Tensor, active: Tensor | None, spare: int, semantic: tuple[int, int]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Do as `enter_columns` with the slow layers' tables."""
-        main, codes = self.embeddings.weight, self.codebook_embeddings.weight
-        embedding = Embedding(main, codes, semantic, self.config.scale_codebook_embeddings)
-        return enter_columns(columns, position, active, spare, embedding, self.rope)
+        return enter_columns(columns, position, active, spare, self._embedding(semantic), self.rope)
 
-    def embed(self, columns: Tensor, semantic: Tensor) -> Tensor:
-        """Embed columns [B, K + 1, T]: main token, plus codes where `semantic` [B, T]; [B, T, dim]."""
-        x = self.embeddings(columns[:, 0])
-        spoken = x + self.codebook_embeddings(columns[:, 1:] + self.offsets).sum(1)
-        if self.config.scale_codebook_embeddings:
-            spoken = spoken / math.sqrt(self.config.num_codebooks + 1)
-        return torch.where(semantic.unsqueeze(-1), spoken, x)
+    def embed(self, columns: Tensor, semantic: tuple[int, int]) -> Tensor:
+        """Embed columns [..., K + 1], main token before codes: [..., dim]."""
+        return embed(columns, *self._embedding(semantic))
+
+    def _embedding(self, semantic: tuple[int, int]) -> Embedding:
+        main, codes = self.embeddings.weight, self.codebook_embeddings.weight
+        return Embedding(main, codes, semantic, self.config.scale_codebook_embeddings)
 
     def slow(self, x: Tensor, positions: Tensor, mask: Tensor, store: Callable[[int], KVStore]) -> Tensor:
         """Run x [B, T, dim] at `positions` [B or 1, T]; `store` gives each layer its keys and values. Pre-norm."""

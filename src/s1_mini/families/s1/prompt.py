@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from s1_mini.core.prompt import Prompt
 from s1_mini.exceptions import VoiceError
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.tokenizer import S1Tokenizer
@@ -23,51 +23,33 @@ from s1_mini.types import Voice
 SPEAKER = "<|speaker:0|>"
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """What the model is asked to continue."""
-
-    columns: Tensor  # int64 [K + 1, S]: main token, then codes
-    num_shared: int  # leading columns that depend on the voice alone, not on the text
-    prefix_key: str = ""  # the same for prompts that share those columns
-
-
 def build_prompt(tokenizer: S1Tokenizer, config: S1Config, text: str, voices: Sequence[Voice]) -> Prompt:
-    """Write the prompt for `text`, spoken like `voices`. Raises `VoiceError` if codes do not fit the model."""
-    num_codebooks = config.num_codebooks
+    """Write the prompt for `text`, spoken like `voices`: items [S, K + 1], main token before codes.
 
-    def text_part(part: str) -> Tensor:
-        return _control_part(tokenizer.encode(part), num_codebooks)
+    Raises `VoiceError` if codes do not fit the model.
+    """
 
-    speaker = text_part(SPEAKER)
-    end = _control_part([tokenizer.control("im_end")], num_codebooks)
-    parts = [_control_part([tokenizer.control("interleave")], num_codebooks)]
+    def part(tokens: list[int]) -> np.ndarray:
+        items = np.zeros((len(tokens), config.num_codebooks + 1), np.int64)
+        items[:, 0] = tokens
+        return items
+
+    speaker, end = part(tokenizer.encode(SPEAKER)), part([tokenizer.control("im_end")])
+    shared = [part([tokenizer.control("interleave")])]
     for voice in voices:
-        parts += [speaker, text_part(voice.text), _codes_part(tokenizer, config, voice.tensors["codes"]), end]
-    shared = [*parts, speaker]
-    columns = torch.cat([*shared, text_part(text)], dim=1)
-    num_shared = sum(part.shape[1] for part in shared)
-    return Prompt(columns, num_shared, prefix_key(columns[:, :num_shared]))
+        shared += [speaker, part(tokenizer.encode(voice.text)), _codes_part(tokenizer, config, voice), end]
+    prefix = np.concatenate([*shared, speaker])
+    key = hashlib.blake2b(prefix.tobytes(), digest_size=16).hexdigest()
+    return Prompt(np.concatenate([prefix, part(tokenizer.encode(text))]), len(prefix), key)
 
 
-def prefix_key(columns: Tensor) -> str:
-    """Name columns [K + 1, n] by what stands in them."""
-    return hashlib.blake2b(columns.contiguous().numpy().tobytes(), digest_size=16).hexdigest()
-
-
-def _control_part(tokens: list[int], num_codebooks: int) -> Tensor:
-    columns = torch.zeros(num_codebooks + 1, len(tokens), dtype=torch.int64)
-    columns[0] = torch.tensor(tokens, dtype=torch.int64)
-    return columns
-
-
-def _codes_part(tokenizer: S1Tokenizer, config: S1Config, codes: Tensor) -> Tensor:
-    num_semantic = tokenizer.semantic_end - tokenizer.semantic_begin + 1
+def _codes_part(tokenizer: S1Tokenizer, config: S1Config, voice: Voice) -> np.ndarray:
+    codes, num_semantic = voice.tensors["codes"], tokenizer.semantic_end - tokenizer.semantic_begin + 1
     if codes.dim() != 2 or codes.shape[0] != config.num_codebooks or codes.shape[1] < 1:
         raise VoiceError(
             "voice", f"codes have shape {tuple(codes.shape)}; the model needs [{config.num_codebooks}, frames]"
         )
-    codes = codes.to(torch.int64)
-    if int(codes.min()) < 0 or int(codes[0].max()) >= num_semantic or int(codes.max()) >= config.codebook_size:
+    items = codes.to(torch.int64).T.numpy()
+    if items.min() < 0 or items[:, 0].max() >= num_semantic or items.max() >= config.codebook_size:
         raise VoiceError("voice", f"codes lie outside 0 … {num_semantic - 1}; were they made by another codec?")
-    return torch.cat((codes[:1] + tokenizer.semantic_begin, codes))
+    return np.concatenate((items[:, :1] + tokenizer.semantic_begin, items), axis=1)

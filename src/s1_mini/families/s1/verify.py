@@ -17,11 +17,12 @@ from torch import Tensor
 
 from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.model import Dac
+from s1_mini.core.prompt import Prompt
 from s1_mini.families.base import Check, Placement, check_size
 from s1_mini.families.s1.kernels.draw import MIN_TEMPERATURE, penalise, probabilities
 from s1_mini.families.s1.loaded import LoadedS1, open_s1
-from s1_mini.families.s1.model import S1Model, SamplingTensors
-from s1_mini.families.s1.prompt import SPEAKER, Prompt
+from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
+from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.families.s1.settings import S1Settings
 from s1_mini.types import Voice
 
@@ -77,19 +78,19 @@ def _check_case(model: S1Model, name: str, case: Mapping[str, Any], tolerance: f
     _check_sizes(model, case)
     columns = case["prompt"].long()
     prompt = _rebuild_prompt(model, columns)
-    yield Check.equal(f"{name} prompt", prompt.columns, columns)
+    yield Check.equal(f"{name} prompt", torch.from_numpy(prompt.items).T, columns)
     done = {"prompt"}
     if "seq" in case:
         done.add("seq")
         sequence, start = case["seq"].long(), columns.shape[1]
         if not torch.equal(sequence[:, :start], columns) or sequence.shape[1] == start:
             raise ValueError(f"{name}: seq does not go on from prompt")
-        for key, computed in _run_forced(model, Prompt(columns, 0), sequence).items():
+        for key, computed in _run_forced(model, columns, sequence).items():
             if key in case:
                 done.add(key)
                 yield Check.close(f"{name} {key}", _like(model, computed, case[key]), case[key], tolerance)
         if case.get("sampling", {}).get("temperature", 1.0) <= MIN_TEMPERATURE:
-            generated = _run_greedy(model, Prompt(columns, 0), sequence.shape[1] - start)
+            generated = _run_greedy(model, columns, sequence.shape[1] - start)
             yield Check.equal(f"{name} greedy tokens", generated, sequence[:, start:])
     yield from _unchecked(name, set(case) - done)
 
@@ -129,10 +130,10 @@ def _text(model: S1Model, tokens: list[int]) -> str:
     return model.tokenizer.decode(tokens).removeprefix(SPEAKER)
 
 
-def _run_forced(model: S1Model, prompt: Prompt, sequence: Tensor) -> dict[str, Tensor]:
+def _run_forced(model: S1Model, columns: Tensor, sequence: Tensor) -> dict[str, Tensor]:
     """Walk along `sequence` [K + 1, T], whatever the logits say, and collect what the network gives at every step."""
-    start, sequence = prompt.columns.shape[1], sequence.to(model.device)
-    state = _open(model, prompt, sequence.shape[1])
+    start, sequence = columns.shape[1], sequence.to(model.device)
+    state = _open(model, columns, sequence.shape[1])
     results: dict[str, list[Tensor]] = {"hidden": [], "slow_logits": [], "fast_logits": []}
     for column in range(start, sequence.shape[1]):
         frame = sequence[:, column]
@@ -153,10 +154,10 @@ def _run_forced(model: S1Model, prompt: Prompt, sequence: Tensor) -> dict[str, T
     return {key: torch.stack(values) for key, values in results.items()}
 
 
-def _run_greedy(model: S1Model, prompt: Prompt, num_frames: int) -> Tensor:
+def _run_greedy(model: S1Model, columns: Tensor, num_frames: int) -> Tensor:
     """Generate by arg max, past any end, as the original's oracle did: [K + 1, frames]."""
-    start = prompt.columns.shape[1]
-    state = _open(model, prompt, start + num_frames)
+    start = columns.shape[1]
+    state = _open(model, columns, start + num_frames)
 
     def row(value: float) -> Tensor:
         return torch.tensor([value], device=model.device)
@@ -170,10 +171,10 @@ def _run_greedy(model: S1Model, prompt: Prompt, num_frames: int) -> Tensor:
     return torch.stack(frames, dim=1)
 
 
-def _open(model: S1Model, prompt: Prompt, columns: int) -> Any:
-    state = model.allocate(1, columns)
-    model.prefill(state, 0, prompt.columns[:, :-1])
-    model.activate(state, 0, prompt)
+def _open(model: S1Model, columns: Tensor, length: int) -> S1State:
+    state = model.allocate(1, length)
+    model.prefill(state, 0, columns[:, :-1])
+    model.activate(state, 0, columns)
     return state
 
 

@@ -9,6 +9,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, follows_early, jit, launch, runs_triton, wait_for_last
@@ -40,18 +41,19 @@ def enter_columns(
     if runs_triton(embedding.main):
         return _enter_triton(columns, position, active, spare, embedding, rope)
     goes = position >= 0 if active is None else active
-    return _embed(columns, *embedding), torch.where(goes, position, spare), rope[position.clamp_min(0)]
+    return embed(columns, *embedding), torch.where(goes, position, spare), rope[position.clamp_min(0)]
 
 
-def _embed(columns: Tensor, main: Tensor, codes: Tensor, semantic: tuple[int, int], scaled: bool) -> Tensor:
-    books = columns.shape[1] - 1
+def embed(columns: Tensor, main: Tensor, codes: Tensor, semantic: tuple[int, int], scaled: bool) -> Tensor:
+    """Embed columns [..., K + 1], main token before codes: [..., D]."""
+    tokens, books = columns[..., 0], columns.shape[-1] - 1
     offsets = torch.arange(books, device=columns.device) * (len(codes) // books)
-    x = main[columns[:, 0]]
-    spoken = x + codes[columns[:, 1:] + offsets].sum(1)
+    x = F.embedding(tokens, main)
+    spoken = x + F.embedding(columns[..., 1:] + offsets, codes).sum(-2)
     if scaled:
         spoken = spoken / math.sqrt(books + 1)
-    says = (columns[:, 0] >= semantic[0]) & (columns[:, 0] <= semantic[1])
-    return torch.where(says.unsqueeze(1), spoken, x)
+    says = (tokens >= semantic[0]) & (tokens <= semantic[1])
+    return torch.where(says.unsqueeze(-1), spoken, x)
 
 
 def take_frame(
