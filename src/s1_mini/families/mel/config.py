@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +21,49 @@ AROUND = 2  # tokens around a text: the space before it and its end
 MIN_PIECE_BYTES = 4  # a character
 
 
+def _size(key: str, default: int, most: int = MAX_SIZE, least: int = 1) -> int:
+    """Declare a field that is read from `key` of the JSON; transformers' default, which a config may leave out."""
+    return field(default=default, metadata={"read": partial(_read_size, key, most, least)})
+
+
+def _number(key: str, default: float, most: float) -> float:
+    return field(default=default, metadata={"read": partial(_read_number, key, most)})
+
+
+def _read_size(key: str, most: int, least: int, values: Mapping[str, Any], default: int) -> int:
+    return read_size(f"config.json: {key}", values.get(key, default), most, least=least)
+
+
+def _read_number(key: str, most: float, values: Mapping[str, Any], default: float) -> float:
+    value = values.get(key, default)
+    return read_number(f"config.json: {key}", value, lambda each: 0 <= each <= most, f"a number in [0, {most:g}]")
+
+
 @dataclass(frozen=True)
 class MelConfig:
-    """Architecture of one model. Defaults are transformers', which a config may leave out."""
+    """Architecture of one model."""
 
-    vocab_size: int = 81
-    width: int = 768
-    heads: int = 12
-    encoder_layers: int = 12
-    encoder_ffn: int = 3072
-    decoder_layers: int = 6
-    decoder_ffn: int = 3072
-    norm_eps: float = 1e-5
-    num_bins: int = 80
-    frames_per_step: int = 2
-    prenet_layers: int = 2
-    prenet_units: int = 256
-    prenet_dropout: float = 0.5
-    postnet_layers: int = 5
-    postnet_units: int = 256
-    postnet_taps: int = 5
-    speaker_size: int = 512
-    max_text: int = 450  # tokens
-    max_steps: int = 4000  # of the decoder
-    max_distance: int = 160  # of tokens, beyond which the encoder knows but that they are far
-    eos: int = 2
+    vocab_size: int = _size("vocab_size", 81)
+    width: int = _size("hidden_size", 768)
+    heads: int = _size("encoder_attention_heads", 12)
+    encoder_layers: int = _size("encoder_layers", 12, MAX_LAYERS)
+    encoder_ffn: int = _size("encoder_ffn_dim", 3072)
+    decoder_layers: int = _size("decoder_layers", 6, MAX_LAYERS)
+    decoder_ffn: int = _size("decoder_ffn_dim", 3072)
+    norm_eps: float = _number("layer_norm_eps", 1e-5, 1.0)
+    num_bins: int = _size("num_mel_bins", 80)
+    frames_per_step: int = _size("reduction_factor", 2, MAX_LAYERS)
+    prenet_layers: int = _size("speech_decoder_prenet_layers", 2, MAX_LAYERS)
+    prenet_units: int = _size("speech_decoder_prenet_units", 256)
+    prenet_dropout: float = _number("speech_decoder_prenet_dropout", 0.5, 0.95)
+    postnet_layers: int = _size("speech_decoder_postnet_layers", 5, MAX_LAYERS)
+    postnet_units: int = _size("speech_decoder_postnet_units", 256)
+    postnet_taps: int = _size("speech_decoder_postnet_kernel", 5, MAX_LAYERS)
+    speaker_size: int = _size("speaker_embedding_dim", 512)
+    max_text: int = _size("max_text_positions", 450)  # tokens
+    max_steps: int = _size("max_speech_positions", 4000)  # of the decoder
+    max_distance: int = _size("encoder_max_relative_position", 160)  # of tokens; farther ones are all the same
+    eos: int = _size("eos_token_id", 2, least=0)
 
     @property
     def head_size(self) -> int:
@@ -53,20 +72,12 @@ class MelConfig:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MelConfig:
         """Read `config.json`. Raises `CheckpointMismatchError` for a value of the wrong type, or impossible."""
-        sizes = {field: _size(values, name, getattr(cls, field)) for field, name in _SIZES.items()}
-        layers = {field: _size(values, name, getattr(cls, field), MAX_LAYERS) for field, name in _LAYERS.items()}
-        config = cls(
-            **sizes,
-            **layers,
-            norm_eps=_number(values, "layer_norm_eps", cls.norm_eps, 1.0),
-            prenet_dropout=_number(values, "speech_decoder_prenet_dropout", cls.prenet_dropout, 0.95),
-            eos=_size(values, "eos_token_id", cls.eos, least=0),
-        )
+        config = cls(**{each.name: each.metadata["read"](values, each.default) for each in fields(cls)})
         if config.eos >= config.vocab_size:
             raise CheckpointMismatchError(
                 f"config.json: eos_token_id={config.eos} is none of vocab_size={config.vocab_size} tokens"
             )
-        decoder_heads = _size(values, "decoder_attention_heads", config.heads)
+        decoder_heads = _read_size("decoder_attention_heads", MAX_SIZE, 1, values, config.heads)
         if decoder_heads != config.heads or config.width % config.heads or config.width % 2:
             raise CheckpointMismatchError(
                 f"config.json: hidden_size={config.width} must be even and a multiple of encoder_attention_heads="
@@ -81,39 +92,6 @@ class MelConfig:
                 "config.json: speech_decoder_postnet_kernel must be odd, and there must be two layers of it or more"
             )
         return config
-
-
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "width": "hidden_size",
-    "heads": "encoder_attention_heads",
-    "encoder_ffn": "encoder_ffn_dim",
-    "decoder_ffn": "decoder_ffn_dim",
-    "num_bins": "num_mel_bins",
-    "prenet_units": "speech_decoder_prenet_units",
-    "postnet_units": "speech_decoder_postnet_units",
-    "speaker_size": "speaker_embedding_dim",
-    "max_text": "max_text_positions",
-    "max_steps": "max_speech_positions",
-    "max_distance": "encoder_max_relative_position",
-}
-_LAYERS = {
-    "encoder_layers": "encoder_layers",
-    "decoder_layers": "decoder_layers",
-    "frames_per_step": "reduction_factor",
-    "prenet_layers": "speech_decoder_prenet_layers",
-    "postnet_layers": "speech_decoder_postnet_layers",
-    "postnet_taps": "speech_decoder_postnet_kernel",
-}
-
-
-def _size(values: Mapping[str, Any], name: str, default: int, most: int = MAX_SIZE, *, least: int = 1) -> int:
-    return read_size(f"config.json: {name}", values.get(name, default), most, least=least)
-
-
-def _number(values: Mapping[str, Any], name: str, default: float, most: float) -> float:
-    value = values.get(name, default)
-    return read_number(f"config.json: {name}", value, lambda each: 0 <= each <= most, f"a number in [0, {most:g}]")
 
 
 KEY = "vocoder"  # of config.json, where the vocoder lies inside the model's own files

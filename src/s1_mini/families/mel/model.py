@@ -159,6 +159,7 @@ class MelModel:
         active, position = state.active[:width], state.position[:width]
         x = self._enter(state, width).to(self.dtype)
         at = Steps(
+            rows=torch.arange(width, device=self.device),
             target=torch.where(active, position, state.max_steps),
             position=position,
             span=span,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,12 +40,22 @@ def position_table(length: int, width: int) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
 
 
-class Positions(nn.Module):
-    """Scaled positions."""
+class Named(nn.Module):
+    """Modules and parameters by the names that a checkpoint has for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
-        self.alpha = nn.Parameter(torch.empty(()))
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def split_heads(x: Tensor, heads: int, parts: int = 1) -> list[Tensor]:
+    """Return the `parts` of x [B, T, parts * W], [B, H, T, D] each."""
+    return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in x.chunk(parts, -1)]
 
 
 class FeedForward(nn.Module):
@@ -60,23 +71,8 @@ class FeedForward(nn.Module):
         return project(self.output_dense, F.gelu(project(self.intermediate_dense, x)))
 
 
-class SelfAttention(nn.Module):
-    """Queries, keys and values of one input."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.qkv_proj = nn.Linear(width, 3 * width)
-        self.out_proj = nn.Linear(width, width)
-
-
-class CrossAttention(nn.Module):
-    """Queries of one input, keys and values of another."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.q_proj = nn.Linear(width, width)
-        self.kv_proj = nn.Linear(width, 2 * width)
-        self.out_proj = nn.Linear(width, width)
+def self_attention(width: int) -> Named:
+    return Named(qkv_proj=nn.Linear(width, 3 * width), out_proj=nn.Linear(width, width))
 
 
 class EncoderLayer(nn.Module):
@@ -85,7 +81,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.attention = SelfAttention(config.width)
+        self.attention = self_attention(config.width)
         self.layer_norm = nn.LayerNorm(config.width, config.norm_eps)
         self.feed_forward = FeedForward(config.width, config.encoder_ffn)
         self.final_layer_norm = nn.LayerNorm(config.width, config.norm_eps)
@@ -95,10 +91,7 @@ class EncoderLayer(nn.Module):
 
         `hidden` [B, 1, 1, T] is added to what rows pay to tokens, where not all are theirs.
         """
-        query, key, value = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in project(self.attention.qkv_proj, x).chunk(3, -1)
-        )
+        query, key, value = split_heads(project(self.attention.qkv_proj, x), self.heads, 3)
         bias = (query * query.shape[-1] ** -0.5) @ table.T
         bias = bias.gather(-1, distances.expand(*bias.shape[:2], -1, -1))
         seen = F.scaled_dot_product_attention(query, key, value, attn_mask=bias if hidden is None else bias + hidden)
@@ -107,39 +100,20 @@ class EncoderLayer(nn.Module):
         return out
 
 
-class TextPrenet(nn.Module):
-    """Tokens to vectors."""
-
-    def __init__(self, config: MelConfig) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
-        self.encode_positions = Positions()
-
-
-class Distances(nn.Module):
-    """A vector for each distance between two tokens."""
-
-    def __init__(self, config: MelConfig) -> None:
-        super().__init__()
-        self.pe_k = nn.Embedding(2 * config.max_distance, config.head_size)
-
-
-class EncoderLayers(nn.Module):
-    """The encoder behind its prenet."""
-
-    def __init__(self, config: MelConfig) -> None:
-        super().__init__()
-        self.layer_norm = nn.LayerNorm(config.width, config.norm_eps)
-        self.embed_positions = Distances(config)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-
-
 class Encoder(nn.Module):
     """Tokens to what the decoder attends to."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
-        self.prenet, self.wrapped_encoder = TextPrenet(config), EncoderLayers(config)
+        self.prenet = Named(
+            embed_tokens=nn.Embedding(config.vocab_size, config.width),
+            encode_positions=Named(alpha=nn.Parameter(torch.empty(()))),
+        )
+        self.wrapped_encoder = Named(
+            layer_norm=nn.LayerNorm(config.width, config.norm_eps),
+            embed_positions=Named(pe_k=nn.Embedding(2 * config.max_distance, config.head_size)),
+            layers=nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers)),
+        )
         self._most = config.max_distance
 
     def prepare(self, positions: Tensor) -> None:
@@ -172,7 +146,7 @@ class Prenet(nn.Module):
         sizes = [config.num_bins, *[config.prenet_units] * config.prenet_layers]
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(sizes))
         self.final_layer = nn.Linear(sizes[-1], config.width)
-        self.encode_positions = Positions()
+        self.encode_positions = Named(alpha=nn.Parameter(torch.empty(())))
         self.speaker_embeds_layer = nn.Linear(config.speaker_size + config.width, config.width)
         self._width = config.width
 
@@ -201,19 +175,20 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.self_attn = SelfAttention(config.width)
+        self.self_attn = self_attention(config.width)
         self.self_attn_layer_norm = nn.LayerNorm(config.width, config.norm_eps)
-        self.encoder_attn = CrossAttention(config.width)
+        self.encoder_attn = Named(
+            q_proj=nn.Linear(config.width, config.width),
+            kv_proj=nn.Linear(config.width, 2 * config.width),
+            out_proj=nn.Linear(config.width, config.width),
+        )
         self.encoder_attn_layer_norm = nn.LayerNorm(config.width, config.norm_eps)
         self.feed_forward = FeedForward(config.width, config.decoder_ffn)
         self.final_layer_norm = nn.LayerNorm(config.width, config.norm_eps)
 
     def cross(self, encoded: Tensor) -> Pair:
         """Return keys and values [B, H, T, D] of an encoded text [B, T, W]."""
-        keys, values = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in project(self.encoder_attn.kv_proj, encoded).chunk(2, -1)
-        )
+        keys, values = split_heads(project(self.encoder_attn.kv_proj, encoded), self.heads, 2)
         return keys, values
 
     def step(self, x: Tensor, made: Pair, text: Pair, at: Steps) -> Tensor:
@@ -231,13 +206,10 @@ class DecoderLayer(nn.Module):
 
     def whole(self, x: Tensor, text: Pair) -> Tensor:
         """Do the same for all steps of each row x [B, S, W] at once, each of which sees itself and those before it."""
-        query, key, value = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in project(self.self_attn.qkv_proj, x).chunk(3, -1)
-        )
+        query, key, value = split_heads(project(self.self_attn.qkv_proj, x), self.heads, 3)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
         x = self.self_attn_layer_norm(x + project(self.self_attn.out_proj, seen))
-        query = project(self.encoder_attn.q_proj, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        (query,) = split_heads(project(self.encoder_attn.q_proj, x), self.heads)
         seen = F.scaled_dot_product_attention(query, *text).transpose(1, 2).flatten(2)
         return self._feed(x, seen)
 
@@ -247,32 +219,18 @@ class DecoderLayer(nn.Module):
         return out
 
 
+@dataclass(frozen=True)
 class Steps:
     """Where one step of each of B rows goes, and how far it looks at steps and at tokens."""
 
-    def __init__(
-        self,
-        *,
-        target: Tensor,
-        position: Tensor,
-        span: int,
-        mask: Tensor | None,
-        last_token: Tensor,
-        text_span: int,
-        text_mask: Tensor | None,
-    ) -> None:
-        """`target`, `position`, `last_token` [B]; masks as `decode_attention.used_columns` gives them."""
-        self.rows = torch.arange(len(target), device=target.device)
-        self.target, self.position, self.span, self.mask = target, position, span, mask
-        self.last_token, self.text_span, self.text_mask = last_token, text_span, text_mask
-
-
-class DecoderLayers(nn.Module):
-    """The decoder behind its prenet."""
-
-    def __init__(self, config: MelConfig) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+    rows: Tensor  # [B] 0, 1, 2 …
+    target: Tensor  # [B]
+    position: Tensor  # [B]
+    span: int
+    mask: Tensor | None  # as `decode_attention.used_columns` gives it, and so the other
+    last_token: Tensor  # [B]
+    text_span: int
+    text_mask: Tensor | None
 
 
 class Decoder(nn.Module):
@@ -281,19 +239,11 @@ class Decoder(nn.Module):
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
         self.prenet = Prenet(config)
-        self.wrapped_decoder = DecoderLayers(config)
+        self.wrapped_decoder = Named(layers=nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers)))
 
     @property
     def layers(self) -> Sequence[DecoderLayer]:
         return cast("Sequence[DecoderLayer]", self.wrapped_decoder.layers)
-
-
-class PostnetLayer(nn.Module):
-    """One convolution, its batch norm folded."""
-
-    def __init__(self, inputs: int, outputs: int, taps: int) -> None:
-        super().__init__()
-        self.conv = Conv(inputs, outputs, taps)
 
 
 class Postnet(nn.Module):
@@ -305,7 +255,9 @@ class Postnet(nn.Module):
         self.prob_out = nn.Linear(config.width, config.frames_per_step)
         sizes = [config.num_bins, *[config.postnet_units] * (config.postnet_layers - 1), config.num_bins]
         pairs = itertools.pairwise(sizes)
-        self.layers = nn.ModuleList(PostnetLayer(*pair, config.postnet_taps) for pair in pairs)
+        self.layers = nn.ModuleList(
+            Named(conv=Conv(*pair, config.postnet_taps)) for pair in pairs
+        )  # batch norms folded
         self.reach = config.postnet_layers * (config.postnet_taps - 1) // 2
         self._axis = 2  # of steps
 
@@ -313,7 +265,7 @@ class Postnet(nn.Module):
         """Move the convolutions to where the vocoder is and in its format, with steps on its axis."""
         self._axis = axis
         for layer in self.layers:
-            assert isinstance(layer, PostnetLayer)
+            assert isinstance(layer, Named)
             layer.to(device=device, dtype=dtype)
             if axis == 1:
                 layer.conv.prepare()
@@ -322,7 +274,7 @@ class Postnet(nn.Module):
         """Return a window of frames, steps on `edges.axis`, whose first is `start`, less `reach` at both ends."""
         x = frames = edges.clear(frames.clone(), start, 1)
         for index, layer in enumerate(self.layers):
-            assert isinstance(layer, PostnetLayer)
+            assert isinstance(layer, Named)
             x, start = layer.conv(x), start + layer.conv.reach
             if index + 1 < len(self.layers):
                 x = edges.clear(torch.tanh(x), start, 1)
