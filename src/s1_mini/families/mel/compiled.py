@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -45,25 +45,22 @@ def gather(model: MelModel) -> step.Weights:
     joined = prenet.speaker_embeds_layer.weight[:, : config.width]
     norms = [(x.self_attn_layer_norm, x.encoder_attn_layer_norm, x.final_layer_norm) for x in layers]
     pairs = [torch.stack([torch.stack((each.weight, each.bias)) for each in some]) for some in norms]
-    others = prenet.layers[1:]
     return step.Weights(
-        first=_wide([prenet.layers[0]]),
-        others=_wide(others)
-        if len(others)
-        else Product(np.zeros((0, 1, 1), np.float32), *[np.zeros((0, 1), "f4")] * 2),
-        last=_wide([prenet.final_layer]),
-        joined=_as_wide([joined], [None]),
+        first=_wide(prenet.layers[0]),
+        others=_wide(*prenet.layers[1:]),
+        last=_wide(prenet.final_layer),
+        joined=pack([joined], [None], narrow=False),
         layers=step.Layers(
-            qkv=_narrow([x.self_attn.qkv_proj for x in layers]),
-            out=_narrow([x.self_attn.out_proj for x in layers]),
-            text_query=_narrow([x.encoder_attn.q_proj for x in layers]),
-            text_out=_narrow([x.encoder_attn.out_proj for x in layers]),
-            inner=_narrow([x.feed_forward.intermediate_dense for x in layers]),
-            outer=_narrow([x.feed_forward.output_dense for x in layers]),
+            qkv=_narrow(x.self_attn.qkv_proj for x in layers),
+            out=_narrow(x.self_attn.out_proj for x in layers),
+            text_query=_narrow(x.encoder_attn.q_proj for x in layers),
+            text_out=_narrow(x.encoder_attn.out_proj for x in layers),
+            inner=_narrow(x.feed_forward.intermediate_dense for x in layers),
+            outer=_narrow(x.feed_forward.output_dense for x in layers),
             norms=torch.stack(pairs).detach().numpy(),
         ),
-        frames=_wide([heads.feat_out]),
-        ends=_wide([heads.prob_out]),
+        frames=_wide(heads.feat_out),
+        ends=_wide(heads.prob_out),
         positions=(prenet.encode_positions.alpha * model.positions).detach().contiguous().numpy(),
         eps=config.norm_eps,
         num_heads=config.heads,
@@ -98,16 +95,14 @@ def _first_steps(model: MelModel, weights: step.Weights | None) -> Tensor:
     return torch.from_numpy(np.concatenate([compiled.step([0]) for _ in range(3)]))
 
 
-def _wide(layers: Sequence[nn.Module] | nn.ModuleList) -> Product:
-    """Pack linear layers as they are: they are small."""
+def _wide(*layers: nn.Module) -> Product:
+    """Pack linear layers as they are, because they are small; none of them is a stack of no layers."""
+    if not layers:
+        return Product(np.zeros((0, 1, 1), np.float32), *[np.zeros((0, 1), np.float32)] * 2)
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    return _as_wide([each.weight for each in linears], [each.bias for each in linears])
+    return pack([each.weight for each in linears], [each.bias for each in linears], narrow=False)
 
 
-def _as_wide(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Product:
-    return pack(weights, biases, narrow=False)
-
-
-def _narrow(layers: Sequence[nn.Module]) -> Product:
+def _narrow(layers: Iterable[nn.Module]) -> Product:
     linears = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
     return pack([each.weight for each in linears], [each.bias for each in linears])

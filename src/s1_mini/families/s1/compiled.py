@@ -15,7 +15,6 @@ from s1_mini.families.s1.network import S1Network
 from s1_mini.kernels.compiled.layers import Layers
 from s1_mini.kernels.compiled.product import Product
 from s1_mini.kernels.packed import is_close, pack
-from s1_mini.kernels.weight import Weight
 from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.layers.transformer import BlockConfig, TransformerBlock
 
@@ -109,20 +108,19 @@ def gather(model: S1Model) -> frame.Weights:
     """Copy the weights of a model as a compiled frame wants them."""
     network, config = model.network, model.network.config
     project = network.fast_project_in
-    projects = [project] if isinstance(project, nn.Linear) else []
     return frame.Weights(
         main=_plain(network.embeddings.weight),
         codes=_plain(network.codebook_embeddings.weight),
         rope=_plain(network.rope),
         slow=_layers(network, network.layers, config.slow),
         norm=_plain(network.norm.weight),
-        output=_product([network.output.weight], [None]),
-        project_in=_product([each.weight for each in projects], [each.bias for each in projects]),
+        output=_product(network.output),
+        project_in=_product(*[project] if isinstance(project, nn.Linear) else []),
         fast_embeddings=_plain(network.fast_embeddings.weight),
         fast_rope=_plain(network.fast_rope),
         fast=_layers(network, network.fast_layers, config.fast),
         fast_norm=_plain(network.fast_norm.weight),
-        fast_output=_product([network.fast_output.weight], [None]),
+        fast_output=_product(network.fast_output),
         norms_fast_input=config.norm_fastlayer_input,
         code_scale=math.sqrt(config.num_codebooks + 1) if config.scale_codebook_embeddings else 1.0,
         eps=network.norm.eps,
@@ -134,11 +132,13 @@ def _plain(tensor: Tensor) -> np.ndarray:
     return tensor.detach().contiguous().numpy()
 
 
-def _product(weights: Sequence[Weight], biases: Sequence[Tensor | None]) -> Product:
-    if not weights:
+def _product(*layers: nn.Module) -> Product:
+    """Pack linear layers, quantized or not; none of them is a stack of no layers."""
+    if not layers:
         nothing = np.zeros((0, 0), np.float32)
         return Product(np.zeros((0, 0, 0), np.float32), nothing, nothing)
-    return pack(weights, biases)
+    linears = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
+    return pack([each.weight for each in linears], [each.bias for each in linears])
 
 
 def _layers(network: S1Network, layers: nn.ModuleList, config: BlockConfig) -> Layers:
@@ -147,12 +147,12 @@ def _layers(network: S1Network, layers: nn.ModuleList, config: BlockConfig) -> L
     norms = [torch.stack((each.q_norm.weight, each.k_norm.weight)) for each in attentions] if config.qk_norm else []
     return Layers(
         attention_norm=_plain(torch.stack([block.attention_norm.weight for block in blocks])),
-        qkv=_product([each.wqkv.weight for each in attentions], [each.wqkv.bias for each in attentions]),
+        qkv=_product(*(each.wqkv for each in attentions)),
         head_norms=_plain(torch.stack(norms)) if norms else np.zeros((0, 2, config.head_dim), np.float32),
-        out=_product([each.wo.weight for each in attentions], [each.wo.bias for each in attentions]),
+        out=_product(*(each.wo for each in attentions)),
         ffn_norm=_plain(torch.stack([block.ffn_norm.weight for block in blocks])),
-        both=_product([each.both for each in feeds if each.both is not None], [None] * len(feeds)),
-        down=_product([each.w2.weight for each in feeds], [None] * len(feeds)),
+        both=pack([each.both for each in feeds if each.both is not None], [None] * len(feeds)),
+        down=_product(*(each.w2 for each in feeds)),
         num_heads=config.num_heads,
         eps=config.norm_eps,
     )

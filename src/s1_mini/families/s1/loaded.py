@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from s1_mini.codecs.dac.config import DacConfig, read_dac_config
+from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.stage import MAX_FRAMES, DacDecoder
 from s1_mini.codecs.dac.weights import open_dac
@@ -19,7 +19,7 @@ from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import Chain, LoadedModel, Placement
-from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.config import read_configs
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.model import S1Model
 from s1_mini.families.s1.settings import S1Settings
@@ -27,7 +27,7 @@ from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.families.s1.weights import build_network
 from s1_mini.layers.quantized import quantize_linears
 from s1_mini.types import ChunkProfile, Voice
-from s1_mini.weights.directory import find_tensors, read_json
+from s1_mini.weights.directory import find_tensors
 from s1_mini.weights.files import read_tensors
 
 # Frames of the first, second, … chunk of an utterance, the last for all further ones (as Nari's Qwen3-TTS server).
@@ -121,31 +121,21 @@ def as_s1(loaded: LoadedModel) -> LoadedS1:
 
 def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:
     """Open model and codec; narrow formats are of the slow layers. Raises `CheckpointError`."""
-    codec_config = read_dac_config(directory)
-    model = open_model(directory, placement, settings, residual_codes=codec_config.codebook_size)
-    _check_pair(model, codec_config)
-    codec = open_dac(directory, encodes=False, dtype=placement.codec_dtype, device=placement.of("codec"))
-    return LoadedS1(directory, model, codec, placement.beside("language_model"))
-
-
-def open_model(directory: Path, placement: Placement, settings: S1Settings, *, residual_codes: int) -> S1Model:
-    """Open the model alone. Raises `CheckpointError`."""
-    config = S1Config.from_json(read_json(directory / "config.json"))
-    tokenizer = S1Tokenizer.from_directory(directory)
-    path = find_tensors(directory, "model")
+    config, codec_config = read_configs(directory)
+    tokenizer, path = S1Tokenizer.from_directory(directory), find_tensors(directory, "model")
     network = build_network(
         config,
         tokenizer,
         read_tensors(path),
         heads=settings.heads,
-        residual_codes=residual_codes,
+        residual_codes=codec_config.codebook_size,
         dtype=placement.dtype,
         device=placement.of("language_model"),
         source=path.name,
     )
     if placement.weights_dtype is not None:
         quantize_linears(network.layers, placement.weights_dtype)
-    return S1Model(
+    model = S1Model(
         network,
         tokenizer,
         heads=settings.heads,
@@ -153,6 +143,9 @@ def open_model(directory: Path, placement: Placement, settings: S1Settings, *, r
         kv_dtype=placement.kv_dtype,
         batch_invariant=placement.batch_invariant,
     )
+    _check_pair(model, codec_config)
+    codec = open_dac(directory, encodes=False, dtype=placement.codec_dtype, device=placement.of("codec"))
+    return LoadedS1(directory, model, codec, placement.beside("language_model"))
 
 
 def _check_pair(model: S1Model, codec: DacConfig) -> None:

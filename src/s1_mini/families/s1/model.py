@@ -28,7 +28,7 @@ from s1_mini.kernels.decode_attention import looks_at_common, used_columns
 from s1_mini.kernels.linear import branch_sum
 from s1_mini.layers.kv_cache import Columns, KVCache
 from s1_mini.layers.staging import stage
-from s1_mini.layers.transformer import FeedForward
+from s1_mini.layers.transformer import BlockConfig, FeedForward
 from s1_mini.types import Voice
 
 CPU_ROWS = 4
@@ -121,25 +121,23 @@ class S1Model:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
+        def cache(layers: int, block: BlockConfig, columns: int, dtype: torch.dtype) -> KVCache:
+            return KVCache.allocate(
+                layers=layers,
+                slots=slots,
+                heads=block.num_kv_heads,
+                columns=columns,
+                head_dim=block.head_dim,
+                dtype=dtype,
+                device=self.device,
+            )
+
+        slow, weight = config.slow, self.network.norm.weight
+        with one_order(self.batch_invariant):
+            common = allocate_common(slots, slow.num_heads, slow.num_kv_heads, slow.head_dim, weight)
         return S1State(
-            cache=KVCache.allocate(
-                layers=config.num_layers,
-                slots=slots,
-                heads=config.slow.num_kv_heads,
-                columns=min(columns, self.max_columns) + 1,
-                head_dim=config.slow.head_dim,
-                dtype=self.kv_dtype,
-                device=self.device,
-            ),
-            fast_cache=KVCache.allocate(
-                layers=config.num_fast_layers,
-                slots=slots,
-                heads=config.fast.num_kv_heads,
-                columns=config.num_codebooks,
-                head_dim=config.fast.head_dim,
-                dtype=self.dtype,
-                device=self.device,
-            ),
+            cache=cache(config.num_layers, slow, min(columns, self.max_columns) + 1, self.kv_dtype),
+            fast_cache=cache(config.num_fast_layers, config.fast, config.num_codebooks, self.dtype),
             pairs=self.network.pairs(slots),
             window=RepetitionWindow(
                 zeros(slots, WINDOW, config.num_codebooks + 1), as_meant=self.repetition_mode == "fixed"
@@ -148,13 +146,8 @@ class S1Model:
             position=zeros(slots),
             count=zeros(slots),
             active=zeros(slots, dtype=torch.bool),
-            common=self._common(slots),
+            common=common,
         )
-
-    def _common(self, slots: int) -> CommonPrefixes | None:
-        slow = self.network.config.slow
-        with one_order(self.batch_invariant):
-            return allocate_common(slots, slow.num_heads, slow.num_kv_heads, slow.head_dim, self.network.norm.weight)
 
     def may_share(self, rows: int, span: int) -> bool:
         """Return whether a step of so many rows would read once what `S1State.common` says they have in common."""
