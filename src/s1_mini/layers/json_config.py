@@ -1,12 +1,15 @@
 """Validated values of a checkpoint's JSON configs, for families and codecs. Imports no torch.
 
-Each function raises `CheckpointMismatchError`, which names the file and key given as `name`.
+A config is a dataclass whose fields are declared with `size`, `number` … and read with `read_fields`. Each `read_`
+function raises `CheckpointMismatchError`, which names the file and key given as `name`.
 """
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, field, fields
+from functools import partial
 from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError
@@ -44,3 +47,36 @@ def read_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise CheckpointMismatchError(f"{name}={reprlib.repr(value)} is neither true nor false")
     return value
+
+
+def size(default: Any = MISSING, key: str = "", most: int = MAX_SIZE, *, least: int = 1) -> Any:
+    return declare(default, key, partial(read_size, most=most, least=least))
+
+
+def sizes(default: Any = MISSING, key: str = "", most: int = MAX_SIZE, *, least: int = 1) -> Any:
+    return declare(default, key, partial(read_sizes, most=most, least=least))
+
+
+def number(default: Any, key: str, fits: Callable[[float], bool], allowed: str) -> Any:
+    return declare(default, key, partial(read_number, fits=fits, allowed=allowed))
+
+
+def flag(default: Any = MISSING, key: str = "") -> Any:
+    return declare(default, key, read_flag)
+
+
+def declare(default: Any, key: str, read: Callable[[str, Any], Any]) -> Any:
+    """Return a field that `read_fields` reads with `read` from `key`, or from a key of the field's name."""
+    return field(default=default, metadata={"key": key, "read": read})
+
+
+def read_fields(config: type[Any], values: Mapping[str, Any], source: str = "config.json") -> dict[str, Any]:
+    """Return the declared fields of a config by their names; absent or null ones have their defaults."""
+    found = {}
+    for each in fields(config):
+        if "read" in each.metadata:
+            key = each.metadata["key"] or each.name
+            value = values.get(key)
+            is_default = value is None and each.default is not MISSING
+            found[each.name] = each.default if is_default else each.metadata["read"](f"{source}: {key}", value)
+    return found

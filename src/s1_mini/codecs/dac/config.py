@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.layers.json_config import MAX_LAYERS, read_number, read_size, read_sizes
+from s1_mini.layers.json_config import MAX_LAYERS, number, read_fields, size, sizes
 from s1_mini.weights.directory import read_json
 
 if TYPE_CHECKING:
@@ -20,38 +21,44 @@ ROPE_BASE = 10_000
 
 # Far beyond any codec, near enough that a damaged config cannot ask for the machine's whole memory.
 MAX_SIZE = 2**18
-MAX_FACTORS = {"drive": 16, "ceiling": 1}
+
+_size = partial(size, most=MAX_SIZE)
+_sizes = partial(sizes, most=MAX_LAYERS)
+
+
+def _factor(most: int) -> Any:
+    return number(1.0, "", lambda value: 0 < value <= most, f"a number above 0 and up to {most}")
 
 
 @dataclass(frozen=True)
 class DacConfig:
     """Architecture of one codec; the defaults are S1-mini's (modded_dac_vq.yaml)."""
 
-    sample_rate: int = 44_100
-    encoder_dim: int = 64
-    encoder_rates: tuple[int, ...] = (2, 4, 8, 8)
-    encoder_transformer_layers: tuple[int, ...] = (0, 0, 0, 4)
-    enc_block_size: int = 16_384  # steps of the encoder's transformers, 190 s
-    enc_window: int = 512
-    enc_head_dim: int = 64
-    decoder_dim: int = 1536
-    decoder_rates: tuple[int, ...] = (8, 8, 4, 2)
-    input_dim: int = 1024  # channels between encoder, quantizer and decoder
-    n_codebooks: int = 9  # residual ones, beside the semantic one
-    codebook_size: int = 1024
-    codebook_dim: int = 8
-    semantic_codebook_size: int = 4096
-    downsample_factor: tuple[int, ...] = (2, 2)
-    q_block_size: int = 4096  # frames of the quantizer's transformers, 190 s
-    q_n_layer: int = 8
-    q_n_head: int = 16
-    q_n_local_heads: int | None = None  # None: as many as q_n_head
-    q_dim: int = 1024
-    q_inter: int = 3072
-    q_window: int = 128
+    sample_rate: int = _size(44_100)
+    encoder_dim: int = _size(64)
+    encoder_rates: tuple[int, ...] = _sizes((2, 4, 8, 8))
+    encoder_transformer_layers: tuple[int, ...] = _sizes((0, 0, 0, 4), least=0)
+    enc_block_size: int = _size(16_384)  # steps of the encoder's transformers, 190 s
+    enc_window: int = _size(512)
+    enc_head_dim: int = _size(64)
+    decoder_dim: int = _size(1536)
+    decoder_rates: tuple[int, ...] = _sizes((8, 8, 4, 2))
+    input_dim: int = _size(1024)  # channels between encoder, quantizer and decoder
+    n_codebooks: int = _size(9, most=MAX_LAYERS)  # residual ones, beside the semantic one
+    codebook_size: int = _size(1024)
+    codebook_dim: int = _size(8)
+    semantic_codebook_size: int = _size(4096)
+    downsample_factor: tuple[int, ...] = _sizes((2, 2))
+    q_block_size: int = _size(4096)  # frames of the quantizer's transformers, 190 s
+    q_n_layer: int = _size(8, most=MAX_LAYERS)
+    q_n_head: int = _size(16)
+    q_n_local_heads: int | None = _size(None)  # None: as many as q_n_head
+    q_dim: int = _size(1024)
+    q_inter: int = _size(3072)
+    q_window: int = _size(128)
     # Samples are ceiling · tanh(drive · x); other than 1, louder and with lower peaks than it was trained.
-    drive: float = 1.0
-    ceiling: float = 1.0
+    drive: float = _factor(16)
+    ceiling: float = _factor(1)
 
     @property
     def num_codebooks(self) -> int:
@@ -88,20 +95,11 @@ class DacConfig:
 
         Keys that no layer depends on are ignored. Raises `CheckpointMismatchError` for values that cannot be.
         """
-        given: dict[str, Any] = {}
-        for field in fields(cls):
-            value = values.get(field.name)
-            if value is not None:
-                given[field.name] = _READERS[str(field.type).partition("[")[0]](
-                    f"codec_config.json: {field.name}", value
-                )
-        config = cls(**given)
+        config = cls(**read_fields(cls, values, "codec_config.json"))
         config._check()
         return config
 
     def _check(self) -> None:
-        if self.n_codebooks > MAX_LAYERS or self.q_n_layer > MAX_LAYERS:
-            raise CheckpointMismatchError(f"codec_config.json: more than {MAX_LAYERS} codebooks or layers")
         if self.q_dim % self.q_n_head or self.q_n_head % (self.q_n_local_heads or self.q_n_head):
             raise CheckpointMismatchError(
                 f"codec_config.json: q_dim={self.q_dim}, q_n_head={self.q_n_head} and "
@@ -124,19 +122,3 @@ def read_dac_config(directory: Path) -> DacConfig:
     """Read `codec_config.json`; a published directory has none and means the published sizes."""
     path = directory / "codec_config.json"
     return DacConfig.from_json(read_json(path)) if path.exists() else DacConfig()
-
-
-def _factor(name: str, value: Any) -> float:
-    most = MAX_FACTORS[name.rpartition(" ")[2]]
-    return read_number(name, value, lambda each: 0 < each <= most, f"a number above 0 and up to {most}")
-
-
-def _size(name: str, value: Any) -> int:
-    return read_size(name, value, MAX_SIZE)
-
-
-def _sizes(name: str, value: Any) -> tuple[int, ...]:
-    return read_sizes(name, value, MAX_LAYERS, least=0 if name.endswith("encoder_transformer_layers") else 1)
-
-
-_READERS: dict[str, Callable[[str, Any], Any]] = {"int": _size, "int | None": _size, "tuple": _sizes, "float": _factor}

@@ -8,25 +8,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.layers.json_config import invalid, read_flag, read_number, read_size, read_sizes
+from s1_mini.layers.json_config import declare, flag, invalid, number, read_fields, read_sizes, size, sizes
 
 MAX_SIZE = 2**14  # channels, taps, rates: far beyond any checkpoint
 MAX_STAGES = 16
+
+
+def _dilations(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_STAGES:
+        raise invalid(name, value, f"a list of up to {MAX_STAGES} lists")
+    return tuple(read_sizes(name, each, MAX_SIZE) for each in value)
 
 
 @dataclass(frozen=True)
 class HifiGanConfig:
     """Sizes of one HiFi-GAN. Defaults are those of the published one for SpeechT5."""
 
-    num_bins: int = 80
-    channels: int = 512  # before the first upsampling, which halves them, as each one does
-    rates: tuple[int, ...] = (4, 4, 4, 4)
-    rate_taps: tuple[int, ...] = (8, 8, 8, 8)
-    block_taps: tuple[int, ...] = (3, 7, 11)
-    dilations: tuple[tuple[int, ...], ...] = ((1, 3, 5),) * 3  # of each kind of block
-    slope: float = 0.1  # of the leaky rectifier below zero
-    normalizes: bool = True  # frames, by the mean and the scale that the checkpoint has
-    sample_rate: int = 16_000  # Hz
+    num_bins: int = size(80, "model_in_dim", MAX_SIZE)
+    channels: int = size(512, "upsample_initial_channel", MAX_SIZE)  # before upsampling, which halves them each time
+    rates: tuple[int, ...] = sizes((4, 4, 4, 4), "upsample_rates", MAX_SIZE)
+    rate_taps: tuple[int, ...] = sizes((8, 8, 8, 8), "upsample_kernel_sizes", MAX_SIZE)
+    block_taps: tuple[int, ...] = sizes((3, 7, 11), "resblock_kernel_sizes", MAX_SIZE)
+    dilations: tuple[tuple[int, ...], ...] = declare(((1, 3, 5),) * 3, "resblock_dilation_sizes", _dilations)
+    # of the leaky rectifier below zero
+    slope: float = number(0.1, "leaky_relu_slope", lambda value: 0 <= value < 1, "a number in [0, 1)")
+    normalizes: bool = flag(True, "normalize_before")  # frames, by the mean and the scale that the checkpoint has
+    sample_rate: int = size(16_000, "sampling_rate")  # Hz
 
     @property
     def samples_per_frame(self) -> int:
@@ -35,24 +42,7 @@ class HifiGanConfig:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> HifiGanConfig:
         """Read `config.json`. Raises `CheckpointMismatchError` for a value of the wrong type, or impossible."""
-        default = cls()
-
-        def given(name: str, otherwise: Any) -> tuple[str, Any]:
-            return f"the vocoder's config.json: {name}", values.get(name, otherwise)
-
-        config = cls(
-            num_bins=read_size(*given("model_in_dim", default.num_bins), MAX_SIZE),
-            channels=read_size(*given("upsample_initial_channel", default.channels), MAX_SIZE),
-            rates=read_sizes(*given("upsample_rates", default.rates), MAX_SIZE),
-            rate_taps=read_sizes(*given("upsample_kernel_sizes", default.rate_taps), MAX_SIZE),
-            block_taps=read_sizes(*given("resblock_kernel_sizes", default.block_taps), MAX_SIZE),
-            dilations=_dilations(*given("resblock_dilation_sizes", default.dilations)),
-            slope=read_number(
-                *given("leaky_relu_slope", default.slope), lambda value: 0 <= value < 1, "a number in [0, 1)"
-            ),
-            normalizes=read_flag(*given("normalize_before", default.normalizes)),
-            sample_rate=read_size(*given("sampling_rate", default.sample_rate)),
-        )
+        config = cls(**read_fields(cls, values, "the vocoder's config.json"))
         if len(config.rates) != len(config.rate_taps) or len(config.block_taps) != len(config.dilations):
             raise CheckpointMismatchError("the vocoder's config.json: lists of rates or of kernels differ in length")
         if any(taps < rate or (taps - rate) % 2 for taps, rate in zip(config.rate_taps, config.rates, strict=True)):
@@ -65,9 +55,3 @@ class HifiGanConfig:
                 f"of {2 ** len(config.rates)}"
             )
         return config
-
-
-def _dilations(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
-    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_STAGES:
-        raise invalid(name, value, f"a list of up to {MAX_STAGES} lists")
-    return tuple(read_sizes(name, each, MAX_SIZE) for each in value)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,56 +13,40 @@ from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.base import Description
 from s1_mini.families.mel.settings import FOLDERS
 from s1_mini.families.mel.voice import voice_format
-from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_number, read_size
+from s1_mini.layers.json_config import MAX_LAYERS, number, read_fields, size
 from s1_mini.weights.directory import find_model, read_json
 
 AROUND = 2  # tokens around a text: the space before it and its end
 MIN_PIECE_BYTES = 4  # a character
 
 
-def _size(key: str, default: int, most: int = MAX_SIZE, least: int = 1) -> int:
-    """Declare a field that is read from `key` of the JSON; transformers' default, which a config may leave out."""
-    return field(default=default, metadata={"read": partial(_read_size, key, most, least)})
-
-
-def _number(key: str, default: float, most: float) -> float:
-    return field(default=default, metadata={"read": partial(_read_number, key, most)})
-
-
-def _read_size(key: str, most: int, least: int, values: Mapping[str, Any], default: int) -> int:
-    return read_size(f"config.json: {key}", values.get(key, default), most, least=least)
-
-
-def _read_number(key: str, most: float, values: Mapping[str, Any], default: float) -> float:
-    value = values.get(key, default)
-    return read_number(f"config.json: {key}", value, lambda each: 0 <= each <= most, f"a number in [0, {most:g}]")
-
-
 @dataclass(frozen=True)
 class MelConfig:
-    """Architecture of one model."""
+    """Architecture of one model; the defaults are transformers', which a config may leave out."""
 
-    vocab_size: int = _size("vocab_size", 81)
-    width: int = _size("hidden_size", 768)
-    heads: int = _size("encoder_attention_heads", 12)
-    encoder_layers: int = _size("encoder_layers", 12, MAX_LAYERS)
-    encoder_ffn: int = _size("encoder_ffn_dim", 3072)
-    decoder_layers: int = _size("decoder_layers", 6, MAX_LAYERS)
-    decoder_ffn: int = _size("decoder_ffn_dim", 3072)
-    norm_eps: float = _number("layer_norm_eps", 1e-5, 1.0)
-    num_bins: int = _size("num_mel_bins", 80)
-    frames_per_step: int = _size("reduction_factor", 2, MAX_LAYERS)
-    prenet_layers: int = _size("speech_decoder_prenet_layers", 2, MAX_LAYERS)
-    prenet_units: int = _size("speech_decoder_prenet_units", 256)
-    prenet_dropout: float = _number("speech_decoder_prenet_dropout", 0.5, 0.95)
-    postnet_layers: int = _size("speech_decoder_postnet_layers", 5, MAX_LAYERS)
-    postnet_units: int = _size("speech_decoder_postnet_units", 256)
-    postnet_taps: int = _size("speech_decoder_postnet_kernel", 5, MAX_LAYERS)
-    speaker_size: int = _size("speaker_embedding_dim", 512)
-    max_text: int = _size("max_text_positions", 450)  # tokens
-    max_steps: int = _size("max_speech_positions", 4000)  # of the decoder
-    max_distance: int = _size("encoder_max_relative_position", 160)  # of tokens; farther ones are all the same
-    eos: int = _size("eos_token_id", 2, least=0)
+    vocab_size: int = size(81, "vocab_size")
+    width: int = size(768, "hidden_size")
+    heads: int = size(12, "encoder_attention_heads")
+    encoder_layers: int = size(12, "encoder_layers", MAX_LAYERS)
+    encoder_ffn: int = size(3072, "encoder_ffn_dim")
+    decoder_layers: int = size(6, "decoder_layers", MAX_LAYERS)
+    decoder_ffn: int = size(3072, "decoder_ffn_dim")
+    norm_eps: float = number(1e-5, "layer_norm_eps", lambda value: 0 <= value <= 1, "a number in [0, 1]")
+    num_bins: int = size(80, "num_mel_bins")
+    frames_per_step: int = size(2, "reduction_factor", MAX_LAYERS)
+    prenet_layers: int = size(2, "speech_decoder_prenet_layers", MAX_LAYERS)
+    prenet_units: int = size(256, "speech_decoder_prenet_units")
+    prenet_dropout: float = number(
+        0.5, "speech_decoder_prenet_dropout", lambda value: 0 <= value <= 0.95, "a number in [0, 0.95]"
+    )
+    postnet_layers: int = size(5, "speech_decoder_postnet_layers", MAX_LAYERS)
+    postnet_units: int = size(256, "speech_decoder_postnet_units")
+    postnet_taps: int = size(5, "speech_decoder_postnet_kernel", MAX_LAYERS)
+    speaker_size: int = size(512, "speaker_embedding_dim")
+    max_text: int = size(450, "max_text_positions")  # tokens
+    max_steps: int = size(4000, "max_speech_positions")  # of the decoder
+    max_distance: int = size(160, "encoder_max_relative_position")  # of tokens; farther ones are all the same
+    eos: int = size(2, "eos_token_id", least=0)
 
     @property
     def head_size(self) -> int:
@@ -72,16 +55,16 @@ class MelConfig:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MelConfig:
         """Read `config.json`. Raises `CheckpointMismatchError` for a value of the wrong type, or impossible."""
-        config = cls(**{each.name: each.metadata["read"](values, each.default) for each in fields(cls)})
+        config = cls(**read_fields(cls, values))
         if config.eos >= config.vocab_size:
             raise CheckpointMismatchError(
                 f"config.json: eos_token_id={config.eos} is none of vocab_size={config.vocab_size} tokens"
             )
-        decoder_heads = _read_size("decoder_attention_heads", MAX_SIZE, 1, values, config.heads)
+        decoder_heads = values.get("decoder_attention_heads", config.heads)
         if decoder_heads != config.heads or config.width % config.heads or config.width % 2:
             raise CheckpointMismatchError(
                 f"config.json: hidden_size={config.width} must be even and a multiple of encoder_attention_heads="
-                f"{config.heads}, which decoder_attention_heads={decoder_heads} must equal"
+                f"{config.heads}, which decoder_attention_heads={reprlib.repr(decoder_heads)} must equal"
             )
         if values.get("hidden_act", "gelu") != "gelu":
             raise CheckpointMismatchError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from s1_mini.codecs.dac.config import DacConfig, read_dac_config
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import Description
-from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_number, read_size
+from s1_mini.layers.json_config import MAX_LAYERS, flag, number, read_fields, read_flag, read_number, read_size, size
 from s1_mini.voices.format import TensorFormat, Tensors, VoiceFormat, fingerprint
 from s1_mini.weights.directory import find_tensors, read_json
 
@@ -22,26 +22,27 @@ if TYPE_CHECKING:
 # Upstream slices every residual codebook's logits to this many, whatever the fast head's size
 # (decode_one_token_ar at d3df505).
 RESIDUAL_CODEBOOK_SIZE = 1024
+POSITIVE = (lambda value: 0 < value < math.inf), "a positive number"
 
 
 @dataclass(frozen=True)
 class S1Config:
     """Architecture of one dual-AR model. Build it with `from_json`."""
 
-    vocab_size: int
-    num_layers: int
     slow: BlockConfig
-    num_fast_layers: int
     fast: BlockConfig
-    codebook_size: int
-    num_codebooks: int
-    max_seq_len: int
-    rope_base: float
-    tie_word_embeddings: bool
-    scale_codebook_embeddings: bool
-    norm_fastlayer_input: bool
-    semantic_begin: int | None
-    semantic_end: int | None
+    vocab_size: int = size()
+    num_layers: int = size(key="n_layer", most=MAX_LAYERS)
+    codebook_size: int = size()
+    num_codebooks: int = size(most=MAX_LAYERS, least=2)
+    max_seq_len: int = size()
+    num_fast_layers: int = size(4, "n_fast_layer", MAX_LAYERS)
+    rope_base: float = number(10_000.0, "rope_base", *POSITIVE)
+    tie_word_embeddings: bool = flag(True)
+    scale_codebook_embeddings: bool = flag(False)
+    norm_fastlayer_input: bool = flag(False)
+    semantic_begin: int | None = None
+    semantic_end: int | None = None
 
     @property
     def residual_codebook_size(self) -> int:
@@ -54,81 +55,49 @@ class S1Config:
 
         Raises `CheckpointMismatchError` for a value that is missing, of the wrong type, or impossible.
         """
-
-        def size(name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-            return read_size(*_given(values, name, default), most)
-
-        def flag(name: str, *, default: bool = False) -> bool:
-            return read_flag(*_given(values, name, default))
-
         slow = _block(values, "", None)
         return cls(
-            vocab_size=size("vocab_size"),
-            num_layers=size("n_layer", most=MAX_LAYERS),
             slow=slow,
-            num_fast_layers=size("n_fast_layer", 4, most=MAX_LAYERS),
             fast=_block(values, "fast_", slow),
-            codebook_size=size("codebook_size"),
-            num_codebooks=size("num_codebooks", most=MAX_LAYERS),
-            max_seq_len=size("max_seq_len"),
-            rope_base=_positive(values, "rope_base", 10_000.0),
-            tie_word_embeddings=flag("tie_word_embeddings", default=True),
-            scale_codebook_embeddings=flag("scale_codebook_embeddings"),
-            norm_fastlayer_input=flag("norm_fastlayer_input"),
             semantic_begin=values.get("semantic_begin_id", values.get("semantic_start_token_id")),
             semantic_end=values.get("semantic_end_id", values.get("semantic_end_token_id")),
+            **read_fields(cls, values),
         )
-
-    def __post_init__(self) -> None:
-        if self.num_codebooks < 2:
-            raise CheckpointMismatchError("config.json: num_codebooks must be at least 2")
 
 
 def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> BlockConfig:
-    """Read one stack's block; what it does not say it has from `like`."""
+    """Read one stack's block; what it does not state is as in `like`."""
+    from s1_mini.layers.transformer import BlockConfig  # imports torch, which is not needed to describe a checkpoint
 
-    def size(name: str, default: int | None = None) -> int:
-        return read_size(*_given(values, prefix + name, default))
+    def given(key: str, field: str, default: Any) -> tuple[str, Any]:
+        value = values.get(prefix + key)
+        if value is None:
+            value = getattr(like, field) if like else default
+        return f"config.json: {prefix}{key}", value
 
-    def flag(name: str, *, default: bool) -> bool:
-        return read_flag(*_given(values, prefix + name, default))
-
-    dim, heads = size("dim", like.dim if like else None), size("n_head", like.num_heads if like else None)
-    stated = values.get(f"{prefix}n_local_heads")
-    kv_heads = heads if stated == -1 else size("n_local_heads", like.num_kv_heads if like else heads)
+    dim, heads = read_size(*given("dim", "dim", None)), read_size(*given("n_head", "num_heads", None))
+    is_ungrouped = values.get(f"{prefix}n_local_heads") == -1
+    kv_heads = heads if is_ungrouped else read_size(*given("n_local_heads", "num_kv_heads", heads))
     if heads % kv_heads:
         raise CheckpointMismatchError(f"config.json: {prefix}n_head={heads} is no multiple of n_local_heads={kv_heads}")
     # Upstream's field is 64 when left out and dim / n_head when null.
-    head_dim = size("head_dim", like.head_dim if like else dim // heads if "head_dim" in values else 64)
+    head_dim = read_size(*given("head_dim", "head_dim", dim // heads if "head_dim" in values else 64))
     if head_dim % 2:
         raise CheckpointMismatchError(f"config.json: {prefix}head_dim={head_dim} is odd; rotary positions need pairs")
-    from s1_mini.layers.transformer import BlockConfig  # imports torch, which is not needed to describe a checkpoint
-
+    # Two thirds of four times dim, rounded up to a multiple of 256 (LLaMA's rule, upstream's default).
+    inner = -(-int(2 * 4 * dim / 3) // 256) * 256
+    eps = values.get("norm_eps")
     return BlockConfig(
         dim=dim,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=size("intermediate_size", like.intermediate_size if like else _default_intermediate(dim)),
-        norm_eps=_positive(values, "norm_eps", 1e-5),
-        qkv_bias=flag("attention_qkv_bias", default=bool(like and like.qkv_bias)),
-        o_bias=flag("attention_o_bias", default=bool(like and like.o_bias)),
-        qk_norm=flag("attention_qk_norm", default=bool(like and like.qk_norm)),
+        intermediate_size=read_size(*given("intermediate_size", "intermediate_size", inner)),
+        norm_eps=read_number("config.json: norm_eps", 1e-5 if eps is None else eps, *POSITIVE),
+        qkv_bias=read_flag(*given("attention_qkv_bias", "qkv_bias", False)),
+        o_bias=read_flag(*given("attention_o_bias", "o_bias", False)),
+        qk_norm=read_flag(*given("attention_qk_norm", "qk_norm", False)),
     )
-
-
-def _default_intermediate(dim: int) -> int:
-    """Two thirds of four times dim, rounded up to a multiple of 256 (LLaMA's rule, upstream's default)."""
-    return -(-int(2 * 4 * dim / 3) // 256) * 256
-
-
-def _given(values: Mapping[str, Any], name: str, default: Any) -> tuple[str, Any]:
-    value = values.get(name)
-    return f"config.json: {name}", default if value is None else value
-
-
-def _positive(values: Mapping[str, Any], name: str, default: float) -> float:
-    return read_number(*_given(values, name, default), lambda value: 0 < value < math.inf, "a positive number")
 
 
 def read_configs(directory: Path) -> tuple[S1Config, DacConfig]:
