@@ -8,7 +8,6 @@ Its eight bits become floats, what the export multiplied is divided again, and s
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from recipes.voice.export import BOUND, factors
+from recipes.voice.shared import parser
 from s1_mini.weights.eight import all_widened
 
 FILES = ("model.safetensors", "codec.safetensors")
@@ -40,14 +40,6 @@ def _read(path: Path) -> dict[str, Tensor]:
     return {name: tensor.float().contiguous() for name, tensor in all_widened(load_file(path), path.name).items()}
 
 
-def main() -> None:
-    """Begin from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    options = parser.parse_args()
-    begin(options.checkpoint, options.work)
-
-
 if __name__ == "__main__":
-    main()
+    given = parser(__doc__, checkpoint=Path, work=Path).parse_args()
+    begin(given.checkpoint, given.work)

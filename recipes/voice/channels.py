@@ -192,7 +192,6 @@ def snake(x: Tensor, alpha: Tensor) -> Tensor:
 
 
 def unit(x: Tensor, layer: ResidualUnit) -> Tensor:
-    """Apply a residual unit to x [B, T, C]."""
     first, dilated, second, pointwise = layer.block
     if not runs_triton(x) or x.shape[2] > units.MOST_CHANNELS:
         return x + apply(layer.block, x)
@@ -218,7 +217,6 @@ def convnext(x: Tensor, layer: ConvNeXtBlock) -> Tensor:
 
 
 def apply(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Apply layers of the codec to x [B, T, C]."""
     for layer in layers:
         if isinstance(layer, Chain):
             x = apply(layer, x)

@@ -1,27 +1,26 @@
-"""The stages of the codec's training: how long, how fast, and with what."""
+"""Train the codec in stages on speech, with codebooks that learn; resumable by seconds (`loop.py`)."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors.torch import load_file
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipes.voice.books import Books, initialise, use_fast_kernels
 from recipes.voice.channels import ChannelsLast
-from recipes.voice.loop import Group, Schedule, TimedTraining, use_capture_stream
+from recipes.voice.loop import Group, Schedule, TimedTraining
 from recipes.voice.losses import Adversary, MelLoss
+from recipes.voice.shared import NewShards, fast_device, parser, wait_until
 from recipes.voice.sizes import CODECS
 from s1_mini.codecs.dac.config import DacConfig
-from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.dac.model import Dac, Quantizer, VectorQuantizer
 
 
 @dataclass(frozen=True)
@@ -48,42 +47,33 @@ STAGES = {
 class SpeechPool:
     """One long wave made of all utterances, which grows while shards appear in `directory`."""
 
-    def __init__(self, directory: Path, *, max_samples: int, device: torch.device) -> None:
-        self._directory = directory
-        self.part, self.parts = 0, 1  # of several processes, each reads its own share of the shards
-        self._read: set[Path] = set()
+    def __init__(
+        self, directory: Path, *, max_samples: int, device: torch.device, part: int = 0, parts: int = 1
+    ) -> None:
+        """Of several processes, each reads its own share of the shards."""
+        self._shards = NewShards(directory, lambda name: sha256(name.encode()).digest()[0] % parts == part)
         self._wave = torch.zeros(max_samples, dtype=torch.int16, device=device)
-        self._filled = 0
+        self.num_samples = 0
         self._end = torch.zeros((), dtype=torch.float64, device=device)  # read inside captured steps
 
-    @property
-    def num_samples(self) -> int:
-        """Samples read so far."""
-        return self._filled
-
-    def refill(self, max_shards: int = 64) -> None:
-        """Read shards that are new, while there is room."""
-        found = (path for path in sorted(self._directory.glob("shard_*.npz")) if path not in self._read)
-        new = [path for path in found if sha256(path.name.encode()).digest()[0] % self.parts == self.part]
-        for path in new[:max_shards]:
-            self._read.add(path)
-            with np.load(path) as shard:
-                samples = torch.from_numpy(shard["samples"])
-            room = len(self._wave) - self._filled
-            if room < len(samples):
+    def refill(self) -> None:
+        for shard in self._shards.read():
+            samples = torch.from_numpy(shard["samples"])
+            end = self.num_samples + len(samples)
+            if end > len(self._wave):
                 return
-            self._wave[self._filled : self._filled + len(samples)] = samples.to(self._wave.device)
-            self._filled += len(samples)
-            self._end.fill_(self._filled)
+            self._wave[self.num_samples : end] = samples.to(self._wave.device)
+            self.num_samples = end
+            self._end.fill_(end)
 
     def wait(self, min_samples: int, max_wait_s: float) -> None:
-        """Wait until there are so many samples to begin with; raises `SystemExit` if they do not come in time."""
-        began = time.monotonic()
-        while self.num_samples < min_samples:
-            if time.monotonic() - began > max_wait_s:
-                raise SystemExit(f"too little speech came into {self._directory} within {max_wait_s:.0f} s")
+        """Wait for `min_samples`; raise `SystemExit` if they do not come in time."""
+
+        def is_ready() -> bool:
             self.refill()
-            time.sleep(0.2)
+            return self.num_samples >= min_samples
+
+        wait_until(is_ready, max_wait_s, f"too little speech came into {self._shards.directory}")
 
     def batch(self, rows: int, length: int) -> Tensor:
         """Return `rows` random slices [rows, 1, length], float in [-1, 1]; safe inside a captured step."""
@@ -91,6 +81,91 @@ class SpeechPool:
         start = torch.rand(rows, 1, dtype=torch.float64, device=device) * (self._end - length)
         index = start.long() + torch.arange(length, device=device)
         return (self._wave[index].float() / 32768).unsqueeze(1)
+
+
+class Books:
+    """All codebooks of a codec, of one size, the semantic one first; and what has been used of them."""
+
+    def __init__(self, quantizer: Quantizer, device: torch.device) -> None:
+        self._books: list[VectorQuantizer] = [*quantizer.semantic_quantizer.books, *quantizer.quantizer.books]
+        self._used = torch.zeros(len(self._books), len(self._books[0].codebook.weight), device=device)
+        self._projected: list[Tensor] = []  # what the books saw last, [B, F, D] each
+        self._residual: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, list[Tensor]]] = self._sum
+
+    def compile_parts(self) -> None:
+        self._residual = torch.compile(self._sum, dynamic=False, fullgraph=True)
+
+    @property
+    def num_used(self) -> list[int]:
+        """Entries of each book that were used since the last revival."""
+        used: list[int] = (self._used > 0).sum(1).tolist()
+        return used
+
+    def quantise(self, exact: Tensor, dropout: Tensor | float, bypass: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Residual quantisation with straight-through gradients (van den Oord et al. 2017); vectors and commitment.
+
+        A share `dropout` of the rows uses only the first few books, a share `bypass` is not quantised.
+        """
+        rows, device = len(exact), exact.device
+        shortened = torch.rand(rows, device=device) < dropout
+        some = torch.randint(1, len(self._books) + 1, (rows,), device=device)
+        kept = torch.where(shortened, some, len(self._books))
+        total, commitment, codes, self._projected = self._residual(exact, kept)
+        numbers = codes + torch.arange(len(self._books), device=device).view(-1, 1, 1) * self._used.shape[1]
+        self._used.view(-1).scatter_add_(0, numbers.flatten(), self._ones(numbers.numel()))
+        skips = torch.rand(rows, 1, 1, device=device) < bypass
+        return torch.where(skips, exact, total), commitment
+
+    def _ones(self, count: int) -> Tensor:
+        return torch.ones(count, device=self._used.device)
+
+    def _sum(self, exact: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Sum of the first `kept` [B] books' vectors, commitment, codes [K, B, F], and what the books saw."""
+        rest = exact.transpose(1, 2)  # [B, F, C]
+        total, commitment = torch.zeros_like(rest), exact.new_zeros(())
+        all_codes, all_projected = [], []
+        for index, book in enumerate(self._books):
+            projected = F.linear(rest, book.in_proj.weight.squeeze(2), book.in_proj.bias)
+            codes = book.nearest(projected.transpose(1, 2))
+            entry = book.codebook(codes)
+            inside = (index < kept).float()
+            pull = (entry - projected.detach()).square().mean((1, 2))
+            push = (entry.detach() - projected).square().mean((1, 2))
+            commitment = commitment + ((pull + 0.25 * push) * inside).mean()
+            straight = projected + (entry - projected).detach()
+            vector = F.linear(straight, book.out_proj.weight.squeeze(2), book.out_proj.bias)
+            total = total + vector * inside.view(-1, 1, 1)
+            rest = rest - vector
+            all_codes.append(codes)
+            all_projected.append(projected.detach())
+        return total.transpose(1, 2), commitment, torch.stack(all_codes), all_projected
+
+    def revive(self, group: Group) -> None:
+        """Move entries that no process of `group` used to random vectors of the last batch."""
+        group.add(self._used)
+        for used, book, projected in zip(self._used, self._books, self._projected, strict=True):
+            dead = (used < 1).nonzero()[:, 0]
+            vectors = projected.flatten(0, 1)
+            chosen = torch.randint(len(vectors), (len(dead),), device=vectors.device)
+            with torch.no_grad():
+                book.codebook.weight[dead] = vectors[chosen]
+        group.share([book.codebook.weight for book in self._books])
+        self._used.zero_()
+
+
+def initialise(module: nn.Module) -> None:
+    """Set what the codec's layers leave empty."""
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif name.endswith("gamma"):
+            nn.init.constant_(parameter, 0.1)
+        elif parameter.dim() <= 1 or name.endswith("alpha"):
+            nn.init.ones_(parameter)
+        elif name.endswith("codebook.weight"):
+            nn.init.normal_(parameter)
+        else:
+            nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
 
 
 SCALES = ((64, 10, 0.5), (128, 20, 0.5), (256, 40, 1.0), (512, 80, 1.0), (1024, 100, 1.0), (2048, 160, 1.0))
@@ -112,18 +187,26 @@ class CodecTraining(TimedTraining):
     report_every = 1000
 
     def __init__(
-        self, name: str, size: str, work: Path, stage: Stage, device: torch.device, *, compiles: bool = True
+        self,
+        name: str,
+        size: str,
+        work: Path,
+        stage: Stage,
+        device: torch.device,
+        *,
+        group: Group | None = None,
+        compiles: bool = True,
     ) -> None:
         self.name, self.stage, self.size = name, stage, size
         config = DacConfig.from_json(CODECS[size])
         self.codec = Dac(config)
         initialise(self.codec)
         self.codec.to(device).prepare()
-        super().__init__(work, stage.schedule, device, self.codec)
+        super().__init__(work, stage.schedule, device, self.codec, group)
         if stage.keeps_codes:
             for parameter_name, parameter in self.codec.named_parameters():
                 parameter.requires_grad_(parameter_name.startswith(DECODING))
-        self._optimiser = self.adam([{"params": self.parameters, "weight_decay": 1e-3}], betas=(0.8, 0.99))
+        self.optimiser = self.adam([{"params": self.parameters, "weight_decay": 1e-3}], betas=(0.8, 0.99))
         self.adversary = Adversary(stage.breadth).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._judges = [parameter for parameter in self.adversary.parameters() if parameter.requires_grad]
         self._judges_optimiser = self.adam([{"params": self._judges, "weight_decay": 1e-3}], betas=(0.8, 0.99))
@@ -132,7 +215,13 @@ class CodecTraining(TimedTraining):
         self._patience = stage.patience if stage.is_adversarial else 0
         self.samples_per_row = config.q_window * self.codec.samples_per_frame
         self.mel = MelLoss(config.sample_rate, SCALES, FLOOR).to(device)
-        self.pool = SpeechPool(work / "speech", max_samples=POOL_S * config.sample_rate, device=device)
+        self.pool = SpeechPool(
+            work / "speech",
+            max_samples=POOL_S * config.sample_rate,
+            device=device,
+            part=self.group.rank,
+            parts=self.group.size,
+        )
         self._books = Books(self.codec.quantizer, device)
         self._report = torch.zeros(5, device=device)  # running means: mel, commitment, verdict, features, judges'
         self._lenient = torch.ones((), device=device)  # 0 once every row is to be quantised by all books
@@ -144,12 +233,8 @@ class CodecTraining(TimedTraining):
             for part in (self.mel, self._books):
                 part.compile_parts()
 
-    @property
-    def optimiser(self) -> torch.optim.Optimizer:
-        return self._optimiser
-
     def step(self) -> None:
-        """Encode, quantise and decode random speech, and bring it nearer to the original."""
+        """Encode, quantise and decode random speech; compute gradients of its distance to the original."""
         wave = self._softened(self.pool.batch(self.stage.rows, self.samples_per_row))
         vectors, commitment = self._coded(wave)
         with self.half():
@@ -157,7 +242,7 @@ class CodecTraining(TimedTraining):
         mel = self.mel(wave, decoded)
         loss = MEL * mel + commitment
         zero = mel.new_zeros(())
-        told = [mel, commitment, zero, zero, zero]
+        losses = [mel, commitment, zero, zero, zero]
         if self.stage.is_adversarial:
             real, false = self._cropped(torch.cat((wave, decoded), dim=1)).split(1, dim=1)
             judged, features = self.adversary.loss(real.detach(), false)
@@ -165,16 +250,15 @@ class CodecTraining(TimedTraining):
             judged.backward()
             verdict, distance = self._deceive(false, features)
             loss = loss + VERDICT * verdict + FEATURES * distance
-            told = [mel, commitment, verdict, distance, judged]
+            losses = [mel, commitment, verdict, distance, judged]
         self.derive(loss)
-        self._report.lerp_(torch.stack([one.detach().float() for one in told]), 0.02)
+        self._report.lerp_(torch.stack([each.detach().float() for each in losses]), 0.02)
 
     @property
     def learners(self) -> list[Tensor]:
         return [*self.parameters, *self._judges]
 
     def move(self) -> None:
-        """Update the codec and its discriminators."""
         super().move()
         if self.stage.is_adversarial:
             nn.utils.clip_grad_norm_(self._judges, 10.0, foreach=True)
@@ -233,98 +317,78 @@ class CodecTraining(TimedTraining):
             self.pool.refill()
             if self.spent > LENIENT_UNTIL * self.schedule.total_s:
                 self._lenient.zero_()
-            if self.spent - self._saved > SAVE_EVERY_S:
-                self._saved = self._published = self.spent
-                if self.group.leads:
-                    self.save()
             if self.spent - self._published > PUBLISH_EVERY_S:
                 self._published = self.spent
+                is_due = self.spent - self._saved > SAVE_EVERY_S
+                self._saved = self.spent if is_due else self._saved
                 if self.group.leads:
-                    self.publish()
+                    self.save() if is_due else self.publish()
         revives = not self.stage.keeps_codes and self.spent < REVIVE_UNTIL * self.schedule.total_s
         if revives and self.steps % REVIVE_EVERY == 0:
             self._books.revive(self.group)
 
-    def tell(self, steps_per_s: float) -> None:
+    def print_progress(self, steps_per_s: float) -> None:
         names = ("mel", "commitment", "verdict", "features", "judges")
-        told = ", ".join(f"{name} {value:.3f}" for name, value in zip(names, self._report.tolist(), strict=True))
+        losses = ", ".join(f"{name} {value:.3f}" for name, value in zip(names, self._report.tolist(), strict=True))
         hours = self.pool.num_samples / self.codec.sample_rate / 3600
-        used = self._books.num_used
-        at = f"{self.spent:.0f} of {self.schedule.total_s:.0f} s"
-        print(
-            f"{self.size} {self.name} {self.steps}: {told}; {steps_per_s:.1f} it/s, {at}, {hours:.1f} h, {used}",
-            flush=True,
-        )
+        time = f"{self.spent:.0f} of {self.schedule.total_s:.0f} s"
+        speed = f"{steps_per_s:.1f} it/s, {time}, {hours:.1f} h, {self._books.num_used}"
+        print(f"{self.size} {self.name} {self.steps}: {losses}; {speed}", flush=True)
 
     def state(self) -> dict[str, Any]:
         judges = {"adversary": self.adversary.state_dict(), "judges": self._judges_optimiser.state_dict()}
-        return {**super().state(), **judges}
+        return super().state() | judges
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self.adversary.load_state_dict(state["adversary"])
+        self._judges_optimiser.load_state_dict(state["judges"])
+        self._let_judges_follow()
 
     def save(self) -> None:
-        """Write what the next call goes on from, and the codec of the mean weights."""
         super().save()
         torch.save(self.adversary.state_dict(), self._judges_path)
         self.publish()
 
     @property
     def _judges_path(self) -> Path:
-        """Discriminators of this breadth, which a later stage or another machine goes on with."""
+        """Discriminators of this breadth, for a later stage or another machine."""
         return self.work / f"adversary_{self.stage.breadth}.pt"
 
+    @property
+    def weights_path(self) -> Path:
+        return self.work / "codec.safetensors"
+
     def publish(self) -> None:
-        """Write the codec of the mean weights."""
         self.export(torch.float32)
-        (self.work / f"{self.name}.safetensors").replace(self.work / "codec.safetensors")
         config = json.dumps(CODECS[self.size], indent=2) + "\n"
         (self.work / "codec_config.json").write_text(config, encoding="utf-8")
 
     def resume(self) -> None:
-        """Go on from the stage's own state, or else from the codec and the discriminators of the stage before."""
-        path = self.work / f"{self.name}.pt"
-        if path.exists():
-            state = torch.load(path, map_location=self.device, weights_only=True)
-            self.restore(state)
-            self.adversary.load_state_dict(state["adversary"])
-            self._judges_optimiser.load_state_dict(state["judges"])
-            self._let_judges_follow()
-            return
-        if (self.work / "codec.safetensors").exists():
-            tensors = load_file(self.work / "codec.safetensors")
-            values = [tensors[name] for name in self.names]
-            self.fill(values, values)
-        if self.stage.is_adversarial and self._judges_path.exists():
+        """Continue from the stage's own state, or else from the codec and the discriminators of the stage before."""
+        super().resume()
+        if not self.steps and self.stage.is_adversarial and self._judges_path.exists():
             self.adversary.load_state_dict(torch.load(self._judges_path, weights_only=True))
             self._patience = 0
 
 
 def main() -> None:
-    """Train one stage for some seconds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=STAGES)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--size", choices=CODECS, default="fast")
-    parser.add_argument("--seconds", type=float, default=540.0)
-    parser.add_argument("--total", type=float, help="seconds of all calls of this stage together")
-    parser.add_argument("--rate", type=float, help="the peak of the stage")
-    parser.add_argument("--rows", type=int, help="of a batch, in every process")
-    parser.add_argument("--no-compile", action="store_true")
-    options = parser.parse_args()
-    group, device = Group.join(use_fast_kernels())
-    use_capture_stream(device)
-    stage = STAGES[options.stage]
-    given = {"total_s": options.total, "rate": options.rate}
-    schedule = replace(stage.schedule, **{name: value for name, value in given.items() if value})
+    default = ("fast", *CODECS)
+    command = parser(
+        __doc__, STAGES, work=Path, size=default, seconds=540.0, total=0.0, rate=0.0, rows=0, no_compile=False
+    )
+    options = command.parse_args()
+    torch.backends.cudnn.benchmark = True
+    group, device = Group.join(fast_device())
+    stage = STAGES[options.verb]
+    schedule = replace(
+        stage.schedule, total_s=options.total or stage.schedule.total_s, rate=options.rate or stage.schedule.rate
+    )
     stage = replace(stage, schedule=schedule, rows=options.rows or stage.rows)
-    training = CodecTraining(options.stage, options.size, options.work, stage, device, compiles=not options.no_compile)
-    training.group = group
-    training.pool.part, training.pool.parts = group.rank, group.size
-    training.resume()
-    group.share([*training.parameters, *training.mean, *training.adversary.parameters()])
-    sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in training.codec.named_children()}
-    if group.leads:
-        print("parameters", sizes, sum(sizes.values()), flush=True)
-    training.run(options.seconds)
-    group.leave()
+    training = CodecTraining(
+        options.verb, options.size, options.work, stage, device, group=group, compiles=not options.no_compile
+    )
+    training.train(options.seconds)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ still, and bounds its peaks. Needs hibari-tts.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from recipes.voice.phonemes import write
+from recipes.voice.shared import fast_device, parser
 from recipes.voice.speakers import NAMED, Half, Speaker
 from recipes.voice.speech import heard, open_studio, read_phonemes
 from s1_mini.codecs.dac.weights import open_dac
@@ -52,13 +52,11 @@ REFERENCES = {
 
 def references(teacher: Path) -> dict[str, Tensor]:
     """Return the reference of each voice, float32 [T] at 24 kHz."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(0)
-    studio, _ = open_studio(teacher, device, batch_s=60.0)
+    studio, _ = open_studio(teacher, fast_device(), batch_s=60.0)
     with tempfile.TemporaryDirectory() as folder:
         phonemes = Path(folder) / "phonemes.xz"
         write([text for text, _ in REFERENCES.values()], phonemes)
-        texts = read_phonemes(phonemes)
+        _, texts = read_phonemes(phonemes)
     halves = [Half((NAMED[name],), (1.0,)) for name in REFERENCES]
     items = [(text, place, Speaker(half, half)) for place, (text, half) in enumerate(zip(texts, halves, strict=True))]
     said = heard([*studio.record(items), *studio.finish()])
@@ -104,15 +102,6 @@ def export(work: Path, output: Path, waves: dict[str, Tensor]) -> None:
     shutil.copyfile(Path(__file__).with_name("CARD.md"), output / "CARD.md")
 
 
-def main() -> None:
-    """Export from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--teacher", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args()
-    export(options.work, options.output, references(options.teacher))
-
-
 if __name__ == "__main__":
-    main()
+    given = parser(__doc__, work=Path, teacher=Path, output=Path).parse_args()
+    export(given.work, given.output, references(given.teacher))

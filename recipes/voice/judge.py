@@ -11,9 +11,9 @@ is what `packages.py` wrote. Needs `requirements.txt` beside this file.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
+import lzma
 import math
 import sys
 import time
@@ -27,35 +27,45 @@ import torch
 from numpy.typing import NDArray
 
 from recipes.voice.ears import Ears
-from recipes.voice.gate import RATE, Held, read_held
 from recipes.voice.level import loudness
+from recipes.voice.shared import parser
+from recipes.voice.speech import MAX_S
+from recipes.voice.teacher import RATE
 from recipes.voice.texts import held_out_sentences
 from recipes.voice.words import compare
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.codecs.dac.config import read_dac_config
 
-ROOMS = ("plain", "numbers", "plain", "names", "plain", "short", "plain", "long")  # of every eight sentences
+KINDS = ("plain", "numbers", "plain", "names", "plain", "short", "plain", "long")  # of every eight sentences
 LOUDNESS, MARGIN, PEAK = -16.0, 1.0, -1.0  # LUFS, LU, dBTP: what voices ship at
-MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0  # beyond it, somebody runs away
-HEADS = (
-    "who speaks",
-    "DistillMOS",
-    "lowest",
-    "DNSMOS",
-    "words wrong",
-    "alike",
-    "LUFS",
-    "beyond",
-    "dBTP",
-    "no end",
-    "RTF",
-)
+MAX_S_A_CHARACTER, MIN_LIMIT_S = 0.2, 4.0  # beyond it, the generation has run away
+# Figures of a table: heading and format.
+COLUMNS = {
+    "distillmos": ("DistillMOS", "{:.2f}"),
+    "lowest": ("lowest", "{:.2f}"),
+    "dnsmos": ("DNSMOS", "{:.2f}"),
+    "word_error": ("words wrong", "{:.1f} %"),
+    "similarity": ("alike", "{:.2f}"),
+    "loudness": ("LUFS", "{:.1f}"),
+    "too_loud_or_soft": ("beyond", "{:.0f} %"),
+    "true_peak": ("dBTP", "{:.1f}"),
+    "without_end": ("no end", "{:.1f} %"),
+    "real_time_factor": ("RTF", "{:.2f}"),
+}
 
 Wave = NDArray[np.float32]
 
 
+class Held(NamedTuple):
+    """One held-out utterance: its text, the number of its held-out speaker, float32 [T]."""
+
+    text: str
+    speaker: int
+    wave: Wave
+
+
 class Said(NamedTuple):
-    """A sentence as somebody says it: float32 [T]."""
+    """A sentence as a voice says it: float32 [T]."""
 
     text: str
     voice: str  # utterances of one voice are to sound alike
@@ -66,15 +76,24 @@ class Said(NamedTuple):
     took_s: float = 0.0
 
 
+def read_held(speech: Path, phonemes: Path, count: int) -> list[Held]:
+    """Read the first `count` utterances that `gate.py speak` wrote to `speech`, with their texts."""
+    texts = [line[0] for line in json.loads(lzma.decompress(phonemes.read_bytes()))]
+    with np.load(speech) as shard:
+        waves = np.split(shard["samples"].astype(np.float32) / 32768, np.cumsum(shard["lengths"])[:-1])
+        held = [Held(texts[text], *rest) for text, *rest in zip(shard["text"], shard["speaker"], waves, strict=True)]
+    return [each for each in held if len(each.wave) < MAX_S * RATE][:count]
+
+
 def sentences(count: int) -> list[str]:
-    """Choose held-out sentences, the same for everybody."""
-    rooms = {name: iter(lines) for name, lines in held_out_sentences().items()}
-    every = (next(rooms[name], None) for name in itertools.cycle(ROOMS))
+    """Return held-out sentences, always the same."""
+    kinds = {name: iter(lines) for name, lines in held_out_sentences().items()}
+    every = (next(kinds[name], None) for name in itertools.cycle(KINDS))
     return [text for text in itertools.islice(every, count) if text]
 
 
 class Speaker:
-    """An engine on the CPU that says texts, each with a seed of its own, and is stopped where it runs away."""
+    """An engine on the CPU that says texts, each with a seed of its own, up to a length that no sentence needs."""
 
     def __init__(self, engine: ProductionTTSEngine, frames_per_s: float) -> None:
         self.engine, self._frames_per_s = engine, frames_per_s
@@ -82,7 +101,7 @@ class Speaker:
     @classmethod
     @contextmanager
     def of(cls, checkpoint: Path) -> Iterator[Speaker]:
-        """Open a checkpoint; the first sentence, which takes longer, is said."""
+        """Open a checkpoint and warm it up."""
         codec = read_dac_config(checkpoint)
         config = EngineConfig(checkpoint_path=checkpoint, device="cpu", compile="false", request_timeout_s=900)
         with ProductionTTSEngine(config) as engine:
@@ -90,7 +109,6 @@ class Speaker:
             yield cls(engine, codec.sample_rate / codec.samples_per_frame)
 
     def speak(self, texts: Iterable[str], voices: Sequence[str | None]) -> Iterator[Said]:
-        """Generate texts with the voices in turn."""
         for index, text in enumerate(texts):
             voice = voices[index % len(voices)]
             yield self._said(text, str(voice), index, voice=voice)
@@ -127,7 +145,7 @@ def recording(one: Held, held: Sequence[Held], seconds: float) -> Held | None:
 
 
 def judge(said: Iterable[Said], ears: Ears) -> dict[str, float]:
-    """Figures of what somebody says: means, but `lowest` and `peak`, and counts and errors in percent."""
+    """Return figures of utterances: means, but `lowest` and `peak`, and counts and errors in percent."""
     natural, quality, alike, loud, peaks, wrong, words, late = [], [], [], [], [], 0, 0, 0
     took_s = seconds = 0.0
     before: dict[str, Wave] = {}
@@ -170,34 +188,25 @@ def _resampled(wave: Wave, rate: int, wanted: int) -> Wave:
 
 
 def table(rows: dict[str, dict[str, float]]) -> str:
-    """Write rows one below another."""
-    lines = [HEADS, ("---",) * len(HEADS)]
+    """Return a Markdown table of figures, one row for each name."""
+    heads = ["who speaks", *(heading for heading, _ in COLUMNS.values())]
+    lines = [heads, ["---"] * len(heads)]
     for name, figures in rows.items():
-        _, natural, lowest, quality, wrong, alike, loud, beyond, peak, late, factor = figures.values()
-        cells = (f"{natural:.2f}", f"{lowest:.2f}", f"{quality:.2f}", f"{wrong:.1f} %", f"{alike:.2f}", f"{loud:.1f}")
-        lines.append((name, *cells, f"{beyond:.0f} %", f"{peak:.1f}", f"{late:.1f} %", f"{factor:.2f}"))
+        lines.append([name, *(form.format(figures[column]) for column, (_, form) in COLUMNS.items())])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
-    """Generate speech with checkpoints, and judge it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--packages", type=Path, required=True)
-    parser.add_argument("--checkpoint", type=Path, action="append", required=True)
-    parser.add_argument("--sentences", type=int, default=30)
-    parser.add_argument("--speech", type=Path)
-    parser.add_argument("--phonemes", type=Path)
-    parser.add_argument(
-        "--recording-s", type=float, default=0.0, help="seconds that a clone hears at least; 0: one utterance"
-    )
-    parser.add_argument("--who", nargs="+", choices=("default", "voices", "clones"), default=["default", "voices"])
-    options = parser.parse_args()
+    command = parser(__doc__, packages=Path, sentences=30, speech=Path | None, phonemes=Path | None, recording_s=0.0)
+    command.add_argument("--checkpoint", type=Path, action="append", required=True)
+    command.add_argument("--who", nargs="+", choices=("default", "voices", "clones"), default=["default", "voices"])
+    options = command.parse_args()
     if len({options.speech is None, options.phonemes is None, "clones" not in options.who}) > 1:
-        parser.error("clones want --speech and --phonemes, which go together")
+        command.error("clones need --speech and --phonemes, which go together")
     ears, rows = Ears(options.packages), {}
     held = read_held(options.speech, options.phonemes, sys.maxsize) if options.speech else []
     if held:
-        said = (Said(one.text, str(one.speaker), one.wave, RATE) for one in held[: options.sentences])
+        said = (Said(each.text, str(each.speaker), each.wave, RATE) for each in held[: options.sentences])
         rows["teacher"] = judge(said, ears)
     texts = sentences(options.sentences)
     for checkpoint in options.checkpoint:

@@ -43,28 +43,25 @@ class TimedTraining(ABC):
 
     name: str  # of the files
     report_every: int  # steps
+    optimiser: torch.optim.Optimizer  # of `move`
 
-    def __init__(self, work: Path, schedule: Schedule, device: torch.device, network: nn.Module) -> None:
-        self.work, self.schedule, self.device = work, schedule, device
+    def __init__(
+        self, work: Path, schedule: Schedule, device: torch.device, network: nn.Module, group: Group | None = None
+    ) -> None:
+        self.work, self.schedule, self.device, self.group = work, schedule, device, group or Group()
         self.names = [name for name, _ in network.named_parameters()]
         self.parameters: list[Tensor] = list(network.parameters())
         self.mean = [parameter.detach().clone() for parameter in self.parameters]
         self.rate = torch.tensor(0.0, device=device)
-        self.group = Group()  # one process, unless another is set
         self._packed = torch.empty(0)
         self.spent, self.steps = 0.0, 0
 
     def adam(self, groups: Sequence[Mapping[str, Any]], betas: tuple[float, float]) -> torch.optim.AdamW:
-        """Make the optimiser, whose rate a captured step reads from `self.rate`."""
+        """Return an optimiser whose rate a captured step reads from `self.rate`."""
         on_gpu = self.device.type == "cuda"
         return torch.optim.AdamW(
             [dict(group) for group in groups], lr=self.rate, betas=betas, fused=on_gpu, capturable=on_gpu
         )
-
-    @property
-    @abstractmethod
-    def optimiser(self) -> torch.optim.Optimizer:
-        """The optimiser of `move`."""
 
     @abstractmethod
     def step(self) -> None:
@@ -76,14 +73,14 @@ class TimedTraining(ABC):
         return min(1.0, self.spent / self.schedule.total_s)
 
     def wait(self) -> None:  # noqa: B027 - some have all they need
-        """Wait for what the first step needs; called once steps are captured, which takes long and looks at nothing."""
+        """Wait for the data of the first step; called after capturing, which takes long and reads no values."""
 
     def between(self) -> None:  # noqa: B027 - most have nothing to do there
         """Do what a captured step cannot; called after every step."""
 
     @abstractmethod
-    def tell(self, steps_per_s: float) -> None:
-        """Print how it goes; called every `report_every` steps and at the end."""
+    def print_progress(self, steps_per_s: float) -> None:
+        """Print losses and speed; called every `report_every` steps and at the end."""
 
     @property
     def learners(self) -> list[Tensor]:
@@ -91,7 +88,6 @@ class TimedTraining(ABC):
         return self.parameters
 
     def derive(self, loss: Tensor) -> None:
-        """Compute the gradients of one loss."""
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
 
@@ -111,8 +107,16 @@ class TimedTraining(ABC):
         self.move()
 
     def half(self) -> torch.autocast:
-        """Compute in bfloat16 where there is a GPU."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
+
+    def train(self, seconds: float) -> None:
+        """Resume with the other processes of the group, train for `seconds` and leave them."""
+        self.resume()
+        self.group.share([*self.learners, *self.mean])
+        if self.group.leads:
+            print(f"{self.name}: {sum(each.numel() for each in self.parameters)} parameters", flush=True)
+        self.run(seconds)
+        self.group.leave()
 
     def run(self, seconds: float) -> None:
         """Train for `seconds` or to the end of the schedule, then save."""
@@ -123,9 +127,7 @@ class TimedTraining(ABC):
         began, before, marked = clock(), self.spent, time.monotonic()
         seconds = min(seconds, self.schedule.total_s - before)
         self._set_rate()
-        replay = capture(
-            self._step_and_pack, lambda: self.group.add(self._packed), self._unpack_and_move, self.device
-        )  # fmt: skip
+        replay = capture(self._step_and_pack, lambda: self.group.add(self._packed), self._unpack_and_move, self.device)
         if self.group.leads:
             print(f"{self.name}: captured in {time.monotonic() - marked:.1f} s", flush=True)
         self.wait()
@@ -137,11 +139,11 @@ class TimedTraining(ABC):
             self.steps += 1
             self.between()
             if self.steps % self.report_every == 0 and self.group.leads:
-                self.tell((self.steps - first) / (time.monotonic() - marked))
+                self.print_progress((self.steps - first) / (time.monotonic() - marked))
                 marked, first = time.monotonic(), self.steps
         self.spent = before + passed
         if self.group.leads:
-            self.tell((self.steps - first) / max(1e-9, time.monotonic() - marked))
+            self.print_progress((self.steps - first) / max(1e-9, time.monotonic() - marked))
             self.save()
 
     def _set_rate(self) -> None:
@@ -149,7 +151,6 @@ class TimedTraining(ABC):
         self.rate.fill_(rate * min(1.0, (self.steps + 1) / self.schedule.warm_up))
 
     def state(self) -> dict[str, Any]:
-        """All that the next call needs."""
         return {
             "parameters": self.parameters,
             "optimiser": self.optimiser.state_dict(),
@@ -159,7 +160,6 @@ class TimedTraining(ABC):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the training from `state`."""
         self.fill(state["parameters"], state["mean"])
         self.optimiser.load_state_dict(state["optimiser"])
         for group in self.optimiser.param_groups:
@@ -167,28 +167,32 @@ class TimedTraining(ABC):
         self.spent, self.steps = state["spent"], state["steps"]
 
     def fill(self, parameters: Sequence[Tensor], mean: Sequence[Tensor]) -> None:
-        """Set the weights and their mean."""
         with torch.no_grad():
             for mine, saved in zip((*self.parameters, *self.mean), (*parameters, *mean), strict=True):
                 mine.copy_(saved)
 
     def save(self) -> None:
-        """Write what the next call goes on from."""
         torch.save(self.state(), self.work / f"{self.name}.tmp")
         (self.work / f"{self.name}.tmp").replace(self.work / f"{self.name}.pt")
+
+    @property
+    def weights_path(self) -> Path:
+        """The exported weights, from which a training without a state starts."""
+        return self.work / f"{self.name}.safetensors"
 
     def export(self, dtype: torch.dtype) -> None:
         """Write the mean weights under the names that a checkpoint has."""
         tensors = {n: t.detach().to("cpu", dtype).contiguous() for n, t in zip(self.names, self.mean, strict=True)}
-        save_file(tensors, self.work / f"{self.name}.safetensors")
+        save_file(tensors, self.work / f"{self.name}.new")
+        (self.work / f"{self.name}.new").replace(self.weights_path)
 
     def resume(self) -> None:
-        """Go on from the last `save`, or else from exported weights, or else from the beginning."""
-        path, weights = self.work / f"{self.name}.pt", self.work / f"{self.name}.safetensors"
+        """Continue from the last `save`, or else from exported weights, or else from the beginning."""
+        path = self.work / f"{self.name}.pt"
         if path.exists():
             self.restore(torch.load(path, map_location=self.device, weights_only=True))
-        elif weights.exists():
-            tensors = load_file(weights)
+        elif self.weights_path.exists():
+            tensors = load_file(self.weights_path)
             values = [tensors[name] for name in self.names]
             self.fill(values, values)
 
@@ -196,16 +200,10 @@ class TimedTraining(ABC):
 Step = Callable[[], None]
 
 
-def use_capture_stream(device: torch.device) -> None:
-    """Leave the default stream, from which nothing can be captured, before any work is done."""
-    if device.type == "cuda":
-        torch.cuda.set_stream(torch.cuda.Stream())
-
-
 def capture(first: Step, between: Step, last: Step, device: torch.device, *, warm_up: int = 3) -> Step:
-    """Run a step's three parts a few times, then give a function that replays the first and the last.
+    """Run a step's three parts a few times, then return a function that replays the first and the last.
 
-    What is `between` is called as it is: there processes may talk. The others may not look at values, and their
+    `between` is called as it is, so processes may exchange data there. The others must not read values, and their
     optimisers must be capturable. On a CPU all three are called.
     """
 
@@ -245,12 +243,13 @@ class Group:
 
     @classmethod
     def join(cls, device: torch.device) -> tuple[Group, torch.device]:
-        """Join the processes that were started together, if any; give this one's device, too."""
+        """Join the processes that were started together, if any; return the group and this process's device."""
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(device)
+            torch.cuda.set_stream(torch.cuda.Stream())  # nothing can be captured from the default stream
         if "RANK" not in os.environ:
             return cls(), device
-        if device.type == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(device)
         # Its functions keep the group that there is when they are imported, as dynamo does; then the group's threads
         # outlive it, and at times one of them aborts the process at its end.
         importlib.import_module("torch.distributed.nn")
@@ -307,7 +306,6 @@ class Group:
         return read
 
     def leave(self) -> None:
-        """End what `join` began."""
         if self.size > 1:
             distributed.destroy_process_group()
 

@@ -36,7 +36,6 @@ class MelLoss(nn.Module):
         self._compare: Callable[[list[Tensor]], Tensor] = self._distance
 
     def compile_parts(self) -> None:
-        """Compile what follows the spectra."""
         self._compare = torch.compile(self._distance, dynamic=False, fullgraph=True)
 
     def forward(self, expected: Tensor, decoded: Tensor) -> Tensor:

@@ -11,12 +11,10 @@ which they find each other); every step then uses the batches of all of them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,9 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipes.voice.corpus import Corpus, write_vocabulary
-from recipes.voice.loop import Group, Schedule, TimedTraining, use_capture_stream
+from recipes.voice.loop import Group, Schedule, TimedTraining
+from recipes.voice.shared import fast_device, parser, wait_until
 from recipes.voice.sizes import MODELS
+from recipes.voice.tokens import Corpus, write_vocabulary
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.tokenizer import S1Tokenizer
@@ -43,7 +42,7 @@ MAX_WAIT_S = 300  # for the first shards of tokens
 
 @dataclass(frozen=True)
 class Batch:
-    """Sizes of one step, and what keeps the network from learning by heart."""
+    """Sizes of one step, and the regularisation."""
 
     rows: int = 24
     columns: int = 1024
@@ -51,10 +50,10 @@ class Batch:
     dropout: float = 0.0  # of the slow layers; 0.1 was worse on what is held back, and by the recogniser
     weight_decay: float = 0.05
     noise: float = 0.0  # share of the residual codes that the slow layers read wrong: all of a frame's name it
-    epochs: float = math.inf  # after so many, of all there is when training begins, it ends; nothing is read meanwhile
+    epochs: float = math.inf  # at most, of the tokens at the beginning; then no others are read
 
 
-Half = Literal["both", "slow", "fast"]  # of the network: which are trained, or whose loss tells the best weights
+Half = Literal["both", "slow", "fast"]  # layers that are trained, or whose loss chooses the best weights
 
 
 class ModelTraining(TimedTraining):
@@ -72,6 +71,7 @@ class ModelTraining(TimedTraining):
         *,
         sizes: Mapping[str, Any],
         held_back: str,
+        group: Group | None = None,
         compiles: bool = True,
         trains: Half = "both",
         best: Half = "both",
@@ -88,12 +88,12 @@ class ModelTraining(TimedTraining):
         if trains == "fast":
             for parameter_name, parameter in self.network.named_parameters():
                 parameter.requires_grad_(parameter_name.startswith("fast_"))
-        super().__init__(work, schedule, device, self.network)
+        super().__init__(work, schedule, device, self.network, group)
         groups = (
             {"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": batch.weight_decay},
             {"params": [p for p in self.parameters if p.dim() <= 1], "weight_decay": 0.0},
         )
-        self._optimiser = self.adam(groups, betas=(0.9, 0.95))
+        self.optimiser = self.adam(groups, betas=(0.9, 0.95))
         corpus = partial(
             Corpus,
             work / "tokens",
@@ -111,10 +111,6 @@ class ModelTraining(TimedTraining):
         self.losses = self._losses
         if compiles and device.type == "cuda":
             self.losses = torch.compile(self._losses, dynamic=False)
-
-    @property
-    def optimiser(self) -> torch.optim.Optimizer:
-        return self._optimiser
 
     def _initialise(self) -> None:
         for name, parameter in self.network.named_parameters():
@@ -182,7 +178,6 @@ class ModelTraining(TimedTraining):
         return store
 
     def step(self) -> None:
-        """One step on random speakers."""
         windows = self.corpus.windows(self.corpus.random_groups(self.batch.rows), self.batch.columns)
         with self.half():
             slow, fast = self.losses(*windows)
@@ -200,14 +195,14 @@ class ModelTraining(TimedTraining):
         return min(1.0, max(super().done, self.steps * self.batch.rows * self.group.size / prompts))
 
     def wait_for_tokens(self) -> None:
-        """Wait until there is enough to begin with; raises `SystemExit` if nothing comes."""
-        began = time.monotonic()
-        while not (self.held_back.num_groups and self.corpus.num_groups >= self.batch.rows):
-            if time.monotonic() - began > MAX_WAIT_S:
-                raise SystemExit(f"too few shards came into {self.work / 'tokens'} within {MAX_WAIT_S} s")
+        """Wait for the first tokens; raise `SystemExit` if they do not come."""
+
+        def is_ready() -> bool:
             self.held_back.refill()
             self.corpus.refill(max_shards=10_000)
-            time.sleep(0.2)
+            return self.held_back.num_groups > 0 and self.corpus.num_groups >= self.batch.rows
+
+        wait_until(is_ready, MAX_WAIT_S, f"too few shards came into {self.work / 'tokens'}")
 
     @torch.no_grad()
     def validate(self) -> tuple[float, float]:
@@ -230,82 +225,52 @@ class ModelTraining(TimedTraining):
             self.export(torch.bfloat16)
         return slow, fast
 
-    def tell(self, steps_per_s: float) -> None:
+    def print_progress(self, steps_per_s: float) -> None:
         slow, fast = self.report.tolist()
         held = self.validate()
         losses = f"slow {slow:.3f} fast {fast:.3f}, held back {held[0]:.3f} {held[1]:.3f}"
-        print(
-            f"model {self.steps}: {losses}, {steps_per_s:.1f} it/s, {self.corpus.num_utterances} utterances", flush=True
-        )
+        speed = f"{steps_per_s:.1f} it/s, {self.corpus.num_utterances} utterances"
+        print(f"model {self.steps}: {losses}, {speed}", flush=True)
 
     def state(self) -> dict[str, Any]:
-        """All that the next call needs."""
         return super().state() | {"best": self.best}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the training from `state`."""
         super().restore(state)
         self.best = state["best"]
 
 
 def main() -> None:
-    """Train for some seconds, together with the other processes of the group, if any."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=540.0)
-    parser.add_argument("--total", type=float, default=SCHEDULE.total_s, help="seconds of all calls together")
-    parser.add_argument("--rate", type=float, default=SCHEDULE.rate)
-    parser.add_argument("--rows", type=int, default=Batch.rows)
-    parser.add_argument("--columns", type=int, default=Batch.columns)
-    parser.add_argument("--frames", type=int, default=Batch.frames)
-    parser.add_argument("--dropout", type=float, default=Batch.dropout)
-    parser.add_argument("--weight-decay", type=float, default=Batch.weight_decay)
-    parser.add_argument("--noise", type=float, default=Batch.noise)
-    parser.add_argument("--epochs", type=float, default=Batch.epochs, help="at most, of what is there at the beginning")
-    parser.add_argument(
-        "--trains", choices=get_args(Half), default="both", help="fast: the slow layers stay as they are"
-    )
-    parser.add_argument("--best", choices=get_args(Half), default="both", help="whose loss chooses the weights")
-    parser.add_argument(
-        "--report-every", type=int, default=ModelTraining.report_every, help="steps between validations"
-    )
-    parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--size", choices=MODELS, default="quick")
-    options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.manual_seed(0)
-    group, device = Group.join(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    use_capture_stream(device)
-    schedule = replace(SCHEDULE, total_s=options.total, rate=options.rate)
-    batch = Batch(
-        options.rows,
-        options.columns,
-        options.frames,
-        options.dropout,
-        options.weight_decay,
-        options.noise,
-        options.epochs,
-    )
+    halves = get_args(Half)
+    options = parser(
+        __doc__,
+        work=Path,
+        seconds=540.0,
+        total=SCHEDULE.total_s,
+        rate=SCHEDULE.rate,
+        **asdict(Batch()),
+        trains=halves,
+        best=halves,
+        report_every=ModelTraining.report_every,
+        no_compile=False,
+        size=("quick", *MODELS),
+    ).parse_args()
+    group, device = Group.join(fast_device())
     training = ModelTraining(
         options.work,
-        schedule,
-        batch,
+        replace(SCHEDULE, total_s=options.total, rate=options.rate),
+        Batch(**{name: getattr(options, name) for name in asdict(Batch())}),
         device,
         sizes=MODELS[options.size],
         held_back=HELD_BACK,
+        group=group,
         compiles=not options.no_compile,
         trains=options.trains,
         best=options.best,
     )
     training.report_every = options.report_every
-    training.group = group
-    training.resume()
-    group.share([*training.parameters, *training.mean])
-    parameters = sum(parameter.numel() for parameter in training.parameters)
     training.wait_for_tokens()
-    print(f"{parameters} parameters, {training.corpus.num_utterances} utterances", flush=True)
-    training.run(options.seconds)
-    group.leave()
+    training.train(options.seconds)
 
 
 if __name__ == "__main__":

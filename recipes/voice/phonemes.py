@@ -9,7 +9,6 @@ text in words and within the voice's alphabet, as the engine gives it to the mod
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import lzma
@@ -17,6 +16,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from recipes.voice.shared import parser
 from recipes.voice.sizes import ALPHABET, LANGUAGE
 from recipes.voice.texts import held_out_sentences, load, utterances
 from s1_mini.text.form import TextForm
@@ -44,18 +44,18 @@ def write(texts: Iterable[str], output: Path, *, num_british: int | None = None)
 
 
 def main() -> None:
-    """Write phonemes from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=Path)
-    parser.add_argument("--held-out", action="store_true")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", type=int, default=0)
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--british", type=int, help="how many have British phonemes, too; all if not given")
-    options = parser.parse_args()
+    options = parser(
+        __doc__,
+        texts=Path | None,
+        held_out=False,
+        output=Path,
+        seed=0,
+        start=0,
+        count=100_000,
+        british=int | None,
+    ).parse_args()
     if options.held_out:
-        texts: Iterable[str] = [text for room in held_out_sentences().values() for text in room]
+        texts: Iterable[str] = [text for kind in held_out_sentences().values() for text in kind]
     else:
         corpora = load(options.texts) if options.texts else None
         texts = itertools.islice(utterances(options.seed, corpora, options.start), options.count)

@@ -3,7 +3,8 @@
 python -m recipes.voice.run --work DIR --teacher DIR --phonemes FILE --seconds 1500 [--stages spectral,adversarial]
 
 A codec that is in `DIR` already is trained further, with `--stages adversarial` or `decoder` say.
-Speech is made in `--makers` processes beside the first stage, which compiles for its first minute anyway.
+Speech is made in `--makers` processes (0 if it is there) beside the first stage, which compiles for its first minute
+anyway. `--rate` is the peak of every stage, instead of its own.
 `DIR/codec.safetensors` is the result, in half precision in `DIR/codec_half.safetensors`.
 """
 
@@ -21,16 +22,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recipes.voice.codec import STAGES
+from recipes.voice.shared import parser
 
 
 def share(seconds: float, stages: list[str]) -> dict[str, float]:
-    """Divide the time among the stages as their schedules do."""
     whole = sum(STAGES[stage].schedule.total_s for stage in stages)
     return {stage: seconds * STAGES[stage].schedule.total_s / whole for stage in stages}
 
 
 def make_speech(options: argparse.Namespace, num_gpus: int) -> list[subprocess.Popen[bytes]]:
-    """Start the processes that generate speech."""
     speech = options.work / "speech"
     speech.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "recipes.voice.speech", "--teacher", options.teacher, "--output", speech]
@@ -78,18 +78,18 @@ def environments(num_gpus: int) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Make speech, then train stage after stage, for some seconds in all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--teacher", type=Path, required=True)
-    parser.add_argument("--phonemes", type=Path, required=True)
-    parser.add_argument("--size", default="fast")
-    parser.add_argument("--seconds", type=float, default=1500.0)
-    parser.add_argument("--stages", default="spectral,adversarial")
-    parser.add_argument("--rate", type=float, help="the peak of every stage, instead of its own")
-    parser.add_argument("--makers", type=int, default=2, help="processes that make speech; 0 if it is there")
-    parser.add_argument("--speech-seconds", type=float, default=60.0)
-    options = parser.parse_args()
+    options = parser(
+        __doc__,
+        work=Path,
+        teacher=Path,
+        phonemes=Path,
+        size="fast",
+        seconds=1500.0,
+        stages="spectral,adversarial",
+        rate=float | None,
+        makers=2,
+        speech_seconds=60.0,
+    ).parse_args()
     ends = time.monotonic() + options.seconds
     num_gpus = torch.cuda.device_count()
     makers = make_speech(options, num_gpus)

@@ -85,7 +85,6 @@ def _is_english(voice: str) -> bool:
 
 
 def training_voices(names: list[str]) -> list[str]:
-    """List the voices that training speakers are mixed from."""
     return sorted(name for name in names if name not in HELD_OUT and name not in POOR)
 
 

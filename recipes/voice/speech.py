@@ -4,18 +4,16 @@ python -m recipes.voice.speech --teacher DIR --phonemes FILE --output DIR --seco
 
 `--teacher` is what `packages.py` wrote, `--phonemes` what `phonemes.py` wrote. A shard is an uncompressed .npz:
 `samples` int16, `lengths` of its utterances, their `text` (an index into the phonemes' file) and `speaker`.
-Several processes may write to one folder, each with its own `--part`.
+Several processes may write to one folder, each with its own `--part`; `--per-speaker` texts in a row have one speaker.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +23,7 @@ import torch
 from torch import Tensor
 
 from recipes.voice.level import levelled
+from recipes.voice.shared import fast_device, parser, write_shard
 from recipes.voice.speakers import Speaker, Styles, speaker
 from recipes.voice.teacher import RATE, SAMPLES_PER_FRAME, SHELF, Spoken, Teacher
 
@@ -57,8 +56,10 @@ class Utterance(NamedTuple):
     samples: Tensor
 
 
-@dataclass
-class _Waiting:
+Heard = tuple[int, int, np.ndarray]  # text, speaker, samples int16 [T], off the device
+
+
+class _Waiting(NamedTuple):
     text: Text
     speaker_index: int
     speaker: Speaker
@@ -87,22 +88,19 @@ class Studio:
             shelf = self._shelves[num_frames]
             shelf.append(_Waiting(text, index, who, spoken))
             if len(shelf) * num_frames * SAMPLES_PER_FRAME >= self._batch_s * RATE:
-                yield from self._speak(num_frames)
+                yield from self._all_or_halves(self._shelves.pop(num_frames), num_frames)
 
     def finish(self) -> Iterator[Utterance]:
-        """Generate what is still queued."""
         for num_frames in sorted(self._shelves):
-            yield from self._speak(num_frames)
-
-    def _speak(self, num_frames: int) -> Iterator[Utterance]:
-        yield from self._all_or_halves(self._shelves.pop(num_frames), num_frames)
+            yield from self._all_or_halves(self._shelves.pop(num_frames), num_frames)
 
     def _all_or_halves(self, waiting: list[_Waiting], num_frames: int) -> Iterator[Utterance]:
-        """Speak so many at once as there is memory for; others on the GPU may have taken it."""
+        """Generate as many at once as fit into memory, which other processes may have taken."""
         try:
             yield from list(self._spoken(waiting, num_frames))
         except RuntimeError as error:  # of torch, or of cuFFT, which does not know torch's own
-            if len(waiting) == 1 or not _lacks_memory(error):
+            lacks_memory = isinstance(error, torch.OutOfMemoryError) or "cuFFT" in str(error)
+            if len(waiting) == 1 or not lacks_memory:
                 raise
         else:
             return
@@ -122,10 +120,6 @@ class Studio:
                 kept = min(one.spoken.num_frames, one.spoken.num_sounding + KEPT_FRAMES)
                 length = round(kept * SAMPLES_PER_FRAME / pitch)
                 yield Utterance(one.text.number, one.speaker_index, wave[:length])
-
-
-def _lacks_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "cuFFT" in str(error)
 
 
 def bound_memory(device: torch.device, processes: int) -> None:
@@ -168,30 +162,27 @@ def trimmed(samples: np.ndarray) -> np.ndarray:
     return faded
 
 
-def read_phonemes(path: Path) -> list[Text]:
-    """Read what `phonemes.py` wrote; texts too long for a batch are left out."""
-    lines = json.loads(lzma.decompress(path.read_bytes()))
-    texts = [Text(number, american, british) for number, (_, american, british) in enumerate(lines)]
-    return [text for text in texts if is_short_enough(text)]
+def read_phonemes(path: Path, part: int = 0, parts: int = 1) -> tuple[list[str], list[Text]]:
+    """Read a part of what `phonemes.py` wrote to a file or to a folder.
+
+    Return all texts of the part in words, and, numbered by their place, the phonemes of those that fit into a batch.
+    """
+    paths = sorted(path.glob("*.xz")) if path.is_dir() else [path]
+    lines = [line for each in paths for line in json.loads(lzma.decompress(each.read_bytes()))][part::parts]
+    numbered = [Text(number, american, british) for number, (_, american, british) in enumerate(lines)]
+    fitting = [t for t in numbered if len(t.american) >= 2 and max(len(t.american), len(t.british)) <= MAX_PHONEMES]
+    return [line[0] for line in lines], fitting
 
 
-def is_short_enough(text: Text) -> bool:
-    """Whether a batch can hold it, and there is something to say."""
-    return len(text.american) >= 2 and max(len(text.american), len(text.british)) <= MAX_PHONEMES
-
-
-def write_shard(path: Path, utterances: Sequence[tuple[int, int, np.ndarray]]) -> None:
-    """Write utterances (text, speaker, samples) at once, so that no reader sees half of it."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        np.savez(
-            file,
-            samples=np.concatenate([samples for _, _, samples in utterances]),
-            lengths=np.array([len(samples) for _, _, samples in utterances], np.int32),
-            text=np.array([text for text, _, _ in utterances], np.int32),
-            speaker=np.array([who for _, who, _ in utterances], np.int32),
-        )
-    temporary.replace(path)
+def write_utterances(path: Path, utterances: Sequence[Heard]) -> None:
+    texts, speakers, samples = zip(*utterances, strict=True)
+    write_shard(
+        path,
+        samples=np.concatenate(samples),
+        lengths=np.array([len(each) for each in samples], np.int32),
+        text=np.array(texts, np.int32),
+        speaker=np.array(speakers, np.int32),
+    )
 
 
 def recorded(
@@ -216,8 +207,8 @@ def recorded(
     yield list(studio.finish())
 
 
-def heard(utterances: Sequence[Utterance]) -> list[tuple[int, int, np.ndarray]]:
-    """Texts, speakers and trimmed samples of utterances, by one copy off the device."""
+def heard(utterances: Sequence[Utterance]) -> list[Heard]:
+    """Return utterances with trimmed samples, by one copy off the device."""
     if not utterances:
         return []
     lengths = [len(one.samples) for one in utterances]
@@ -232,7 +223,7 @@ class Count:
     def __init__(self, maker: str) -> None:
         self._maker, self._began, self._told, self._samples = maker, time.monotonic(), time.monotonic(), 0
 
-    def add(self, utterances: Sequence[tuple[int, int, np.ndarray]]) -> None:
+    def add(self, utterances: Sequence[Heard]) -> None:
         self._samples += sum(len(wave) for _, _, wave in utterances)
         if time.monotonic() - self._told > 10:
             self._told = time.monotonic()
@@ -245,30 +236,20 @@ class Count:
 
 
 def open_studio(directory: Path, device: torch.device, batch_s: float) -> tuple[Studio, list[str]]:
-    """Load teacher and styles of what `packages.py` wrote; give the voices' names, too."""
+    """Load the teacher and its styles from what `packages.py` wrote; return the names of the voices, too."""
     styles = Styles.read(directory / "voices")
     teacher = Teacher(directory / "model.onnx", directory / "vocab.json", device)
     return Studio(teacher, styles, batch_s), list(styles.tables)
 
 
 def main() -> None:
-    """Make speech for some seconds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--teacher", type=Path, required=True)
-    parser.add_argument("--phonemes", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--part", type=int, default=0)
-    parser.add_argument("--parts", type=int, default=1)
-    parser.add_argument("--batch-s", type=float, default=640.0)
-    parser.add_argument("--per-speaker", type=int, default=1, help="texts of one speaker in a row")
-    options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.manual_seed(options.part)
+    options = parser(
+        __doc__, teacher=Path, phonemes=Path, output=Path, seconds=60.0, part=0, parts=1, batch_s=640.0, per_speaker=1
+    ).parse_args()
+    device = fast_device(options.part)
     options.output.mkdir(parents=True, exist_ok=True)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     studio, names = open_studio(options.teacher, device, options.batch_s)
-    texts = read_phonemes(options.phonemes)
+    _, texts = read_phonemes(options.phonemes)
     made = recorded(
         studio, texts, names,
         part=options.part, parts=options.parts, seconds=options.seconds, per_speaker=options.per_speaker,
@@ -276,7 +257,7 @@ def main() -> None:
     count = Count(f"speech {options.part}")
     for shard, utterances in enumerate(map(heard, made)):
         if utterances:
-            write_shard(options.output / f"shard_{options.part:02d}_{shard:05d}.npz", utterances)
+            write_utterances(options.output / f"shard_{options.part:02d}_{shard:05d}.npz", utterances)
         count.add(utterances)
     print(f"speech {options.part}: {count.hours:.2f} h in all", flush=True)
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from recipes.voice.kernels import norm_snake
+from recipes.voice.passes import norm_snake
 from recipes.voice.weights import STYLE, load_teacher
 
 RATE = 24_000

@@ -1,51 +1,195 @@
-"""Generate speech with the teacher and encode it at once, as the dual-AR model learns it; no audio is kept.
+"""Speak with the teacher and encode at once, as the dual-AR model learns it; no audio is kept.
 
 python -m recipes.voice.tokens --work DIR --teacher DIR --phonemes DIR --seconds 300 [--part K --parts N]
-    [--held-out FILE] [--beside 4]
+    [--again K] [--held-out FILE] [--beside 4]
 
 `DIR` holds the finished codec. `--phonemes` is what `phonemes.py` wrote, a file or a folder of them, of which each part
-takes its share. A speaker says eight texts, which come in any order; when all are there they are written side by side
-to `DIR/tokens`, in the form that `corpus.py` reads. The model sees the texts in words, as the engine gives them.
+takes its share; `--held-out` are held-out sentences, which part 0 says first. `--again` says how often this part was
+started before, so that it says others; `--beside`, how many processes share its GPU. A speaker says eight texts, which
+come in any order; when all are there they are written side by side to `DIR/tokens`. The model sees the texts in words,
+as the engine gives them.
+
+The vocabulary has single bytes, the pieces of the speaker tag, S1's control tokens and semantic tokens. Bytes are
+enough for a language that is only read aloud; the tag is merged so that it costs five tokens.
+
+A shard holds utterances one after the other as the engine writes them into a prompt (speaker tag, text, frames, end):
+`main` int32 [T], `codes` int16 [K, T], `lengths` int32 [n] in tokens, `speaker` int32 [n].
 """
 
 from __future__ import annotations
 
-import argparse
+import base64
 import json
-import lzma
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.voice.channels import ChannelsLast
-from recipes.voice.corpus import PER_GROUP, Coded, as_segments, encode_waves, write_vocabulary
+from recipes.voice.shared import NewShards, fast_device, parser, write_shard
 from recipes.voice.speakers import held_out_speakers
-from recipes.voice.speech import (
-    Count,
-    Studio,
-    Text,
-    Utterance,
-    bound_memory,
-    heard,
-    is_short_enough,
-    open_studio,
-    recorded,
-)
+from recipes.voice.speech import Count, Studio, Utterance, bound_memory, heard, open_studio, read_phonemes, recorded
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
+from s1_mini.families.s1.prompt import SPEAKER
+from s1_mini.families.s1.random import CONTROL_TOKENS
 from s1_mini.families.s1.tokenizer import S1Tokenizer
+from s1_mini.files import files
 
 PER_SHARD = 512  # utterances
 TENS = re.compile(
     r"\b(twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)-(one|two|three|four|five|six|seven|eight|nine)\b", re.I
 )
+ROWS = 32  # utterances encoded at once, sorted by length so that little is padding
+STEP = 16  # frames; there are few lengths, since every new one costs a GPU a tenth of a second
+PER_GROUP = 8  # utterances of one speaker, of which a prompt is made
+NUM_SEMANTIC = 1024
+MERGED = ("<|", "|>", "sp", "spe", "spea", "speak", "speake", "speaker")
+PIECES = [bytes([value]) for value in range(256)] + [text.encode() for text in MERGED]  # of text, by token
+
+
+def write_vocabulary(directory: Path) -> int:
+    """Write `tokenizer.tiktoken` and `special_tokens.json`; return the size of the model's vocabulary.
+
+    Several processes may do so at once, while others read.
+    """
+    lines = (f"{base64.b64encode(piece).decode()} {rank}\n" for rank, piece in enumerate(PIECES))
+    files.publish(directory / "tokenizer.tiktoken", "".join(lines).encode())
+    names = [f"<|{name}|>" for name in CONTROL_TOKENS] + [f"<|semantic:{i}|>" for i in range(NUM_SEMANTIC)]
+    special = {name: len(PIECES) + index for index, name in enumerate(names)}
+    files.publish(directory / "special_tokens.json", json.dumps(special).encode())
+    return len(PIECES) + len(names)
+
+
+class Coded(NamedTuple):
+    """One utterance."""
+
+    speaker: int
+    text: str
+    codes: NDArray[np.int16]  # [K, F]
+
+
+class Encoder(Protocol):
+    """An encoder of rows of samples."""
+
+    device: torch.device
+    samples_per_frame: int
+
+    def encode_rows(self, waves: Tensor) -> Tensor:
+        """Encode waves [B, T] to codes [B, K, F]."""
+
+
+def encode_waves(codec: Encoder, waves: list[NDArray[np.int16]]) -> list[NDArray[np.int16]]:
+    """Codes [K, F] of every int16 wave [samples], as if each were encoded by itself."""
+    order = sorted(range(len(waves)), key=lambda index: len(waves[index]))
+    codes: dict[int, NDArray[np.int16]] = {}
+    step = STEP * codec.samples_per_frame
+    for begin in range(0, len(order), ROWS):
+        rows = order[begin : begin + ROWS]
+        padded = np.zeros((ROWS, -(-len(waves[rows[-1]]) // step) * step), np.int16)
+        for row, index in enumerate(rows):
+            padded[row, : len(waves[index])] = waves[index]
+        encoded = codec.encode_rows(torch.from_numpy(padded).to(codec.device).float() / 32768)
+        for index, frames in zip(rows, encoded[: len(rows)].cpu().numpy().astype(np.int16), strict=True):
+            codes[index] = frames[:, : -(-len(waves[index]) // codec.samples_per_frame)]
+    return [codes[index] for index in range(len(waves))]
+
+
+def as_segments(said: Sequence[Coded], tokenizer: S1Tokenizer) -> dict[str, Any]:
+    """Write utterances one after the other as the parts of a prompt; the arrays of a shard."""
+    tag, end = tokenizer.encode(SPEAKER), tokenizer.control("im_end")
+    main: list[NDArray[np.int32]] = []
+    books: list[NDArray[np.int16]] = []
+    for _, text, frames in said:
+        head = tag + tokenizer.encode(text)
+        semantic = frames[0].astype(np.int32) + tokenizer.semantic_begin
+        main.append(np.concatenate((head, semantic, [end])).astype(np.int32))
+        books.append(np.pad(frames, ((0, 0), (len(head), 1))))
+    return {
+        "main": np.concatenate(main),
+        "codes": np.concatenate(books, axis=1),
+        "lengths": np.array([len(segment) for segment in main], np.int32),
+        "speaker": np.array([one.speaker for one in said], np.int32),
+    }
+
+
+class Corpus:
+    """Segments of prompts, grouped by speaker; grows while shards appear in `directory`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        chosen: Callable[[str], bool],
+        *,
+        interleave: int,
+        num_books: int,
+        max_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self._shards, self._interleave = NewShards(directory, chosen), interleave
+        self._main = torch.empty(max_tokens, dtype=torch.int32, device=device)
+        self._codes = torch.empty(num_books, max_tokens, dtype=torch.int16, device=device)
+        max_groups = max_tokens // 256
+        self._starts = torch.zeros(max_groups, PER_GROUP, dtype=torch.int64, device=device)
+        self._lengths = torch.zeros(max_groups, PER_GROUP, dtype=torch.int64, device=device)  # 0: no utterance
+        self._end = torch.zeros((), dtype=torch.float64, device=device)  # groups; read inside captured steps
+        self.num_tokens = self.num_groups = self.num_utterances = 0
+
+    def refill(self, max_shards: int = 64) -> None:
+        """Read new shards, while there is room."""
+        for shard in self._shards.read(max_shards):
+            starts, lengths = map(torch.from_numpy, _grouped(shard["speaker"], shard["lengths"]))
+            main, codes = torch.from_numpy(shard["main"]), torch.from_numpy(shard["codes"])
+            tokens = slice(self.num_tokens, self.num_tokens + len(main))
+            groups = slice(self.num_groups, self.num_groups + len(starts))
+            if tokens.stop > len(self._main) or groups.stop > len(self._starts):
+                continue  # no room
+            device = self._main.device
+            self._main[tokens], self._codes[:, tokens] = main.to(device), codes.to(device)
+            self._starts[groups], self._lengths[groups] = starts.to(device) + tokens.start, lengths.to(device)
+            self.num_tokens, self.num_groups = tokens.stop, groups.stop
+            self.num_utterances += int((lengths > 0).sum())
+        self._end.fill_(self.num_groups)
+
+    def random_groups(self, rows: int) -> Tensor:
+        """Draw groups [rows]; safe inside a captured step."""
+        return (torch.rand(rows, dtype=torch.float64, device=self._end.device) * self._end).long()
+
+    def windows(self, groups: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        """Prompts of these groups, utterances in random order: columns [B, K + 1, T] and which are there [B, T]."""
+        starts, lengths = self._starts[groups], self._lengths[groups]
+        order = torch.rand(lengths.shape, device=lengths.device).argsort(-1)
+        starts, lengths = starts.gather(1, order), lengths.gather(1, order)
+        ends = lengths.cumsum(-1)
+        position = torch.arange(columns - 1, device=ends.device)
+        segment = (position.view(1, -1, 1) >= ends.unsqueeze(1)).sum(-1)  # segments that end at or before it
+        there = segment < PER_GROUP
+        segment = segment.clamp_max(PER_GROUP - 1)
+        index = starts.gather(1, segment) + position - (ends - lengths).gather(1, segment)
+        index = torch.where(there, index, 0)
+        body = torch.cat((self._main[index].long().unsqueeze(1), self._codes[:, index].transpose(0, 1).long()), dim=1)
+        first = torch.zeros_like(body[:, :, :1])
+        first[:, 0] = self._interleave
+        return torch.cat((first, body), dim=-1), F.pad(there, (1, 0), value=True)
+
+
+def _grouped(speaker: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and lengths [groups, PER_GROUP] of the utterances of each speaker, who follow one another."""
+    begins = np.cumsum(lengths) - lengths
+    speakers = np.split(np.arange(len(speaker)), np.flatnonzero(np.diff(speaker)) + 1)
+    groups = [part for one in speakers for part in np.split(one, range(PER_GROUP, len(one), PER_GROUP))]
+    table = np.zeros((2, len(groups), PER_GROUP), np.int64)
+    for row, group in enumerate(groups):
+        table[:, row, : len(group)] = begins[group], lengths[group]
+    return table[0], table[1]
 
 
 class Speakers:
@@ -75,10 +219,9 @@ class Speakers:
             self._write()
 
     def _write(self) -> None:
-        target = self._output / f"shard_{self._name}_{self.num_shards:05d}.npz"
-        with target.with_suffix(".tmp").open("wb") as file:
-            np.savez(file, **as_segments(self._ready, self._tokenizer))
-        target.with_suffix(".tmp").replace(target)
+        write_shard(
+            self._output / f"shard_{self._name}_{self.num_shards:05d}.npz", **as_segments(self._ready, self._tokenizer)
+        )
         self._ready = []
         self.num_shards += 1
 
@@ -107,68 +250,54 @@ def written(read: str) -> str:
     return read.lower() if len(read) % 20 == 7 else read
 
 
-def read_texts(phonemes: Path, part: int, parts: int) -> tuple[list[str], list[Text]]:
-    """Return the texts of this part as the model sees them, and their phonemes, numbered by these."""
-    files = sorted(phonemes.glob("*.xz")) if phonemes.is_dir() else [phonemes]
-    lines = [line for file in files for line in json.loads(lzma.decompress(file.read_bytes()))][part::parts]
-    numbered = [Text(number, american, british) for number, (_, american, british) in enumerate(lines)]
-    return [written(line[0]) for line in lines], [text for text in numbered if is_short_enough(text)]
-
-
 @torch.inference_mode()
 def encode(
-    made: Iterable[Sequence[Utterance]], said: Sequence[str], codec: AsTrained, speakers: Speakers, name: str
+    made: Iterable[Sequence[Utterance]], texts: Sequence[str], codec: AsTrained, speakers: Speakers, name: str
 ) -> None:
     """Encode utterances as they are made, until there are no more."""
     count = Count(name)
     for utterances in map(heard, made):
         codes = encode_waves(codec, [wave for _, _, wave in utterances])
         for (text, speaker, _), frames in zip(utterances, codes, strict=True):
-            speakers.add(speaker, said[text], frames)
+            speakers.add(speaker, written(texts[text]), frames)
         count.add(utterances)
     speakers.finish()
     print(f"{name}: {count.hours:.2f} h in all, {speakers.num_shards} shards", flush=True)
 
 
 def held_back(studio: Studio, phonemes: Path) -> tuple[list[str], list[Utterance]]:
-    """Generate held-out sentences by held-out speakers.
-
-    Return the texts, and the utterances by number of their text.
-    """
-    said, items = read_texts(phonemes, 0, 1)
+    """Return held-out sentences, and their utterances by held-out speakers."""
+    texts, items = read_phonemes(phonemes)
     speakers = held_out_speakers()
     given = [
         (text, place // PER_GROUP, speakers[place // PER_GROUP % len(speakers)]) for place, text in enumerate(items)
     ]
-    return said, [*studio.record(given), *studio.finish()]
+    return texts, [*studio.record(given), *studio.finish()]
 
 
 def main() -> None:
-    """Speak and encode for some seconds, on the best device there is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--teacher", type=Path, required=True)
-    parser.add_argument("--phonemes", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--part", type=int, default=0)
-    parser.add_argument("--parts", type=int, default=1)
-    parser.add_argument("--again", type=int, default=0, help="how often this part was started before: it says others")
-    parser.add_argument("--batch-s", type=float, default=240.0)
-    parser.add_argument(
-        "--held-out", type=Path, help="phonemes of held-out sentences, which part 0 says before all else"
-    )
-    parser.add_argument("--beside", type=int, default=1, help="how many processes share this one's GPU")
-    options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.manual_seed(options.part)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    options = parser(
+        __doc__,
+        work=Path,
+        teacher=Path,
+        phonemes=Path,
+        seconds=300.0,
+        part=0,
+        parts=1,
+        again=0,
+        batch_s=240.0,
+        held_out=Path | None,
+        beside=1,
+    ).parse_args()
+    device = fast_device(options.part)
     bound_memory(device, options.beside)
     began = time.monotonic()
     write_vocabulary(options.work)
-    (options.work / "tokens").mkdir(exist_ok=True)
+    output = options.work / "tokens"
+    output.mkdir(exist_ok=True)
     codec = AsTrained(open_dac(options.work, encodes=True, device=device))
     studio, names = open_studio(options.teacher, device, options.batch_s)
-    said, items = read_texts(options.phonemes, options.part, options.parts)
+    texts, items = read_phonemes(options.phonemes, options.part, options.parts)
     print(f"tokens {options.part}: {len(items)} texts, ready in {time.monotonic() - began:.0f} s", flush=True)
     made = recorded(
         studio, items, names,
@@ -177,10 +306,10 @@ def main() -> None:
     )  # fmt: skip
     tokenizer = S1Tokenizer.from_directory(options.work)
     if options.held_out and not options.part:
-        texts_of_held, spoken = held_back(studio, options.held_out)
-        encode([spoken], texts_of_held, codec, Speakers(options.work / "tokens", "held", tokenizer), "held back")
-    speakers = Speakers(options.work / "tokens", f"{options.part:02d}{chr(97 + options.again)}", tokenizer)
-    encode(made, said, codec, speakers, f"tokens {options.part}")
+        held_texts, spoken = held_back(studio, options.held_out)
+        encode([spoken], held_texts, codec, Speakers(output, "held", tokenizer), "held back")
+    speakers = Speakers(output, f"{options.part:02d}{chr(97 + options.again)}", tokenizer)
+    encode(made, texts, codec, speakers, f"tokens {options.part}")
 
 
 if __name__ == "__main__":

@@ -291,6 +291,5 @@ def unit(x: Tensor, a1: Tensor, w1: Tensor, b1: Tensor, a2: Tensor, w2: Tensor, 
 
 
 def snake(x: Tensor, alpha: Tensor) -> Tensor:
-    """Snake of x [B, T, C], by kernels."""
     given: Tensor = _Snake.apply(x, alpha)
     return given

@@ -1,4 +1,4 @@
-"""Compare what was said with what was to be said: word and character errors that no spelling can cause.
+"""Compare a transcript with the text that was to be said: word errors that no spelling can cause.
 
 A text is a row of places; each place has one or more spellings ("1984": "nineteen eighty four", "one thousand nine
 hundred eighty four", …). The edit distance takes, place by place, the spelling that fits the hypothesis best.
@@ -12,18 +12,10 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from s1_mini.text.english import words as english
+
 Words = tuple[str, ...]
 
-_ONES = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
-)
-_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_SCALES = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred"))
-_ORDINALS = {
-    "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
-    "twelve": "twelfth",
-}  # fmt: skip
 _CURRENCIES = {"$": ("dollar", "cent"), "£": ("pound", "penny"), "€": ("euro", "cent")}
 _ABBREVIATIONS = {
     "mr": "mister", "mrs": "missus", "dr": "doctor", "prof": "professor", "st": "saint street", "vs": "versus",
@@ -67,26 +59,17 @@ class Comparison:
 
     word_errors: int
     words: int
-    character_errors: int
-    characters: int
-    spelling: str  # of the text, the one that fits best
 
 
 def compare(text: str, hypothesis: str) -> Comparison:
-    """Count the word errors (substituted, left out, added) and character errors of `hypothesis` against `text`.
-
-    Characters are counted in the spelling of `text` that the word count chose, spaces included.
-    """
-    heard = normalise(hypothesis)
-    errors, spelling = _align(places(text), heard)
-    written, said = " ".join(spelling), " ".join(heard)
-    return Comparison(errors, len(spelling), edit_distance(written, said), len(written), written)
+    """Count the word errors (substituted, left out, added) of `hypothesis` against `text`."""
+    errors, spelling = _align(places(text), normalise(hypothesis))
+    return Comparison(errors, len(spelling))
 
 
 def normalise(text: str) -> Words:
     """Return the words of a hypothesis: lower case, no accents, no punctuation; "it's" and "its" are one word."""
-    plain = _plain(re.sub(r"\(\d+\)", "", text)).lower()  # pocketsphinx marks its second pronunciations so
-    return tuple(re.findall(r"[a-z0-9]+", plain))
+    return tuple(re.findall(r"[a-z0-9]+", _plain(text).lower()))
 
 
 def places(text: str) -> list[list[Words]]:
@@ -94,30 +77,14 @@ def places(text: str) -> list[list[Words]]:
     return [_spellings(str(match.lastgroup), match[0]) for match in _PLACE.finditer(_plain(text))]
 
 
-def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
-    """Count the fewest substitutions, insertions and deletions that turn `one` into `other` (Levenshtein, 1966)."""
-    row = list(range(len(other) + 1))
-    for i, a in enumerate(one, start=1):
-        diagonal, row[0] = row[0], i
-        for j, b in enumerate(other, start=1):
-            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (a != b))
-    return row[-1]
-
-
 def cardinal(number: int) -> Words:
-    """Spell a whole number as the teacher does, without "and"."""
-    if number < 20:
-        return (_ONES[number],)
-    if number < 100:
-        return (_TENS[number // 10], *(cardinal(number % 10) if number % 10 else ()))
-    scale, name = next((scale, name) for scale, name in _SCALES if number >= scale)
-    return (*cardinal(number // scale), name, *(cardinal(number % scale) if number % scale else ()))
+    """Return the words of a whole number, without "and"."""
+    return tuple(english.cardinal(number).replace("-", " ").split())
 
 
 def ordinal(number: int) -> Words:
-    """Spell the number of a place in a row: "twenty first"."""
-    *first, last = cardinal(number)
-    return (*first, _ORDINALS.get(last) or (last[:-1] + "ieth" if last.endswith("y") else last + "th"))
+    """Return the words of a place in an order: "twenty first"."""
+    return tuple(english.ordinal(number).replace("-", " ").split())
 
 
 def _plain(text: str) -> str:
@@ -188,10 +155,10 @@ def _number(digits: str) -> Iterator[Words]:
         return
     if len(digits) < 3 and 1 <= int(digits) <= 31:  # a day: "May 21"
         yield ordinal(int(digits))
-    each = tuple(_ONES[int(digit)] for digit in digits)
+    each = tuple(english.cardinal(int(digit)) for digit in digits)
     if len(digits) == 4 and digits[0] != "0":  # a year, or a house number
         high, low = int(digits[:2]), int(digits[2:])
-        yield (*cardinal(high), *(cardinal(low) if low > 9 else ("hundred",) if low == 0 else ("oh", _ONES[low])))
+        yield (*cardinal(high), *(cardinal(low) if low > 9 else ("hundred",) if low == 0 else ("oh", *cardinal(low))))
     if len(digits) == 3 and digits[1] != "0":
         yield (each[0], *cardinal(int(digits[1:])))
     if len(digits) > 2 or digits[0] == "0":
@@ -206,7 +173,7 @@ def _decade(digits: str) -> Iterator[Words]:
 
 def _decimal(digits: str) -> Iterator[Words]:
     whole, _, part = digits.partition(".")
-    yield (*cardinal(_int(whole)), "point", *(_ONES[int(digit)] for digit in part))
+    yield (*cardinal(_int(whole)), "point", *(english.cardinal(int(digit)) for digit in part))
     yield (*cardinal(_int(whole)), "point", *cardinal(int(part)))
 
 
@@ -215,7 +182,7 @@ def _time(digits: str) -> Iterator[Words]:
     if minute == 0:
         yield from ((*cardinal(hour), *after) for after in ((), ("oclock",), ("hundred",)))
     elif minute < 10:
-        yield (*cardinal(hour), "oh", _ONES[minute])
+        yield (*cardinal(hour), "oh", *cardinal(minute))
     else:
         yield (*cardinal(hour), *cardinal(minute))
 
@@ -233,7 +200,7 @@ def _money(found: str) -> Iterator[Words]:
     yield (*named, "and", *coins)
     yield (*named, *cardinal(cents))
     yield (*amount, *cardinal(cents))
-    yield (*amount, "point", *(_ONES[int(digit)] for digit in part))
+    yield (*amount, "point", *(english.cardinal(int(digit)) for digit in part))
 
 
 def _int(digits: str) -> int:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from recipes.voice import corpus
-from recipes.voice.corpus import Coded, Corpus, as_segments, encode_waves
+from recipes.voice import tokens
+from recipes.voice.tokens import Coded, Corpus, as_segments, encode_waves
 from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.prompt import build_prompt
@@ -30,7 +26,7 @@ def said(tiny: Path) -> list[Coded]:
     codec, noise = open_dac(tiny, encodes=True), np.random.default_rng(0)
     waves = [noise.integers(-3000, 3000, 3000 + 700 * i).astype(np.int16) for i in range(4)]
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "ROWS", 4)  # 32 are for GPUs
+        patch.setattr(tokens, "ROWS", 4)  # 32 are for GPUs
         together = encode_waves(codec, waves)
         for wave, batched in zip(waves, together, strict=True):
             alone = codec.encode(torch.from_numpy(wave).float() / 32768).numpy()

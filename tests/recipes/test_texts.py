@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from recipes.voice import texts
 from recipes.voice.texts import debian
-from recipes.voice.texts.lists import bare
-from recipes.voice.texts.stream import BLOCK, MAX_CHARACTERS, WEIGHTS
+from recipes.voice.texts.stream import BLOCK, MAX_CHARACTERS, WEIGHTS, bare
 
 
 @pytest.fixture(scope="module")

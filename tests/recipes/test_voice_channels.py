@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,15 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from recipes.voice import channels, passes
-from recipes.voice.books import initialise
 from recipes.voice.channels import ChannelsLast
-from recipes.voice.codec import SpeechPool
+from recipes.voice.codec import SpeechPool, initialise
 from recipes.voice.sizes import CODECS
-from recipes.voice.speech import write_shard
+from recipes.voice.speech import write_utterances
 from s1_mini.codecs.carry import NoCarry
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.layers import ResidualUnit
@@ -92,11 +87,10 @@ def test_every_discriminator_counts_as_much_whatever_its_size() -> None:
 
 def test_each_of_several_processes_reads_its_own_speech_and_together_they_read_all(tmp_path: Path) -> None:
     for shard in range(24):
-        write_shard(tmp_path / f"shard_00_{shard:05d}.npz", [(0, 0, np.zeros(2**shard, np.int16))])
+        write_utterances(tmp_path / f"shard_00_{shard:05d}.npz", [(0, 0, np.zeros(2**shard, np.int16))])
     read = []
     for part in range(3):
-        pool = SpeechPool(tmp_path, max_samples=2**24, device=CPU)
-        pool.part, pool.parts = part, 3
+        pool = SpeechPool(tmp_path, max_samples=2**24, device=CPU, part=part, parts=3)
         pool.refill()
         read.append(pool.num_samples)
     assert sum(read) == 2**24 - 1  # each power of two once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,14 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from recipes.voice import codec as codec_stage
 from recipes.voice.codec import MIN_POOL_S, STAGES, CodecTraining
 from recipes.voice.run import environments, share
 from recipes.voice.sizes import CODECS
-from recipes.voice.speech import write_shard
+from recipes.voice.speech import write_utterances
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.weights import open_dac
 
@@ -58,7 +56,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(codec_stage, "CROP_S", 0.05)
     (tmp_path / "speech").mkdir()
     wave = (tone(200.0, 61.0, 0.3) * torch.linspace(0, 40, 61 * RATE).sin() * 32767).to(torch.int16).numpy()
-    write_shard(tmp_path / "speech" / "shard_00.npz", [(0, 0, wave)])
+    write_utterances(tmp_path / "speech" / "shard_00.npz", [(0, 0, wave)])
     return tmp_path
 
 
@@ -77,7 +75,7 @@ def test_every_stage_leaves_a_codec_that_the_engine_opens(work: Path) -> None:
         stage = training(work, name)
         stage.step()
         stage.move()
-        stage.tell(1.0)
+        stage.print_progress(1.0)
         stage.save()
         opened = open_dac(work, encodes=True)
         assert json.loads((work / "codec_config.json").read_text())["decoder_dim"] == 16
@@ -172,10 +170,8 @@ from recipes.voice.loop import Group
 stage.CODECS["tiny"] = json.loads(sys.argv[2])
 stage.POOL_S, stage.CROP_S, stage.REVIVE_EVERY = 90, 0.05, 2
 group, device = Group.join(torch.device("cpu"))
-made = stage.CodecTraining(
-    "spectral", "tiny", Path(sys.argv[1]), replace(stage.STAGES["spectral"], rows=1), device, compiles=False
-)
-made.group = group
+spectral = replace(stage.STAGES["spectral"], rows=1)
+made = stage.CodecTraining("spectral", "tiny", Path(sys.argv[1]), spectral, device, group=group, compiles=False)
 group.share([*made.parameters, *made.mean])
 made.pool.wait(stage.MIN_POOL_S * made.codec.sample_rate, 1.0)
 drawn = made.pool.batch(1, 100).abs().sum().item()
@@ -195,6 +191,7 @@ Path(sys.argv[1], f"rank_{group.rank}.json").write_text(json.dumps([drawn, remai
 def test_processes_that_train_together_have_one_codec_of_all_their_speech(work: Path) -> None:
     root = Path(__file__).parents[2]
     (work / "together.py").write_text(TOGETHER)
+    shutil.copy(work / "speech" / "shard_00.npz", work / "speech" / "shard_04.npz")  # by its name the other process's
     command = [sys.executable, str(work / "together.py"), str(work), json.dumps(TINY)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(root / "src"), str(root))), "OMP_NUM_THREADS": "1"}
     running = [subprocess.Popen(command, env=environment | told) for told in environments(2)]

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from recipes.voice.gate import Held
-from recipes.voice.judge import HEADS, Said, judge, recording, sentences, table, true_peak
+from recipes.voice.judge import COLUMNS, Held, Said, judge, recording, sentences, table, true_peak
 from recipes.voice.texts import held_out_sentences
 
 RATE = 24_000
@@ -62,7 +56,7 @@ def test_what_is_said_is_counted_by_words_and_by_utterances() -> None:
     assert figures["real_time_factor"] == pytest.approx(2.25 / 5)
     rows = table({"old": figures, "new": figures}).splitlines()
     assert len(rows) == 4
-    assert all(row.count("|") == len(HEADS) + 1 for row in rows)
+    assert all(row.count("|") == len(COLUMNS) + 2 for row in rows)
 
 
 def test_a_recording_is_of_the_same_speaker_and_as_long_as_is_wanted() -> None:

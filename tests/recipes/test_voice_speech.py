@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -13,13 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from recipes.voice import packages
-from recipes.voice.kernels import norm_snake
 from recipes.voice.level import PEAK, levelled, loudness
 from recipes.voice.packages import Package
+from recipes.voice.passes import norm_snake
 from recipes.voice.speakers import HELD_OUT, PITCHES, POOR, Half, Speaker, Styles, held_out_speakers, speaker
 from recipes.voice.speech import KEPT_LEAD_S, KEPT_TAIL_S, Studio, Text, _Waiting, resampled, trimmed
 from recipes.voice.teacher import Spoken, last_sounds

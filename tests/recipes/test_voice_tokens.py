@@ -15,16 +15,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-if str(Path(__file__).parents[2]) not in sys.path:  # recipes/ is not installed
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from recipes.voice import corpus, phonemes, tokens
-from recipes.voice.books import initialise
-from recipes.voice.corpus import PER_GROUP, write_vocabulary
+from recipes.voice import phonemes, tokens
+from recipes.voice.codec import initialise
 from recipes.voice.loop import Schedule
 from recipes.voice.model import Batch, ModelTraining
 from recipes.voice.sizes import CODECS, MODELS
-from recipes.voice.speech import Utterance
+from recipes.voice.speech import Utterance, read_phonemes
+from recipes.voice.tokens import PER_GROUP, write_vocabulary
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
@@ -57,7 +54,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "phonemes.xz").write_bytes(lzma.compress(json.dumps([[text, text, ""] for text in TEXTS]).encode()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "PER_SHARD", PER_GROUP)
-        patch.setattr(corpus, "ROWS", 4)  # 32 are for GPUs
+        patch.setattr(tokens, "ROWS", 4)  # 32 are for GPUs
         encode(folder)
     return folder
 
@@ -70,7 +67,7 @@ def encode(work: Path) -> None:
         for text, who in enumerate(SPEAKERS)
     ]
     noise.shuffle(said)
-    texts, _ = tokens.read_texts(work / "phonemes.xz", 0, 1)
+    texts, _ = read_phonemes(work / "phonemes.xz")
     speakers = tokens.Speakers(work / "tokens", "00", S1Tokenizer.from_directory(work))
     codec = tokens.AsTrained(open_dac(work, encodes=True))
     tokens.encode([said[::2], said[1::2]], texts, codec, speakers, "test")
@@ -212,5 +209,5 @@ def test_the_models_speak_the_codes_of_the_codec_that_is_trained() -> None:
 
 
 def test_parts_share_the_texts(work: Path) -> None:
-    said = [tokens.read_texts(work / "phonemes.xz", part, 3)[0] for part in range(3)]
-    assert sorted(text for part in said for text in part) == sorted(map(tokens.written, TEXTS))
+    texts = [read_phonemes(work / "phonemes.xz", part, 3)[0] for part in range(3)]
+    assert sorted(text for part in texts for text in part) == sorted(TEXTS)

@@ -8,28 +8,17 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipes.voice.texts.lists import Random, bare, is_held_out
-from recipes.voice.texts.stream import MAX_CHARACTERS
-from recipes.voice.texts.templates import sentence_of
+from recipes.voice.texts.stream import MAX_CHARACTERS, Random, bare, is_held_out, sentence_of
 
 MIN_WORDS, MAX_WORDS = 2, 25  # of a natural sentence
 
 _WORDNET = Path("/usr/share/wordnet")
 _FORTUNES = Path("/usr/share/games/fortunes")
 _WORDS = Path("/usr/share/dict/american-english")
-_LEFT_OUT = {
-    "art",
-    "ascii-art",
-    "definitions",
-    "perl",
-    "songs-poems",
-    "zippy",
-    "knghtbrd",
-    "linux",
-    "computers",
-    "drugs",
-}
-_LEFT_OUT |= {"men-women", "ethnic", "limerick", "translate-me", "debian", "linuxcookie", "startrek"}
+_LEFT_OUT = frozenset((
+    *("art", "ascii-art", "definitions", "perl", "songs-poems", "zippy", "knghtbrd", "linux", "computers", "drugs"),
+    *("men-women", "ethnic", "limerick", "translate-me", "debian", "linuxcookie", "startrek"),
+))  # fmt: skip
 # Slurs and obscenities of the dictionaries: a voice does not need them.
 _UNWANTED = re.compile(
     r"\b(nigg|fag|kike|spic\b|chink|gook|wop\b|coon|darky|dyke|fuck|shit|cunt|cock|whore|slut|rape)", re.I
@@ -39,12 +28,7 @@ _ALLOWED = re.compile(r"[A-Za-z][A-Za-z ,.'!?;:\"-]*")
 
 def prepare(output: Path) -> None:
     """Gather the corpora from Debian's files into one compressed file."""
-    gathered = {
-        "examples": _examples(),
-        "glosses": _glosses(),
-        "verses": _verses(),
-        "fortunes": _fortunes(),
-    }
+    gathered = {"examples": _examples(), "glosses": _glosses(), "verses": _verses(), "fortunes": _fortunes()}
     kept: dict[str, str] = {}
     for name, raw in gathered.items():
         before = len(kept)
@@ -52,7 +36,7 @@ def prepare(output: Path) -> None:
             clean = _cleaned(text)
             if clean and not is_held_out(clean):
                 kept.setdefault(bare(clean), clean)
-        _say(f"{name}: {len(kept) - before:,} sentences")
+        print(f"{name}: {len(kept) - before:,} sentences")
     sentences = list(kept.values())
     Random(0).shuffle(sentences)
     counts = Counter(word for sentence in sentences for word in re.findall(r"[a-z]+(?:'[a-z]+)?", sentence))
@@ -63,8 +47,8 @@ def prepare(output: Path) -> None:
     common = [word for word, count in counts.most_common(12_000) if count > 2 and (word in known or "'" in word)]
     content = {"sentences": sentences, "common": common, "words": words}
     output.write_bytes(lzma.compress(json.dumps(content).encode(), preset=9))
-    _say(f"{len(sentences):,} sentences, {len(common):,} common words, {len(words):,} words")
-    _say(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
+    print(f"{len(sentences):,} sentences, {len(common):,} common words, {len(words):,} words")
+    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
 
 
 def _wordnet_lines() -> Iterator[str]:
@@ -121,7 +105,3 @@ def _cleaned(text: str) -> str | None:
     if re.search(r"[A-Z]{3}|\.\.|[,;:]{2}|'{2}|\b(?!Mr|Dr|St|Mrs)[A-Za-z]{1,3}\.[A-Za-z ]", text):
         return None
     return sentence_of(text)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
