@@ -4,7 +4,8 @@ Example: python scripts/lock.py --upgrade fastapi
 
 Run it after a change to a requirements file. Versions stay as they are unless they must change or --upgrade names them;
 torch's and pip's are written by hand (requirements-torch.lock.txt and requirements-pip.lock.txt say why). Needs uv
-(`pip install uv`) and a package index.
+(`pip install uv`) and a package index. `--check` needs neither: it only confirms that each package that a requirements
+file names is pinned, and that its pin says `via -r` that file.
 """
 
 import argparse
@@ -62,19 +63,45 @@ LOCKS = (
 
 
 def main(arguments: "list[str]") -> int:
-    """Write every lock file; return 0."""
+    """Write or check every lock file; return 0 if each pin says which requirements file names it."""
     parser = argparse.ArgumentParser(description="Write the lock files anew, with hashes.", allow_abbrev=False)
     parser.add_argument("--upgrade", metavar="PACKAGE", action="append", default=[], help="take its newest version")
+    parser.add_argument("--check", action="store_true", help="only check that each requirement is marked as one")
     options = parser.parse_args(arguments)
+    if not options.check:
+        write(options.upgrade)
+    faults = [fault for lock in LOCKS for fault in unmarked(lock)]
+    for fault in faults:
+        environment.say(fault)
+    return 1 if faults else 0
+
+
+def write(upgrades: "Sequence[str]") -> None:
+    """Write every lock file."""
     if shutil.which("uv") is None:
         raise environment.SetupError("uv is not on the path: `pip install uv`, then run this again.")
     for lock in LOCKS:
         path = ROOT / lock.name
         text = path.read_text(encoding="utf-8")
         without = {name for other in lock.constraints for name in pins(read(other))} if lock.above else set()
-        path.write_text(head(text) + kept(compiled(lock, text, options.upgrade), without), encoding="utf-8")
+        path.write_text(head(text) + kept(compiled(lock, text, upgrades), without), encoding="utf-8")
         environment.say(f"{lock.name}: {len(pins(read(lock.name)))} packages")
-    return 0
+
+
+def unmarked(lock: Lock) -> "list[str]":
+    """Return a message for each requirement whose pin does not name the requirements file."""
+    own = dict(zip(pins(read(lock.name)), blocks(read(lock.name)), strict=True))
+    elsewhere = (
+        {name for other in (*lock.constraints, TORCH) for name in pins(read(other))} if lock.above else {"torch"}
+    )
+    faults = []
+    for file in lock.inputs:
+        for line in re.findall(r"(?m)^[A-Za-z0-9][\w.-]*", read(file)):
+            name = re.sub(r"[-_.]+", "-", line).lower()
+            reasons = own.get(name, "").partition("# via ")[2].strip().split(", ")
+            if f"-r {file}" not in reasons and name not in elsewhere:
+                faults.append(f"{lock.name}: {name} is not marked `via -r {file}`; run scripts/lock.py.")
+    return faults
 
 
 def compiled(lock: Lock, text: str, upgrades: "Sequence[str]") -> str:

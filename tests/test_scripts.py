@@ -564,6 +564,20 @@ def test_writing_the_locks_leaves_out_what_comes_with_torch_and_what_another_loc
     assert lock.kept(text, {"rich"}) == "numpy==1 \\\n    --hash=sha256:0\n    # via torch\n"
 
 
+def test_each_requirement_is_marked_in_its_lock_by_the_file_that_names_it(script, monkeypatch):
+    lock = script("lock")
+    assert [fault for each in lock.LOCKS for fault in lock.unmarked(each)] == []
+
+    texts = {
+        "a.txt": "one_x[extra]>=1  # why\ntwo\n",
+        "a.lock.txt": "one-x==1\n    # via two, -r a.txt\ntwo==1\n    # via one-x\n",
+    }
+    monkeypatch.setattr(lock, "read", lambda name: texts.get(name, ""))
+
+    (fault,) = lock.unmarked(lock.Lock("a.lock.txt", ["a.txt"]))
+    assert fault == "a.lock.txt: two is not marked `via -r a.txt`; run scripts/lock.py."
+
+
 def needs_of(name, machine):
     """Return the requirements of an installed package that count on a machine; of one not installed, none."""
     try:
