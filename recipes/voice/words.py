@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from s1_mini.text.english import words as english
+from s1_mini.text.english import numerals as english
 
 Words = tuple[str, ...]
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from s1_mini.exceptions import CheckpointMismatchError, NothingToSpeakError, ParameterError, TextError
-from s1_mini.text.ornaments import is_ornament
-from s1_mini.text.reading import spoken
-from s1_mini.text.tables import words
+from s1_mini.text.reading import is_ornament, spoken
+from s1_mini.text.tables import table, words
 from s1_mini.text.tidy import is_speakable, tidied
 from s1_mini.types import Normalize, OnUnsupported
 
@@ -28,27 +27,10 @@ MIN_SCORE = 2.0  # function words of the language
 MIN_SHARE = 0.3  # of all words
 MAX_ENGLISH = 0.25  # English function words for each foreign one
 
-LANGUAGES = {
-    "cs": "Czech",
-    "da": "Danish",
-    "de": "German",
-    "en": "English",
-    "es": "Spanish",
-    "fi": "Finnish",
-    "fr": "French",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "it": "Italian",
-    "nl": "Dutch",
-    "no": "Norwegian",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "sv": "Swedish",
-    "tr": "Turkish",
-    "vi": "Vietnamese",
-}
-
+LANGUAGES = table(
+    "cs=Czech, da=Danish, de=German, en=English, es=Spanish, fi=Finnish, fr=French, hu=Hungarian, id=Indonesian, "
+    "it=Italian, nl=Dutch, no=Norwegian, pl=Polish, pt=Portuguese, ro=Romanian, sv=Swedish, tr=Turkish, vi=Vietnamese"
+)
 _ENGLISH = frozenset(
     words(
         "the of and to in is you that it he was for on are as with his they i at be this have from or had by but what "
@@ -145,7 +127,7 @@ def detect(text: str) -> str | None:
     """Return the language that a text is clearly written in, as a tag of `LANGUAGES`; None if it is not clear."""
     found = [word.replace("’", "'") for word in _WORD.findall(text[:MAX_CHARACTERS])]
     lowered = [word.lower() for word in found]
-    scores = {language: _score(lowered, table) for language, table in _TABLES.items()}
+    scores = {language: _score(lowered, listed) for language, listed in _TABLES.items()}
     scores["fr"] += sum(1.0 for word in set(lowered) if _ELIDED.match(word) and word not in _TABLES["fr"])
     language = max(scores, key=lambda each: scores[each])
     accented = {word for word in found if _ACCENTED.match(word) and word not in _TABLES[language]}
@@ -156,9 +138,9 @@ def detect(text: str) -> str | None:
     return language
 
 
-def _score(lowered: list[str], table: frozenset[str]) -> float:
-    """Return how many words of a text are function words of a language: each once, words that English has too not."""
-    return sum(0.5 if word in _PARTICLES else 1.0 for word in set(lowered) if word in table and word not in _ENGLISH)
+def _score(lowered: list[str], listed: frozenset[str]) -> float:
+    """Count the function words of a language in a text: each once, and none that English has too."""
+    return sum(0.5 if word in _PARTICLES else 1.0 for word in set(lowered) if word in listed and word not in _ENGLISH)
 
 
 MAX_ALPHABET = 100_000
@@ -187,7 +169,6 @@ class TextForm:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TextForm:
-        """Read `config.json`. Raises `CheckpointMismatchError`."""
         values = config.get("text")
         if values is None:
             return cls()

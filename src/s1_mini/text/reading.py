@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from s1_mini.exceptions import ParameterError
 from s1_mini.text.numbers import MAX_DIGITS, spell
-from s1_mini.text.ornaments import BMP_EMOJI, BULLETS, unified, without_ornaments
 from s1_mini.text.tables import table, words
 
 # Languages with a decimal point; all others write a decimal comma and group by a dot.
@@ -66,13 +65,52 @@ def _digits(number: str, tag: str) -> str:
     return " ".join(spell(int(each), tag) for each in number)
 
 
+# Emoji in U+2300 to U+2BFF (Unicode 16, emoji-data.txt) without arrows and plain shapes, which are ornaments here.
+_BMP_EMOJI = (
+    "\u231a\u231b\u2328\u23cf\u23e9-\u23f3\u23f8-\u23fa\u2600-\u2604\u260e\u2611\u2614\u2615\u2618\u261d\u2620\u2622\u2623\u2626"
+    "\u262a\u262e\u262f\u2638-\u263a\u2640\u2642\u2648-\u2653\u265f\u2660\u2663\u2665\u2666\u2668\u267b\u267e\u267f"
+    "\u2692-\u2697\u2699\u269b\u269c\u26a0\u26a1\u26a7\u26aa\u26ab\u26b0\u26b1\u26bd\u26be\u26c4\u26c5\u26c8\u26ce\u26cf"
+    "\u26d1\u26d3\u26d4\u26e9\u26ea\u26f0-\u26f5\u26f7-\u26fa\u26fd\u2702\u2705\u2708-\u270d\u270f\u2712\u2714\u2716\u271d"
+    "\u2721\u2728\u2733\u2734\u2744\u2747\u274c\u274e\u2753-\u2755\u2757\u2763\u2764\u2795-\u2797\u27a1\u27b0\u27bf"
+    "\u2b1b\u2b1c\u2b50\u2b55"
+)
+_BULLETS = "-*+•‣◦⁃∙▪▫■□▶►▸▹●○◆◇◉★☆➤➜➔❖✦✧※"
+_ORNAMENT = re.compile(
+    "[\u2190-\u21ff\u2500-\u25ff\u2800-\u297f\u2b00-\u2bff\u3030\u303b\u303d\u3012\u3013\ue000-\uf8ff"
+    "\U0001f536-\U0001f539\U0001f650-\U0001f67f\U0001f780-\U0001f8ff\U0001fb00-\U0001fbff"
+    rf"·‣⁃∙※]|(?![{_BMP_EMOJI}✓✗✘♡☹♩♭♯])[\u2600-\u27bf]"
+)
+
+_SAME = str.maketrans(dict.fromkeys("➔➜➝➞➙➡⟶⟹⇨⇾", "→") | dict.fromkeys("│┃║╎┆┊", "|"))
+_BETWEEN_WORDS = re.compile(r"(?<=[\w)]) [▸►▶❯] (?=\w)")
+_STARS = re.compile(r"(?<=\d) ?[★⭐](?!\w)")
+_ACCIDENTAL = re.compile(r"(?<=\b[A-G]) ?([♯♭])")
+_DROPPED = re.compile(f"(?![→←↑↓↔⇒⇐·])(?:{_ORNAMENT.pattern})+")
+
+
+def _unified(text: str) -> str:
+    """Return a text with one form of each arrow and of each line between cells, and words for stars, ♯ and ♭."""
+    text = _BETWEEN_WORDS.sub(", ", text.translate(_SAME))
+    return _ACCIDENTAL.sub(lambda found: " sharp" if found[1] == "♯" else " flat", _STARS.sub(" star", text))
+
+
+def _without_ornaments(text: str) -> str:
+    """Return a text with a space for each run of ornaments, but arrows that `read_arrows` reads."""
+    return _DROPPED.sub(" ", text)
+
+
+def is_ornament(character: str) -> bool:
+    """Return whether a character decorates and has no reading."""
+    return _ORNAMENT.fullmatch(character) is not None
+
+
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)[^\n`]*$", re.MULTILINE)
 _RULE = re.compile(r"^[ \t]{0,3}([-*_=])[ \t]?(?:\1[ \t]?){2,80}$", re.MULTILINE)
 _TABLE_RULE = re.compile(r"^[ \t]*\|?[ \t]*:?-{2,}[-:| \t]*$", re.MULTILINE)
 _TABLE_EDGE = re.compile(r"^[ \t]*\|[ \t]*|[ \t]*\|[ \t]*$", re.MULTILINE)
 _HEADING = re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+([^\n]*)$", re.MULTILINE)
 _QUOTE = re.compile(r"^[ \t]{0,3}(?:>(?!\d)[ \t]?){1,8}", re.MULTILINE)
-_BULLET = f"[{re.escape(BULLETS)}]"
+_BULLET = f"[{re.escape(_BULLETS)}]"
 _ITEM = re.compile(rf"^[ \t]{{0,12}}{_BULLET}[ \t]+(?:\[[ xX]\][ \t]+)?(?=\S)([^\n]*)$", re.MULTILINE)
 _ITEM_BEGINS = re.compile(rf"\n[ \t]{{0,12}}{_BULLET}[ \t]")
 _COUNTED = re.compile(r"^([ \t]{0,12}\d{1,3})[.)][ \t]+(?=\S)([^\n]*)$", re.MULTILINE)
@@ -92,7 +130,7 @@ _EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w
 
 _PICTURES = (
     "\U0001f000-\U0001f1e5\U0001f200-\U0001f3fa\U0001f400-\U0001f535\U0001f53a-\U0001f64f\U0001f680-\U0001f77f"
-    f"\U0001f900-\U0001faff✓✗✘♡☹{BMP_EMOJI}"
+    f"\U0001f900-\U0001faff✓✗✘♡☹{_BMP_EMOJI}"
 )
 _EMOJI = re.compile(
     f"(?:[\U0001f1e6-\U0001f1ff]{{2}}|[0-9#*]\ufe0f?\u20e3|[{_PICTURES}])"
@@ -258,9 +296,9 @@ def _prepare(text: str) -> str:
         text = _SPACES.sub(" ", text).translate(_MARKS)
         text = _FRACTIONS.sub(_fraction, text)
         text = _RAISED.sub(lambda found: "^" + found.group().translate(_RAISED_DIGITS), text).translate(_SUPERSCRIPTS)
-        text = unified(_OTHER_DIGITS.sub(_plain, text))
+        text = _unified(_OTHER_DIGITS.sub(_plain, text))
     text = read_emoji(read_markup(text))
-    return text if text.isascii() else without_ornaments(text)
+    return text if text.isascii() else _without_ornaments(text)
 
 
 def _fraction(found: re.Match[str]) -> str:

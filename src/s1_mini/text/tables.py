@@ -1,6 +1,8 @@
-"""How words and tables of them are written in this room: `word word`, and `key=value, key=value`."""
+"""Notation of word lists and tables (`word word`, `key=value, key=value`), and the text around a match."""
 
 from __future__ import annotations
+
+import re
 
 
 def words(text: str) -> list[str]:
@@ -15,3 +17,11 @@ def table(text: str) -> dict[str, str]:
 def signs(text: str) -> dict[str, str]:
     """Read a table whose keys have one character, whichever."""
     return {each[0]: each[2:] for each in text.split(", ")}
+
+
+def text_before(found: re.Match[str], length: int) -> str:
+    return found.string[max(0, found.start() - length) : found.start()]
+
+
+def text_after(found: re.Match[str], length: int) -> str:
+    return found.string[found.end() : found.end() + length]

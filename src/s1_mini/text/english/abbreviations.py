@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from s1_mini.text.tables import table, words
+from s1_mini.text.tables import table, text_after, text_before, words
 
 MONTHS = words("January February March April May June July August September October November December")
 SHORT_MONTHS = {month[:3]: month for month in MONTHS} | {"Sept": "September"}
@@ -129,9 +129,9 @@ def _latin_stop(found: re.Match[str]) -> str:
 
 
 def _street(found: re.Match[str]) -> str:
-    before = found.string[max(0, found.start() - 40) : found.start()].split()
+    before = text_before(found, 40).split()
     named = before and (before[-1][0].isupper() or re.fullmatch(r"\d+(?:st|nd|rd|th)", before[-1]))
-    after = found.string[found.end() : found.end() + 2]
+    after = text_after(found, 2)
     if not named or (after[:1] == " " and after[1:].isupper() and not found[2]):
         return found.group()
     return _STREETS[found[1]] + _stop(found)
@@ -139,7 +139,7 @@ def _street(found: re.Match[str]) -> str:
 
 def _saint_or_doctor(found: re.Match[str]) -> str:
     """Distinguish St. John from John St., and Dr. Smith from Elm Dr. (which `_street` reads) by what stands before."""
-    before = found.string[max(0, found.start() - 60) : found.start()]
+    before = text_before(found, 60)
     address = re.search(r"\b(?:on|at|down|up|along|\d+\w?)\s(?:[NSEW]\.?\s)?(?:[A-Z]\w*\s){1,3}$", before)
     if address and not re.search(r"\b(?:St|Saint)\.?\s$", before):
         return found.group()
@@ -147,7 +147,7 @@ def _saint_or_doctor(found: re.Match[str]) -> str:
 
 
 def _initial(found: re.Match[str]) -> str:
-    before = found.string[max(0, found.start() - 45) : found.start()]
+    before = text_before(found, 45)
     is_name = _INITIAL_BEFORE.search(before) and not _LETTERED.search(before)
     is_name = is_name and not _BEGINS.match(found.string, found.end())
     return f"{found[1]} " if is_name else found.group()
@@ -179,14 +179,11 @@ def read_abbreviations(text: str) -> str:
     text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)
     text = _STREET.sub(_street, text)
     text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}", text)
-    if "." not in text and "№" not in text:
-        text = _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
-        text = _TITLE.sub(lambda found: _TITLES[found[1]], text)
-        text = _DAY.sub(lambda found: _SHORT_DAYS[found[1]], text)
-        return _MONTH.sub(lambda found: SHORT_MONTHS[found[1]], text)
     text = _TITLE.sub(lambda found: _TITLES[found[1]], text)
     text = _DAY.sub(lambda found: _SHORT_DAYS[found[1]], text)
     text = _MONTH.sub(lambda found: SHORT_MONTHS[found[1]] + _stop(found), text)
+    if "." not in text and "№" not in text:
+        return _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
     text = _OFFICE.sub(lambda found: "Secretary" if found[1] == "Sec" else "Director", _DEGREE.sub(_degree, text))
     text = _EDITION.sub(lambda found: ("edition" if "ed" in found.groups() else "floor") + _stop(found), text)
     text = _NUMBERED.sub(_numbered, text)
@@ -194,8 +191,7 @@ def read_abbreviations(text: str) -> str:
     text = _LOWER.sub(lambda found: f"{found[1]}imum" + _stop(found), text)
     text = _DOTTED.sub(lambda found: _cased(_ANYWHERE[found[1].lower()], found[1]) + _latin_stop(found), text)
     text = _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
-    text = _LETTERS.sub(_letters, text)
-    return re.sub(r"  +", " ", _INITIAL.sub(_initial, text))
+    return re.sub(r"  +", " ", _INITIAL.sub(_initial, _LETTERS.sub(_letters, text)))
 
 
 def _degree(found: re.Match[str]) -> str:

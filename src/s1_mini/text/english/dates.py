@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from s1_mini.text.english.abbreviations import DAYS, MONTHS
-from s1_mini.text.english.words import cardinal, decade, ordinal, paired
+from s1_mini.text.english.numerals import cardinal, decade, ordinal, paired
+from s1_mini.text.tables import text_after, text_before
 
 _HALF = r"(?:\s?([AaPp])\.?\s?[Mm]\b(\.?))"
 _DASH = re.compile(
@@ -133,7 +134,7 @@ def _short_date(found: re.Match[str]) -> str:
     """Read 07/04, which no fraction is written like, and 3/4 behind a weekday, as month and day."""
     month, day, to, last_month, last_day = found.groups()
     is_padded = any(each is not None and each[0] == "0" for each in (month, day, last_month, last_day))
-    if not (is_padded or _DATED.search(found.string[max(0, found.start() - 12) : found.start()])):
+    if not (is_padded or _DATED.search(text_before(found, 12))):
         return found.group()
     days = [(int(month), int(day))] + ([(int(last_month), int(last_day))] if to else [])
     if not all(1 <= m <= 12 and 1 <= d <= 31 for m, d in days):
@@ -157,7 +158,7 @@ def _day_month(found: re.Match[str]) -> str:
 
 
 def _seconds(found: re.Match[str]) -> str:
-    before = found.string[max(0, found.start() - 8) : found.start()]
+    before = text_before(found, 8)
     is_time = (found[1] == "10" and not before.endswith("the ")) or _LASTS.search(before)
     return f"{cardinal(int(found[1]))} seconds" if is_time else found.group()
 
@@ -176,7 +177,6 @@ def _span(found: re.Match[str]) -> str:
 
 
 def read_dates(text: str) -> str:
-    """Spell out dates, decades, and years that a date or an era belongs to."""
     text = _SLASHED.sub(_slashed, _ISO.sub(_iso, text))
     if "/" in text:
         text = _SHORT_DATE.sub(_short_date, text)
@@ -193,8 +193,8 @@ def read_dates(text: str) -> str:
 
 def _alone(found: re.Match[str]) -> str:
     number = int(found[1])
-    before = found.string[max(0, found.start() - 15) : found.start()]
-    after = found.string[found.end() : found.end() + 45]
+    before = text_before(found, 15)
+    after = text_after(found, 45)
     is_counted = _GOES_ON.match(after) is not None and not before.endswith(("the ", "The ", "this "))
     says_year = _SAYS_YEAR.search(before) is not None
     if is_counted or (_SAYS_COUNT.search(before) and not says_year) or (number < 1100 and not says_year):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from s1_mini.text.english.units import UNITS, plural
-from s1_mini.text.tables import signs, words
+from s1_mini.text.english.measures import UNITS, plural
+from s1_mini.text.tables import signs, text_after, words
 
 _NAMES = signs(
     "&=and, @=at, %=percent, ‰=per mille, +=plus, ==equals, <=less than, >=greater than, ≤=less than or equal to, "
@@ -50,7 +50,7 @@ def _name(found: re.Match[str]) -> str:
 
 
 def _greek(found: re.Match[str]) -> str:
-    return _GREEK[found.group()] + " " * found.string[found.end() : found.end() + 1].isalpha()
+    return _GREEK[found.group()] + " " * text_after(found, 1).isalpha()
 
 
 def read_arrows(text: str) -> str:
@@ -63,7 +63,6 @@ def read_dashes(text: str) -> str:
 
 
 def read_pairs(text: str) -> str:
-    """Drop slashes between letters and acronyms, which are spelt."""
     return _CAPITALS.sub(" ", text) if "/" in text else text
 
 
@@ -114,7 +113,6 @@ _OTHER_UNITS = {"s²": "second squared", "N": "newton", "Mbit": "megabit", "Gbit
 
 
 def read_equations(text: str) -> str:
-    """Return a text with the operators, functions and powers of equations as words."""
     if any("0" <= character <= "9" for character in text):
         text = _EXPONENT.sub(r"\1 times 10^\2\3", text)
     if "^" in text:

@@ -7,8 +7,8 @@ from functools import lru_cache
 from itertools import product
 
 from s1_mini.text.english.lexicon import AMBIGUOUS, CODAS, DOUBLED, ONSETS, SAID, SHORT, SPELT
-from s1_mini.text.english.units import UNITS, plural
-from s1_mini.text.tables import table
+from s1_mini.text.english.measures import UNITS, plural
+from s1_mini.text.tables import table, text_before
 
 _MIXED = re.compile(r"\b(?:PhD|iOS|BSc|MSc|LaTeX|IoT|PaaS|SaaS|IaaS)(?=s?\b)")
 _MIXED_SAID = table(
@@ -68,7 +68,7 @@ def _capitals(found: re.Match[str]) -> str:
     if word in SAID or len(word) > 20:
         return found.group()
     if word in AMBIGUOUS:
-        before = found.string[max(0, found.start() - 25) : found.start()]
+        before = text_before(found, 25)
         near = [_NEXT.match(found.string, found.end()), _BEFORE.search(before)]
         if word == "OK":
             return f"okay{ending}{tail}"

@@ -1,4 +1,4 @@
-"""Units, percent and fractions."""
+"""Units and what is measured in them, percent and fractions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,51 @@ import re
 
 from s1_mini.text.english.abbreviations import DIRECTIONS, MONTHS
 from s1_mini.text.english.money import SCALE, TO, is_adjective, scaled
-from s1_mini.text.english.units import UNIT, UNITS, plural
-from s1_mini.text.english.words import NUMBER, cardinal, ordinal, part_of, parts_of, written
+from s1_mini.text.english.numerals import APPROXIMATE, NUMBER, cardinal, ordinal, part_of, parts_of, written
+from s1_mini.text.tables import table, text_after, text_before, words
+
+_SI = table("km=kilometer, m=meter, dm=decimeter, cm=centimeter, mm=millimeter, µm=micrometer, nm=nanometer")
+UNITS = _SI | table(
+    "mi=mile, ft=foot, yd=yard, in=inch, sq ft=square foot, sq mi=square mile, sq m=square meter, sq km=square "
+    "kilometer, cu ft=cubic foot, nmi=nautical mile, kg=kilogram, g=gram, mg=milligram, µg=microgram, lb=pound, "
+    "lbs=pound, oz=ounce, l=liter, L=liter, ml=milliliter, mL=milliliter, cl=centiliter, dl=deciliter, "
+    "gal=gallon, pt=pint, qt=quart, fl oz=fluid ounce, tbsp=tablespoon, tsp=teaspoon, s=second, sec=second, "
+    "secs=second, ms=millisecond, µs=microsecond, ns=nanosecond, min=minute, mins=minute, h=hour, hr=hour, "
+    "hrs=hour, yrs=year, yr=year, Hz=hertz, kHz=kilohertz, MHz=megahertz, GHz=gigahertz, THz=terahertz, W=watt, "
+    "kW=kilowatt, MW=megawatt, GW=gigawatt, Wh=watt hour, kWh=kilowatt hour, MWh=megawatt hour, V=volt, "
+    "mV=millivolt, kV=kilovolt, mA=milliamp, mAh=milliamp hour, Ω=ohm, kΩ=kilohm, J=joule, kJ=kilojoule, "
+    "MJ=megajoule, Pa=pascal, hPa=hectopascal, kPa=kilopascal, psi=P S I, bar=bar, mbar=millibar, dB=decibel, "
+    "lm=lumen, kB=kilobyte, KB=kilobyte, MB=megabyte, GB=gigabyte, TB=terabyte, PB=petabyte, KiB=kibibyte, "
+    "MiB=mebibyte, GiB=gibibyte, TiB=tebibyte, kbps=kilobit per second, Mbps=megabit per second, Gbps=gigabit per "
+    "second, Mbit/s=megabit per second, Gbit/s=gigabit per second, mph=mile per hour, kph=kilometer per hour, "
+    "km/h=kilometer per hour, m/s=meter per second, m/s²=meter per second squared, m/s2=meter per second squared, "
+    "kn=knot, mpg=mile per gallon, rpm=revolution per minute, bpm=beat per minute, fps=frame per second, dpi=dot "
+    "per inch, px=pixel, kcal=kilocalorie, cal=calorie, ha=hectare, ppm=part per million, °C=degree Celsius, ° "
+    "C=degree Celsius, °F=degree Fahrenheit, ° F=degree Fahrenheit, °=degree, ℃=degree Celsius, ℉=degree "
+    "Fahrenheit, MP=megapixel, mol=mole, mg/dl=milligram per deciliter"
+)
+UNITS |= {f"{unit}{sign}": f"square {name}" for sign in ("²", "^2", "2") for unit, name in _SI.items()}
+UNITS |= {f"{unit}{sign}": f"cubic {name}" for sign in ("³", "^3", "3") for unit, name in _SI.items()}
+UNITS |= {unit.replace(" ", ". ", 1): name for unit, name in UNITS.items() if unit[:3] in ("sq ", "cu ", "fl ")}
+UNITS |= table(
+    "K=kelvin, kms=kilometer, kgs=kilogram, Tbsp=tablespoon, Tsp=teaspoon, doz=dozen, ft²=square foot, ft³=cubic foot, "
+    "in²=square inch, mi²=square mile"
+)
+UNITS |= {unit.replace("µ", "μ"): name for unit, name in UNITS.items() if "µ" in unit}
+_IRREGULAR = {"foot": "feet", "inch": "inches"}
+_INVARIANT = frozenset(words("hertz kilohertz megahertz gigahertz terahertz bar dozen kelvin")) | {"P S I"}
+UNIT = "|".join(re.escape(unit) for unit in sorted(UNITS, key=len, reverse=True))
+
+
+def plural(name: str) -> str:
+    head, per, rest = name.partition(" per ")
+    first, space, last = head.rpartition(" ")
+    if head.startswith("degree"):
+        return name.replace("degree", "degrees", 1)
+    if name in _INVARIANT:
+        return name
+    return f"{first}{space}{_IRREGULAR.get(last, last + 's')}{per}{rest}"
+
 
 _RISKY = frozenset(("in", "pt", "MP", "bar"))  # words and labels, too: only close to the number
 _PLUS_MINUS = r"(?<![\w)\]%°.])(?:([-+±~≈])\s?)?"
@@ -47,12 +90,11 @@ _FRACTION = re.compile(
 _MARK = re.compile(r"(?<![\w.,/:])(\d{1,2}\.\d)/(?=(?:5|10|100)(?![\d/]|[.,]\d))")
 _COMPASS = re.compile(r"(?<=\d°)\s?([NSEW])\b(?!\.\w)")
 _PAIRS = {(24, 7), (9, 11), (20, 20), (50, 50), (60, 40), (7, 11), (80, 20)}
-_SIGNS = {"-": "minus ", "+": "plus ", "±": "plus or minus ", "~": "about ", "≈": "about "}
 
 
 def _is_product(found: re.Match[str]) -> bool:
-    after = found.string[found.end() : found.end() + 12]
-    is_last = "×" in found.group() and re.match(r"\d+(?:\.\d+)?\s*$", found.string[found.end() : found.end() + 12])
+    after = text_after(found, 12)
+    is_last = "×" in found.group() and re.match(r"\d+(?:\.\d+)?\s*$", after)
     return bool(is_last) or "^" in after or "=" in found.string[found.start() : found.end() + 40]
 
 
@@ -76,7 +118,7 @@ def _score(found: re.Match[str], above: int, below: int) -> str | None:
     """Spell out what looks like a fraction but is none: 24/7, a day after a word for time, a mark out of 10 or 100."""
     if (above, below) in _PAIRS or (above == below and above > 1):
         return f"{cardinal(above)} {cardinal(below)}"
-    if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(found.string[max(0, found.start() - 40) : found.start()]):
+    if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(text_before(found, 40)):
         return f"{MONTHS[above - 1]} {ordinal(below)}"
     if below in (10, 100) and 1 < above <= below:
         return f"{cardinal(above)} out of {cardinal(below)}"
@@ -98,7 +140,6 @@ def read_fractions(text: str) -> str:
 
 
 def _is_exponent(found: re.Match[str], group: int) -> bool:
-    """Return whether a number is an exponent, as in 10^3 km."""
     return found.string[max(0, found.start(group) - 2) : found.start(group)].rstrip("+-").endswith("^")
 
 
@@ -114,14 +155,14 @@ def _measure(found: re.Match[str]) -> str:
     said = f"{scaled(number, scale)} to {written(last)}" if last else scaled(number, scale)
     is_kind = gap == "-" or is_adjective(found) or _KIND.match(found.string, found.end())
     is_one = is_kind or (not last and not scale and number == "1")
-    stop = "." if dot and not re.match(r"\s?[,;a-z]", found.string[found.end() : found.end() + 2]) else ""
-    return f"{_SIGNS.get(sign, '')}{said} {name if is_one else plural(name)}{stop}"
+    stop = "." if dot and not re.match(r"\s?[,;a-z]", text_after(found, 2)) else ""
+    return f"{APPROXIMATE.get(sign, '')}{said} {name if is_one else plural(name)}{stop}"
 
 
 def _is_length(found: re.Match[str]) -> bool:
     """Return whether "in" means inches, not the word: feet stand before, or a dimension or the end behind."""
-    before = found.string[max(0, found.start() - 6) : found.start()]
-    after = found.string[found.end() : found.end() + 6]
+    before = text_before(found, 6)
+    after = text_after(found, 6)
     is_followed = re.match(r" (?:x|by|tall|long|wide|high|deep)\b", after) is not None
     return found[6] == "in" and (before.endswith(("feet ", "foot ")) or is_followed)
 
@@ -135,14 +176,14 @@ def _rate(found: re.Match[str]) -> str:
 
 def _percent(found: re.Match[str]) -> str:
     sign, number, last_sign, last, mark = found.groups()
-    said = f"{written(number)} to {_SIGNS.get(last_sign, '')}{written(last)}" if last else written(number)
-    return f"{_SIGNS.get(sign, '')}{said} {'percent' if mark == '%' else 'per mille'}"
+    said = f"{written(number)} to {APPROXIMATE.get(last_sign, '')}{written(last)}" if last else written(number)
+    return f"{APPROXIMATE.get(sign, '')}{said} {'percent' if mark == '%' else 'per mille'}"
 
 
 def _inches(found: re.Match[str]) -> str:
     if '"' in found.group() and found.string.count('"', 0, found.start()) % 2:
         return found.group()  # it closes a quotation
-    is_one = found[1] == "1" or _NOUN.match(found.string[found.end() : found.end() + 12])
+    is_one = found[1] == "1" or _NOUN.match(text_after(found, 12))
     return f"{written(found[1])} {'inch' if is_one else 'inches'}"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from s1_mini.text.english.words import NUMBER, cardinal, written
-from s1_mini.text.tables import table
+from s1_mini.text.english.numerals import APPROXIMATE, NUMBER, SCALES, cardinal, written
+from s1_mini.text.tables import table, text_after, text_before
 
 
 def _currencies(text: str) -> dict[str, tuple[str, ...]]:
@@ -13,10 +13,6 @@ def _currencies(text: str) -> dict[str, tuple[str, ...]]:
     return {sign: tuple(names.replace("_", " ") for names in each.split()) for sign, each in table(text).items()}
 
 
-_SCALES = table(
-    "k=thousand, m=million, mn=million, mm=million, mio=million, b=billion, bn=billion, t=trillion, tn=trillion, "
-    "trn=trillion, hundred=hundred, thousand=thousand, million=million, billion=billion, trillion=trillion"
-)
 SCALE = r"(?:[\s-]?(hundred|thousand|million|billion|trillion|mio|mn|mm|bn|trn|tn|[kKmMbBtT])(?![\w']))?"
 # Of each currency: one, many, and of its small coin one, many.
 _SIGNED = _currencies(
@@ -41,7 +37,6 @@ _NAMED = _currencies(
 _ALL = _SIGNED | {code: _SIGNED[sign] for code, sign in _CODES.items()} | _NAMED
 _SIGN = f"[{''.join(sign for sign in _SIGNED if sign != '¢')}]"
 _CODE = "|".join(map(re.escape, [*_CODES, *_NAMED]))
-_SIGN_NAMES = {"-": "minus ", "+": "plus ", "~": "about ", "≈": "about ", "±": "plus or minus "}
 _MINUS = r"(?<![\w)\]%°.-])(?:([-+~≈±])\s?)?"
 TO = r"\s?(?:-|–|—|to)\s?"
 _PER = r"(?:\s?/\s?(month|mo|year|yr|week|wk|day|hour|hr|h|night|person|user|kg|lb|unit|piece|minute|min)\b)?"
@@ -68,11 +63,10 @@ _PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
 
 def scaled(number: str, scale: str | None) -> str:
     """Spell out a number and its scale, such as 2.5 and bn."""
-    return written(number) + (f" {_SCALES[scale.lower()]}" if scale else "")
+    return written(number) + (f" {SCALES[scale.lower()]}" if scale else "")
 
 
 def _amount(number: str, scale: str | None, names: tuple[str, ...], *, is_adjective: bool = False) -> str:
-    """Spell out a sum of money with its currency."""
     one, many, cent, cents = (*names, "", "")[:4]
     whole, point, rest = number.replace(",", "").partition(".")
     if not scale and point and len(rest) == 2 and cent:
@@ -101,11 +95,10 @@ def _per(unit: str | None) -> str:
 
 def is_adjective(found: re.Match[str]) -> bool:
     """Return whether an amount is an adjective, as in "a five dollar bill": by the words around it."""
-    before = found.string[max(0, found.start() - 4) : found.start()].lower()
-    after = found.string[found.end() : found.end() + 2]
-    if re.match(r" (?:bills?|notes?|coins?|vouchers?|tips?)\b", found.string[found.end() : found.end() + 12]):
+    if re.match(r" (?:bills?|notes?|coins?|vouchers?|tips?)\b", text_after(found, 12)):
         return True
-    return re.search(r"(?:^|\W)an? $", before) is not None and re.match(r" [a-z]", after) is not None
+    follows_article = re.search(r"(?:^|\W)an? $", text_before(found, 4).lower()) is not None
+    return follows_article and re.match(r" [a-z]", text_after(found, 2)) is not None
 
 
 def _money(found: re.Match[str]) -> str:
@@ -116,12 +109,12 @@ def _money(found: re.Match[str]) -> str:
     first = _amount(number, scale, names) if last and "." in number and not scale else scaled(number, scale)
     said = f"{first} to " if last else ""
     said += _amount(last or number, last_scale or (None if last else scale), names, is_adjective=is_adjective(found))
-    return f"{_SIGN_NAMES.get(minus, '')}{said}{_per(per)}"
+    return f"{APPROXIMATE.get(minus, '')}{said}{_per(per)}"
 
 
 def _money_after(found: re.Match[str]) -> str:
     minus, number, scale, last, last_scale, sign, per = found.groups()
-    said = _SIGN_NAMES.get(minus, "") + (f"{scaled(number, scale)} to " if last else "")
+    said = APPROXIMATE.get(minus, "") + (f"{scaled(number, scale)} to " if last else "")
     scale = last_scale if last else scale
     return said + _amount(last or number, scale, _ALL[sign], is_adjective=is_adjective(found)) + _per(per)
 

@@ -1,14 +1,112 @@
-"""Counting numbers, what stands between two of them, and Roman numerals (rulers, chapters, wars, centuries).
+"""Numbers as English says them: counted, in an order, between two of them, with a sign or a scale, and Roman numerals.
 
-The pronoun I stays a word.
+The words of numbers below a thousand are CLDR's (`s1_mini.text.numbers`). Roman numerals are those of rulers, chapters,
+wars and centuries; the pronoun I stays a word.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cache
 
-from s1_mini.text.english.words import NUMBER, cardinal, digits, ordinal, written
-from s1_mini.text.tables import table
+from s1_mini.text.numbers import spell
+from s1_mini.text.tables import table, text_after, text_before
+
+# A number as written: 1,234.5 or 12 or .5; its signs are matched by whoever uses it.
+NUMBER = r"(?:\d{1,3}(?:,\d{3})++(?!\d)(?:\.\d++)?|\d++(?:\.\d++)?|\.\d++)"
+# Signs before a number.
+APPROXIMATE = {"-": "minus ", "+": "plus ", "±": "plus or minus ", "~": "about ", "≈": "about "}
+MAX_SAID = 36  # digits of a number that has a name; a longer one is said digit by digit
+
+_THOUSANDS = (
+    " thousand million billion trillion quadrillion quintillion sextillion septillion octillion nonillion decillion"
+)
+# What scales a number is written as, in small letters.
+SCALES = table(
+    "k=thousand, m=million, mn=million, mm=million, mio=million, b=billion, bn=billion, t=trillion, tn=trillion, "
+    "trn=trillion, hundred=hundred, thousand=thousand, million=million, billion=billion, trillion=trillion"
+)
+
+
+@cache
+def _below_thousand(number: int) -> str:
+    return spell(number, "en")
+
+
+@cache
+def _ordinal_below_thousand(number: int) -> str:
+    return spell(number, "en", is_ordinal=True)
+
+
+def cardinal(number: int) -> str:
+    """Spell out a whole number, at least 0."""
+    if number < 1000:
+        return _below_thousand(number)
+    if number >= 10**MAX_SAID:
+        return digits(str(number))
+    parts = []
+    for scale in _THOUSANDS.split(" "):
+        number, group = divmod(number, 1000)
+        if group:
+            parts.append(f"{_below_thousand(group)} {scale}".strip())
+        if not number:
+            break
+    return " ".join(reversed(parts))
+
+
+def ordinal(number: int) -> str:
+    """Spell out a whole number above 0 as a place in an order."""
+    before, last = divmod(number, 1000)
+    if not before:
+        return _ordinal_below_thousand(last)
+    return f"{cardinal(before * 1000)} {_ordinal_below_thousand(last)}" if last else f"{cardinal(number)}th"
+
+
+def digits(text: str) -> str:
+    """Spell out the digits of a text one by one, and nothing else of it."""
+    return " ".join(_below_thousand(int(each)) for each in text if each.isdecimal())
+
+
+def written(text: str) -> str:
+    """Spell out a number as `NUMBER` matches it; 007 and what is too long to be a count digit by digit."""
+    whole, point, decimals = text.replace(",", "").partition(".")
+    is_code = len(whole) > 1 and whole[0] == "0"
+    is_code = is_code or (len(whole) >= 10 and "," not in text and not whole.endswith("000000"))
+    said = digits(whole) if is_code or len(whole) > MAX_SAID else cardinal(int(whole)) if whole else ""
+    return f"{said} point {digits(decimals)}".strip() if point else said
+
+
+def paired(number: int) -> str:
+    """Spell out a number of up to four digits as years and rooms are said: nineteen eighty-four, three oh four."""
+    if number < 100 or number > 9999 or 2000 <= number < 2010 or number % 1000 == 0:
+        return cardinal(number)
+    before, last = divmod(number, 100)
+    if not last:
+        return f"{_below_thousand(before)} hundred"
+    return f"{_below_thousand(before)} {'oh ' if last < 10 else ''}{_below_thousand(last)}"
+
+
+def parts_of(number: int) -> str:
+    """Spell out a denominator above 1, in the plural: halves, thirds, quarters."""
+    return {2: "halves", 4: "quarters"}.get(number) or part_of(number) + "s"
+
+
+def part_of(number: int) -> str:
+    """Spell out a denominator above 1, in the singular."""
+    return {2: "half", 4: "quarter"}.get(number) or ordinal(number).removeprefix("one ")
+
+
+def decade(number: int) -> str:
+    """Spell out the years from `number` on, which is a multiple of ten: nineties, nineteen nineties, two thousands."""
+    before, last = divmod(number, 100)
+    tens = f"{_below_thousand(last)}s" if last == 10 else f"{_below_thousand(last)[:-1]}ies"
+    if not before:
+        return tens
+    if last:
+        return f"{_below_thousand(before)} {tens}"
+    return "two thousands" if number == 2000 else f"{_below_thousand(before)} hundreds"
+
 
 _VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 _VALID = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
@@ -42,7 +140,7 @@ def _value(letters: str) -> int | None:
 
 def _ruler(found: re.Match[str]) -> str:
     value = _value(found[2])
-    if value is None or (found[2] == "I" and _PERSON.match(_after(found))):
+    if value is None or (found[2] == "I" and _PERSON.match(text_after(found, 10))):
         return found.group()
     return f"{found[1]} the {ordinal(value)}"
 
@@ -54,35 +152,20 @@ def _part(found: re.Match[str]) -> str:
     return f"{found[1]} {cardinal(value)}"
 
 
-def _after(found: re.Match[str]) -> str:
-    return found.string[found.end() : found.end() + 10]
-
-
-def _century(found: re.Match[str]) -> str:
-    value = _value(found[1] or found[2])
-    return found.group() if value is None else ordinal(value)
+def _spell(found: re.Match[str], numeral: str, say: Callable[[int], str]) -> str:
+    value = _value(numeral)
+    return found.group() if value is None else say(value)
 
 
 def _after_name(found: re.Match[str]) -> str:
     """Read what follows a capitalised name: Rocky III."""
-    before = found.string[max(0, found.start() - 30) : found.start()].split()
-    value = _value(found[1])
-    return cardinal(value) if value is not None and before and before[-1][0].isupper() else found.group()
+    before = text_before(found, 30).split()
+    return _spell(found, found[1], cardinal) if before and before[-1][0].isupper() else found.group()
 
 
 def _span(found: re.Match[str]) -> str:
     first, last = _value(found[1]), _value(found[2])
     return found.group() if first is None or last is None else f"{cardinal(first)} to {cardinal(last)}"
-
-
-def _stray(found: re.Match[str]) -> str:
-    value = _value(found[1])
-    return found.group() if value is None else cardinal(value)
-
-
-def _year(found: re.Match[str]) -> str:
-    value = _value(found[1])
-    return found.group() if value is None else str(value)
 
 
 def read_roman(text: str) -> str:
@@ -92,9 +175,9 @@ def read_roman(text: str) -> str:
         return text
     text = _SPAN.sub(_span, text)
     text = _PART.sub(_part, _RULER.sub(_ruler, text))
-    text = _CENTURY.sub(_century, text)
-    text = _STRAY.sub(_stray, _AFTER_NAME.sub(_after_name, text))
-    return _YEAR.sub(_year, text)
+    text = _CENTURY.sub(lambda found: _spell(found, found[1] or found[2], ordinal), text)
+    text = _STRAY.sub(lambda found: _spell(found, found[1], cardinal), _AFTER_NAME.sub(_after_name, text))
+    return _YEAR.sub(lambda found: _spell(found, found[1], str), text)
 
 
 _ORDINAL = re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+)(?:st|nd|rd|th)\b")
@@ -104,10 +187,8 @@ _DOTS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
 _CHAIN = re.compile(r"(?<![\w.,-])\d{1,8}(?:-\d{1,8}){2,8}(?![\w-]|[.,]\d)")
 _RANGE = re.compile(rf"(?<![\w.,-])({NUMBER})(\s?)(?:-|–|—)(\s?)(?=({NUMBER})(?![\w-]))")
 _SCALED = re.compile(rf"(?<![\w.,])(?<![A-Za-z\d]-)({NUMBER})(?:\s?(?!K))?(k|K|M|B|bn|mn|tn)(?![\w'-])")
-_SCALES = table("k=thousand, m=million, mn=million, b=billion, bn=billion, tn=trillion")
 _POWER = re.compile(rf"(?<=[\w)])\s?\^\s?([-+]?)({NUMBER})")
 _SIGN = re.compile(r"(?<![\w)\]%°])([-+±~≈])\s?(?=\.?\d)")
-_SIGNS = {"-": "minus ", "+": "plus ", "±": "plus or minus ", "~": "about ", "≈": "about "}
 _NUMBER = re.compile(rf"(?<![.,\d]){NUMBER}|\d++")
 
 
@@ -117,7 +198,7 @@ def _range(found: re.Match[str]) -> str:
     falls = float(found[4].replace(",", "")) < float(found[1].replace(",", ""))
     if found[1] == found[4] == "50":
         return f"{found[1]} "  # fifty-fifty
-    is_sum = is_spaced and (falls or "=" in found.string[found.end() : found.end() + 20])
+    is_sum = is_spaced and (falls or "=" in text_after(found, 20))
     return f"{found[1]} {'minus' if is_sum else 'to'} "
 
 
@@ -140,7 +221,7 @@ def _scaled(found: re.Match[str]) -> str:
         return f"{written(found[1])} B"  # exit 14B, a 7B model
     if found[2] == "K" and found[1] in ("2", "4", "5", "8"):
         return f"{written(found[1])} K"
-    return f"{written(found[1])} {_SCALES[found[2].lower()]}"
+    return f"{written(found[1])} {SCALES[found[2].lower()]}"
 
 
 def read_ranges(text: str) -> str:
@@ -161,10 +242,10 @@ def _ordinal(found: re.Match[str]) -> str:
 
 def _number(found: re.Match[str]) -> str:
     """Spell out a number; whatever letters it touches stand apart from it."""
-    before, after = found.string[max(0, found.start() - 1) : found.start()], found.string[found.end() : found.end() + 1]
+    before, after = text_before(found, 1), text_after(found, 1)
     return f"{' ' * before.isalpha()}{written(found.group())}{' ' * after.isalpha()}"
 
 
 def read_plain(text: str) -> str:
-    text = _SIGN.sub(lambda found: _SIGNS[found[1]], text)
+    text = _SIGN.sub(lambda found: APPROXIMATE[found[1]], text)
     return _NUMBER.sub(_number, text)
