@@ -12,7 +12,7 @@ import os
 import secrets
 import struct
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import soundfile
@@ -26,27 +26,23 @@ FULL_SCALE = 2**15 - 1  # symmetric: 1.0 is 32767 and -1.0 is -32767, so that si
 
 FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
 
-# Container and coding, as libsndfile names them.
-ENCODINGS = {
-    "wav": ("WAV", "PCM_16"),
-    "flac": ("FLAC", "PCM_16"),
-    "mp3": ("MP3", "MPEG_LAYER_III"),
-    "opus": ("OGG", "OPUS"),
-    "ogg": ("OGG", "OPUS"),
-}
-_MEDIA_TYPES = {
-    "wav": "audio/wav",
-    "flac": "audio/flac",
-    "mp3": "audio/mpeg",
-    "opus": "audio/ogg",
-    "ogg": "audio/ogg",
-    "pcm": "audio/pcm",
-}
-_OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
-_RATES = {
-    "mp3": (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000),
-    "opus": _OPUS_RATES,
-    "ogg": _OPUS_RATES,
+
+class _Encoding(NamedTuple):
+    media_type: str
+    container: str = ""  # container and coding as libsndfile names them
+    coding: str = ""
+    rates: tuple[int, ...] = ()  # that the format can hold; any if empty
+
+
+_MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
+_OPUS = _Encoding("audio/ogg", "OGG", "OPUS", (8000, 12000, 16000, 24000, 48000))
+_ENCODINGS = {
+    "wav": _Encoding("audio/wav", "WAV", "PCM_16"),
+    "flac": _Encoding("audio/flac", "FLAC", "PCM_16"),
+    "mp3": _Encoding("audio/mpeg", "MP3", "MPEG_LAYER_III", _MP3_RATES),
+    "opus": _OPUS,
+    "ogg": _OPUS,
+    "pcm": _Encoding("audio/pcm"),
 }
 _RATE_FOR_THE_REST = 48_000
 _BLOCK = 2**16  # samples given to an encoder at once; some keep a whole write on the stack
@@ -62,16 +58,12 @@ def to_int16(wave: np.ndarray) -> np.ndarray:
         return np.zeros(wave.shape, "<i2")
     least, most = wave.min(), wave.max()  # a NaN is both
     if not (np.isfinite(least) and np.isfinite(most)):
-        raise GenerationError(_what_is_broken(wave))
+        is_broken = ~np.isfinite(wave)
+        first = int(np.argmax(is_broken))
+        raise GenerationError(f"{is_broken.sum()} of {wave.size} samples are NaN or infinite, the first at {first}")
     within = wave if least >= -1.0 and most <= 1.0 else np.clip(wave, -1.0, 1.0)
     scaled: np.ndarray = within * np.float32(FULL_SCALE)
     return np.rint(scaled, out=scaled).astype("<i2")
-
-
-def _what_is_broken(wave: np.ndarray) -> str:
-    is_broken = ~np.isfinite(wave)
-    first = int(np.argmax(is_broken))
-    return f"{is_broken.sum()} of {wave.size} samples are NaN or infinite, the first at {first}"
 
 
 def check_format(name: str) -> AudioFormat:
@@ -93,8 +85,7 @@ def format_of(path: str | Path) -> AudioFormat:
 
 
 def media_type(audio_format: AudioFormat) -> str:
-    """Return the media type for an HTTP answer, such as audio/mpeg."""
-    return _MEDIA_TYPES[audio_format]
+    return _ENCODINGS[audio_format].media_type
 
 
 def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> bytes:
@@ -115,12 +106,17 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> byt
     samples = to_int16(wave)
     if audio_format == "wav":  # without libsndfile, whose calls back cost threads that encode side by side far more
         return b"".join((wav_header(rate, len(samples)), samples.data))
-    return _encode(samples, rate, *ENCODINGS[audio_format])
+    buffer, encoding = io.BytesIO(), _ENCODINGS[audio_format]
+    with soundfile.SoundFile(buffer, "w", rate, 1, encoding.coding, format=encoding.container) as sound:
+        for start in range(0, len(samples), _BLOCK):
+            sound.write(samples[start : start + _BLOCK])
+    return buffer.getvalue()
 
 
 def rate_in(audio_format: AudioFormat, sample_rate: int) -> int:
     """Return the rate in Hz that a file has for sound of `sample_rate`: the same wherever its format can hold it."""
-    return sample_rate if sample_rate in _RATES.get(audio_format, (sample_rate,)) else _RATE_FOR_THE_REST
+    rates = _ENCODINGS[audio_format].rates
+    return sample_rate if not rates or sample_rate in rates else _RATE_FOR_THE_REST
 
 
 def wav_header(sample_rate: int, num_samples: int | None = None) -> bytes:
@@ -146,14 +142,6 @@ def write(path: str | Path, wave: np.ndarray, sample_rate: int, audio_format: Au
     except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
         reason = getattr(error, "strerror", None) or error
         raise ParameterError("path", f"cannot write {str(path)!r}: {reason}") from error
-
-
-def _encode(samples: np.ndarray, sample_rate: int, container: str, coding: str) -> bytes:
-    buffer = io.BytesIO()
-    with soundfile.SoundFile(buffer, "w", sample_rate, 1, coding, format=container) as sound:
-        for start in range(0, len(samples), _BLOCK):
-            sound.write(samples[start : start + _BLOCK])
-    return buffer.getvalue()
 
 
 def check_writable(path: str | Path, *, is_windows: bool = os.name == "nt") -> None:
@@ -205,10 +193,12 @@ class StreamEncoder:
             rate = rate_in(audio_format, sample_rate)
             if rate != sample_rate:
                 self._resampler = soxr.ResampleStream(sample_rate, rate, 1, dtype="float32")
-            container, coding = ENCODINGS[audio_format]
+            encoding = _ENCODINGS[audio_format]
             # Of an mp3 without a length in its header, players guess it by the bit rate: it must not vary (160 kbit/s).
             steady = {"bitrate_mode": "CONSTANT", "compression_level": 0.5} if audio_format == "mp3" else {}
-            self._sound = soundfile.SoundFile(self._file, "w", rate, 1, coding, format=container, **steady)
+            self._sound = soundfile.SoundFile(
+                self._file, "w", rate, 1, encoding.coding, format=encoding.container, **steady
+            )
 
     def feed(self, wave: np.ndarray) -> bytes:
         """Encode a wave [samples]; return the bytes that can be sent by now, possibly none.

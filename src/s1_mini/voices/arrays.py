@@ -20,7 +20,6 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes; zipf
 
 
 def is_array_file(data: bytes) -> bool:
-    """Return whether the bytes begin as numpy's files do; no recording does."""
     return data.startswith(_MAGIC)
 
 

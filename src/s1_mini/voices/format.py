@@ -44,7 +44,6 @@ class TensorFormat:
         return f"{'integers' if self.is_integer else 'real numbers'} [{lengths}]"
 
     def fits(self, shape: tuple[int, ...], *, is_integer: bool) -> bool:
-        """Return whether a tensor can be this one."""
         if len(shape) != len(self.shape) or is_integer != self.is_integer:
             return False
         return all(length == wanted if wanted else length > 0 for length, wanted in zip(shape, self.shape, strict=True))
@@ -122,17 +121,14 @@ def _opened(path: Path, framework: str) -> Iterator[safe_open]:
 
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def num_bytes(tensors: Tensors) -> int:
-    """Return the bytes of tensors."""
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def for_file(tensors: Tensors) -> dict[str, Tensor]:
-    """Return tensors in the types that files have."""
     return {name: _smallest(tensor).contiguous() for name, tensor in tensors.items()}
 
 

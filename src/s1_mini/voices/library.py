@@ -56,7 +56,6 @@ class NamedVoice:
     encoder: str = ""
 
     def summary(self, form: VoiceFormat) -> VoiceSummary:
-        """Return the summary of this voice."""
         seconds = form.seconds(shapes_of(self.voice.tensors))
         return VoiceSummary(self.name, self.voice.text, self.description, self.is_default, seconds, self.encoder)
 
@@ -99,7 +98,6 @@ class CheckpointVoices:
 
     @property
     def names(self) -> list[str]:
-        """All names, sorted."""
         return sorted({*self._files, *self._beside})
 
     @property
@@ -132,7 +130,6 @@ class CheckpointVoices:
         return self._voices[name]
 
     def summary(self, name: str) -> VoiceSummary:
-        """Return the summary of one voice. Raises as `describe`."""
         self._check(name)
         return self._summaries[name]
 
@@ -172,7 +169,6 @@ def check_name(name: str) -> None:
 
 
 def is_name(name: object) -> bool:
-    """Return whether this can be a voice's name."""
     return isinstance(name, str) and bool(NAME.fullmatch(name)) and not RESERVED.fullmatch(name)
 
 

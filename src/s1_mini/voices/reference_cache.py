@@ -106,7 +106,6 @@ class ReferenceCache:
             self._warmer.start()
 
     def close(self) -> None:
-        """Stop loading entries in the background."""
         self._is_closed.set()
         if self._warmer is not None:
             self._warmer.join(JOIN_S)
@@ -134,7 +133,6 @@ class ReferenceCache:
 
     @property
     def stats(self) -> CacheStats:
-        """Figures of the part in memory."""
         return self._memory.stats
 
 

@@ -149,12 +149,10 @@ class VoiceDirectory(AddedVoices):
 
     @property
     def names(self) -> set[str]:
-        """All names, as of the last `refresh`."""
         with self._lock:
             return set(self._names)
 
     def refresh(self) -> None:
-        """Look for voices that other processes have added or deleted. Raises `EngineError`."""
         try:
             names = self._look()
         except OSError as error:
@@ -163,15 +161,12 @@ class VoiceDirectory(AddedVoices):
             self._names = names
 
     def get(self, name: str) -> NamedVoice | None:
-        """Return a voice, or None. Raises `VoiceFileError`."""
         return self._open(name, name, read_voice, lambda named: num_bytes(named.voice.tensors))
 
     def summary(self, name: str) -> VoiceSummary | None:
-        """Return a summary of a voice, or None. Raises `VoiceFileError`."""
         return self._open(name, f"{name}.summary", read_summary, lambda one: 200 + len(one.text + one.description))
 
     def put(self, named: NamedVoice, *, replace: bool) -> None:
-        """Keep a voice. Raises `VoiceExistsError`, `CapacityError` or, if it cannot be written, `EngineError`."""
         _check_count(len(self.names | {named.name}), MAX_IN_DIRECTORY)
         try:
             write_voice(
@@ -203,11 +198,9 @@ class VoiceDirectory(AddedVoices):
         return was_there
 
     def pin(self, name: str, *, pinned: bool) -> None:
-        """Keep the tensors of a voice in memory, or make them evictable again."""
         (self._cache.pin if pinned else self._cache.unpin)(name)
 
     def recordings(self) -> list[Recording]:
-        """Return the recordings that are newer than the voices made from them, sorted by name."""
         return unread_recordings(self._folder)
 
     def _look(self) -> set[str]:
@@ -298,7 +291,6 @@ class VoiceRegistry:
 
     @property
     def names(self) -> list[str]:
-        """All names, sorted, as of the last `infos`."""
         return sorted({*self.library.names, *self.added.names})
 
     @property
@@ -315,9 +307,7 @@ class VoiceRegistry:
 
     def info(self, name: str) -> VoiceInfo:
         """Describe one voice. Raises as `find`."""
-        if name in self.library:
-            return self._info(self.library.summary(name))
-        summary = self.added.summary(name)
+        summary = self.library.summary(name) if name in self.library else self.added.summary(name)
         if summary is None:
             raise not_found(name, self.names)
         return self._info(summary)
