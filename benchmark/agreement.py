@@ -1,14 +1,13 @@
 """Share of tokens that stay the same when a step is captured, run alone, after a cached prefix, or by torch.
 
-The first way speaks freely. The others follow what it said, frame by frame, and choose for themselves at each: so one
-difference does not make all that comes after it differ. Shapes: F frames, B rows, K codebooks.
+The first way generates freely. The others are teacher-forced with its frames and choose for themselves at each, so that
+one difference does not make all later ones differ. Shapes: F frames, B rows, K codebooks.
 
 python -m benchmark.agreement --checkpoint full-size --rows 64
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.command import make_parser, run
-from s1_mini.bench.report import describe_machine, table
+from benchmark.command import make_parser, report, run
+from s1_mini.bench.report import describe_machine
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.find import find_checkpoint
@@ -33,7 +32,7 @@ from s1_mini.types import SamplingParams
 
 @dataclass(frozen=True)
 class Agreement:
-    """Which share of the tokens are the same."""
+    """Shares of equal tokens."""
 
     main: float
     codes: float  # after codes of the frame that are the same
@@ -43,11 +42,9 @@ class Agreement:
     def between(cls, ours: Tensor, theirs: Tensor) -> Agreement:
         """Compare frames [F, B, K + 1]."""
         same = ours == theirs
-        asked = same[..., :-1].cummin(-1).values[..., 1:]  # the codes after the first, which is the main token's
-        told = same[..., 2:] & asked
-        return cls(
-            float(same[..., 0].float().mean()), float(told.sum() / asked.sum().clamp_min(1)), same[..., 0].numel()
-        )
+        comparable = same[..., :-1].cummin(-1).values[..., 1:]  # the codes after the first, which is the main token's
+        codes = (same[..., 2:] & comparable).sum() / comparable.sum().clamp_min(1)
+        return cls(float(same[..., 0].float().mean()), float(codes), same[..., 0].numel())
 
 
 @dataclass(frozen=True)
@@ -73,31 +70,28 @@ class NoiseRows:
         """
         positions = self.context + self.frames + 1
         stage = LanguageModel(model, slots=len(rows), positions=positions)
-        state = stage.state
-        sampling = self._sampling(model, rows, temperature)
-        if captured:  # before anybody begins: capturing makes frames, too
+        state, sampling = stage.state, self._sampling(model, rows, temperature)
+        if captured:  # before the rows begin: capturing makes frames, too
             stage.make_graphs()
-
-        def step() -> None:
-            if captured:
-                wait = stage.step(range(len(rows)), 1)
-                wait()
-            else:
-                model.step(state, sampling, positions)
-
-        self._begin(model, stage, rows, temperature)
-        whole = [Prefill(slot, 0, self.context - 1) for slot in range(len(rows))]
-        if cached:
-            self._read_again(stage, whole)
-        elif captured and not model.batch_invariant:  # captured reading rounds otherwise; the frames are compared
-            for part in whole:
-                model.prefill(state, part.slot, self._columns(model, rows[part.slot])[:, :-1])
+        prompts = [self._prompt(model, row) for row in rows]
+        for slot, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            steps, items = self.frames + 1, prompt.T.contiguous().numpy()
+            conditions = Conditions(SamplingParams(temperature), row, 0, steps, {})
+            stage.begin([Begin(slot, 0, items, None, 0, steps, 1, 0, len(items), conditions)])
+        state.active.fill_(True)
+        if captured and not model.batch_invariant:  # captured prefill rounds differently; the frames are compared
+            for slot, prompt in enumerate(prompts):
+                model.prefill(state, slot, prompt[:, :-1])
         else:
-            stage.prefill(whole)
+            parts = [Prefill(slot, 0, self.context - 1) for slot in range(len(rows))]
+            stage.prefill([self._save_and_load(stage, part) for part in parts] if cached else parts)
         made = []
         for frame in range(self.frames):
             before = [tensor.clone() for tensor in (state.position, state.count, state.window.history)]
-            step()
+            if captured:
+                stage.step(range(len(rows)), 1)()
+            else:
+                model.step(state, sampling, positions)
             made.append(state.column.clone())
             if along is not None:
                 for tensor, value in zip((state.position, state.count, state.window.history), before, strict=True):
@@ -105,33 +99,22 @@ class NoiseRows:
                 model.advance(state, along[frame].to(model.device))
         return torch.stack(made).cpu()
 
-    def _begin(self, model: S1Model, stage: LanguageModel, rows: Sequence[int], temperature: float) -> None:
-        for slot, row in enumerate(rows):
-            steps = self.frames + 1
-            asked = Conditions(SamplingParams(temperature), row, 0, steps, {})
-            prompt = self._columns(model, row).T.contiguous().numpy()
-            stage.begin([Begin(slot, 0, prompt, None, 0, steps, 1, context=0, consumes=len(prompt), conditions=asked)])
-        stage.state.active.fill_(True)
+    def _save_and_load(self, stage: LanguageModel, part: Prefill) -> Prefill:
+        """Prefill the first half of a part, save it, clear the slot and load it; return the rest of the part."""
+        half = part.stop // 2
+        stage.prefill([part._replace(stop=half)])
+        saved = stage.save(part.slot, half)
+        for kept in (stage.state.cache.keys, stage.state.cache.values):
+            kept[:, part.slot].zero_()
+        stage.load(part.slot, saved)
+        return part._replace(start=half)
 
-    def _read_again(self, stage: LanguageModel, parts: Sequence[Prefill]) -> None:
-        """Read the first half of each part, keep it and forget it; load it, and read the rest."""
-        for part in parts:
-            half = part.stop // 2
-            stage.prefill([part._replace(stop=half)])
-            saved = stage.save(part.slot, half)
-            for kept in (stage.state.cache.keys, stage.state.cache.values):
-                kept[:, part.slot].zero_()
-            stage.load(part.slot, saved)
-            stage.prefill([part._replace(start=half)])
-
-    def _columns(self, model: S1Model, row: int) -> Tensor:
-        """The noise of a row, [K + 1, context]."""
-        chance = torch.Generator().manual_seed(row)
-        columns = torch.randint(
-            0, model.network.fast_output.out_features, (model.num_codebooks + 1, self.context), generator=chance
-        )
-        columns[0] = columns[1] + model.tokenizer.semantic_begin
-        return columns
+    def _prompt(self, model: S1Model, row: int) -> Tensor:
+        """Return the noise of a row, [K + 1, context]."""
+        chance, outputs = torch.Generator().manual_seed(row), model.network.fast_output.out_features
+        prompt = torch.randint(0, outputs, (model.num_codebooks + 1, self.context), generator=chance)
+        prompt[0] = prompt[1] + model.tokenizer.semantic_begin
+        return prompt
 
     def _sampling(self, model: S1Model, rows: Sequence[int], temperature: float) -> SamplingTensors:
         """Build the same sampling tensors as the stage."""
@@ -164,21 +147,20 @@ def measure_agreement(model: S1Model, *, rows: int, context: int, frames: int, a
     return {name: asdict(agreement) for name, agreement in found.items()}
 
 
-def main() -> int:
+def main() -> None:
     """Measure, and print a table and a line of JSON."""
     parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, default=8, help="that speak together")
-    parser.add_argument("--alone", type=int, default=2, help="of them, that speak alone as well")
-    parser.add_argument("--context", type=int, default=300, help="positions that each has at first")
+    parser.add_argument("--rows", type=int, default=8, help="in one batch")
+    parser.add_argument("--alone", type=int, default=2, help="of them, that are run alone as well")
+    parser.add_argument("--context", type=int, default=300, help="positions of each at first")
     parser.add_argument("--frames", type=int, default=40, help="of each row")
     options = parser.parse_args()
     speaker = load(EngineConfig(checkpoint_path=find_checkpoint(options.checkpoint).directory, device=options.device))
     sizes = {name: getattr(options, name) for name in ("rows", "context", "frames", "alone")}
     found = measure_agreement(as_s1(speaker.loaded).model, **sizes)
-    print(table(["way", "main tokens", "codes", "frames"], [[name, *each.values()] for name, each in found.items()]))
     facts = describe_machine(speaker.device.value) | {"precision": speaker.precision.value}
-    print(json.dumps(facts | sizes | {"agreement": found}))
-    return 0
+    rows = [[name, *each.values()] for name, each in found.items()]
+    report(["way", "main tokens", "codes", "frames"], rows, facts | sizes | {"agreement": found})
 
 
 if __name__ == "__main__":

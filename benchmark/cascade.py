@@ -1,20 +1,20 @@
 """The cascade beside `transformers` on one machine: the same random weights, the same lengths, in one run.
 
-How soon the first sound comes and how much sound a second there is, with one request, with some and with many at once;
-the original alone and with a batch of eight; and where a request's time goes, stage by stage. The weights are noise, so
-the lengths are fixed: so many semantic tokens a request.
+Time to first audio and throughput with one request, some and many at once; the original alone and with a batch of
+eight; and where a request's time goes, stage by stage. The weights are noise, so the lengths are fixed by a number of
+semantic tokens a request.
 
 python -m benchmark.cascade --size small --device cuda
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,8 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmark.command import make_parser, numbers, run
-from s1_mini.bench.clients import run_together
+from benchmark.command import make_parser, numbers, report, run
 from s1_mini.bench.profile import measure_sections
 from s1_mini.bench.report import describe_engine, table
 from s1_mini.config import EngineConfig
@@ -40,7 +39,7 @@ BATCH = 8  # of the original
 
 @dataclass(frozen=True)
 class Way:
-    """One way of speaking, and what it gave."""
+    """The figures of one way to generate."""
 
     name: str
     requests: int
@@ -50,37 +49,30 @@ class Way:
 
     @property
     def audio_per_s(self) -> float:
-        """Seconds of sound a second."""
+        """Seconds of audio per second."""
         return self.audio_s / self.seconds
 
 
 def measure_engine(engine: ProductionTTSEngine, counts: Sequence[int], tokens: int) -> Iterator[Way]:
     """Measure each number of concurrent requests; every request has `tokens` semantic tokens."""
 
-    def ask(seed: int, firsts: list[float], heard: list[int]) -> None:
-        begun, samples, first = time.perf_counter(), 0, None
+    def request(seed: int) -> tuple[float, int]:
+        """Return the time to first audio and the number of samples."""
+        begun, samples, first = time.perf_counter(), 0, 0.0
         for chunk in engine.stream(TEXT, seed=seed, max_new_tokens=tokens, temperature=0.7, top_p=1.0):
-            if first is None and len(chunk.audio):
-                first = time.perf_counter() - begun
             samples += len(chunk.audio)
-        heard.append(samples)
-        firsts.append(first or 0.0)
+            first = first or (time.perf_counter() - begun if samples else 0.0)
+        return first, samples
 
-    ask(0, [], [])
+    request(0)
     for count in counts:
-        firsts: list[float] = []
-        heard: list[int] = []
-        rounds = IDLE if count == 1 else 1
+        requests = IDLE * count if count == 1 else count
         begun = time.perf_counter()
-        for number in range(rounds):
-            run_together(_asking(ask, 1 + number * count + each, firsts, heard) for each in range(count))
+        with ThreadPoolExecutor(count) as pool:
+            firsts, samples = zip(*pool.map(request, range(1, 1 + requests)), strict=True)
         seconds = time.perf_counter() - begun
-        name = f"engine, {count} at once"
-        yield Way(name, rounds * count, seconds, sum(heard) / RATE, 1000 * statistics.median(firsts))
-
-
-def _asking(ask: Callable[..., None], *given: Any) -> Callable[[], None]:
-    return lambda: ask(*given)
+        first_ms = 1000 * statistics.median(firsts)
+        yield Way(f"engine, {count} at once", requests, seconds, sum(samples) / RATE, first_ms)
 
 
 def measure_original(directory: Path, device: str, dtype: torch.dtype, tokens: int, rounds: int) -> Iterator[Way]:
@@ -92,9 +84,9 @@ def measure_original(directory: Path, device: str, dtype: torch.dtype, tokens: i
     words = torch.randint(0, 60_000, (1, 256), generator=torch.Generator().manual_seed(0)).to(device)
     mask = (torch.arange(256, device=device) < 30).long()[None]
 
-    def speak(count: int, length: int) -> int:
+    def generate(count: int, length: int) -> int:
         with torch.inference_mode():
-            sound = model.generate(
+            wave = model.generate(
                 input_ids=words.expand(count, -1).contiguous(),
                 attention_mask=mask.expand(count, -1).contiguous(),
                 do_sample=True,
@@ -104,27 +96,27 @@ def measure_original(directory: Path, device: str, dtype: torch.dtype, tokens: i
             )
         if device.startswith("cuda"):
             torch.cuda.synchronize()
-        return int(sound.numel())
+        return int(wave.numel())
 
-    speak(1, 8)
+    generate(1, min(8, tokens))
     for count in (1, BATCH):
         begun = time.perf_counter()
-        samples = sum(speak(count, tokens) for _ in range(rounds))
+        samples = sum(generate(count, tokens) for _ in range(rounds))
         seconds = time.perf_counter() - begun
-        first = 1000 * seconds / rounds  # all of it comes at once
-        yield Way(f"transformers, {count} at once", rounds * count, seconds, samples / RATE, first)
+        first_ms = 1000 * seconds / rounds  # all of it comes at once
+        yield Way(f"transformers, {count} at once", rounds * count, seconds, samples / RATE, first_ms)
 
 
 @contextmanager
 def random_checkpoint(size: str) -> Iterator[Path]:
-    """Write a checkpoint with random weights, in the published form, and take it away again."""
+    """Yield a temporary checkpoint with random weights, in the published form."""
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / size
         get_family(FAMILY).write_random(directory, size=size, form="published", seed=0)
         yield directory
 
 
-def main() -> int:
+def main() -> None:
     """Measure: a table, then one line of JSON."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--size", default="small", help="of the random weights: tiny, small, large")
@@ -134,36 +126,32 @@ def main() -> int:
     parser.add_argument("--original-rounds", type=int, default=1, help="0: without transformers")
     parser.add_argument("--no-stages", action="store_true", help="leave out the table of stages")
     options = parser.parse_args()
-    with random_checkpoint(options.size) as directory:
+    size, tokens = options.size, options.tokens
+    stages: dict[str, float] = {}
+    with random_checkpoint(size) as directory:
         config = EngineConfig(
             checkpoint_path=directory, device=options.device, max_batch_size=max(options.requests), max_queue_size=4096
         )
         with ProductionTTSEngine(config) as engine:
             facts = describe_engine(engine)
             device = engine.health_check()["device"]["value"]
-            ways = list(measure_engine(engine, options.requests, options.tokens))
+            ways = list(measure_engine(engine, options.requests, tokens))
         if options.original_rounds:
             dtype = getattr(torch, facts["precision"])
-            ways += measure_original(directory, device, dtype, options.tokens, options.original_rounds)
-        stages = [] if options.no_stages else _stages(config, options.tokens)
+            ways += measure_original(directory, device, dtype, tokens, options.original_rounds)
+        if not options.no_stages:  # all stages in one thread
+            sections, _ = measure_sections(load(config), TEXT, repeats=1, max_frames=tokens)
+            stages = {section.name: section.total_ms / 1000 for section in sections}
     print(
-        f"{facts['machine']}, torch {facts['torch']}, commit {facts['commit']}, {facts['precision']}; "
-        f"the cascade, {options.size}, random weights, {options.tokens} semantic tokens a request "
-        f"({options.tokens / TOKENS_A_SECOND:.1f} s)"
+        f"{facts['machine']}, torch {facts['torch']}, commit {facts['commit']}, {facts['precision']}; the cascade, "
+        f"{size}, random weights, {tokens} semantic tokens a request ({tokens / TOKENS_A_SECOND:.1f} s)"
     )
-    rows = [[way.name, way.requests, way.seconds, way.audio_per_s, way.first_ms] for way in ways]
-    print(table(["way", "requests", "seconds", "audio s/s", "first sound ms"], rows))
     if stages:
-        print(table(["part of one request", "seconds"], [[name, seconds] for name, seconds in stages]))
-    told = [asdict(way) | {"audio_per_s": way.audio_per_s} for way in ways]
-    print(json.dumps(facts | {"size": options.size, "tokens": options.tokens, "ways": told, "stages": dict(stages)}))
-    return 0
-
-
-def _stages(config: EngineConfig, tokens: int) -> list[tuple[str, float]]:
-    """Return the seconds of each section of one request, with all stages in one thread."""
-    sections, _ = measure_sections(load(config), TEXT, repeats=1, max_frames=tokens)
-    return [(section.name, section.total_ms / 1000) for section in sections]
+        print(table(["part of one request", "seconds"], list(stages.items())))
+    rows = [[way.name, way.requests, way.seconds, way.audio_per_s, way.first_ms] for way in ways]
+    found = [asdict(way) | {"audio_per_s": way.audio_per_s} for way in ways]
+    result = facts | {"size": size, "tokens": tokens, "ways": found, "stages": stages}
+    report(["way", "requests", "seconds", "audio s/s", "first sound ms"], rows, result)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from s1_mini.bench.report import table
 from s1_mini.exceptions import S1MiniError
 
 
@@ -21,7 +24,7 @@ def make_parser(description: str | None, *, opens: bool = True) -> argparse.Argu
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Read whole numbers above 0 with commas between them. Raises `ValueError`."""
+    """Parse comma-separated whole numbers above 0. Raises `ValueError`."""
     found = tuple(int(word) for word in text.split(","))
     if min(found) < 1:
         raise ValueError(text)
@@ -31,27 +34,37 @@ def numbers(text: str) -> tuple[int, ...]:
 def names(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Return a parser of comma-separated names, which returns them in the order of `allowed`."""
 
-    def read(text: str) -> tuple[str, ...]:
+    def parse(text: str) -> tuple[str, ...]:
         found = text.split(",")
         if unknown := sorted({*found} - {*allowed}):
             raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(allowed)}")
         return tuple(name for name in allowed if name in found)
 
-    return read
+    return parse
 
 
-def give(result: Mapping[str, object], output: Path | None) -> None:
-    """Print a result as one line of JSON, and write that to a file if one is named."""
+def quantile_ms(seconds: Sequence[float], share: float, digits: int = 1) -> float:
+    """Return a quantile in rounded milliseconds; 0 of nothing."""
+    return round(1000 * float(np.quantile(seconds, share)), digits) if seconds else 0.0
+
+
+def report(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str | float | None]],
+    result: Mapping[str, object],
+    output: Path | None = None,
+) -> None:
+    """Print a table and a result as one line of JSON; write the JSON to a file if one is named."""
     line = json.dumps(result)
     if output is not None:
         output.write_text(line + "\n", encoding="utf-8")
-    print(line)
+    print(f"{table(head, rows)}\n{line}")
 
 
-def run(main: Callable[[], int]) -> int:
-    """Run a command; give its exit code."""
+def run(main: Callable[[], int | None]) -> int:
+    """Run a command; return its exit code."""
     try:
-        return main()
+        return main() or 0
     except S1MiniError as error:
         print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
         return 1

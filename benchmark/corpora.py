@@ -1,9 +1,9 @@
 """The cost of writing a corpus with a saturated engine: the same texts with the audio discarded, and written.
 
-One process for each device, all at the same time, and the same texts for each way; ways have their turns one after the
-other, and their figures are means. Texts are half to one and a half times `--frames` long, so that they do not end
-together. Seconds of sound a second are counted by the engines, between a quarter and three quarters of the sound;
-`cores` is what a process took of the machine meanwhile. `apart` is one engine whose codec is on the second device.
+One process for each device, all at the same time, and the same texts for each way; the ways take turns, and their
+figures are means. Texts are half to one and a half times `--frames` long, so that they do not end together. The engines
+count seconds of audio per second, between a quarter and three quarters of the audio; `cores` is the CPU use of a
+process meanwhile. `apart` is one engine whose codec is on the second device.
 
 python -m benchmark.corpora --checkpoint full-size --devices cuda:0,cuda:1 --texts 5000
 """
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -28,8 +28,8 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from benchmark.command import give, make_parser, names, run
-from s1_mini.bench.report import describe_engine, table
+from benchmark.command import make_parser, names, report, run
+from s1_mini.bench.report import describe_engine
 from s1_mini.bench.workload import sentence
 from s1_mini.config import EngineConfig
 from s1_mini.corpus.job import Job, for_many, make_header
@@ -43,9 +43,9 @@ from s1_mini.exceptions import EngineError
 from s1_mini.types import AudioFormat
 
 WAYS = ("engine", "corpus", "apart")
-START_LIMIT_S = 300.0  # of an engine, until which the others wait for it
-LOOK_S = 0.1  # between two looks at what an engine has made
-FIRST, LAST = 0.25, 0.75  # shares of all sound between which the speed is taken
+START_LIMIT_S = 300.0  # until which the engines wait for each other
+SAMPLE_INTERVAL_S = 0.1  # of an engine's counters
+FIRST, LAST = 0.25, 0.75  # shares of all audio between which the speed is taken
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Look(NamedTuple):
 
     @classmethod
     def at(cls, engine: ProductionTTSEngine) -> Look:
-        """Look now."""
+        """Read the counters."""
         return cls(time.monotonic(), engine.metrics.audio_s, time.process_time())
 
 
@@ -88,35 +88,35 @@ class Outcome:
 
 
 def write_texts(path: Path, count: int, frames: int, seed: int) -> None:
-    """Write sentences, each with the number of frames that it is spoken for."""
-    drawn = np.random.default_rng(seed)
+    """Write sentences, each with its number of frames."""
+    chance = np.random.default_rng(seed)
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
-            length = int(drawn.integers(frames // 2, frames * 3 // 2, endpoint=True))
+            length = int(chance.integers(frames // 2, frames * 3 // 2, endpoint=True))
             file.write(json.dumps({"text": sentence(number), "parameters": {"max_new_tokens": length}}) + "\n")
 
 
 def speak(worker: Worker, source: Source) -> None:
     """Generate all texts from as many threads as a corpus uses, and discard the audio."""
 
-    def one(row: Row) -> None:
+    def generate(row: Row) -> None:
         worker.engine.generate(row.text, voice=row.voice, **asdict(row.sampling), chunk_profile="throughput")
 
     rows = [line for shard in source.shards() for line in shard.lines if isinstance(line, Row)]
     with ThreadPoolExecutor(worker.in_flight) as pool:
-        list(pool.map(one, rows))
+        list(pool.map(generate, rows))
 
 
 @contextmanager
 def looks(worker: Worker) -> Iterator[list[Look]]:
-    """Look at an engine until the block ends, however it ends."""
+    """Sample the counters of an engine until the block ends, however it ends."""
     seen, over = [Look.at(worker.engine)], threading.Event()
 
-    def look_on() -> None:
-        while not over.wait(LOOK_S):
+    def sample() -> None:
+        while not over.wait(SAMPLE_INTERVAL_S):
             seen.append(Look.at(worker.engine))
 
-    watch = threading.Thread(target=look_on)
+    watch = threading.Thread(target=sample)
     watch.start()
     try:
         yield seen
@@ -127,17 +127,22 @@ def looks(worker: Worker) -> Iterator[list[Look]]:
 
 
 def speed(seen: list[Look]) -> tuple[float, float]:
-    """Return seconds of sound a second and cores while the engine was full; of a very short run, all the time."""
+    """Return seconds of audio per second and cores while the engine was full; of a very short run, all the time."""
     total = seen[-1].audio_s
-    first = next(look for look in seen if look.audio_s >= FIRST * total)
-    last = next(look for look in seen if look.audio_s >= LAST * total)
+    first, last = (next(look for look in seen if look.audio_s >= share * total) for share in (FIRST, LAST))
     if first is last:
         first, last = seen[0], seen[-1]
     spent = last.at_s - first.at_s
     return (last.audio_s - first.audio_s) / spent, (last.cpu_s - first.cpu_s) / spent
 
 
-def work(task: Work, together: Barrier, told: Connection) -> None:
+def sums_by_way(outcomes: Sequence[Outcome], rounds: int) -> dict[str, float]:
+    """Return the throughput of all processes of each way, as a mean over its rounds."""
+    ways = dict.fromkeys(each.way for each in outcomes)
+    return {way: sum(each.audio_per_s for each in outcomes if each.way == way) / rounds for way in ways}
+
+
+def work(task: Work, together: Barrier, results: Connection) -> None:
     """Generate the texts in one process, and send its figures."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -155,8 +160,8 @@ def work(task: Work, together: Barrier, told: Connection) -> None:
                 else:
                     speak(worker, texts)
                 seconds = time.monotonic() - seen[0].at_s
-        made = (facts.pop("machine"), texts.num_lines, seen[-1].audio_s)
-        told.send((facts, Outcome(task.way, task.config.device, *made, seconds, *speed(seen))))
+        figures = (facts.pop("machine"), texts.num_lines, seen[-1].audio_s, seconds, *speed(seen))
+        results.send((facts, Outcome(task.way, task.config.device, *figures)))
 
 
 def measure(tasks: list[Work]) -> list[tuple[dict[str, Any], Outcome]]:
@@ -173,18 +178,18 @@ def measure(tasks: list[Work]) -> list[tuple[dict[str, Any], Outcome]]:
         try:
             found.append(ours.recv())
         except EOFError:
-            raise EngineError("a process has ended before its texts; what it said stands above") from None
+            raise EngineError("a process ended before its texts; its messages stand above") from None
         process.join()
     return found
 
 
-def main() -> int:
+def main() -> None:
     """Measure, and print a table and a line of JSON."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--checkpoint", type=Path, help="[the voice that ships]")
     parser.add_argument("--devices", type=lambda text: text.split(","), default=["auto"], help="one for each process")
     parser.add_argument("--ways", type=names(WAYS), default=WAYS[:2], help=f"of {', '.join(WAYS)}")
-    parser.add_argument("--rounds", type=int, default=1, help="how often each way has its turn")
+    parser.add_argument("--rounds", type=int, default=1, help="turns of each way")
     parser.add_argument("--texts", type=int, default=200, help="for each process")
     parser.add_argument("--frames", type=int, default=100, help="of a text on average")
     parser.add_argument("--slots", type=int, help="[as the engine chooses]")
@@ -197,26 +202,28 @@ def main() -> int:
 
     outcomes: list[Outcome] = []
     facts: dict[str, Any] = {}
+    make = partial(EngineConfig, checkpoint_path=given.checkpoint, max_batch_size=given.slots)
+    configs = [make(device=device) for device in given.devices]
+    apart = [make(device=given.devices[0], placement={"codec": given.devices[-1]})] if "apart" in given.ways else []
     with tempfile.TemporaryDirectory() as folder:
         texts = Path(folder) / "texts.jsonl"
         write_texts(texts, given.texts, given.frames, given.seed)
         for way in given.ways * given.rounds:
-            make = partial(EngineConfig, checkpoint_path=given.checkpoint, max_batch_size=given.slots)
-            if way == "apart":
-                configs = [make(device=given.devices[0], placement={"codec": given.devices[-1]})]
-            else:
-                configs = [make(device=device) for device in given.devices]
-            tasks = [Work(way, for_many(each), texts, given.shard_size, given.layout, given.format) for each in configs]
-            for facts, outcome in measure(tasks):  # noqa: B007 - the same of all
+            found = measure(
+                [
+                    Work(way, for_many(config), texts, given.shard_size, given.layout, given.format)
+                    for config in (apart if way == "apart" else configs)
+                ]
+            )
+            for facts, outcome in found:  # noqa: B007 - the same of all
                 outcomes.append(outcome)
                 print(outcome, file=sys.stderr, flush=True)
-    sums = {way: sum(each.audio_per_s for each in outcomes if each.way == way) / given.rounds for way in given.ways}
-    print(table(list(Outcome.__annotations__), [list(asdict(each).values()) for each in outcomes]))
+    sums = sums_by_way(outcomes, given.rounds)
     for way, total in sums.items():
         print(f"{way}: {total:,.0f} seconds of sound a second, {total / sums[given.ways[0]]:.3f} of {given.ways[0]}")
-    work_told = {name: str(value) for name, value in vars(given).items()}
-    give({**facts, "workload": work_told, "outcomes": [asdict(each) for each in outcomes], "sums": sums}, given.output)
-    return 0
+    workload, rows = {name: str(value) for name, value in vars(given).items()}, [asdict(each) for each in outcomes]
+    result = {**facts, "workload": workload, "outcomes": rows, "sums": sums}
+    report(list(Outcome.__annotations__), [list(row.values()) for row in rows], result, given.output)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """The cost of the proxy before several replicas: latency added to a chunk of audio, and CPU time of the proxy.
 
-Two small servers stream chunks that carry the moment at which they were sent, at the pace that is asked for;
-clients read them once from the servers, and once through HAProxy with the configuration of `s1-mini serve --replicas`.
-With `--url` a server that runs is asked instead, as `benchmark.http_load` tells. Linux only. Prints a table, or with
-`--url` JSON.
+Two small servers stream chunks that carry their send time, at a fixed pace; clients read them once from the servers,
+and once through HAProxy with the configuration of `s1-mini serve --replicas`. With `--url` a running server is loaded
+instead, as `benchmark.http_load` describes. Linux only. Prints a table, or with `--url` JSON.
 
 python -m benchmark.door --streams 200 --seconds 10
 python -m benchmark.door --url http://localhost:8080 --streams 512 --seconds 20
@@ -17,7 +16,6 @@ import multiprocessing
 import random
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,9 +26,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmark.command import make_parser
+from benchmark.command import make_parser, quantile_ms
 from benchmark.command import run as run_command
-from benchmark.http_load import Place, Traffic, quantile_ms, run_load
+from benchmark.http_load import Place, Traffic, run_load
 from s1_mini.bench.report import table
 from s1_mini.remote.proxy import Commands, describe_proxy, find_proxy
 from s1_mini.server.connections import open_more_files, openable
@@ -48,50 +46,40 @@ class Work:
     """The load of the clients."""
 
     streams: int
-    every_s: float
+    interval_s: float  # of a stream's chunks
     num_chunks: int
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for; return the exit code."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the proxy, or load the server that is named."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--streams", type=int, default=200, help="at a time")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--chunks", type=float, default=5.0, help="a second, of each stream")
-    parser.add_argument("--url", help="of a server that runs")
-    parser.add_argument("--rate", type=float, help="requests a second, instead of so many streams at a time")
-    parser.add_argument("--clients", type=int, default=2, help="processes that ask, with --url")
+    parser.add_argument("--url", help="of a running server")
+    parser.add_argument("--rate", type=float, help="requests a second, instead of concurrent streams, with --url")
+    parser.add_argument("--clients", type=int, default=2, help="client processes, with --url")
     parser.add_argument("--frames", type=int, default=100, help="of each answer on average, with --url")
     parser.add_argument("--ramp", type=float, default=3.0, help="seconds before those that count, with --url")
-    parser.add_argument(
-        "--listen", action="store_true", help="each hears its answer out before it asks again, with --url"
-    )
-    options = parser.parse_args(arguments)
+    parser.add_argument("--listen", action="store_true", help="play each answer before the next request, with --url")
+    given = parser.parse_args(arguments)
     open_more_files()
-    if options.url:
-        load = Traffic(
-            Place.of(options.url),
-            options.streams,
-            options.seconds,
-            options.rate,
-            options.frames,
-            options.ramp,
-            options.listen,
-        )
-        print(json.dumps(run_load(load, options.clients)))
-        return 0
-    work = Work(options.streams, 1 / options.chunks, round(options.seconds * options.chunks))
-    rows = measure_door(work)
-    print(f"{work.streams} streams of {options.chunks:g} chunks a second, two servers")
-    print(table(("", "chunks a second", "chunk late p50, ms", "p95, ms", "proxy, us a chunk", "ping p50, ms"), rows))
-    return 0
+    if given.url:
+        place = Place.of(given.url)
+        load = Traffic(place, given.streams, given.seconds, given.rate, given.frames, given.ramp, given.listen)
+        print(json.dumps(run_load(load, given.clients)))
+        return
+    work = Work(given.streams, 1 / given.chunks, round(given.seconds * given.chunks))
+    print(f"{work.streams} streams of {given.chunks:g} chunks a second, two servers")
+    head = ("", "chunks a second", "chunk late p50, ms", "p95, ms", "proxy, us a chunk", "ping p50, ms")
+    print(table(head, measure_door(work)))
 
 
 # ---- the proxy alone ------------------------------------------------------------------------------------------------
 
 
 def measure_door(work: Work) -> list[tuple[str, ...]]:
-    """Read the same chunks from the servers, and through the proxy; give a row of figures for each."""
+    """Read the same chunks from the servers, and through the proxy; return a row of figures for each."""
     with tempfile.TemporaryDirectory(prefix="s1-mini-") as name, socket.socket() as listener:
         folder = Path(name)
         members = [ReplicaInfo(index, 2, folder / str(index), False) for index in range(2)]
@@ -104,7 +92,7 @@ def measure_door(work: Work) -> list[tuple[str, ...]]:
         )
         for server in servers:
             server.start()
-        proxy = subprocess.Popen(  # noqa: S603 - what a person installed
+        proxy = psutil.Popen(
             [find_proxy(), "-db", "-q", "-f", str(folder / "haproxy.cfg")], pass_fds=[listener.fileno()]
         )
         try:
@@ -115,17 +103,15 @@ def measure_door(work: Work) -> list[tuple[str, ...]]:
             for member in members:
                 asyncio.run(commands.take(member.index))
             rows = []
-            for told, places in (
-                ("servers", [str(each.socket) for each in members]),
-                ("proxy", [listener.getsockname()]),
-            ):
-                before = sum(psutil.Process(proxy.pid).cpu_times()[:2])
+            sockets = [str(each.socket) for each in members]
+            for way, places in (("servers", sockets), ("proxy", [listener.getsockname()])):
+                before = sum(proxy.cpu_times()[:2])
                 late, took_s, pings = asyncio.run(_read_all(places, work))
-                spent = sum(psutil.Process(proxy.pid).cpu_times()[:2]) - before
+                spent = sum(proxy.cpu_times()[:2]) - before
                 figures = (len(late) / took_s, quantile_ms(late, 0.5, 2), quantile_ms(late, 0.95, 2))
-                each_us = f"{1e6 * spent / len(late):.0f}" if told == "proxy" else "-"
+                each_us = f"{1e6 * spent / len(late):.0f}" if way == "proxy" else "-"
                 row = [f"{figure:.2f}" for figure in figures] + [each_us, f"{quantile_ms(pings, 0.5, 2):.2f}"]
-                rows.append((told, *row))
+                rows.append((way, *row))
             return rows
         finally:
             proxy.kill()
@@ -147,7 +133,7 @@ def _serve(path: str, work: Work) -> None:
                 for _ in range(work.num_chunks):
                     chunk = STAMP.pack(MARK, time.monotonic()).ljust(CHUNK_BYTES, b"\0")
                     writer.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
-                    await asyncio.sleep(work.every_s)
+                    await asyncio.sleep(work.interval_s)
                 writer.write(b"0\r\n\r\n")
         writer.close()
 
@@ -155,7 +141,7 @@ def _serve(path: str, work: Work) -> None:
         server = await asyncio.start_unix_server(  # type: ignore[attr-defined,unused-ignore] # Windows has none
             answer,
             path,
-            backlog=2048,  # a connection beyond is not waited for, and fails when it is used
+            backlog=2048,  # connections beyond it fail at their first use
         )
         await server.serve_forever()
 
@@ -163,11 +149,11 @@ def _serve(path: str, work: Work) -> None:
 
 
 async def _read_all(places: Sequence[object], work: Work) -> tuple[list[float], float, list[float]]:
-    """Read all streams; return the delay of each chunk, the time in all, and those of idle requests, in seconds."""
+    """Read all streams; return the seconds of each chunk's delay, of all together, and of each idle request."""
     late: list[float] = []
 
     async def read(number: int) -> None:
-        await asyncio.sleep(random.random() * work.every_s)  # noqa: S311 - no secret
+        await asyncio.sleep(random.random() * work.interval_s)  # noqa: S311 - no secret
         reader, writer = await _connect(places[number % len(places)])
         writer.write(b"POST /stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         left = b""
@@ -184,10 +170,10 @@ async def _read_all(places: Sequence[object], work: Work) -> tuple[list[float], 
     took_s, pings = time.monotonic() - started, []
     reader, writer = await _connect(places[0])
     for _ in range(300):
-        asked = time.monotonic()
+        sent = time.monotonic()
         writer.write(b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        pings.append(time.monotonic() - asked)
+        pings.append(time.monotonic() - sent)
     writer.close()
     return late, took_s, pings
 

@@ -1,16 +1,16 @@
-"""From one engine to thousands: how full they may be, by who chooses the engine, and what becomes scarce first.
+"""From one engine to thousands: how full they may be, by how engines are chosen, and what becomes scarce first.
 
-Each engine is a queue with its slots; how long a step takes depends on how many of them are taken, between the two
-points that `s1-mini plan` expects, which are fitted to what was measured. Requests come by chance, and speak for a time
-that is exponential. A fleet may be as full as it can while one request in a thousand finds no free slot. Numbers in
-`PARTS` were measured, or are a provider's; the last column says where.
+Each engine is a queue with its slots; the time of a step depends on how many of them are taken, between the two points
+that `s1-mini plan` expects, which are fitted to measurements. Arrivals are a Poisson process, durations exponential. A
+fleet may be as full as it can while one request in a thousand finds no free slot. Numbers in `PARTS` were measured, or
+are a provider's; the last column says where.
 
 python -m benchmark.fleet --gpu l4 --price 1.15
 """
 
 from __future__ import annotations
 
-import json
+import bisect
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.command import make_parser, numbers, run
+from benchmark.command import make_parser, numbers, report, run
 from s1_mini.bench.report import table
 from s1_mini.capacity.cards import find_card
 from s1_mini.capacity.plan import Wish, make_plans
@@ -27,8 +27,8 @@ from s1_mini.families.registry import get_family
 
 Counts = NDArray[np.int64]  # of requests, [fleets, engines]
 
-STEP_S = 0.02  # between two looks: what a chooser knows is so old at most
-WARM_S, SEEN_S = 15.0, 20.0
+STEP_S = 0.02  # of the simulation
+WARM_S, SEEN_S = 15.0, 20.0  # simulated
 LOADS = (0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.96)
 WAITING = 1e-3
 SIMULATED = 2000  # engines at a time: many small fleets, or one large
@@ -38,7 +38,7 @@ PCM_BYTES_A_S, OPUS_BYTES_A_S = 88_200, 4_000
 
 @dataclass(frozen=True)
 class Engine:
-    """One GPU: slots, seconds of one step with one row and with all, of a frame's sound, of a request's."""
+    """One GPU: slots; seconds of one step with one row and with all, of a frame's audio and of a request's."""
 
     slots: int
     first_s: float
@@ -48,16 +48,16 @@ class Engine:
 
     @property
     def audio_per_s(self) -> float:
-        """Seconds of sound a second with all slots taken."""
+        """Seconds of audio per second with all slots taken."""
         return self.slots * self.frame_s / self.full_s
 
     @property
     def texts_per_s(self) -> float:
-        """Requests a second, likewise."""
+        """Requests per second with all slots taken."""
         return self.audio_per_s / self.sound_s
 
     def ends(self, taken: Counts) -> NDArray[np.float64]:
-        """Return the chance that a request ends within a look, by the number of slots taken."""
+        """Return the probability that a request ends within a step, by the number of slots taken."""
         step_s = self.first_s + (self.full_s - self.first_s) * (np.maximum(taken, 1) - 1) / max(1, self.slots - 1)
         return 1 - np.exp(-STEP_S * self.frame_s / step_s / self.sound_s)
 
@@ -103,20 +103,20 @@ def by_least(waiting: Counts, arrivals: Counts, chance: np.random.Generator) -> 
 
 
 def simulate(engine: Engine, engines: int, load: float, choose: Callable[..., Counts]) -> tuple[float, float]:
-    """Return the share of requests that find no free slot, and of slots taken, of engines at so much of their rate."""
+    """Return the share of requests that find no free slot, and of slots taken, at `load` of the engines' rate."""
     chance = np.random.default_rng(0)
     fleets = max(1, SIMULATED // engines)
     each = load * engine.texts_per_s * STEP_S
     have = np.full((fleets, engines), round(load * engine.slots / 2), np.int64)
     came = late = 0
     full: list[float] = []
-    for look in range(round((WARM_S + SEEN_S) / STEP_S)):
+    for step in range(round((WARM_S + SEEN_S) / STEP_S)):
         taken = np.minimum(have, engine.slots)
         have -= chance.binomial(taken, engine.ends(taken))
         arrivals = chance.poisson(each * engines, fleets)
         before = np.maximum(have - engine.slots, 0).sum()
         have = choose(have, arrivals, chance)
-        if look * STEP_S >= WARM_S:
+        if step * STEP_S >= WARM_S:
             came += int(arrivals.sum())
             late += int(np.maximum(have - engine.slots, 0).sum() - before)
             full.append(float(np.minimum(have, engine.slots).mean()) / engine.slots)
@@ -125,18 +125,20 @@ def simulate(engine: Engine, engines: int, load: float, choose: Callable[..., Co
 
 def most_load(engine: Engine, engines: int, choose: Callable[..., Counts]) -> tuple[float, float]:
     """Return the largest of `LOADS` at which few enough requests wait, 0 if there is none, and the slots taken then."""
-    low, high, taken = -1, len(LOADS), 0.0
-    while high - low > 1:
-        middle = (low + high) // 2
-        late, full = simulate(engine, engines, LOADS[middle], choose)
+    best, taken = 0.0, 0.0
+
+    def waits(load: float) -> bool:
+        nonlocal best, taken
+        late, full = simulate(engine, engines, load, choose)
         if late <= WAITING:
-            low, taken = middle, full
-        else:
-            high = middle
-    return (LOADS[low] if low >= 0 else 0.0), taken
+            best, taken = load, full
+        return late > WAITING
+
+    bisect.bisect(LOADS, False, key=waits)
+    return best, taken
 
 
-def main() -> int:
+def main() -> None:
     """Simulate: two tables, then one line of JSON."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--gpu", default="h200")
@@ -144,9 +146,8 @@ def main() -> int:
     parser.add_argument("--engines", type=numbers, default=(1, 4, 40, 400, 4000), help="[1,4,40,400,4000]")
     parser.add_argument("--price", type=float, help="of a GPU an hour")
     options = parser.parse_args()
-    family = get_family()
-    (plan,) = make_plans(partial(family.sizes, None), [find_card(options.gpu)], Wish())
-    slots = min(plan.likely.rows, plan.likely.count)  # more would each be slower than they are heard
+    (plan,) = make_plans(partial(get_family().sizes, None), [find_card(options.gpu)], Wish())
+    slots = min(plan.likely.rows, plan.likely.count)  # more would each be slower than real time
     full_s = slots * plan.sizes.frame_s / plan.likely.audio_per_s
     engine = Engine(slots, plan.expected[0].total_ms / 1000, full_s, plan.sizes.frame_s, options.sound)
     rows = []
@@ -165,10 +166,9 @@ def main() -> int:
     )
     heads = ("engines", "by chance: load", "slots taken", "to the freest: load", "slots taken", "streams", "1 h costs")
     print(table(heads[: len(rows[0])], [list(row.values()) for row in rows]))
-    print(table(("shared", "an engine wants", "enough for engines", "by"), scarce))
-    shared = [{"what": name, "each": wanted, "engines": enough, "by": by} for name, wanted, enough, by in scarce]
-    print(json.dumps({"gpu": options.gpu, "engine": asdict(engine), "fleets": rows, "shared": shared}))
-    return 0
+    shared = [dict(zip(("what", "each", "engines", "by"), row, strict=True)) for row in scarce]
+    result = {"gpu": options.gpu, "engine": asdict(engine), "fleets": rows, "shared": shared}
+    report(("shared", "an engine wants", "enough for engines", "by"), scarce, result)
 
 
 if __name__ == "__main__":

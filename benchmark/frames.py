@@ -6,7 +6,6 @@ python -m benchmark.frames --checkpoint full-size --rows 64,128,256 --voices 8
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmark.command import make_parser, numbers, run
-from s1_mini.bench.report import describe_machine, table
+from benchmark.command import make_parser, numbers, report, run
+from s1_mini.bench.report import describe_machine
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.families.find import find_checkpoint
@@ -40,7 +39,7 @@ class FrameTime:
 
     rows: int
     device_ms: float  # replays of the frame's graph back to back; without graphs the same as `step_ms`
-    step_ms: float  # as the engine makes it, with what the host looks at
+    step_ms: float  # as the engine runs it, including the host's reads
 
     @property
     def host_ms(self) -> float:
@@ -64,16 +63,15 @@ class FrameBench:
         positions = -(-(context + self._steps) // SPAN) * SPAN
         self.stage = LanguageModel(model, slots=slots, positions=positions)
         self.stage.capture()
-        # Keys and values stay zeros: how long it takes does not depend on what they are.
+        # Keys and values stay zeros: the time does not depend on them.
         self._prompt = np.zeros((context, model.num_codebooks + 1), np.int64)
 
     def measure(self, rows: int) -> FrameTime:
-        """Make frames with `rows` rows, once as the engine does and once launched back to back."""
+        """Time frames of `rows` rows, once as the engine runs them and once launched back to back."""
         slots = range(rows)
 
         def step() -> None:
-            wait = self.stage.step(slots, 1)
-            wait()
+            self.stage.step(slots, 1)()
 
         self._begin(slots)
         step_ms = self._time(step)
@@ -83,18 +81,16 @@ class FrameBench:
         return FrameTime(rows, device_ms, step_ms)
 
     def _begin(self, slots: Sequence[int]) -> None:
+        length = len(self._prompt)
         for slot in slots:
-            asked = Conditions(SamplingParams(), seed=slot, utterance=0, max_steps=self._steps, voice={})
-            begin = Begin(
-                slot, 0, self._prompt, None, 0, self._steps, 1, context=0, consumes=len(self._prompt), conditions=asked
-            )
-            self.stage.begin([begin])
-        saved = [self.stage.save(slot, int(OF_VOICE * len(self._prompt))) for slot in slots[: self._voices]]
+            conditions = Conditions(SamplingParams(), seed=slot, utterance=0, max_steps=self._steps, voice={})
+            self.stage.begin([Begin(slot, 0, self._prompt, None, 0, self._steps, 1, 0, length, conditions)])
+        saved = [self.stage.save(slot, int(OF_VOICE * length)) for slot in slots[: self._voices]]
         for slot in slots[len(saved) :] if saved else ():
             self.stage.load(slot, saved[slot % len(saved)])
 
     def _time(self, work: Callable[[], object]) -> float:
-        """Milliseconds of one call of many."""
+        """Return the milliseconds of one call of many."""
         for _ in range(WARM_UP):
             work()
         if self._device.type != "cuda":
@@ -137,34 +133,28 @@ def measure_frames(
         torch.set_num_threads(threads)
 
 
-def main() -> int:
+def main() -> None:
     """Measure, and print a table and a line of JSON."""
     parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=numbers, default=(1, 4, 8), help="how many speak at once, as 1,64,128")
+    parser.add_argument("--rows", type=numbers, default=(1, 4, 8), help="concurrent rows, as 1,64,128")
     parser.add_argument("--context", type=int, default=300, help="positions in use in each row at first")
     parser.add_argument("--frames", type=int, default=100, help="that are timed")
     parser.add_argument("--voices", type=int, default=0, help="that all rows share; 0: each has its own")
     options = parser.parse_args()
     config = EngineConfig(checkpoint_path=find_checkpoint(options.checkpoint).directory, device=options.device)
     speaker = load(config)
+    sizes = {"context": options.context, "voices": options.voices}
     times = measure_frames(
         as_s1(speaker.loaded),
         options.rows,
-        context=options.context,
         frames=options.frames,
-        voices=options.voices,
         prepare=lambda stage: AheadCompiler(speaker, [stage], config, in_background=False),
+        **sizes,
     )
-    kinds = {"precision": speaker.precision.value, "kernels": speaker.kernels.value}
-    facts = describe_machine(speaker.device.value) | kinds
-    head = ["rows", "device ms", "step ms", "host ms"]
-    print(table(head, [[str(each.rows), *list(each.data().values())[1:]] for each in times]))
-    print(
-        json.dumps(
-            facts | {"context": options.context, "voices": options.voices, "frames": [each.data() for each in times]}
-        )
-    )
-    return 0
+    found = [each.data() for each in times]
+    facts = {"precision": speaker.precision.value, "kernels": speaker.kernels.value, **sizes, "frames": found}
+    rows = [[str(each["rows"]), *list(each.values())[1:]] for each in found]
+    report(["rows", "device ms", "step ms", "host ms"], rows, describe_machine(speaker.device.value) | facts)
 
 
 if __name__ == "__main__":

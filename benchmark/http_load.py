@@ -1,9 +1,9 @@
 """HTTP clients of a server: single requests, and a load of streams from several processes.
 
-A load is so many streams at a time, from `ramp_s` seconds after the start on, or requests a second at random moments.
-Answers are half to one and a half times `frames` long, so that they do not all end at once. `cores_client` is the CPU
-use of the busiest client process: near 1, the clients are the bottleneck and more are needed. The few bytes of the
-chunked transfer count as audio.
+A load is a number of concurrent streams, from `ramp_s` seconds after the start on, or requests a second at random
+moments. Answers are half to one and a half times `frames` long, so that they do not all end at once. `cores_client` is
+the CPU use of the busiest client process: near 1, the clients are the bottleneck and more are needed. The few bytes of
+the chunked transfer count as audio.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -25,8 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import numpy as np
-
+from benchmark.command import quantile_ms
 from s1_mini.bench.clients import BUFFER_S
 from s1_mini.exceptions import EngineNotReadyError
 from s1_mini.extras import require
@@ -35,7 +34,7 @@ KEY = "S1_MINI_SERVER_API_KEY"
 TEXT = "The morning train was late again, and nobody knew why."
 BYTES_A_SECOND = 88_200.0  # of pcm at 44.1 kHz
 START_LIMIT_S = 120.0
-REFUSED_PAUSE_S = 1.0  # of a client that was refused, as Retry-After says
+REFUSED_PAUSE_S = 1.0  # of a client after a refusal, as Retry-After says
 SEEDS = count()
 
 
@@ -98,10 +97,9 @@ class Place:
 
     async def speak(self, frames: int, seed: int, **headers: str) -> Answer:
         """Request a stream of PCM."""
-        wanted = {"text": TEXT, "seed": seed, "max_new_tokens": frames, "format": "pcm", "stream": True}
-        return await self.ask(
-            "POST", "/v1/tts", json.dumps(wanted).encode(), Content_Type="application/json", **headers
-        )
+        fields = {"text": TEXT, "seed": seed, "max_new_tokens": frames, "format": "pcm", "stream": True}
+        body, headers = json.dumps(fields).encode(), {"Content_Type": "application/json", **headers}
+        return await self.ask("POST", "/v1/tts", body, **headers)
 
 
 async def until_ready(place: Place, is_alive: Callable[[], bool]) -> None:
@@ -134,7 +132,7 @@ def served(checkpoint: Path | None, **options: object) -> Iterator[tuple[Place, 
 
 @dataclass(frozen=True)
 class Traffic:
-    """A load: so many streams at a time or, with `rate`, requests a second."""
+    """A load: concurrent streams or, with `rate`, requests a second."""
 
     place: Place
     streams: int
@@ -157,7 +155,7 @@ class Heard:
 
 def run_load(load: Traffic, clients: int) -> dict[str, float]:
     """Load a server from several processes; return their figures together."""
-    seconds, share = load.seconds, None if load.rate is None else load.rate / clients
+    share = None if load.rate is None else load.rate / clients
     each, rest = divmod(load.streams, clients)
     pipes = []
     for number in range(clients):
@@ -174,7 +172,7 @@ def run_load(load: Traffic, clients: int) -> dict[str, float]:
         process.join()
     firsts = [first for heard, _ in answers for first in heard.firsts_s]
     return {
-        "sound_s_a_second": round(sum(heard.sound_s for heard, _ in answers) / seconds, 1),
+        "sound_s_a_second": round(sum(heard.sound_s for heard, _ in answers) / load.seconds, 1),
         "cores_client": round(max(cores for _, cores in answers), 2),
         "requests": len(firsts),
         "failed": sum(heard.failed for heard, _ in answers),
@@ -184,11 +182,6 @@ def run_load(load: Traffic, clients: int) -> dict[str, float]:
     }
 
 
-def quantile_ms(seconds: Sequence[float], share: float, digits: int = 1) -> float:
-    """Return a quantile in rounded milliseconds; 0 of nothing."""
-    return round(1000 * float(np.quantile(seconds, share)), digits) if seconds else 0.0
-
-
 def _run_in_process(pipe: Connection, load: Traffic) -> None:
     began, spent = time.monotonic(), time.process_time()
     heard = asyncio.run(_run(load))
@@ -196,57 +189,50 @@ def _run_in_process(pipe: Connection, load: Traffic) -> None:
 
 
 async def _run(load: Traffic) -> Heard:
-    client = _Clients(load)
+    """Run the clients of one process."""
+    heard, counts = Heard(), time.monotonic() + load.ramp_s
+    ends = counts + load.seconds
+
+    async def stream() -> None:
+        if load.listens:  # else all would end together again and again
+            await asyncio.sleep(random.random() * load.ramp_s / 2)  # noqa: S311 - no secret
+        while time.monotonic() < ends:
+            await _request(load, heard, counts, ends)
+
     if load.rate is None:
-        await asyncio.gather(*(client.ask_on() for _ in range(load.streams)))
+        await asyncio.gather(*(stream() for _ in range(load.streams)))
     else:
         tasks = []
-        while time.monotonic() < client.ends:
-            tasks.append(asyncio.create_task(client.ask()))
+        while time.monotonic() < ends:
+            tasks.append(asyncio.create_task(_request(load, heard, counts, ends)))
             await asyncio.sleep(random.expovariate(load.rate))
         await asyncio.gather(*tasks)
-    return client.heard
+    return heard
 
 
-class _Clients:
-    """All requests of one process."""
-
-    def __init__(self, load: Traffic) -> None:
-        self.heard, self._load = Heard(), load
-        self._counts = time.monotonic() + load.ramp_s
-        self.ends = self._counts + load.seconds
-
-    async def ask_on(self) -> None:
-        """Send one request after the other until the end."""
-        if self._load.listens:  # else all would end together again and again
-            await asyncio.sleep(random.random() * self._load.ramp_s / 2)  # noqa: S311 - no secret
-        while time.monotonic() < self.ends:
-            await self.ask()
-
-    async def ask(self) -> None:
-        """Send one request, and read its answer as a player would."""
-        mean = self._load.frames
-        frames = random.randint(mean - mean // 2, mean + mean // 2)  # noqa: S311 - no secret
-        asked, last, whole = time.monotonic(), b"", False
-        begun, sound_s, ran_dry = asked, 0.0, False
-        try:
-            with await self._load.place.speak(frames, next(SEEDS)) as answer:
-                while answer.status == 200 and (part := await answer.reader.read(65_536)):
-                    now, part_s = time.monotonic(), len(part) / BYTES_A_SECOND
-                    if not sound_s:
-                        begun = now
-                        if asked >= self._counts:
-                            self.heard.firsts_s.append(now - asked)
-                    ran_dry |= now > begun + BUFFER_S + sound_s
-                    sound_s += part_s
-                    self.heard.sound_s += part_s if self._counts <= now < self.ends else 0.0
-                    last = (last + part)[-5:]
-            whole = last == b"0\r\n\r\n"
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # counted as failed
-        self.heard.failed += not whole
-        self.heard.ran_dry += ran_dry and asked >= self._counts
-        pause_s = 0.0 if whole else REFUSED_PAUSE_S
-        if self._load.listens:
-            pause_s = max(pause_s, begun + sound_s - time.monotonic())
-        await asyncio.sleep(pause_s)
+async def _request(load: Traffic, heard: Heard, counts: float, ends: float) -> None:
+    """Send one request and read its answer as a player would; audio counts between `counts` and `ends`."""
+    frames = random.randint(load.frames - load.frames // 2, load.frames + load.frames // 2)  # noqa: S311 - no secret
+    sent, last, whole = time.monotonic(), b"", False
+    begun, sound_s, ran_dry = sent, 0.0, False
+    try:
+        with await load.place.speak(frames, next(SEEDS)) as answer:
+            while answer.status == 200 and (part := await answer.reader.read(65_536)):
+                now, part_s = time.monotonic(), len(part) / BYTES_A_SECOND
+                if not sound_s:
+                    begun = now
+                    if sent >= counts:
+                        heard.firsts_s.append(now - sent)
+                ran_dry |= now > begun + BUFFER_S + sound_s
+                sound_s += part_s
+                heard.sound_s += part_s if counts <= now < ends else 0.0
+                last = (last + part)[-5:]
+        whole = last == b"0\r\n\r\n"
+    except (OSError, asyncio.IncompleteReadError):
+        pass  # counted as failed
+    heard.failed += not whole
+    heard.ran_dry += ran_dry and sent >= counts
+    pause_s = 0.0 if whole else REFUSED_PAUSE_S
+    if load.listens:
+        pause_s = max(pause_s, begun + sound_s - time.monotonic())
+    await asyncio.sleep(pause_s)

@@ -1,10 +1,10 @@
 """The mel family against a plain baseline, side by side on one machine: what each of its techniques is worth.
 
 The baseline is in float32, one request at a time, keeps no keys and values (every step computes its whole prefix anew,
-causally, so that the result is the same), waits for the device after every request, and brings all that lies between to
-the host. Prenet dropout is off on all sides, so that sounds can be compared. Numbers of frames are fixed by the text,
+causally, so that the result is the same), waits for the device after every request, and copies all intermediate results
+to the host. Prenet dropout is off on all sides, so that waves can be compared. Numbers of frames are fixed by the text,
 fifteen characters a second, since random weights end anywhere. `transformers` is measured, too, with a checkpoint in
-the published form. Every figure is measured but the column `derived` and `GMAC`, and the number of runs is printed.
+the published form. Every figure is measured except `derived` and `GMAC`, and the number of runs is printed.
 
 s1-mini random-checkpoint speecht5 --family mel --size full --form published
 python -m benchmark.mel_baseline --checkpoint speecht5 --output mel.json
@@ -19,9 +19,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.command import give, make_parser, numbers, run
+from benchmark.command import make_parser, numbers, report, run
 from benchmark.sections import Clock, Section, Span, bottlenecks, trace
 from s1_mini.bench.profile import SCHEDULING, Profiler
 from s1_mini.bench.report import describe_machine, load_average, table
@@ -71,10 +70,11 @@ ENGINE_SECTIONS = {
     "decoder: prefill": "encode_text",
     "decoder: step": "decode_mel",
     "vocoder: step": "vocoder_inference",
-}  # its copies to the host, and the waits for them, are within steps
+}  # its copies to the host, and the waits for them, are in steps
+SECTION_HEADS = ("s", "MB", "use %", "GB/s")
 MAX_CHARACTERS = 20_000
 WARM_UP_STEPS = 8
-NEVER = 9.0  # a threshold that no probability of the end reaches
+NEVER = 9.0  # stop threshold that no probability reaches
 
 
 def steps_of(text: str, loaded: LoadedMel, most: int) -> int:
@@ -99,7 +99,7 @@ class Baseline:
 
     @torch.inference_mode()
     def speak(self, text: str, steps: int, clock: Clock | None = None) -> np.ndarray:
-        """Generate so many steps; return the samples [T]."""
+        """Generate `steps` steps; return the samples [T]."""
         model, clock = self._model, clock or Clock(self._model.device, SECTIONS)
         tidy = tidied(text, MAX_CHARACTERS)
         tokens = clock.time(
@@ -116,7 +116,7 @@ class Baseline:
 
     @torch.inference_mode()
     def decode(self, encoded: Tensor, steps: int) -> Tensor:
-        """Make the mel [F, M], the whole prefix of it anew at each step, and the text's keys and values with it."""
+        """Return the mel [F, M]; each step computes its whole prefix and the text's keys and values anew."""
         model, config = self._model, self._model.config
         inputs = torch.zeros(1, config.num_bins, device=model.device)
         frames: list[Tensor] = []
@@ -151,7 +151,7 @@ class Original:
 
     @torch.inference_mode()
     def speak(self, text: str, steps: int, vector: Tensor) -> np.ndarray:
-        """Generate so many steps; return the samples [T]."""
+        """Generate `steps` steps; return the samples [T]."""
         tokens = torch.tensor([self._loaded.tokenizer.encode(tidied(text, MAX_CHARACTERS))], device=self._device)
         frames = steps * self._loaded.model.config.frames_per_step
         ratio = (frames + 0.01) / tokens.shape[1]  # it rounds down
@@ -161,7 +161,7 @@ class Original:
 
 
 def faded(wave: np.ndarray, loaded: LoadedMel) -> np.ndarray:
-    """Return a wave with both ends faded, as the engine gives it."""
+    """Return a wave with both ends faded, as by the engine."""
     joiner = Joiner(sample_rate=loaded.vocoder.config.sample_rate)
     return np.concatenate((joiner.push(wave), joiner.finish()))
 
@@ -197,36 +197,45 @@ GROWTH = {
 }
 
 
-class Stopwatch:
-    """Seconds of requests one after the other, by the wall and by the processor."""
+def measure_each(
+    name: str,
+    texts: Sequence[str],
+    rate: int,
+    speak: Callable[[str], np.ndarray | Iterator[object]],
+    expected: Sequence[np.ndarray] = (),
+) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Generate texts one after the other; return latencies, differences from the `expected` waves, and the waves.
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.processor_s = 0.0
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """Time one request."""
+    `speak` may return an iterator, whose rest is not timed; the waves are then the expected ones.
+    """
+    seconds, processor_s, waves = [], 0.0, []
+    for text in texts:
         begun, computed = time.perf_counter(), time.process_time()
-        yield
-        self.seconds.append(time.perf_counter() - begun)
-        self.processor_s += time.process_time() - computed
-
-    def tell(self, name: str, sound_s: float, largest_difference: float | None = None) -> dict[str, Any]:
-        """Return the figures of all requests, whose audio has `sound_s` seconds in all."""
-        total = sum(self.seconds)
-        return {
-            "name": name,
-            "runs": len(self.seconds),
-            "average_ms": 1e3 * statistics.mean(self.seconds),
-            "p95_ms": 1e3 * float(np.percentile(self.seconds, 95)),
-            "real_time_factor": total / sound_s,
-            "processor_s_per_s": self.processor_s / sound_s,
-            "requests_per_s": len(self.seconds) / total,
-            "largest_difference": largest_difference,
-            "seconds": self.seconds,
-            "sound_s": sound_s,
-        }
+        made = speak(text)
+        seconds.append(time.perf_counter() - begun)
+        processor_s += time.process_time() - computed
+        if isinstance(made, np.ndarray):
+            waves.append(made)
+        else:
+            list(made)
+    pairs = zip(waves, cycle(expected), strict=False)
+    differences = [float(np.abs(ours - theirs).max()) for ours, theirs in pairs]
+    if not waves:
+        waves = [wave for wave, _ in zip(cycle(expected), texts, strict=False)]
+    total, sound_s = sum(seconds), sum(map(len, waves)) / rate
+    figures = {
+        "name": name,
+        "runs": len(seconds),
+        "average_ms": 1e3 * statistics.mean(seconds),
+        "p95_ms": 1e3 * float(np.percentile(seconds, 95)),
+        "real_time_factor": total / sound_s,
+        "processor_s_per_s": processor_s / sound_s,
+        "requests_per_s": len(seconds) / total,
+        "largest_difference": max(differences, default=None),
+        "seconds": seconds,
+        "sound_s": sound_s,
+    }
+    return figures, waves
 
 
 def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float:
@@ -270,14 +279,14 @@ class Comparison:
         fixed = {"prenet_dropout": "off", "stop_threshold": NEVER, "max_length_ratio": 100.0}
         self.plain = as_mel(load(EngineConfig(**common, **fixed, precision="float32", codec_dtype="float32")).loaded)
         limits = {"max_queue_size": 4096, "request_timeout_s": 3600.0, "chunk_length": 600}
-        self.config = EngineConfig(**common, **fixed, **limits, precision=precision, weights_dtype=weights_dtype)
+        config = EngineConfig(**common, **fixed, **limits, precision=precision, weights_dtype=weights_dtype)
         self.most, self.device = most, self.plain.model.device
         self.baseline = Baseline(self.plain)
         self.obstacle = Original.obstacle(checkpoint)
         self.original = Original(checkpoint, self.plain) if checkpoint and self.obstacle is None else None
         self._stage: Stage | None = None
-        self._clock = Clock(self.device, SECTIONS)  # of the engine's sections
-        self.engine = ProductionTTSEngine(self.config)
+        self._clock = Clock(self.device, SECTIONS, ENGINE_SECTIONS)
+        self.engine = ProductionTTSEngine(config)
 
     def start(self) -> None:
         """Start the engine; its default voice is the baseline's, too."""
@@ -303,50 +312,41 @@ class Comparison:
 
         Also return the baseline's sections of the last text.
         """
-        self.baseline.speak(texts[0], WARM_UP_STEPS)
-        watch, waves = Stopwatch(), []
-        for text in [*texts] * repeats:
-            clock = Clock(self.device, SECTIONS)
-            with watch.one():
-                waves.append(self.baseline.speak(text, self.steps(text), clock))
-        waves = waves[: len(texts)]
-        sound_s = repeats * sum(map(len, waves)) / self.engine.sample_rate
-        found = [watch.tell("baseline", sound_s)]
-        if self.original is not None:
-            found.append(self._originals(self.original, texts, waves, repeats))
-        for text in texts:
-            self.engine.generate(text, max_new_tokens=self.steps(text))  # to warm up
-        watch, difference = Stopwatch(), 0.0
-        for text, wave in [*zip(texts, waves, strict=True)] * repeats:
-            with watch.one():
-                made = self.engine.generate(text, max_new_tokens=self.steps(text))
-            difference = max(difference, float(np.abs(made.audio - wave).max()))
-        found.append(watch.tell("engine", sound_s, difference))
-        watch = Stopwatch()
-        for text in [*texts] * repeats:
-            with watch.one():
-                chunks = self.engine.stream(text, max_new_tokens=self.steps(text), chunk_profile="ttfa")
-                next(chunk for chunk in chunks if len(chunk.audio))
-            list(chunks)
-        found.append(watch.tell("engine, first sound", sound_s))
-        return found, clock.sections
+        clock, rate, runs = Clock(self.device, SECTIONS), self.engine.sample_rate, [*texts] * repeats
 
-    def _originals(
-        self, original: Original, texts: Sequence[str], waves: Sequence[np.ndarray], repeats: int
-    ) -> dict[str, Any]:
-        vector, watch, difference = self.baseline.vector, Stopwatch(), 0.0
-        original.speak(texts[0], WARM_UP_STEPS, vector)
-        for text, wave in [*zip(texts, waves, strict=True)] * repeats:
-            with watch.one():
-                made = original.speak(text, self.steps(text), vector)
-            difference = max(difference, float(np.abs(made - wave).max()))
-        sound_s = repeats * sum(map(len, waves)) / self.engine.sample_rate
-        return watch.tell("transformers", sound_s, difference)
+        def speak(text: str) -> np.ndarray:
+            clock.forget()
+            return self.baseline.speak(text, self.steps(text), clock)
+
+        def original(text: str) -> np.ndarray:
+            assert self.original is not None
+            return self.original.speak(text, self.steps(text), self.baseline.vector)
+
+        def generate(text: str) -> np.ndarray:
+            made: np.ndarray = self.engine.generate(text, max_new_tokens=self.steps(text)).audio
+            return made
+
+        def stream(text: str) -> Iterator[object]:
+            chunks = self.engine.stream(text, max_new_tokens=self.steps(text), chunk_profile="ttfa")
+            next(chunk for chunk in chunks if len(chunk.audio))
+            return chunks
+
+        self.baseline.speak(texts[0], WARM_UP_STEPS)
+        baseline, waves = measure_each("baseline", runs, rate, speak)
+        found, waves = [baseline], waves[: len(texts)]
+        if self.original is not None:
+            self.original.speak(texts[0], WARM_UP_STEPS, self.baseline.vector)
+            found.append(measure_each("transformers", runs, rate, original, waves)[0])
+        for text in texts:
+            generate(text)  # warm-up
+        found.append(measure_each("engine", runs, rate, generate, waves)[0])
+        found.append(measure_each("engine, first sound", runs, rate, stream, waves)[0])
+        return found, clock.parts
 
     def batches(self, requests: Sequence[int], repeats: int) -> list[dict[str, Any]]:
         """Measure requests of fifty characters that arrive at once: the engine `repeats` times, the baseline once.
 
-        The baseline takes the requests in turn, so that its first N of the largest number are a queue of N.
+        The baseline generates one after the other, so that its first N of the largest number are a queue of N.
         """
         text, steps, found = FIFTY, self.steps(FIFTY), []
         begun, ends = time.perf_counter(), []
@@ -381,22 +381,11 @@ class Comparison:
     def sections(self, text: str) -> dict[str, Section]:
         """Time the engine's sections of one request."""
         steps, loaded = self.steps(text), self._loaded()
-        profiler = self._profiler = Profiler(self._speaker(), text, max_frames=steps)
-        time_section = profiler.timer.time
-
-        def timed(name: str, work: Callable[[], Any]) -> Any:
-            if name not in ENGINE_SECTIONS:
-                return time_section(name, work)
-            return time_section(name, lambda: self._clock.time(ENGINE_SECTIONS[name], work))
-
-        profiler.timer.time = timed  # type: ignore[method-assign]
-        profiler.speak()
-        self._clock = Clock(self.device, SECTIONS)
-        profiler.timer.forget()
-        profiler.speak()
-        after = self._clock.sections
-        scheduled = (section for section in profiler.timer.sections(1) if section.name == SCHEDULING)
-        after[SCHEDULING] = Section(next(scheduled).total_ms / 1e3)
+        self._profiler = Profiler(self._speaker(), text, max_frames=steps, timer=self._clock)
+        self._profiler.speak()
+        self._clock.forget()
+        self._profiler.speak()
+        after = {name: self._clock.parts[name] for name in (*SECTIONS, SCHEDULING)}
         network, tokens = loaded.model.network, len(loaded.tokenizer.encode(text))
         seen = steps * (steps + 1) / 2 + steps * tokens
         after["decode_mel"].num_bytes = steps * loaded.num_bytes + seen * loaded.model.token_bytes
@@ -408,32 +397,34 @@ class Comparison:
     def add_use(
         self, text: str, before: dict[str, Section], after: dict[str, Section], batches: list[dict[str, Any]]
     ) -> None:
-        """Add how long a GPU computes, told by torch's profiler, which is not there where seconds are taken."""
+        """Add how long a GPU computes, in separate runs: torch's profiler is off where seconds are taken."""
         if self.device.type != "cuda":
             return
-        again, self._clock = Clock(self.device, SECTIONS), Clock(self.device, SECTIONS)
-        for sections, work, clock in (
-            (before, lambda: self.baseline.speak(text, self.steps(text), again), again),
+        clock = Clock(self.device, SECTIONS)
+        self._clock.forget()
+        for sections, work, spans in (
+            (before, lambda: self.baseline.speak(text, self.steps(text), clock), clock),
             (after, self._profiler.speak, self._clock),
         ):
-            for name, busy_s in self._busy(work, clock).items():
-                sections[name].busy_s = busy_s
+            for name, busy_s in self._busy(work, spans).items():
+                if name in sections:
+                    sections[name].busy_s = busy_s
         for batch in batches:
-            ask = partial(self.engine.generate_batch, [FIFTY] * batch["requests"], max_new_tokens=self.steps(FIFTY))
-            batch["gpu_use"] = self._busy(ask).get("", 0.0) / batch["seconds"]
+            texts, whole = [FIFTY] * batch["requests"], Clock(self.device)
+            ask = partial(self.engine.generate_batch, texts, max_new_tokens=self.steps(FIFTY))
+            batch["gpu_use"] = self._busy(partial(whole.time, "", ask), whole).get("", 0.0) / batch["seconds"]
 
-    def _busy(self, work: Callable[[], object], clock: Clock | None = None) -> dict[str, float]:
-        """Do some work again; give the seconds that kernels run, of the sections of a clock or of all as one."""
-        whole = Clock(self.device, ())
+    def _busy(self, work: Callable[[], object], clock: Clock) -> dict[str, float]:
+        """Run work again; return the seconds that kernels run in the sections of its clock."""
 
-        def run_again() -> Sequence[Span]:
-            whole.time("", work)
-            return (clock or whole).spans
+        def spans() -> Sequence[Span]:
+            work()
+            return clock.spans
 
-        return trace(run_again, self.device)
+        return trace(spans, self.device)
 
     def growth(self, steps: Sequence[int]) -> list[dict[str, Any]]:
-        """Time decoding and encoding at several lengths, to be held against what was derived."""
+        """Time decoding and encoding at several lengths, to be compared with the derived figures."""
         config, found = self.plain.model.config, []
         text = (FIFTY + " ") * 12
         tokens = len(self.plain.tokenizer.encode(FIFTY))
@@ -445,10 +436,10 @@ class Comparison:
                 found.append(
                     self._timed("decode, baseline", count, macs, partial(self.baseline.decode, encoded, count))
                 )
-            self._spoken(FIFTY, 4)
+            self._decode(FIFTY, 4)
             for count in steps:
                 macs = decoder_macs(config, count, tokens, cached=True)
-                found.append(self._timed("decode, engine", count, macs, partial(self._spoken, FIFTY, count)))
+                found.append(self._timed("decode, engine", count, macs, partial(self._decode, FIFTY, count)))
             ids = self.plain.tokenizer.encode(text)
             for count in [size for size in (75, 150, 300, 600) if size <= min(len(ids), config.max_text)]:
                 given = torch.tensor([ids[:count]], device=self.device)
@@ -463,50 +454,39 @@ class Comparison:
             last[one["part"]] = one
         return found
 
-    def _spoken(self, text: str, steps: int) -> None:
-        """Run so many steps of the engine's own decoder alone, with its caches."""
+    def _decode(self, text: str, steps: int) -> None:
+        """Run the engine's own decoder alone, with its caches."""
         loaded = self._loaded()
         if self._stage is None:
             self._stage = loaded.chain(1, self.most).stages[0]
             self._stage.capture()
-        stage = self._stage
         tokens = np.array(loaded.tokenizer.encode(text))
-        asked = Conditions(SamplingParams(), 0, 0, steps, {})
-        stage.begin([Begin(0, 0, tokens, None, 0, steps, 1, 0, len(tokens), asked)])
-        stage.prefill([Prefill(0, 0, len(tokens))])
+        conditions = Conditions(SamplingParams(), 0, 0, steps, {})
+        self._stage.begin([Begin(0, 0, tokens, None, 0, steps, 1, 0, len(tokens), conditions)])
+        self._stage.prefill([Prefill(0, 0, len(tokens))])
         for _ in range(steps):
-            wait = stage.step([0], 1)
-            wait()
+            self._stage.step([0], 1)()
 
     def _timed(self, part: str, count: int, macs: float, work: Callable[[], object]) -> dict[str, Any]:
-        """Time some work: on a CPU by the processor's time, so that what else the machine does counts less."""
-        now = time.process_time if self.device.type == "cpu" else time.perf_counter
-        clock = Clock(self.device, ())
-        clock.rest()
-        took = []
-        for _ in range(1 if self.device.type == "cpu" else 2):
+        """Time some work: on a CPU by the processor's time, so that other work on the machine counts less."""
+        on_cpu = self.device.type == "cpu"
+        now, took = time.process_time if on_cpu else time.perf_counter, []
+        self._clock.rest()
+        for _ in range(1 if on_cpu else 2):
             begun = now()
             work()
-            clock.rest()
+            self._clock.rest()
             took.append(now() - begun)
         return {"part": part, "count": count, "gmacs": macs / 1e9, "seconds": min(took)}
-
-
-def section_data(sections: dict[str, Section]) -> dict[str, Any]:
-    """Return everything of some sections for a machine."""
-    return {name: section.data() for name, section in sections.items()}
 
 
 def _rows(found: Sequence[dict[str, Any]], keys: Mapping[str, str]) -> list[list[str | float | None]]:
     return [[str(one[key]) if key in ("requests", "rounds", "runs") else one[key] for key in keys] for one in found]
 
 
-def tell(result: dict[str, Any], sections: Sequence[dict[str, Section]]) -> str:
-    """Return all tables."""
-    section_head = [
-        "section",
-        *[f"{when} {what}" for when in ("before", "after") for what in ("s", "MB", "use %", "GB/s")],
-    ]
+def tables(result: dict[str, Any], sections: Sequence[dict[str, Section]]) -> str:
+    """Return all tables but that of the growth."""
+    section_head = ["section", *(f"{when} {what}" for when in ("before", "after") for what in SECTION_HEADS)]
     rows: list[list[str | float | None]] = []
     for name in (*SECTIONS, SCHEDULING):
         row: list[str | float | None] = [name]
@@ -524,14 +504,12 @@ def tell(result: dict[str, Any], sections: Sequence[dict[str, Section]]) -> str:
         table([*LATENCIES.values()], _rows(result["latencies"], LATENCIES)),
         table([*BATCHES.values(), "GPU use %"], batches),
         table(section_head, rows),
-        "Bottlenecks before: " + "; ".join(result["bottlenecks_before"]),
-        "Bottlenecks after: " + "; ".join(result["bottlenecks_after"]),
-        table([*GROWTH.values()], _rows(result["growth"], GROWTH)),
+        *(f"Bottlenecks {when}: " + "; ".join(result[f"bottlenecks_{when}"]) for when in ("before", "after")),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) + "\n"
 
 
-def main() -> int:
+def main() -> None:
     """Measure, print tables and a line of JSON, and write that to a file if asked to."""
     parser = make_parser(__doc__)
     parser.add_argument("--precision", default="auto", help="of the engine's model [auto]")
@@ -572,18 +550,17 @@ def main() -> int:
         facts["gpu_memory_gb"] = round(health["vram"]["used_gb"], 2)
         card = card_in(torch.cuda.get_device_name(compared.device))
         facts["gpu_peak_gb_s"] = None if card is None else card.bandwidth_gb_s
+    both = {"before": before, "after": after}
     result = {
         "facts": facts,
         "latencies": latencies,
         "batches": batches,
-        "sections": {"before": section_data(before), "after": section_data(after)},
-        "bottlenecks_before": bottlenecks(before),
-        "bottlenecks_after": bottlenecks(after),
+        "sections": {when: {name: each.data() for name, each in found.items()} for when, found in both.items()},
+        **{f"bottlenecks_{when}": bottlenecks(found) for when, found in both.items()},
         "growth": growth,
     }
-    print(tell(result, (before, after)))
-    give(result, options.output)
-    return 0
+    print(tables(result, (before, after)))
+    report([*GROWTH.values()], _rows(growth, GROWTH), result, options.output)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Quality of a mel model in narrow number formats, teacher-forced: distance of the mel, MCD and PESQ.
 
-Every format is given, step by step, the frames that float32 made of the same text, so that a difference does not grow
-by itself. The sound of both mels is made by the same vocoder in float32. PESQ is told where the package `pesq` is there
-and finds an utterance in the sound; a mean opinion score (DNSMOS, DistillMOS) says something of trained weights alone.
+Every format gets, step by step, the frames that float32 made of the same text, so that differences do not accumulate.
+The same vocoder in float32 makes the waves of both mels. PESQ needs the package `pesq`, and an utterance that it finds
+in the wave; a mean opinion score (DNSMOS, DistillMOS) would need trained weights.
 
 python -m benchmark.mel_formats --checkpoint speecht5
 """
@@ -13,15 +13,15 @@ import importlib.util
 import math
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.command import give, make_parser, run
+from benchmark.command import make_parser, report, run
 from benchmark.mel_baseline import FIFTY, MAX_CHARACTERS, NEVER, steps_of
-from s1_mini.bench.report import describe_machine, table
+from s1_mini.bench.report import describe_machine
 from s1_mini.families.base import Placement
 from s1_mini.families.mel.loaded import LoadedMel, open_mel
 from s1_mini.families.mel.settings import MelSettings
@@ -33,7 +33,7 @@ from s1_mini.text.tidy import tidied
 from s1_mini.voices.library import CheckpointVoices
 
 FP8 = torch.float8_e4m3fn
-LIMIT = 0.05  # of the mel's spread: what is taken as the same quality
+LIMIT = 0.05  # of the mel's standard deviation: up to here the quality counts as the same
 NUM_CEPSTRA = 13
 
 
@@ -67,7 +67,7 @@ class Quality(NamedTuple):
 
     @property
     def is_within(self) -> bool:
-        """Whether it is as good as float32 by the bound."""
+        """Whether the distance is within the limit."""
         return self.distance <= LIMIT
 
 
@@ -92,7 +92,7 @@ def pesq_of(reference: np.ndarray, wave: np.ndarray, rate: int) -> float | None:
 
 
 def open_format(directory: Path, device: torch.device, chosen: Format) -> LoadedMel:
-    """Open a checkpoint in a format; nothing is dropped and nothing ends."""
+    """Open a checkpoint in a format, without dropout and end."""
     placement = Placement(device, chosen.dtype, torch.float32, chosen.weights, chosen.kv)
     return open_mel(
         directory, placement, MelSettings(prenet_dropout="off", stop_threshold=NEVER, max_length_ratio=100.0)
@@ -101,7 +101,7 @@ def open_format(directory: Path, device: torch.device, chosen: Format) -> Loaded
 
 @torch.inference_mode()
 def along(loaded: LoadedMel, case: dict[str, Tensor], steps: int, frames: Tensor | None) -> Tensor:
-    """Return the mel [F, M] of so many steps, teacher-forced with `frames` [S, M] if they are given."""
+    """Return the mel [F, M] of `steps` steps, teacher-forced with `frames` [S, M] if they are given."""
     model, rows = loaded.model, []
     state = open_state(model, case, steps)
     for step in range(steps):
@@ -134,7 +134,7 @@ def measure(directory: Path, device: torch.device, text: str) -> list[Quality]:
     return found
 
 
-def main() -> int:
+def main() -> None:
     """Measure, print a table and a line of JSON, and write that to a file if asked to."""
     parser = make_parser(__doc__)
     parser.add_argument("--text", default=FIFTY, help="what is said")
@@ -145,10 +145,9 @@ def main() -> int:
     device = torch.device(choose_device(options.device).value)
     found = measure(options.checkpoint, device, options.text)
     rows = [[each.name, 100 * each.distance, each.mcd_db, each.pesq, str(each.is_within)] for each in found]
-    print(table(["format", "mel differs %", "MCD dB", "PESQ", f"within {100 * LIMIT:.0f} %"], rows))
-    result: dict[str, Any] = {"facts": describe_machine(str(device)), "formats": [each._asdict() for each in found]}
-    give(result, options.output)
-    return 0
+    result = {"facts": describe_machine(str(device)), "formats": [each._asdict() for each in found]}
+    head = ["format", "mel differs %", "MCD dB", "PESQ", f"within {100 * LIMIT:.0f} %"]
+    report(head, rows, result, options.output)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Scaling of a server with replicas on one host, each on a GPU of its own, or on a CPU.
 
-For each number: the start, seconds of sound a second with `--streams` a replica at a time, the first byte at `--rate`
-requests a second for each, `--listeners` for each that hear their answers out, and what it costs that one replica is
-killed under the first load. Cores and memory are of the server's processes, by /proc, so Linux only. Prints a table,
-then one line of JSON; `--plot` draws it.
+For each number: the start, throughput with `--streams` a replica at a time, the first byte at `--rate` requests a
+second for each, `--listeners` for each that play their answers, and the cost of killing one replica under the first
+load. Cores and memory are of the server's processes, by /proc, so Linux only. Prints a table, then one line of JSON;
+`--plot` draws it.
 
 python -m benchmark.scaling --checkpoint full-size --replicas 1,2,4,8 --output scaling.json --plot scaling.svg
 """
@@ -16,100 +16,69 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
 
-from benchmark.command import give, make_parser, numbers, run
+from benchmark.command import make_parser, numbers, report, run
 from benchmark.http_load import Place, Traffic, run_load, served
-from s1_mini.bench.clients import resident_bytes
-from s1_mini.bench.report import describe_machine, table
+from s1_mini.bench.report import describe_machine
 from s1_mini.exceptions import EngineNotReadyError
 from s1_mini.remote.replica import PROCESS
 from s1_mini.server.connections import open_more_files
 
 START_LIMIT_S = 600.0
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 KILL_AFTER = 0.3  # of the seconds of a load
+# Keys of the JSON and heads of the table. Times are in ms, or seconds where the name ends in _s.
 HEADS = {
     "replicas": "replicas",
-    "ready_s": "ready s",
+    "ready_s": "ready s",  # from the start until all are ready
     "sound_s_a_second": "sound/s",
     "of_one": "of one",
     "first_ms_p50": "first p50",
     "first_ms_p95": "p95 ms",
     "listeners": "listeners",
     "ran_dry": "dry",
-    "failed": "failed",
-    "cores": "cores",
+    "failed": "failed",  # of all of these loads
+    "cores": "cores",  # of a replica, under the first load
     "cores_proxy": "proxy",
-    "gb": "GB each",
-    "lost": "lost",
-    "back_s": "back s",
+    "gb": "GB each",  # host memory of a replica
+    "lost": "lost",  # requests, when one replica is killed under the first load; None if there is but one
+    "back_s": "back s",  # until all are ready again
 }
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The load per replica; seconds are of all."""
-
-    streams: int
-    rate: float
-    listeners: int
-    frames: int
-    seconds: float
-    ramp_s: float
-    listen_s: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Figures of a number of replicas; times in ms unless their names say otherwise."""
-
-    replicas: int
-    ready_s: float  # from the start until all speak
-    sound_s_a_second: float
-    first_ms_p50: float
-    first_ms_p95: float
-    listeners: int
-    ran_dry: int
-    failed: int  # of all of these loads
-    cores: float  # of a replica, under the first load
-    cores_proxy: float
-    cores_client: float  # of the busiest process that asks: near 1, it is what limits
-    gb: float  # of host memory, of a replica
-    lost: int | None = None  # requests, of those under way when one replica is killed; None if there is but one
-    missed_pings: int | None = None
-    back_s: float | None = None  # until all speak again
+PLAN = ("streams", "rate", "listeners", "frames", "seconds", "ramp_s", "listen_s")  # options in the JSON
 
 
 class Server:
-    """A server that runs, and its processes."""
+    """A running server and its processes."""
 
     def __init__(self, place: Place, process: subprocess.Popen[bytes], replicas: int) -> None:
         self.place, self._process, self._count = place, process, replicas
-        self._client = httpx2.Client(base_url=f"http://{place.host}:{place.port}", timeout=10, trust_env=False)
+        self.client = httpx2.Client(base_url=f"http://{place.host}:{place.port}", timeout=10, trust_env=False)
 
-    def wait(self, without: int = 0) -> None:
-        """Wait until every replica speaks, and a process is none of them any more.
+    def wait(self, starts: int = 0) -> None:
+        """Wait until every replica is ready, after at least `starts` starts of all together.
 
         Raises `EngineNotReadyError` if the server ends, or takes too long.
         """
         ends = time.monotonic() + START_LIMIT_S
-        while without in self.pids()[0] or not self._all_speak():
+        while not self._all_ready(starts):
             if self._process.poll() is not None or time.monotonic() > ends:
                 raise EngineNotReadyError("the server does not come up; `s1-mini serve` tells why")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
-    def pings(self) -> bool:
-        """Whether /ping says that somebody speaks."""
+    def answers_ping(self) -> bool:
+        """Return whether /ping reports a ready replica."""
         try:
-            return self._client.get("/ping").status_code == 200
+            return self.client.get("/ping").status_code == 200
         except httpx2.TransportError:
             return False
 
@@ -125,80 +94,78 @@ class Server:
                     (members if PROCESS in words else proxies).append(child.pid)
         return sorted(members), sorted(proxies)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
+    def cpu_s(self) -> list[float]:
+        """Return the CPU seconds of the replicas and of the proxy."""
+        return [sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids) for pids in self.pids()]
 
-    def _all_speak(self) -> bool:
+    def _all_ready(self, starts: int) -> bool:
+        if self._count == 1:
+            return self.answers_ping()
         try:
-            told = self._client.get("/health").json()
+            replicas = self.client.get("/health").json().get("replicas", [])
         except (httpx2.TransportError, ValueError):
             return False
-        if self._count == 1:
-            return self.pings()
-        states = [each["state"] for each in told.get("replicas", [])]
-        return states == ["ready"] * self._count == ["ready"] * len(self.pids()[0])
+        all_starts = sum(each["starts"] for each in replicas)
+        return [each["state"] for each in replicas] == ["ready"] * self._count and all_starts >= starts
 
 
-def measure(server: Server, replicas: int, plan: Plan, began: float) -> Outcome:
-    """Load a server that starts."""
+def measure(server: Server, replicas: int, plan: Namespace, began: float) -> dict[str, Any]:
+    """Load a server that starts; return the figures of `HEADS`, but `of_one`, and some more."""
     server.wait()
-    ready_s = time.monotonic() - began
-    clients = 2 * replicas
+    ready_s, clients = time.monotonic() - began, 2 * replicas
     many = Traffic(server.place, replicas * plan.streams, plan.seconds, None, plan.frames, plan.ramp_s)
-    members, proxies = server.pids()
-    before, load_began = [_cpu_s(members), _cpu_s(proxies)], time.monotonic()
+    before, load_began = server.cpu_s(), time.monotonic()
     full = run_load(many, clients)
     took_s = time.monotonic() - load_began
-    spent = [after - cpu_s for after, cpu_s in zip((_cpu_s(members), _cpu_s(proxies)), before, strict=True)]
+    spent = [after - cpu_s for after, cpu_s in zip(server.cpu_s(), before, strict=True)]
     first = run_load(replace(many, rate=replicas * plan.rate), clients)
     listening = replace(many, streams=replicas * plan.listeners, seconds=plan.listen_s, listens=True)
     heard = run_load(listening, clients)
-    gb = sum(map(resident_bytes, members)) / len(members) / 1e9
-    outcome = Outcome(
-        replicas=replicas,
-        ready_s=round(ready_s, 1),
-        sound_s_a_second=full["sound_s_a_second"],
-        first_ms_p50=first["first_ms_p50"],
-        first_ms_p95=first["first_ms_p95"],
-        listeners=listening.streams,
-        ran_dry=int(heard["ran_dry"]),
-        failed=int(full["failed"] + first["failed"] + heard["failed"]),
-        cores=round(spent[0] / took_s / replicas, 2),
-        cores_proxy=round(spent[1] / took_s, 2),
-        cores_client=full["cores_client"],
-        gb=round(gb, 2),
-    )
-    return outcome if replicas == 1 else _lose_one(server, outcome, many, clients)
+    members = server.pids()[0]
+    outcome = {
+        "replicas": replicas,
+        "ready_s": round(ready_s, 1),
+        "sound_s_a_second": full["sound_s_a_second"],
+        "first_ms_p50": first["first_ms_p50"],
+        "first_ms_p95": first["first_ms_p95"],
+        "listeners": listening.streams,
+        "ran_dry": int(heard["ran_dry"]),
+        "failed": int(full["failed"] + first["failed"] + heard["failed"]),
+        "cores": round(spent[0] / took_s / replicas, 2),
+        "cores_proxy": round(spent[1] / took_s, 2),
+        "cores_client": full["cores_client"],  # of the busiest client process: near 1, it is the bottleneck
+        "gb": round(sum(psutil.Process(pid).memory_info().rss for pid in members) / len(members) / 1e9, 2),
+    }
+    lost = _lose_one(server, many, replicas) if replicas > 1 else (None, None, None)
+    return outcome | dict(zip(("lost", "missed_pings", "back_s"), lost, strict=True))
 
 
-def _lose_one(server: Server, outcome: Outcome, load: Traffic, clients: int) -> Outcome:
-    """Kill a replica in the midst of a load."""
-    told: dict[str, float] = {}
-    asking = threading.Thread(target=lambda: told.update(run_load(load, clients)))
-    asking.start()
-    time.sleep(load.ramp_s + KILL_AFTER * load.seconds)
-    pid = server.pids()[0][-1]
-    os.kill(pid, signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore] # Windows has none
-    killed, missed, is_over = time.monotonic(), 0, threading.Event()
+def _lose_one(server: Server, load: Traffic, replicas: int) -> tuple[int, int, float]:
+    """Kill a replica under a load; return lost requests, missed pings, and the seconds until all are ready again."""
+    missed, is_over = 0, threading.Event()
 
     def ping() -> None:
         nonlocal missed
-        while not is_over.wait(LOOK_S):
-            missed += not server.pings()
+        while not is_over.wait(POLL_INTERVAL_S):
+            missed += not server.answers_ping()
 
-    pinging = threading.Thread(target=ping)
-    pinging.start()
-    server.wait(without=pid)
-    back_s = round(time.monotonic() - killed, 1)
-    asking.join()
-    is_over.set()
-    pinging.join()
-    return replace(outcome, lost=int(told["failed"]), missed_pings=missed, back_s=back_s)
+    with ThreadPoolExecutor(2) as pool:
+        figures = pool.submit(run_load, load, 2 * replicas)
+        time.sleep(load.ramp_s + KILL_AFTER * load.seconds)
+        os.kill(server.pids()[0][-1], signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore] # Windows has none
+        killed, pinging = time.monotonic(), pool.submit(ping)
+        try:
+            server.wait(starts=replicas + 1)
+            back_s = round(time.monotonic() - killed, 1)
+            lost = int(figures.result()["failed"])
+        finally:
+            is_over.set()
+        pinging.result()
+    return lost, missed, back_s
 
 
 def draw(outcomes: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw sound a second, first bytes and listeners over replicas, the same bytes for the same figures."""
+    """Draw throughput and first bytes over replicas: the same file for the same figures."""
     import matplotlib as mpl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     mpl.use("Agg")
@@ -222,11 +189,7 @@ def draw(outcomes: Sequence[Mapping[str, Any]], path: Path) -> None:
         pyplot.close(figure)
 
 
-def _cpu_s(pids: Sequence[int]) -> float:
-    return float(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids))
-
-
-def main() -> int:
+def main() -> None:
     """Measure all numbers of replicas."""
     parser = make_parser(__doc__)
     parser.add_argument("--replicas", type=numbers, default=(1, 2), help="as 1,2,4,8")
@@ -235,31 +198,26 @@ def main() -> int:
     parser.add_argument("--listeners", type=int, default=384, help="for each")
     parser.add_argument("--frames", type=int, default=100, help="of an answer, on average")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a load, after those that do not count")
-    parser.add_argument("--ramp", type=float, default=6.0, help="seconds that do not count")
-    parser.add_argument("--listen", type=float, default=60.0, help="seconds that listeners listen")
+    parser.add_argument("--ramp", dest="ramp_s", type=float, default=6.0, help="seconds that do not count")
+    parser.add_argument("--listen", dest="listen_s", type=float, default=60.0, help="seconds of the listeners' load")
     parser.add_argument("--output", type=Path, help="file for the JSON")
     parser.add_argument("--plot", type=Path, help="file for a picture (SVG)")
     options = parser.parse_args()
     open_more_files()
-    plan = Plan(
-        options.streams, options.rate, options.listeners, options.frames, options.seconds, options.ramp, options.listen
-    )
-    outcomes: list[Outcome] = []
+    outcomes = []
     for replicas in options.replicas:
         began = time.monotonic()
-        with (
-            served(options.checkpoint, device=options.device, replicas=replicas) as (place, process),
-            closing(Server(place, process, replicas)) as server,
-        ):
-            outcomes.append(measure(server, replicas, plan, began))
-    one = outcomes[0].sound_s_a_second / outcomes[0].replicas
-    rows = [asdict(each) | {"of_one": each.sound_s_a_second / one if one else None} for each in outcomes]
-    print(table([*HEADS.values()], [[row[key] for key in HEADS] for row in rows]))
+        with served(options.checkpoint, device=options.device, replicas=replicas) as (place, process):
+            server = Server(place, process, replicas)
+            with server.client:
+                outcomes.append(measure(server, replicas, options, began))
+    one = outcomes[0]["sound_s_a_second"] / outcomes[0]["replicas"]
+    rows = [each | {"of_one": each["sound_s_a_second"] / one if one else None} for each in outcomes]
     if options.plot:
-        draw([asdict(each) for each in outcomes], options.plot)
+        draw(outcomes, options.plot)
     facts = describe_machine(options.device) | {"cores": os.cpu_count()}
-    give(facts | {"plan": asdict(plan), "outcomes": [asdict(each) for each in outcomes]}, options.output)
-    return 0
+    facts |= {"plan": {name: getattr(options, name) for name in PLAN}, "outcomes": outcomes}
+    report([*HEADS.values()], [[row[key] for key in HEADS] for row in rows], facts, options.output)
 
 
 if __name__ == "__main__":

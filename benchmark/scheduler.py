@@ -2,13 +2,12 @@
 
 python -m benchmark.scheduler --rows 1,16,64,128
 
-A turn is a plan, its launch and its report at each stage; all requests stream. A line tells the median over blocks of
-turns, so that what else the machine does is in few of them.
+A turn is a plan, its launch and its report at each stage; all requests stream. Each line is the median over blocks of
+turns, so that other work on the machine affects few of them.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -17,22 +16,22 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from benchmark.command import make_parser, numbers, run
+from benchmark.command import make_parser, numbers, report, run
 from s1_mini.bench.profile import submit, unthreaded
-from s1_mini.bench.report import describe_machine, table
+from s1_mini.bench.report import describe_machine
 from s1_mini.core.messages import Begin, StepResult
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
 from s1_mini.runtime.stage import Pending, SimpleStage
 
-ROWS, TURNS, BLOCKS = (1, 16, 64, 128), 500, 10
+BLOCKS = 10
 SAMPLE_RATE, SAMPLES, CODEBOOKS = 16_000, 640, 10  # 25 frames a second
 FOREVER = 10**9  # steps
 WARM_UP = 100  # turns, until all chunks have their largest size
 
 
 def policies(rows: int) -> tuple[StagePolicy, ...]:
-    """A language model and a codec."""
+    """Return the policies of a language model and a codec."""
     frames = Spec("int64", (CODEBOOKS,), rate=SAMPLE_RATE / SAMPLES)
     prompt = Spec("int64", (CODEBOOKS + 1,))
     return (
@@ -51,29 +50,26 @@ def policies(rows: int) -> tuple[StagePolicy, ...]:
 
 
 class NullStage(SimpleStage):
-    """A stage whose steps give the same items again, which are nothing."""
+    """A stage whose steps return the same zeros again: `item` [items of a unit of size 1, *shape]."""
 
     device, is_overlapped = torch.device("cpu"), False
 
     def __init__(self, item: np.ndarray, *, is_over: bool) -> None:
-        """Return `item` [items of a unit of size 1, *shape] from each step; `is_over`: whether that ends its unit."""
-        self._item, self._is_over = item, is_over
+        self._item, self._is_over = item, is_over  # `is_over`: each step ends its unit
 
     def begin(self, begins: Sequence[Begin]) -> None:
         """Do nothing."""
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
         """Return `size` units of items."""
-        items, rows = (
-            np.broadcast_to(self._item, (size, *self._item.shape)).reshape(-1, *self._item.shape[1:]),
-            len(slots),
-        )
+        rows, shape = len(slots), self._item.shape
+        items = np.broadcast_to(self._item, (size, *shape)).reshape(-1, *shape[1:])
         result = StepResult([items] * rows, [len(items)] * rows, [self._is_over] * rows, [True] * rows)
         return lambda: result
 
 
-def measure_scheduler(rows: int, turns: int = TURNS) -> float:
-    """Milliseconds that one turn costs beside the device's work, with `rows` requests that all stream."""
+def measure_scheduler(rows: int, turns: int = 500) -> float:
+    """Return the milliseconds that one turn costs beside the device's work, with `rows` streaming requests."""
     stages = (
         NullStage(np.zeros((1, CODEBOOKS), np.int64), is_over=False),
         NullStage(np.zeros(SAMPLES, np.float32), is_over=True),
@@ -94,20 +90,19 @@ def measure_scheduler(rows: int, turns: int = TURNS) -> float:
         blocks.append(1000 * (time.perf_counter() - begun) / (turns // BLOCKS))
     for queue in queues:
         queue.close()
-    turn()  # which ends what nobody listens to
+    turn()  # ends the cancelled requests
     return statistics.median(blocks)
 
 
-def main() -> int:
+def main() -> None:
     """Measure, and print a table and a line of JSON."""
     parser = make_parser(__doc__, opens=False)
-    parser.add_argument("--rows", type=numbers, default=ROWS, help="requests at once, as 1,16,64,128")
-    parser.add_argument("--turns", type=int, default=TURNS, help="that count")
+    parser.add_argument("--rows", type=numbers, default=(1, 16, 64, 128), help="concurrent requests, as 1,16,64,128")
+    parser.add_argument("--turns", type=int, default=500, help="that count")
     options = parser.parse_args()
     took = {rows: measure_scheduler(rows, options.turns) for rows in options.rows}
-    print(table(["rows", "ms a turn"], [[str(rows), ms] for rows, ms in took.items()]))
-    print(json.dumps(describe_machine("cpu") | {"turns": options.turns, "scheduler_ms": took}))
-    return 0
+    facts = describe_machine("cpu") | {"turns": options.turns, "scheduler_ms": took}
+    report(["rows", "ms a turn"], [[str(rows), ms] for rows, ms in took.items()], facts)
 
 
 if __name__ == "__main__":

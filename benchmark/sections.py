@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from s1_mini.bench.clients import resident_bytes
+from s1_mini.bench.profile import Result, Timer
 from s1_mini.runtime.process import num_cores
-
-Result = TypeVar("Result")
 
 
 @dataclass
@@ -22,9 +21,9 @@ class Section:
     """Figures of one section of a request."""
 
     seconds: float = 0.0
-    memory_mb: float = 0.0  # that is in use more at its highest than at its beginning; of a CPU, than at its end
+    memory_mb: float = 0.0  # growth of the memory in use: to its peak on a GPU, to its end on a CPU
     num_bytes: float = 0.0  # of weights, keys and values that it must read
-    busy_s: float | None = None  # that the device computes: a GPU's kernels, a CPU's cores on average
+    busy_s: float | None = None  # seconds that the device computes: a GPU's kernels, a CPU's cores on average
 
     @property
     def bandwidth_gb_s(self) -> float | None:
@@ -33,7 +32,7 @@ class Section:
 
     @property
     def use(self) -> float | None:
-        """The part of its time that the device computes."""
+        """Share of its time that the device computes."""
         return None if self.busy_s is None or not self.seconds else min(1.0, self.busy_s / self.seconds)
 
     def data(self) -> dict[str, Any]:
@@ -49,13 +48,22 @@ class Span(NamedTuple):
     stop_ns: int
 
 
-class Clock:
-    """Seconds, memory and use of sections; the device is at rest before and after each."""
+class Clock(Timer):
+    """Seconds, memory and use of sections; the device is idle before and after each."""
 
-    def __init__(self, device: torch.device, names: Sequence[str]) -> None:
-        self.device, self.sections = device, {name: Section() for name in names}
+    def __init__(
+        self, device: torch.device, names: Iterable[str] = (), renames: Mapping[str, str] | None = None
+    ) -> None:
+        """Begin with sections of these names; a timed section may have another name."""
+        super().__init__(device)
+        self._names, self._renames, self._cores = tuple(names), renames or {}, num_cores()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, after a warm-up."""
+        super().forget()
+        self.parts = {name: Section() for name in self._names}
         self.spans: list[Span] = []
-        self._cores = num_cores()
 
     def time(self, name: str, work: Callable[[], Result], num_bytes: float = 0.0) -> Result:
         """Time some work and return its result."""
@@ -65,10 +73,10 @@ class Clock:
             torch.cuda.reset_peak_memory_stats(self.device)
         memory, computed, start_ns, begun = self._memory_mb(), time.process_time(), time.time_ns(), time.perf_counter()
         result = work()
-        if name != "synchronize":
-            self.rest()
-        section = self.sections.setdefault(name, Section())
-        section.seconds += time.perf_counter() - begun
+        self.rest()
+        self.add(name, time.perf_counter() - begun)
+        name = self._renames.get(name, name)
+        section = self.parts[name]
         self.spans.append(Span(name, start_ns, time.time_ns()))
         if on_gpu:
             section.memory_mb = max(section.memory_mb, torch.cuda.max_memory_allocated(self.device) / 1e6 - memory)
@@ -78,20 +86,19 @@ class Clock:
         section.num_bytes += num_bytes
         return result
 
-    def rest(self) -> None:
-        """Wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def add(self, name: str, seconds: float) -> None:
+        """Add a call that was timed elsewhere."""
+        super().add(name, seconds)
+        self.parts.setdefault(self._renames.get(name, name), Section()).seconds += seconds
 
     def _memory_mb(self) -> float:
         """Return the memory in use: torch's on a GPU, else the resident memory of this process."""
-        if self.device.type == "cuda":
-            return torch.cuda.memory_allocated(self.device) / 1e6
-        return resident_bytes() / 1e6
+        num_bytes = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else resident_bytes()
+        return num_bytes / 1e6
 
 
 def trace(work: Callable[[], Sequence[Span]], device: torch.device) -> dict[str, float]:
-    """Do some work again under torch's profiler; give the seconds of kernels, of a CPU operators, of each section."""
+    """Run work under torch's profiler; return the seconds of kernels, on a CPU of operators, in each section."""
     from torch.profiler import ProfilerActivity, profile
 
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU

@@ -1,6 +1,6 @@
-"""Load on a server over HTTP: streams, half of whose clients vanish, and what is lost of the others'.
+"""Load on a server over HTTP: streams, half of whose clients disconnect early, and losses of the others.
 
-Every answer that is listened to must be whole, and those to the same text and seed equal to the byte. Memory is read
+Every answer to a client that stays must be whole, and those to the same text and seed equal to the byte. Memory is read
 from /proc, so only on Linux. Prints a table by minutes, then one line of JSON; the exit code is 1 if anything was lost.
 
 python -m benchmark.server_load --checkpoint tests/assets/s1_tiny --streams 64 --seconds 180
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import random
 import sys
@@ -20,16 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmark.command import make_parser
+from benchmark.command import make_parser, quantile_ms, report
 from benchmark.command import run as run_command
-from benchmark.http_load import Answer, Place, quantile_ms, served, until_ready
+from benchmark.http_load import Answer, Place, served, until_ready
 from s1_mini.bench.clients import resident_bytes
-from s1_mini.bench.report import table
 
-SEEDS = 16  # so many different requests there are
-PAUSE_S = 0.1  # between two looks at /ping
+SEEDS = 16  # number of different requests
+PING_INTERVAL_S = 0.1
 ANSWER_LIMIT_S = 120.0  # an answer that takes longer is lost
-SAMPLE_S = 0.5  # between two looks at the memory
+MEMORY_INTERVAL_S = 0.5
+HEAD = ["minute", "whole", "vanished", "first ms p50", "/ping ms p50", "p99", "MiB"]
 
 
 @dataclass
@@ -42,46 +43,57 @@ class Minute:
     first_s: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)  # bytes
 
+    def row(self) -> list[float]:
+        """Return the figures of a row of the table, but its number."""
+        pings = [quantile_ms(self.pings_s, share) for share in (0.5, 0.99)]
+        mib = round(sum(self.memory) / len(self.memory) / 2**20, 1) if self.memory else 0.0
+        return [self.whole, self.vanished, quantile_ms(self.first_s, 0.5), *pings, mib]
+
 
 @dataclass
 class Tally:
-    """Everything that was seen, from the start of the load."""
+    """All results, from the start of the load."""
 
     started: float = field(default_factory=time.monotonic)
     minutes: list[Minute] = field(default_factory=list)
-    asked: int = 0
-    failed: Counter[str] = field(default_factory=Counter)  # what clients that stayed got instead of a whole answer
+    sent: int = 0
+    failed: Counter[str] = field(default_factory=Counter)  # reasons
     answered: set[str] = field(default_factory=set)  # request ids
     digests: dict[int, set[str]] = field(default_factory=dict)  # of the answers to each seed
-    free_ms: float = 0.0  # from the moment that all clients vanish until every slot is free
+    free_ms: float = 0.0  # from the disconnect of all clients until every slot is free
 
     @property
     def minute(self) -> Minute:
-        """The minute that runs."""
+        """The current minute."""
         number = int((time.monotonic() - self.started) // 60)
         while len(self.minutes) <= number:
             self.minutes.append(Minute())
         return self.minutes[number]
 
 
-async def stay(place: Place, tally: Tally, number: int) -> None:
-    """Listen to a stream until its end mark, and note what it was."""
-    seed, started = number % SEEDS, time.monotonic()
+async def listen(place: Place, tally: Tally, number: int, chance: random.Random | None = None) -> None:
+    """Read a stream to its end mark; with `chance` only some chunks, then disconnect, half of the time by reset."""
+    started, digest, length = time.monotonic(), hashlib.sha256(), 0
     try:
         async with asyncio.timeout(ANSWER_LIMIT_S):
             with await speak(place, number) as answer:
                 if answer.status != 200:
                     tally.failed[f"status {answer.status}"] += 1
                     return
-                sound = hashlib.sha256()
-                length = 0
-                while piece := await answer.chunk():
-                    if not length:
+                for _ in range(chance.randint(0, 3)) if chance else itertools.count():
+                    if not (piece := await answer.chunk()):
+                        break
+                    if not (length or chance):
                         tally.minute.first_s.append(time.monotonic() - started)
-                    sound.update(piece)
+                    digest.update(piece)
                     length += len(piece)
+                if chance and chance.random() < 0.5:
+                    answer.writer.transport.abort()
     except (OSError, asyncio.IncompleteReadError, ValueError) as error:
         tally.failed[type(error).__name__] += 1
+        return
+    if chance:
+        tally.minute.vanished += 1
         return
     name = answer.headers["x-request-id"]
     if not length:
@@ -90,25 +102,8 @@ async def stay(place: Place, tally: Tally, number: int) -> None:
         tally.failed["answered twice or to another"] += 1
     else:
         tally.answered.add(name)
-        tally.digests.setdefault(seed, set()).add(f"{length} {sound.hexdigest()}")
+        tally.digests.setdefault(number % SEEDS, set()).add(f"{length} {digest.hexdigest()}")
         tally.minute.whole += 1
-
-
-async def vanish(place: Place, tally: Tally, number: int, chance: random.Random) -> None:
-    """Listen to some of a stream and go, politely or not."""
-    try:
-        async with asyncio.timeout(ANSWER_LIMIT_S):
-            with await speak(place, number) as answer:
-                if answer.status != 200:
-                    tally.failed[f"status {answer.status}"] += 1
-                    return
-                for _ in range(chance.randint(0, 3)):
-                    await answer.chunk()
-                if chance.random() < 0.5:
-                    answer.writer.transport.abort()
-        tally.minute.vanished += 1
-    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-        tally.failed[type(error).__name__] += 1
 
 
 async def speak(place: Place, number: int, frames: int = 60) -> Answer:
@@ -117,15 +112,14 @@ async def speak(place: Place, number: int, frames: int = 60) -> Answer:
 
 
 async def run(place: Place, streams: int, seconds: float, pid: int | None) -> Tally:
-    """Keep so many streams going for so long; then let so many clients vanish at one moment."""
+    """Keep `streams` streams in flight for `seconds`; then disconnect as many clients at one moment."""
     tally, chance = Tally(), random.Random(1)  # noqa: S311 - a choice, no secret
     ends = tally.started + seconds
 
     async def client(index: int) -> None:
         while time.monotonic() < ends:
-            tally.asked += 1
-            number = tally.asked
-            await (stay(place, tally, number) if index % 2 else vanish(place, tally, number, chance))
+            tally.sent += 1
+            await listen(place, tally, tally.sent, None if index % 2 else chance)
 
     async def ping() -> None:
         started = time.monotonic()
@@ -134,11 +128,14 @@ async def run(place: Place, streams: int, seconds: float, pid: int | None) -> Ta
         if status != 200:
             tally.failed[f"ping {status}"] += 1
 
-    async def look() -> None:
+    async def measure_memory() -> None:
         if pid is not None and (memory := resident_bytes(pid)):
             tally.minute.memory.append(memory)
 
-    watching = [asyncio.create_task(every(PAUSE_S, ping)), asyncio.create_task(every(SAMPLE_S, look))]
+    watching = [
+        asyncio.create_task(every(interval_s, act))
+        for interval_s, act in ((PING_INTERVAL_S, ping), (MEMORY_INTERVAL_S, measure_memory))
+    ]
     await asyncio.gather(*(client(index) for index in range(streams)))
     for task in watching:
         task.cancel()
@@ -149,61 +146,51 @@ async def run(place: Place, streams: int, seconds: float, pid: int | None) -> Ta
     return tally
 
 
-async def every(pause_s: float, act: Callable[[], Awaitable[None]]) -> None:
-    """Do something again and again until cancelled."""
+async def every(interval_s: float, act: Callable[[], Awaitable[None]]) -> None:
+    """Run `act` repeatedly until cancelled."""
     while True:
         await act()
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(interval_s)
 
 
 async def free_after_all_vanish(place: Place, streams: int) -> float:
     """Start long streams, close all at once, and return the ms until the engine has released every slot."""
 
-    async def told() -> dict[str, Any]:
+    async def get_health() -> dict[str, Any]:
         health: dict[str, Any] = json.loads((await place.get("/health"))[1])
         return health
 
     begun = [asyncio.create_task(speak(place, number, frames=600)) for number in range(streams)]
     ends = time.monotonic() + ANSWER_LIMIT_S
-    while (await told())["requests"] < streams and time.monotonic() < ends:
+    while (await get_health())["requests"] < streams and time.monotonic() < ends:
         await asyncio.sleep(0.02)
     for stream in begun:
         if not stream.cancel():
             stream.result().writer.transport.abort()
     gone = time.monotonic()
-    while (health := await told()) and time.monotonic() < ends:
+    while (health := await get_health()) and time.monotonic() < ends:
         slots = health["slots"]
         if health["requests"] == health["server"]["requests"] == 0 and slots["free"] == slots["total"]:
             return (time.monotonic() - gone) * 1000
     return float("inf")
 
 
-def report(tally: Tally, streams: int, seconds: float) -> tuple[str, dict[str, Any]]:
-    """Return the table and the facts for the line of JSON."""
-    rows: list[list[str | float | None]] = []
-    figures = []
-    for number, minute in enumerate(tally.minutes, 1):
-        mib = round(sum(minute.memory) / len(minute.memory) / 2**20, 1) if minute.memory else 0.0
-        ping50, ping99 = (quantile_ms(minute.pings_s, share) for share in (0.5, 0.99))
-        figures.append({"whole": minute.whole, "vanished": minute.vanished, "mib": mib, "ping_p99": ping99})
-        first = quantile_ms(minute.first_s, 0.5)
-        rows.append([str(number), minute.whole, minute.vanished, first, ping50, ping99, mib])
-    head = ["minute", "whole", "vanished", "first ms p50", "/ping ms p50", "p99", "MiB"]
-    pings = [seen for minute in tally.minutes for seen in minute.pings_s]
-    different = sum(len(digests) - 1 for digests in tally.digests.values())
-    facts = {
+def facts_of(tally: Tally, streams: int, seconds: float) -> dict[str, Any]:
+    """Return the fields of the line of JSON."""
+    rows = [minute.row() for minute in tally.minutes]
+    pings = [ping_s for minute in tally.minutes for ping_s in minute.pings_s]
+    return {
         "streams": streams,
         "seconds": seconds,
         "whole": sum(minute.whole for minute in tally.minutes),
         "vanished": sum(minute.vanished for minute in tally.minutes),
         "failed": dict(tally.failed),
-        "different": different,
+        "different": sum(len(digests) - 1 for digests in tally.digests.values()),
         "ping_ms_p50": quantile_ms(pings, 0.5),
         "ping_ms_p99": quantile_ms(pings, 0.99),
         "free_ms": round(tally.free_ms, 1),
-        "minutes": figures,
+        "minutes": [{"whole": row[0], "vanished": row[1], "mib": row[5], "ping_p99": row[4]} for row in rows],
     }
-    return table(head, rows), facts
 
 
 def has_lost(facts: dict[str, Any]) -> bool:
@@ -214,24 +201,24 @@ def has_lost(facts: dict[str, Any]) -> bool:
 def measure(
     place: Place, streams: int, seconds: float, pid: int | None, is_alive: Callable[[], bool] = lambda: True
 ) -> int:
-    """Load a server and tell what came of it; give the exit code."""
+    """Load a server and print the results; return the exit code."""
     asyncio.run(until_ready(place, is_alive))
-    rows, facts = report(asyncio.run(run(place, streams, seconds, pid)), streams, seconds)
-    print(rows)
+    tally = asyncio.run(run(place, streams, seconds, pid))
+    facts = facts_of(tally, streams, seconds)
     print(f"{facts['whole']} whole, {facts['vanished']} vanished, failed: {facts['failed'] or 'none'}")
-    print(json.dumps(facts))
+    report(HEAD, [[str(number), *minute.row()] for number, minute in enumerate(tally.minutes, 1)], facts)
     return int(has_lost(facts))
 
 
 def main() -> int:
     """Load the server that is named, or one of our own."""
     parser = make_parser(__doc__, opens=False)
-    parser.add_argument("--streams", type=int, default=64, help="at a time; every second client vanishes")
+    parser.add_argument("--streams", type=int, default=64, help="at a time; every second client disconnects early")
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--url", help="of a server [one is started]")
     parser.add_argument("--pid", type=int, help="of that server, for its memory")
     parser.add_argument("--checkpoint", type=Path, help="[the voice that ships]")
-    parser.add_argument("--max-batch-size", type=int, default=16, help="sentences spoken at once")
+    parser.add_argument("--max-batch-size", type=int, default=16, help="concurrent sentences")
     options = parser.parse_args()
     if options.url is not None:
         return measure(Place.of(options.url), options.streams, options.seconds, options.pid)

@@ -1,15 +1,15 @@
 """The cascade's semantic and coarse stages, ours beside vLLM's: the same random weights, prompts and lengths.
 
-Of so many sequences at once: seconds until all prompts are read and each has its first token, then tokens a second;
-and the same by seconds of all cores that were at it. Both are measured in turns, and the best of each counts: other
-work on the machine makes nothing faster. Linux only.
+For each number of concurrent sequences: seconds until all prompts are read and each has its first token, then tokens a
+second; and the same by CPU seconds. Both take turns, and the best of each counts: other work on the machine makes
+nothing faster. Linux only.
 
 python -m benchmark.vllm_stages --size small --vllm-python /opt/vllm/bin/python
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -20,8 +20,8 @@ import psutil
 import torch
 
 from benchmark.cascade import random_checkpoint
-from benchmark.command import make_parser, numbers, run
-from s1_mini.bench.report import load_average, table
+from benchmark.command import make_parser, numbers, report, run
+from s1_mini.bench.report import load_average
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.base import Chain, Placement
 from s1_mini.families.cascade.config import CascadeConfig
@@ -50,13 +50,13 @@ class Figures(NamedTuple):
 
 def begins(config: CascadeConfig, number: int, rows: int) -> list[Begin]:
     """Return sequences of maximal context: a voice, and for the coarse model a full window."""
-    sampling, found = SamplingParams(temperature=0.0), []
+    sizes, sampling, found = config.numbers, SamplingParams(temperature=0.0), []
     for row in range(rows):
-        prompt = build_prompt(config.numbers, list(TEXT), Voice(random_voice(config, 420, row), ""))
+        prompt = build_prompt(sizes, list(TEXT), Voice(random_voice(config, 420, row), ""))
         given: np.ndarray = prompt.items
         if number:
-            given = np.random.default_rng(row).integers(0, config.numbers.semantic_size, config.numbers.max_coarse_text)
-        past = np.random.default_rng(row).integers(0, config.numbers.codebook_size, (315, 2))
+            given = np.random.default_rng(row).integers(0, sizes.semantic_size, sizes.max_coarse_text)
+        past = np.random.default_rng(row).integers(0, sizes.codebook_size, (315, 2))
         conditions = Conditions(sampling, row, 0, STEPS, prompt.voice)
         found.append(Begin(row, LATE_WINDOW * number, given, past, 360 * number, STEPS, 1, 0, 0, conditions))
     return found
@@ -64,7 +64,7 @@ def begins(config: CascadeConfig, number: int, rows: int) -> list[Begin]:
 
 @torch.inference_mode()
 def measure(config: CascadeConfig, stages: tuple[Stage, ...], number: int, rows: int) -> Figures:
-    """Generate so many sequences at one stage."""
+    """Generate `rows` sequences at one stage."""
     stage, begun, first = stages[number], clocks(stages[number]), np.zeros(2)
     made, running = dict.fromkeys(range(rows), 0), set(range(rows))
     stage.begin(begins(config, number, rows))
@@ -92,7 +92,7 @@ def clocks(stage: Stage) -> np.ndarray:
     return np.array([time.perf_counter(), seconds])
 
 
-def main() -> int:
+def main() -> None:
     """Measure: a table, then one line of JSON."""
     parser = make_parser(__doc__, opens=False)
     parser.add_argument("--size", default="small", help="of the random weights: tiny, small, large")
@@ -109,22 +109,19 @@ def main() -> int:
             loaded, begun = LoadedCascade(directory, placement, settings), time.perf_counter()
             chains[name] = loaded.chain(max(options.rows), loaded.max_positions)
             print(f"{name}: {time.perf_counter() - begun:.0f} s to start", flush=True)
+        runs = itertools.product(enumerate(STAGES), options.rows, range(options.repeats), chains.items())
         try:
-            for number, stage in enumerate(STAGES):
-                for rows in options.rows:
-                    for _ in range(options.repeats):
-                        for name, chain in chains.items():
-                            found = measure(loaded.config, chain.stages, number, rows)
-                            figures.setdefault(f"{stage}, {rows}: {name}", []).append(found)
-                            print(f"{stage}, {rows}: {name}", *(f"{each:.3g}" for each in found), file=sys.stderr)
+            for (number, stage), rows, _, (name, chain) in runs:
+                found = measure(loaded.config, chain.stages, number, rows)
+                figures.setdefault(f"{stage}, {rows}: {name}", []).append(found)
+                print(f"{stage}, {rows}: {name}", *(f"{each:.3g}" for each in found), file=sys.stderr)
         finally:
             for each in chains["vLLM"].stages:
                 each.close()
     best = {name: _best(found) for name, found in figures.items()}
     heads = ["stage, sequences", "first tokens s", "of cores", "tokens a second", "of a core"]
-    print(table(heads, [[name, *found] for name, found in best.items()]))
-    print(json.dumps({"size": options.size, "load": load_average(), "figures": best, "all": figures}))
-    return 0
+    result = {"size": options.size, "load": load_average(), "figures": best, "all": figures}
+    report(heads, [[name, *found] for name, found in best.items()], result)
 
 
 def _best(found: list[Figures]) -> Figures:

@@ -55,7 +55,8 @@ import websockets
 if not __package__:  # started as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmark.http_load import Answer, Place, quantile_ms
+from benchmark.command import quantile_ms
+from benchmark.http_load import Answer, Place
 
 JSON = "application/json"
 HONEST_HOST = "127.0.0.1"

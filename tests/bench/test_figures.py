@@ -59,7 +59,7 @@ def test_a_failed_request_counts_in_no_figure() -> None:
     broken = Listener()
     broken.hear(9.0, sound(0.5), RATE)
     outcomes = [Outcome(1.0, 0.25, None, 0.5), broken.outcome(9.0, failure="queue_full", is_cut=False)]
-    figures = Load("", None, None, 1.0, tuple(outcomes), 0, 0).figures
+    figures = Load("", 2, outcomes=outcomes).figures
 
     assert outcomes[1] == Outcome(9.0, failure="queue_full")
     assert figures["first_byte_ms"] == {"p50": 250.0, "p95": 250.0, "p99": 250.0}

@@ -4,30 +4,56 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from benchmark.http_load import Place, Traffic, run_load
 
+SECOND = bytes(88_200)  # of pcm
 
-class _Refuses(BaseHTTPRequestHandler):
+
+class _Server(BaseHTTPRequestHandler):
+    """Refuses, or answers at once with two seconds of audio in chunks."""
+
+    protocol_version = "HTTP/1.1"
+
     def do_POST(self) -> None:
-        self.send_error(429)
+        if self.server.refuses:  # type: ignore[attr-defined]
+            self.send_error(429)
+            return
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for chunk in (SECOND, SECOND, b""):
+            self.wfile.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
-@pytest.fixture
-def refusing() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Refuses) as server:
-        threading.Thread(target=server.serve_forever).start()
-        yield f"http://127.0.0.1:{server.server_port}"
+@contextmanager
+def serving(*, refuses: bool) -> Iterator[Place]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
+        server.refuses = refuses  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        yield Place.of(f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
 
 
-def test_a_refusal_is_no_sound_and_its_client_waits(refusing: str) -> None:
-    told = run_load(Traffic(Place.of(refusing), streams=3, seconds=0.5, rate=None, frames=10, listens=True), clients=2)
+def test_a_refusal_is_no_sound_and_its_client_waits() -> None:
+    with serving(refuses=True) as place:
+        told = run_load(Traffic(place, streams=3, seconds=0.5, rate=None, frames=10, listens=True), clients=2)
 
     assert (told["failed"], told["requests"], told["sound_s_a_second"]) == (3, 0, 0.0)
+
+
+def test_listeners_count_the_sound_that_came_and_play_it_before_they_ask_again() -> None:
+    with serving(refuses=False) as place:
+        told = run_load(Traffic(place, streams=3, seconds=1.0, rate=None, frames=10, listens=True), clients=2)
+
+    assert (told["failed"], told["requests"], told["ran_dry"]) == (0, 3, 0)
+    assert told["sound_s_a_second"] == pytest.approx(6.0, abs=0.1)
+    assert told["first_ms_p95"] >= told["first_ms_p50"] > 0

@@ -32,8 +32,8 @@ def test_what_the_profiler_saw_lies_in_the_section_where_it_was_done() -> None:
 
     busy = trace(run, clock.device)
 
-    assert busy["rest"] < 0.001 < 0.2 * clock.sections["work"].seconds < busy["work"]
-    assert clock.sections["rest"].use < 0.5 * clock.sections["work"].use
+    assert busy["rest"] < 0.001 < 0.2 * clock.parts["work"].seconds < busy["work"]
+    assert clock.parts["rest"].use < 0.5 * clock.parts["work"].use
 
 
 def test_bottlenecks_are_the_longest_three() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.command import run
-from benchmark.server_load import Minute, Tally, has_lost, main, report
+from benchmark.server_load import Minute, Tally, facts_of, has_lost, main
 from plain_install import plain_environment
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def test_what_is_lost_is_told(lost: str) -> None:
     if lost == "different":
         tally.digests[1].add("b")
 
-    assert has_lost(report(tally, 8, 3.0)[1])
+    assert has_lost(facts_of(tally, 8, 3.0))
 
 
 def test_a_server_that_cannot_start_is_told_at_once(

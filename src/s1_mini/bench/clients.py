@@ -7,14 +7,13 @@ arrives, whichever is later.
 from __future__ import annotations
 
 import os
-import queue
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from s1_mini.types import ChunkProfile, FinishReason
 
 LOUD = 0.01  # -40 dBFS: quieter samples count as silence
 BUFFER_S = 0.1  # playback buffer of `underruns_100ms`
-PERCENTS = (50, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,24 @@ class Outcome:
     def real_time_factor(self) -> float:
         """End-to-end seconds per second of audio."""
         return self.end_to_end_s / self.audio_s
+
+
+MEASURES: dict[str, Callable[[Outcome], float | None]] = {
+    "first_byte_ms": lambda one: 1000 * one.first_byte_s,
+    "audible_ms": lambda one: None if one.audible_s is None else 1000 * one.audible_s,
+    "end_to_end_ms": lambda one: 1000 * one.end_to_end_s,
+    "real_time_factor": lambda one: one.real_time_factor,
+    "audio_per_s": lambda one: 1 / one.real_time_factor,
+    "underruns": lambda one: one.underruns,
+    "underruns_100ms": lambda one: one.underruns_buffered,
+    "late_ms": lambda one: 1000 * one.late_s,
+}
+
+
+def percentiles(values: Iterable[float | None]) -> dict[str, float | None]:
+    """Return p50, p95 and p99 of the values that are not None, linear between neighbours; None if there are none."""
+    known = [value for value in values if value is not None]
+    return {f"p{percent}": float(np.percentile(known, percent)) if known else None for percent in (50, 95, 99)}
 
 
 def play(chunks: Sequence[tuple[float, float]], buffer_s: float = 0.0) -> tuple[list[float], int]:
@@ -85,10 +101,8 @@ class Listener:
 
     def outcome(self, ended_s: float, *, late_s: float = 0.0, failure: str | None = None, is_cut: bool) -> Outcome:
         """Compute the figures; a request without sound has failed, too."""
-        if failure is None and not self._chunks:
-            failure = "no_sound"
-        if failure is not None:
-            return Outcome(ended_s, late_s=late_s, failure=failure)
+        if failure is not None or not self._chunks:
+            return Outcome(ended_s, late_s=late_s, failure=failure or "no_sound")
         starts, underruns = play(self._chunks)
         return Outcome(
             end_to_end_s=ended_s,
@@ -102,35 +116,47 @@ class Listener:
         )
 
 
-MEASURES: dict[str, Callable[[Outcome], float | None]] = {
-    "first_byte_ms": lambda one: 1000 * one.first_byte_s,
-    "audible_ms": lambda one: None if one.audible_s is None else 1000 * one.audible_s,
-    "end_to_end_ms": lambda one: 1000 * one.end_to_end_s,
-    "real_time_factor": lambda one: one.real_time_factor,
-    "audio_per_s": lambda one: 1 / one.real_time_factor,
-    "underruns": lambda one: one.underruns,
-    "underruns_100ms": lambda one: one.underruns_buffered,
-    "late_ms": lambda one: 1000 * one.late_s,
-}
+def resident_bytes(pid: int | None = None) -> int:
+    """Return the resident memory of a process (default: this one), or 0 where the system does not report it.
+
+    Without /proc it is the peak of this process.
+    """
+    if sys.platform == "win32":
+        return 0
+    else:  # noqa: RET505 - mypy reads each branch for its own system
+        import resource
+
+        try:
+            pages = Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1]
+        except OSError:
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if pid is None else 0
+            return most if sys.platform == "darwin" else 1024 * most
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def percentiles(values: Iterable[float | None]) -> dict[str, float | None]:
-    """Return p50, p95 and p99 of the values that are not None, linear between neighbours; None if there are none."""
-    known = [value for value in values if value is not None]
-    return {f"p{percent}": float(np.percentile(known, percent)) if known else None for percent in PERCENTS}
-
-
-@dataclass(frozen=True)
+@dataclass
 class Load:
-    """The result of a workload with a fixed concurrency or a fixed rate."""
+    """The outcomes of a workload with a fixed concurrency or a fixed rate, added by several threads."""
 
     name: str
-    concurrency: int | None
-    rate: float | None
-    seconds: float  # from the first plan to the last end
-    outcomes: tuple[Outcome, ...]
-    early_bytes: int  # resident when a tenth of the requests had ended
-    late_bytes: int  # … and when all had
+    expected: int  # number of requests
+    concurrency: int | None = None
+    rate: float | None = None
+    begun: float = field(default_factory=time.perf_counter)  # when the first request was planned
+    seconds: float = 0.0  # from then to the end of the last request
+    outcomes: list[Outcome] = field(default_factory=list)
+    early_bytes: int = field(default_factory=resident_bytes)  # when a tenth of the requests had ended
+    late_bytes: int = 0  # … and when all had
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one request that has ended."""
+        with self._lock:
+            self.outcomes.append(outcome)
+            self.seconds = time.perf_counter() - self.begun
+            self.late_bytes = resident_bytes()
+            if 10 * len(self.outcomes) < self.expected + 10:
+                self.early_bytes = self.late_bytes
 
     @property
     def audio_s(self) -> float:
@@ -152,41 +178,37 @@ class Load:
         """Number of failed requests."""
         return sum(self.failures.values())
 
-    @cached_property
+    @property
     def figures(self) -> dict[str, dict[str, float | None]]:
         """Percentiles of every measure over the requests that did not fail."""
         well = [one for one in self.outcomes if one.failure is None]
         return {name: percentiles(map(measure, well)) for name, measure in MEASURES.items()}
 
-    @property
-    def growth_mb(self) -> float:
-        """Growth of this process's memory after the first tenth of the requests."""
-        return (self.late_bytes - self.early_bytes) / 1e6
+    def first_p95_ratio(self, idle: Load) -> float | None:
+        """Return the p95 of the time to first audio, relative to an idle engine."""
+        here, there = self.figures["first_byte_ms"]["p95"], idle.figures["first_byte_ms"]["p95"]
+        return None if here is None or there is None else here / there
 
-
-class Tally:
-    """Collects the outcomes of one load from several threads."""
-
-    def __init__(self, expected: int) -> None:
-        self._outcomes: list[Outcome] = []
-        self._early_bytes = resident_bytes()
-        self._tenth = -(-expected // 10)
-        self._lock = threading.Lock()
-        self._begun = time.perf_counter()
-
-    def add(self, outcome: Outcome) -> None:
-        """Count one request that has ended."""
-        with self._lock:
-            self._outcomes.append(outcome)
-            if len(self._outcomes) == self._tenth:
-                self._early_bytes = resident_bytes()
-
-    def load(
-        self, name: str, *, concurrency: int | None = None, rate: float | None = None, begun: float | None = None
-    ) -> Load:
-        """Return the finished load; `begun` is when the first request was planned, if not at the start."""
-        seconds = time.perf_counter() - (self._begun if begun is None else begun)
-        return Load(name, concurrency, rate, seconds, tuple(self._outcomes), self._early_bytes, resident_bytes())
+    def data(self, idle: Load) -> dict[str, Any]:
+        """Return the fields of the line of JSON."""
+        memory = {"at_tenth": self.early_bytes, "at_end": self.late_bytes, "growth": self.late_bytes - self.early_bytes}
+        return {
+            "name": self.name,
+            "concurrency": self.concurrency,
+            "rate": self.rate,
+            "requests": len(self.outcomes),
+            "failed": self.num_failed,
+            "failures": self.failures,
+            "cut": sum(one.is_cut for one in self.outcomes),
+            "seconds": self.seconds,
+            "audio_s": self.audio_s,
+            "audio_per_s": self.audio_per_s,
+            "underruns": sum(one.underruns for one in self.outcomes),
+            "underruns_100ms": sum(one.underruns_buffered for one in self.outcomes),
+            "first_p95_ratio": self.first_p95_ratio(idle),
+            "memory_mb": {name: num_bytes / 1e6 for name, num_bytes in memory.items()},
+            "figures": self.figures,
+        }
 
 
 class Clients:
@@ -201,37 +223,29 @@ class Clients:
 
     def closed(self, name: str, asks: Sequence[Ask], *, concurrency: int, limit_s: float = float("inf")) -> Load:
         """Keep `concurrency` requests in flight until all are sent; no request starts after `limit_s`."""
-        waiting = queue.SimpleQueue[Ask]()
-        for ask in asks:
-            waiting.put(ask)
-        tally, limit = Tally(len(asks)), time.perf_counter() + limit_s
+        load = Load(name, len(asks), concurrency=concurrency, begun=time.perf_counter())
 
-        def work() -> None:
-            while time.perf_counter() < limit:
-                try:
-                    ask = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                tally.add(self.ask(ask))
+        def send(ask: Ask) -> None:
+            if time.perf_counter() < load.begun + limit_s:
+                load.add(self.ask(ask))
 
-        run_together(work for _ in range(concurrency))
-        return tally.load(name, concurrency=concurrency)
+        with ThreadPoolExecutor(concurrency) as pool:
+            list(pool.map(send, asks))
+        return load
 
     def open(self, name: str, asks: Sequence[Ask], arrivals: Sequence[float], *, rate: float) -> Load:
         """Send requests at the planned `arrivals` [s], each in a thread of its own, whether or not others ended."""
-        tally, begun = Tally(len(asks)), time.perf_counter()
-
-        def requests() -> Iterator[Callable[[], None]]:
+        begun = time.perf_counter()
+        load = Load(name, len(asks), rate=rate, begun=begun + arrivals[0])
+        with ThreadPoolExecutor(len(asks)) as pool:
+            sent = []
             for ask, arrival in zip(asks, arrivals, strict=True):
                 voice, planned = self._voice(ask.number), begun + arrival
                 time.sleep(max(0.0, planned - time.perf_counter()))
-                yield partial(listen, ask, planned, voice)
-
-        def listen(ask: Ask, planned: float, voice: dict[str, Any]) -> None:
-            tally.add(self.ask(ask, planned, voice))
-
-        run_together(requests())
-        return tally.load(name, rate=rate, begun=begun + arrivals[0])
+                sent.append(pool.submit(lambda *request: load.add(self.ask(*request)), ask, planned, voice))
+            for request in sent:
+                request.result()
+        return load
 
     def ask(self, ask: Ask, planned: float | None = None, voice: dict[str, Any] | None = None) -> Outcome:
         """Send a request and play it to the end; times count from `planned`, a `perf_counter()`, or from the call."""
@@ -249,31 +263,3 @@ class Clients:
             failure = str(getattr(error, "code", type(error).__name__))
         ended_s = time.perf_counter() - planned
         return listener.outcome(ended_s, late_s=late_s, failure=failure, is_cut=reason == "length")
-
-
-def run_together(works: Iterable[Callable[[], None]]) -> None:
-    """Run each work in a thread of its own, started as it is yielded; wait until all have ended."""
-    threads = []
-    for work in works:
-        threads.append(threading.Thread(target=work, daemon=True))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
-
-
-def resident_bytes(pid: int | None = None) -> int:
-    """Return the resident memory of a process (default: this one), or 0 where the system does not report it.
-
-    Without /proc it is the peak of this process.
-    """
-    if sys.platform == "win32":
-        return 0
-    else:  # noqa: RET505 - mypy reads each branch for its own system
-        import resource
-
-        try:
-            pages = Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1]
-        except OSError:
-            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if pid is None else 0
-            return most if sys.platform == "darwin" else 1024 * most
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -59,16 +59,15 @@ class Timer:
     """Seconds of calls by section, with the device idle before and after each."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device, self.total_s = device, 0.0
         self._seconds: dict[str, list[float]] = {}
-        self.total_s = 0.0
 
     def time(self, name: str, work: Callable[[], Result]) -> Result:
         """Time some work and return its result."""
-        self._rest()
+        self.rest()
         begun = time.perf_counter()
         result = work()
-        self._rest()
+        self.rest()
         self.add(name, time.perf_counter() - begun)
         return result
 
@@ -84,19 +83,20 @@ class Timer:
 
     def sections(self, repeats: int) -> list[Section]:
         """Return the sections of `repeats` repetitions, in the order of their first calls."""
-        return [_section(name, np.array(seconds), repeats, self.total_s) for name, seconds in self._seconds.items()]
+        found = []
+        for name, seconds in self._seconds.items():
+            mean, p50, p95 = (1e3 * float(value) for value in (np.mean(seconds), *np.percentile(seconds, (50, 95))))
+            total = sum(seconds)
+            part = Section(name, len(seconds) / repeats, mean, p50, p95, 1e3 * total / repeats, total / self.total_s)
+            found.append(part)
+        return found
 
-    def _rest(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        elif self._device.type == "mps":
+    def rest(self) -> None:
+        """Wait until the device is idle."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
             torch.mps.synchronize()
-
-
-def _section(name: str, seconds: np.ndarray, repeats: int, total_s: float) -> Section:
-    mean, p50, p95 = (1e3 * float(value) for value in (seconds.mean(), *np.percentile(seconds, (50, 95))))
-    total = float(seconds.sum())
-    return Section(name, len(seconds) / repeats, mean, p50, p95, 1e3 * total / repeats, total / total_s)
 
 
 class TimedStage:
@@ -110,7 +110,7 @@ class TimedStage:
         self.drop, self.close, self.compilable = stage.drop, stage.close, stage.compilable
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Read parts of prompts."""
+        """Prefill parts of prompts."""
         self._timer.time(f"{self._name}: prefill", lambda: self._stage.prefill(parts))
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
@@ -136,6 +136,7 @@ class Profiler:
         max_frames: int = 150,
         audio_format: AudioFormat = "wav",
         config: EngineConfig | None = None,
+        timer: Timer | None = None,
     ) -> None:
         """Build the stages and their graphs, and set the threads of this process as the engine does.
 
@@ -143,7 +144,7 @@ class Profiler:
 
         Raises `ParameterError` or `CapacityError` for an unsupported text.
         """
-        self.timer, self.frames = Timer(torch.device(speaker.device.value)), 0
+        self.timer, self.frames = timer or Timer(torch.device(speaker.device.value)), 0
         self._text, self._rows, self._format = text, rows, audio_format
         self._voices = [] if speaker.voices.default is None else [speaker.voices.default]
         loaded = self._loaded = speaker.loaded
@@ -179,7 +180,7 @@ class Profiler:
         return waves
 
     def can_encode(self, recording: np.ndarray) -> bool:
-        """Return whether the checkpoint can encode a recording."""
+        """Return whether the checkpoint encodes recordings."""
         try:
             self._encode(recording)
         except (CheckpointError, VoiceUnsupportedError):
