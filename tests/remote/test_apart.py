@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -17,12 +18,13 @@ from s1_mini.exceptions import (
     CapacityError,
     EngineNotReadyError,
     GenerationError,
+    ParameterError,
     QueueFullError,
     RequestTimeoutError,
     VoiceUnsupportedError,
 )
 from s1_mini.families.registry import family_of
-from s1_mini.remote.work import Call, Failure, LostError, Piece, Work
+from s1_mini.remote.work import Call, LostError, Piece, Work
 from s1_mini.runtime.loader import load
 from waiting import wait_until
 
@@ -213,13 +215,15 @@ def test_stopping_ends_what_is_being_spoken_with_an_error(cascade: Path) -> None
             list(listening)
 
 
-@pytest.mark.parametrize("error", [CapacityError("too long"), QueueFullError(3, 2, 1.5), GenerationError("no numbers")])
-def test_an_error_of_a_stage_reaches_its_owner_as_what_it_is(error: CapacityError | QueueFullError) -> None:
-    told = Failure.of(error).error()
+@pytest.mark.parametrize(
+    "error", [CapacityError("too long"), QueueFullError(3, 2, 1.5), ParameterError("top_p", "7"), LostError("killed")]
+)
+def test_an_error_reaches_another_process_as_what_it_is(error: Exception) -> None:
+    received = pickle.loads(pickle.dumps(error))
 
-    assert type(told) is type(error)
-    assert str(told) == str(error)
-    assert getattr(told, "retry_after_s", None) == getattr(error, "retry_after_s", None)
+    assert type(received) is type(error)
+    assert str(received) == str(error)
+    assert vars(received) == vars(error)
 
 
 def test_a_stage_reads_no_weights_but_its_own(checkpoint: Path) -> None:

@@ -29,7 +29,7 @@ from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, 
 from s1_mini.families.base import Chain
 from s1_mini.metrics import EngineMetrics
 from s1_mini.packaging.verify import open_checkpoint
-from s1_mini.remote.work import Call, Facts, Failure, Piece, Work, draw
+from s1_mini.remote.work import Call, Facts, LostError, Piece, Work, draw
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.runner import as_error
 from s1_mini.runtime.sizing import measure_slots
@@ -132,7 +132,7 @@ class StageEngine:
         try:
             begun = self._begin(work)
         except S1MiniError as error:
-            yield Piece(self._nothing, failure=Failure.of(error, is_lost=isinstance(error, EngineNotReadyError)))
+            yield self._failed(error)
             return
         feeding = None
         if self._previous is not None:
@@ -142,8 +142,7 @@ class StageEngine:
             async for piece in self._collect(begun, work):
                 yield piece
         except S1MiniError as error:
-            is_lost = isinstance(error, EngineNotReadyError) and error is not begun.failure
-            yield Piece(self._nothing, failure=Failure.of(error, is_lost=is_lost))
+            yield self._failed(error, begun.failure)
         finally:
             begun.queue.close()
             if feeding is not None:
@@ -234,9 +233,11 @@ class StageEngine:
             return made
         return [*(begun.made or []), np.concatenate(own)] if is_last else None
 
-    @property
-    def _nothing(self) -> np.ndarray:
-        return np.zeros((0, *self.policy.output.shape), self.policy.output.dtype)
+    def _failed(self, error: S1MiniError, of_previous: S1MiniError | None = None) -> Piece:
+        """Return an error as the last piece. If it is this stage that is lost, another replica can start over."""
+        is_lost = isinstance(error, EngineNotReadyError) and error is not of_previous
+        nothing = np.zeros((0, *self.policy.output.shape), self.policy.output.dtype)
+        return Piece(nothing, failure=LostError(str(error)) if is_lost else error)
 
     def _warm_up(self, prompt: Prompt) -> None:
         """Run everything once, so that the first request is not slower."""

@@ -18,14 +18,7 @@ import numpy as np
 from s1_mini.core.items import Items
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Spec
-from s1_mini.exceptions import (
-    EngineError,
-    EngineNotReadyError,
-    GenerationError,
-    QueueFullError,
-    RequestTimeoutError,
-    S1MiniError,
-)
+from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError
 from s1_mini.types import ChunkProfile, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -49,33 +42,9 @@ class Work:
     pins: bool = False  # pin its voice in the cache of the first stage
     timeout_s: float = float("inf")
 
-    def within(self, timeout_s: float) -> Work:
-        """Return the same work with another timeout."""
-        return replace(self, timeout_s=timeout_s)
 
-
-@dataclass(frozen=True)
-class Failure:
-    """A serialized error: not every exception can be pickled."""
-
-    code: str
-    sentence: str
-    retry_after_s: float = 0.0
-    is_lost: bool = False  # the engine of this stage is dead: another replica can start over
-
-    @classmethod
-    def of(cls, error: S1MiniError, *, is_lost: bool = False) -> Failure:
-        """Return the serialized error."""
-        return cls(error.code, str(error), getattr(error, "retry_after_s", 0.0), is_lost)
-
-    def error(self) -> EngineError:
-        """Return the error."""
-        kind = next((kind for kind in _kinds(EngineError) if kind.code == self.code), EngineError)
-        error = kind.__new__(kind)
-        Exception.__init__(error, self.sentence)
-        if isinstance(error, QueueFullError):
-            error.retry_after_s = self.retry_after_s
-        return error
+class LostError(Exception):
+    """The replica or its engine is lost; another can start over."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +56,7 @@ class Piece:
     is_last: bool = False
     was_cut: bool = False  # of the last: a stage ran out of steps before it stopped
     made: Sequence[np.ndarray] | None = None  # output of the stages so far except the last, once complete
-    failure: Failure | None = None  # instead of items: the output ends here
+    failure: Exception | None = None  # `S1MiniError` or `LostError` instead of items: the output ends here
 
 
 @dataclass(frozen=True)
@@ -101,21 +70,13 @@ class Facts:
     fingerprint: str  # of its checkpoint
 
 
-class LostError(Exception):
-    """The replica or its engine is lost; another can start over."""
-
-
 Call = Callable[[Work], AsyncGenerator[Piece, None]]  # sends work to a replica; raises `LostError`
-
-
-def _kinds(kind: type[EngineError]) -> list[type[EngineError]]:
-    return [kind, *(child for direct in kind.__subclasses__() for child in _kinds(direct))]
 
 
 async def draw(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenerator[Piece, None]:
     """Yield the output of a stage for an utterance, each item once, even if replicas are lost on the way.
 
-    Raises the `EngineError` of the stage, `RequestTimeoutError`, or `EngineNotReadyError` if no replica finished.
+    Raises the error of the stage, `RequestTimeoutError`, or `EngineNotReadyError` if no replica finished.
     """
     deadline, seen, has_told_made = time.monotonic() + work.timeout_s, Items(made), False
     for number in range(1 + MAX_LOST):
@@ -124,9 +85,10 @@ async def draw(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenerator
             raise RequestTimeoutError(f"not finished in time, waiting for the stage {stage}")
         at = 0
         try:
-            async with aclosing(call(work.within(left_s))) as pieces:
+            async with aclosing(call(replace(work, timeout_s=left_s))) as pieces:
                 async for piece in pieces:
-                    _check(piece)
+                    if piece.failure is not None:
+                        raise piece.failure
                     fresh = _fresh(piece.items, at, seen, stage)
                     at += len(piece.items)
                     tells_made = piece.made is not None and not has_told_made
@@ -144,14 +106,6 @@ async def draw(call: Call, work: Work, stage: str, made: Spec) -> AsyncGenerator
     raise EngineNotReadyError(
         f"the stage {stage} has lost {1 + MAX_LOST} replicas while this was being spoken: {reason}"
     )
-
-
-def _check(piece: Piece) -> None:
-    if piece.failure is None:
-        return
-    if piece.failure.is_lost:
-        raise LostError(piece.failure.sentence)
-    raise piece.failure.error()
 
 
 def _fresh(items: np.ndarray, at: int, seen: Items, stage: str) -> np.ndarray:
