@@ -21,7 +21,7 @@ OWNERS = {  # by prefix: a settings class, or a function that returns the names
     SERVER: "s1_mini.server.settings:ServerSettings",
     "S1_MINI_SERVER_SAGEMAKER_": "s1_mini.sagemaker.settings:ContainerSettings",
     "S1_MINI_CLUSTER_": "s1_mini.remote.ray_settings:ClusterSettings",
-    "S1_MINI_AWS_": "s1_mini.cli.endpoint_options:variables",
+    "S1_MINI_AWS_": "s1_mini.cli.endpoint:variables",
 }
 
 

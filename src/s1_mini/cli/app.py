@@ -1,4 +1,4 @@
-"""The verbs of `s1-mini` put together, and what a failure looks like: one sentence on stderr, exit code not 0."""
+"""The commands of `s1-mini`. A failure is one sentence on stderr and an exit code other than 0."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import warnings
 import typer
 
 from s1_mini import __version__
-from s1_mini.cli import bench, checkpoints, corpus, package, plan, profile, say, serve, settings, voices
+from s1_mini.cli import bench, checkpoints, corpus, plan, say, serve, settings, voices
 from s1_mini.cli.endpoint import endpoint
 from s1_mini.cli.verb import Group, Verb
 from s1_mini.exceptions import S1MiniError
 
-# typer loads pydantic, a tenth of a second, to find that nobody gave a group these; a bool it takes as it is.
-UNASKED: dict[str, object] = {"help": False, "install_completion": False, "show_completion": False}
+# without these defaults typer loads pydantic, 0.1 s, to parse options that were not given
+GROUP_DEFAULTS: dict[str, object] = {"help": False, "install_completion": False, "show_completion": False}
 
 MAX_WIDTH = 120  # of help, on a terminal that is as wide
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={
-        "default_map": {**UNASKED, "voices": UNASKED, "endpoint": UNASKED},
+        "default_map": {**GROUP_DEFAULTS, "voices": GROUP_DEFAULTS, "endpoint": GROUP_DEFAULTS},
         "max_content_width": MAX_WIDTH,
     },
 )
@@ -36,7 +36,7 @@ app.command("say", cls=Verb)(say.say)
 app.command("serve", cls=Verb)(serve.serve)
 app.command("corpus", cls=Verb)(corpus.corpus)
 app.command("bench", cls=Verb)(bench.bench)
-app.command("profile", cls=Verb)(profile.profile)
+app.command("profile", cls=Verb)(bench.profile)
 app.command("plan", cls=Verb)(plan.plan)
 app.command("settings", cls=Verb)(settings.settings)
 app.add_typer(voices.app)
@@ -44,7 +44,7 @@ app.command("convert", cls=Verb)(checkpoints.convert)
 app.command("verify", cls=Verb)(checkpoints.verify)
 app.command("random-checkpoint", cls=Verb)(checkpoints.random_checkpoint)
 app.add_typer(endpoint)
-app.command("package", cls=Verb)(package.package)
+app.command("package", cls=Verb)(checkpoints.package)
 
 
 @app.callback(invoke_without_command=True)
@@ -55,13 +55,13 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 
 
 def run() -> int:
-    """Run the command line on `sys.argv`; give the exit code."""
-    # Before torch is loaded. Threads that spin while they wait fight for the cores with whoever else computes: two
-    # `say` at once on two cores took 26 s each, and 0.75 s with threads that sleep; alone it is the same (2026-11).
+    """Run the command line on `sys.argv`; return the exit code."""
+    # Set before torch is loaded: waiting threads that spin take cores from other processes. Two `say` at once on two
+    # cores took 26 s each, and 0.75 s with sleeping threads; alone it is the same (2026-11).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.showwarning = _print_warning
     for stream in (sys.stdout, sys.stderr):
-        _let_write_anything(stream)
+        _escape_unencodable(stream)
     try:
         app()
     except S1MiniError as error:
@@ -72,8 +72,8 @@ def run() -> int:
     return 0
 
 
-def _let_write_anything(stream: object) -> None:
-    """Write a letter that a console or a pipe has not as an escape: names and texts have letters of all kinds."""
+def _escape_unencodable(stream: object) -> None:
+    """Write characters that a console or pipe cannot encode as escapes."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="backslashreplace")
 

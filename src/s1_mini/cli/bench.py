@@ -1,4 +1,4 @@
-"""`s1-mini bench`: how many seconds of sound a second, and how soon the first of them."""
+"""`s1-mini bench` and `profile`: throughput and latency of the engine, and where the time of an utterance goes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from s1_mini.cli.verb import DEVICES, completing, engine_config, open_checkpoint
+from s1_mini.cli.verb import Checkpoint, DeviceName, FormatName, engine_config, open_checkpoint
 from s1_mini.exceptions import EngineError, ParameterError
 from s1_mini.types import ChunkProfile
 
@@ -21,7 +21,7 @@ MAX_CLIENTS = 4096  # as many slots as an engine may have
 
 
 def bench(
-    checkpoint: Annotated[Path | None, typer.Option(help="[the voice that ships]", show_default=False)] = None,
+    checkpoint: Checkpoint = None,
     concurrency: Annotated[
         str | None, typer.Option(help="Requests at a time, as 8 or 1,4,8. [8 without --rate]", show_default=False)
     ] = None,
@@ -32,7 +32,7 @@ def bench(
     voice_state: Annotated[
         Literal["cold", "cached", "none"], typer.Option(help="Another recording each time, a known voice, or no voice.")
     ] = "cached",
-    profile: Annotated[ChunkProfile, typer.Option(help="How sound is cut into chunks.")] = "ttfa",
+    chunk_profile: Annotated[ChunkProfile, typer.Option("--profile", help="How audio is cut into chunks.")] = "ttfa",
     baseline: Annotated[
         Literal["none", "sequential"], typer.Option(help="Do the same work one request at a time beside it.")
     ] = "none",
@@ -40,9 +40,7 @@ def bench(
         int | None, typer.Option(min=1, max=MAX_CLIENTS, help="[the greatest concurrency, or 8]", show_default=False)
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Frames of a request at most.")] = 200,
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES))
-    ] = "auto",
+    device: DeviceName = "auto",
     seed: Annotated[int, typer.Option(help="Same seed, same sentences and arrivals.")] = 0,
     path: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the JSON.", show_default=False)
@@ -71,7 +69,7 @@ def bench(
         rates=rates,
         requests=requests,
         slots=slots or max(many, default=DEFAULT_CONCURRENCY),
-        profile=profile,
+        profile=chunk_profile,
         voice=voice_state,
         max_new_tokens=max_new_tokens,
         seed=seed,
@@ -86,15 +84,15 @@ def bench(
         f"load average {facts['load_average']} before"
     )
     typer.echo(
-        f"{requests} requests a load, at most {max_new_tokens} frames each, voice {voice_state}, profile {profile}, "
-        f"{facts['slots']} slots, seed {seed}"
+        f"{requests} requests a load, at most {max_new_tokens} frames each, voice {voice_state}, "
+        f"profile {chunk_profile}, {facts['slots']} slots, seed {seed}"
     )
     typer.echo(result.tables())
     for line in failure_lines(loads):
         typer.echo(line)
     for name, value in result.ratios.items():
         typer.echo(f"{name} {NONE if value is None else format(value, '.3f')}")
-    work = {"requests": requests, "concurrency": list(many), "rate": list(rates), "profile": profile}
+    work = {"requests": requests, "concurrency": list(many), "rate": list(rates), "profile": chunk_profile}
     work |= {"voice_state": voice_state, "max_new_tokens": max_new_tokens, "seed": seed}
     told = {"failed": sum(load.num_failed for load in loads), "loads": result.data()}
     line = json.dumps(facts | work | told | result.ratios)
@@ -130,3 +128,51 @@ def _whole(name: str, number: float) -> int:
     if number != int(number) or number > MAX_CLIENTS:
         raise ParameterError(name, f"{number:g} is not a whole number in [1, {MAX_CLIENTS}]")
     return int(number)
+
+
+def profile(
+    checkpoint: Checkpoint = None,
+    device: DeviceName = "auto",
+    text: Annotated[
+        str, typer.Option(help="What is said, as one sentence piece.")
+    ] = "The children were playing in the garden behind the house.",
+    rows: Annotated[int, typer.Option(min=1, max=1024, help="How many say it side by side.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one to warm up.")] = 5,
+    max_frames: Annotated[int, typer.Option(min=1, help="Where speech that does not end is cut.")] = 150,
+    audio_format: FormatName = "wav",
+) -> None:
+    """Measure the sections of an utterance on this machine: a table, then one line of JSON.
+
+    Example: s1-mini profile --repeats 10 --rows 4
+    """
+    import json
+    from dataclasses import asdict
+
+    config = engine_config(device=device)  # what is wrong is told before torch is loaded
+
+    from s1_mini.audio.container import check_format
+    from s1_mini.bench.profile import measure_sections
+    from s1_mini.bench.report import describe_machine, table
+    from s1_mini.runtime.loader import load
+
+    chosen = check_format(audio_format)
+    directory = open_checkpoint(checkpoint or config.checkpoint_path).directory
+    speaker = load(config.model_copy(update={"checkpoint_path": directory}))
+    facts = describe_machine(speaker.device.value) | {"precision": speaker.precision.value}
+    sections, frames = measure_sections(
+        speaker,
+        text,
+        repeats=repeats,
+        tell=lambda part: typer.echo(f"measuring: {part}", err=True),
+        rows=rows,
+        max_frames=max_frames,
+        audio_format=chosen,
+        config=config,
+    )
+    title = f"{facts['machine']}, torch {facts['torch']}, {rows} rows, {frames} frames, {repeats} repetitions"
+    typer.echo(f"{title}, commit {facts['commit']}, {facts['precision']}")
+    head = ["section", "calls", "mean ms", "p50", "p95", "a repetition", "share %"]
+    found = [asdict(section) for section in sections]
+    typer.echo(table(head, [[*list(each.values())[:-1], 100 * each["share"]] for each in found]))
+    work = {"rows": rows, "frames": frames, "repeats": repeats, "text": text}
+    typer.echo(json.dumps({**facts, **work, "sections": found}))

@@ -1,33 +1,38 @@
-"""`s1-mini convert`, `verify` and `random-checkpoint`: work on checkpoint directories."""
+"""`s1-mini convert`, `verify`, `random-checkpoint` and `package`: checkpoint directories, and artifacts of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from s1_mini.cli.verb import DEVICES, completing, engine_config, open_checkpoint
-from s1_mini.exceptions import ParameterError
+from s1_mini.cli.verb import DEVICES, Checkpoint, DeviceName, completing, engine_config, open_checkpoint, print_table
+from s1_mini.exceptions import ConfigurationError, PackageError, ParameterError, VerificationError
+from s1_mini.extras import require
 from s1_mini.families.base import CodecPrecision, Form, ModelPrecision
 from s1_mini.families.registry import SHORT_NAMES, get_family
 
 if TYPE_CHECKING:
+    from s1_mini.aws.place import S3Place
     from s1_mini.weights.origin import Origin
 
-Checkpoint = Annotated[
+Source = Annotated[
     Path, typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub.", show_default=False)
 ]
+Precision = Annotated[ModelPrecision, typer.Option(help="Number format of the model.")]
+Codec = Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")]
+DecodeOnly = Annotated[bool, typer.Option("--decode-only", help="Leave out what only references need.")]
 
 
 def convert(
-    checkpoint: Checkpoint,
+    checkpoint: Source,
     output: Annotated[Path, typer.Option("--output", "-o", help="New directory to write.", show_default=False)],
-    precision: Annotated[ModelPrecision, typer.Option(help="Number format of the model.")] = "keep",
-    codec_precision: Annotated[
-        CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")
-    ] = "float16",
-    decode_only: Annotated[bool, typer.Option("--decode-only", help="Leave out what only references need.")] = False,
+    precision: Precision = "keep",
+    codec_precision: Codec = "float16",
+    decode_only: DecodeOnly = False,
 ) -> None:
     """Write a checkpoint in compact form: safetensors, weight norm folded, dead buffers gone.
 
@@ -38,11 +43,7 @@ def convert(
     directory = open_checkpoint(checkpoint).directory
     tell_origin(directory)
     sizes = convert_checkpoint(
-        directory,
-        output,
-        precision=precision,
-        codec_precision=codec_precision,
-        decode_only=decode_only,
+        directory, output, precision=precision, codec_precision=codec_precision, decode_only=decode_only
     )
     for name, size in sizes.items():
         typer.echo(f"{size:>14,}  {name}", err=True)
@@ -61,7 +62,7 @@ def tell_origin(directory: Path) -> Origin | None:
 
 
 def verify(
-    checkpoint: Checkpoint,
+    checkpoint: Source,
     oracle: Annotated[
         Path,
         typer.Option(
@@ -70,30 +71,28 @@ def verify(
         ),
     ],
     tolerance: Annotated[float, typer.Option(help="Largest absolute difference allowed.")] = 1e-4,
-    device: Annotated[
-        str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, mps.", autocompletion=completing(*DEVICES))
-    ] = "cpu",
+    device: DeviceName = "cpu",
 ) -> None:
     """Recompute an oracle's tensors and compare; exit code 0 only if all are within tolerance.
 
     Example: s1-mini verify --checkpoint s1_tiny --oracle s1_tiny/oracle.pt
     """
-    engine_config(device=device)  # what is wrong is told before torch is loaded
-
-    from rich.console import Console
-    from rich.table import Table
+    engine_config(device=device)  # report wrong settings before torch is loaded
 
     from s1_mini.checkpoint.verify import verify_checkpoint
-    from s1_mini.exceptions import VerificationError
 
     directory = open_checkpoint(checkpoint).directory
     checks = list(verify_checkpoint(directory, oracle, tolerance=tolerance, device=device))
-    table = Table("check", "largest difference", "tokens equal", "")
-    for check in checks:
-        difference = "" if check.difference is None else f"{check.difference:.1e}"
-        agreement = "" if check.agreement is None else f"{check.agreement:.2%}"
-        table.add_row(check.name, difference, agreement, "ok" if check.passed else "FAILED")
-    Console().print(table)
+    rows = [
+        (
+            check.name,
+            "" if check.difference is None else f"{check.difference:.1e}",
+            "" if check.agreement is None else f"{check.agreement:.2%}",
+            "ok" if check.passed else "FAILED",
+        )
+        for check in checks
+    ]
+    print_table(rows, "check", "largest difference", "tokens equal", "")
     failed = [check.name for check in checks if not check.passed]
     if failed or not checks:
         raise VerificationError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
@@ -123,3 +122,137 @@ def random_checkpoint(
         raise ParameterError("size", f"{size!r} is no size of {found.title} ({allowed})")
     found.write_random(directory, size=size, form=form, seed=seed)
     typer.echo(f"wrote {directory}", err=True)
+
+
+Layout = Literal["archive", "prefix"]
+
+
+def package(
+    checkpoint: Checkpoint = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="New file or folder to write.", show_default=False)
+    ] = None,
+    voices: Annotated[
+        Path | None, typer.Option(help="Folder of NAME.safetensors, beside the checkpoint's own.", show_default=False)
+    ] = None,
+    layout: Annotated[
+        Layout, typer.Option(help="archive: one .tar.gz; prefix: a folder of files for an uncompressed S3 prefix.")
+    ] = "archive",
+    precision: Precision = "keep",
+    codec_precision: Codec = "float16",
+    decode_only: DecodeOnly = False,
+    compile_cache: Annotated[
+        Path | None, typer.Option(help="Folder that S1_MINI_COMPILE_CACHE_PATH named.", show_default=False)
+    ] = None,
+    compile_key: Annotated[
+        str | None, typer.Option(help="GPU and torch that it is for. [this machine's]", show_default=False)
+    ] = None,
+    upload: Annotated[
+        str | None, typer.Option(metavar="S3_URL", help="Send it to s3://bucket/prefix.", show_default=False)
+    ] = None,
+    artifact: Annotated[
+        Path | None, typer.Option(help="Send this one, which is there already.", show_default=False)
+    ] = None,
+    kms_key: Annotated[str | None, typer.Option(help="KMS key to encrypt with on S3.", show_default=False)] = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="ARTIFACT", help="Try this one as a container would.", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where --check runs it. [auto]", autocompletion=completing(*DEVICES), show_default=False),
+    ] = None,
+) -> None:
+    """Package a checkpoint for an endpoint: the same inputs give the same bytes.
+
+    Example: s1-mini package --checkpoint openaudio-s1-mini --output model.tar.gz
+    """
+    from s1_mini.aws.place import S3Place
+
+    if output is None and artifact is None and check is None:
+        raise ConfigurationError("name a new file or folder with --output, or what is there with --artifact or --check")
+    if output is not None and artifact is not None:
+        raise ConfigurationError("--output writes a new artifact and --artifact names one that is there; give one")
+    if artifact is not None and upload is None:
+        raise ConfigurationError("--artifact is for --upload; name s3://bucket/prefix with it")
+    place = None if upload is None else S3Place.parse(upload)
+    if place is not None:
+        require("aws", "--upload")
+    if check is not None:
+        require("server", "--check")
+        engine_config(device=device)
+    if output is not None:
+        _write(
+            output,
+            layout,
+            checkpoint,
+            voices=voices,
+            precision=precision,
+            codec_precision=codec_precision,
+            decode_only=decode_only,
+            compile_cache=compile_cache,
+            compile_key=compile_key,
+        )
+    if check is not None:
+        _check(check, device)
+    source = artifact or output
+    if place is not None and source is not None:
+        _send(source, place, kms_key)
+
+
+def _write(output: Path, layout: Layout, checkpoint: Path | None, **choices: Any) -> None:
+    from s1_mini.packaging.write import lay_out, write_archive, write_prefix
+
+    directory = open_checkpoint(checkpoint).directory
+    origin = tell_origin(directory)
+    members = lay_out(directory, **choices)
+    write = write_archive if layout == "archive" else write_prefix
+    with shown_progress("packaging", sum(member.size for member in members)) as progress:
+        manifest = write(members, output, origin=origin, progress=progress)
+    for name, content in manifest.files.items():
+        typer.echo(f"{content.size:>14,}  {name}", err=True)
+    typer.echo(f"wrote {output}; content {manifest.content_sha256}", err=True)
+
+
+def _check(artifact: Path, device: str | None) -> None:
+    from s1_mini.sagemaker.contract import check_contract
+
+    failed = []
+    for step in check_contract(artifact, device=device):
+        typer.echo(f"{'ok' if step.passed else 'FAILED':>6}  {step.name}: {step.told}")
+        failed += [] if step.passed else [step.name]
+    if failed:
+        raise PackageError(f"{artifact} would not serve: {', '.join(failed)}")
+
+
+def _send(source: Path, place: S3Place, kms_key: str | None) -> None:
+    from s1_mini.aws.clients import Clients
+    from s1_mini.aws.failures import explained
+    from s1_mini.packaging.verify import verify_archive
+    from s1_mini.sagemaker.upload import Uploader, UploadError, about_sending
+
+    with explained(about_sending(source, place), UploadError):
+        clients = Clients()
+        uploader = Uploader(clients["s3"], kms_key, region=clients.region)
+    if source.is_file():
+        verify_archive(source)
+    size = sum(path.stat().st_size for path in (source.rglob("*") if source.is_dir() else [source]) if path.is_file())
+    with shown_progress("sending", size) as progress:
+        try:
+            location = uploader.send(source, place, progress)
+        except UploadError as error:
+            again = f"s1-mini package --artifact {source} --upload {place}"
+            raise UploadError(f"{error}; to try again: {again}") from None
+    typer.echo(location)
+
+
+@contextmanager
+def shown_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on a terminal's stderr; yield the callback for the number of bytes done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=total_bytes)
+        yield lambda done: bar.advance(task, done)

@@ -6,13 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from s1_mini.cli.engine_options import Checkpoint, Device, Precision
-from s1_mini.cli.verb import FORMATS, completing, engine_config
+from s1_mini.cli.verb import Checkpoint, Device, FormatName, Precision, VoicesPath, engine_config
 from s1_mini.exceptions import ParameterError
 from s1_mini.types import MAX_SEED
 
@@ -110,10 +108,7 @@ def corpus(
     layout: Annotated[
         Literal["files", "parquet"], typer.Option(help="A shard is a folder of sound files, or one Parquet file.")
     ] = "files",
-    audio_format: Annotated[
-        str,
-        typer.Option("--format", help="wav, flac, mp3, opus, ogg or pcm.", autocompletion=completing(*FORMATS)),
-    ] = "wav",
+    audio_format: FormatName = "wav",
     shard_size: Annotated[int, typer.Option(min=1, max=100_000, help="Texts of a shard.")] = 256,
     text_column: Annotated[str | None, typer.Option(help="[text]", show_default=False)] = None,
     id_column: Annotated[
@@ -137,9 +132,7 @@ def corpus(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="With a text's id it makes the text's seed.")] = 0,
     checkpoint_path: Checkpoint = None,
-    voices_path: Annotated[
-        Path | None, typer.Option(help="Directory of added voices. [S1_MINI_VOICES_PATH]", show_default=False)
-    ] = None,
+    voices_path: VoicesPath = None,
     device: Device = None,
     precision: Precision = None,
     price: Annotated[

@@ -1,4 +1,4 @@
-"""`s1-mini say`: one text to one sound, to a file, down a pipe or to the loudspeaker."""
+"""`s1-mini say`: speak one text into a file, to stdout or to the loudspeaker (`s1-mini[play]`)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,27 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from s1_mini.cli.engine_options import Device, Precision
-from s1_mini.cli.verb import FORMATS, check_pipe, completing, engine_config, open_checkpoint
-from s1_mini.exceptions import ParameterError, TextError
+from s1_mini.cli.verb import (
+    FORMATS,
+    Checkpoint,
+    Device,
+    Precision,
+    VoicesPath,
+    check_pipe,
+    completing,
+    engine_config,
+    open_checkpoint,
+)
+from s1_mini.exceptions import ConfigurationError, ParameterError, TextError
+from s1_mini.extras import require
 from s1_mini.text.tidy import tidied
 from s1_mini.types import DEFAULT_SAMPLING, Normalize, OnUnsupported, SpeechOptions, TTSRequest
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from s1_mini.config import EngineConfig
     from s1_mini.types import AudioChunk, AudioFormat
 
@@ -44,17 +52,11 @@ def say(
             autocompletion=completing(*FORMATS),
         ),
     ] = None,
-    checkpoint_path: Annotated[
-        Path | None,
-        typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub.", show_default=False),
-    ] = None,
+    checkpoint_path: Checkpoint = None,
     voice: Annotated[
         str | None, typer.Option(metavar="NAME", help="One of `s1-mini voices list`.", show_default=False)
     ] = None,
-    voices_path: Annotated[
-        Path | None,
-        typer.Option("--voices-path", help="Directory of added voices. [S1_MINI_VOICES_PATH]", show_default=False),
-    ] = None,
+    voices_path: VoicesPath = None,
     reference_audio: Annotated[
         Path | None,
         typer.Option(
@@ -103,7 +105,6 @@ def say(
     Example: s1-mini say "Good morning." -o morning.wav --reference me.wav --reference-text "What I say there."
     """
     from s1_mini.checkpoint.requests import check_request
-    from s1_mini.cli.play import find_loudspeaker, played
 
     # Everything that can be is checked before torch and the model are loaded, which takes seconds.
     _check_voice(voice, reference_audio, reference_text)
@@ -132,30 +133,31 @@ def say(
     check_request(request, config, checkpoint)
     config = config.model_copy(update={"checkpoint_path": checkpoint.directory})
 
+    from s1_mini.audio.container import write
     from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.responses import whole
 
     started = time.perf_counter()
     with ProductionTTSEngine(_for_one(words, config)) as engine:
         loaded_s = time.perf_counter() - started
         started = time.perf_counter()
-        chunks = engine.stream(text, **options)
-        rate = engine.sample_rate
-        chunks = _with_progress(_noted(chunks, verbose=verbose), rate)
+        chunks = _with_progress(_noted(engine.stream(text, **options), verbose=verbose), engine.sample_rate)
         if loudspeaker is not None:
-            chunks = played(chunks, rate, loudspeaker)
+            chunks = played(chunks, engine.sample_rate, loudspeaker)
         if stream:
-            wave, reason = _send(chunks, rate, format_)
-        else:
-            wave, reason = _collect(chunks)
-            if path is not None:
-                _save(wave, rate, path, format_)
+            chunks = _sent(chunks, format_)
+        response = whole(chunks, started, format_, return_bytes=False)
+        if path == PIPE and not stream:
+            _write_stdout(response.audio_bytes)
+        elif path is not None and not stream:
+            write(path, response.audio, response.sample_rate, format_)
         took_s = time.perf_counter() - started
-    if reason == "length":
+    if response.finish_reason == "length":
         typer.echo(
             "s1-mini: warning: a sentence reached --max-new-tokens or the model's own bound and was cut there", err=True
         )
     if verbose or sys.stderr.isatty():
-        _report(path, len(wave) / rate, None if play else took_s, loaded_s)
+        _report(path, response.audio_seconds, None if play else took_s, loaded_s)
     elif path not in (None, PIPE):
         typer.echo(f"wrote {path}", err=True)
 
@@ -174,14 +176,14 @@ def _check_voice(voice: str | None, reference: Path | None, transcript: str | No
 
 
 def _for_one(words: str, config: EngineConfig) -> EngineConfig:
-    """Change settings that nobody set: one sentence for one person may take as long as it takes, and all slots."""
+    """Change settings that have their defaults: one request has no time limit, and needs one slot if it is short."""
     from s1_mini.config import set_variable
 
     values: dict[str, object] = {}
     if set_variable("request_timeout_s") is None:
         values["request_timeout_s"] = float("inf")
     if len(words.encode()) <= ONE_PIECE_BYTES and set_variable("max_batch_size") is None:
-        values["max_batch_size"] = 1  # there is nothing to speak beside it, and one row is faster than four
+        values["max_batch_size"] = 1  # one row is faster than four
     return config.model_copy(update=values)
 
 
@@ -213,26 +215,16 @@ def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
     return chosen
 
 
-def _collect(chunks: Iterator[AudioChunk]) -> tuple[np.ndarray, str | None]:
-    import numpy as np
-
-    received = list(chunks)
-    return np.concatenate([chunk.audio for chunk in received]), received[-1].finish_reason
-
-
-def _send(chunks: Iterator[AudioChunk], rate: int, format_: AudioFormat) -> tuple[np.ndarray, str | None]:
-    """Send every chunk down stdout as soon as it is there."""
-    import numpy as np
-
+def _sent(chunks: Iterator[AudioChunk], format_: AudioFormat) -> Iterator[AudioChunk]:
+    """Write each chunk to stdout as it arrives."""
     from s1_mini.audio.container import to_int16, wav_header
 
-    sent, reason, header = [], None, wav_header(rate) if format_ == "wav" else b""
+    is_first = True
     for chunk in chunks:
+        header = wav_header(chunk.sample_rate) if is_first and format_ == "wav" else b""
         _write_stdout(header + to_int16(chunk.audio).tobytes())
-        header = b""
-        sent.append(chunk.audio)
-        reason = chunk.finish_reason
-    return np.concatenate(sent), reason
+        is_first = False
+        yield chunk
 
 
 def _write_stdout(content: bytes) -> None:
@@ -246,21 +238,12 @@ def _write_stdout(content: bytes) -> None:
 
 
 def is_gone(error: Exception, *, is_windows: bool = os.name == "nt") -> bool:
-    """Tell whether a write failed because nobody reads the pipe any longer."""
+    """Return whether a write failed because the pipe has no reader any more."""
     return getattr(error, "errno", None) in ((errno.EPIPE, errno.EINVAL) if is_windows else (errno.EPIPE,))
 
 
-def _save(wave: np.ndarray, rate: int, output: str, format_: AudioFormat) -> None:
-    from s1_mini.audio.container import encode, write
-
-    if output == PIPE:
-        _write_stdout(encode(wave, rate, format_))
-    else:
-        write(output, wave, rate, format_)
-
-
 def _noted(chunks: Iterator[AudioChunk], *, verbose: bool) -> Iterator[AudioChunk]:
-    """Tell what of the text is not spoken, and if asked to what is."""
+    """Print the warning about the text and, if `verbose`, the spoken text."""
     for chunk in chunks:
         if chunk.warning is not None:
             typer.echo(f"s1-mini: warning: {chunk.warning}", err=True)
@@ -270,7 +253,7 @@ def _noted(chunks: Iterator[AudioChunk], *, verbose: bool) -> Iterator[AudioChun
 
 
 def _with_progress(chunks: Iterator[AudioChunk], rate: int) -> Iterator[AudioChunk]:
-    """Show how much has been said, if a person is looking."""
+    """Show how much audio there is, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield from chunks
         return
@@ -284,3 +267,30 @@ def _with_progress(chunks: Iterator[AudioChunk], rate: int) -> Iterator[AudioChu
             said += len(chunk.audio) / rate
             progress.update(task, said=said)
             yield chunk
+
+
+def find_loudspeaker() -> Any:
+    """Return the package sounddevice, once it has an output device. Raises `ConfigurationError`."""
+    try:
+        import sounddevice
+    except ImportError:
+        require("play", "--play")
+        raise
+    except OSError as error:
+        raise ConfigurationError(f"--play: {error}; on Debian and Ubuntu: apt install libportaudio2") from None
+    try:
+        sounddevice.query_devices(kind="output")
+    except (sounddevice.PortAudioError, ValueError) as error:
+        raise ConfigurationError(f"--play: this machine has no loudspeaker that can be used ({error})") from None
+    return sounddevice
+
+
+def played(chunks: Iterator[AudioChunk], sample_rate: int, sounddevice: Any) -> Iterator[AudioChunk]:
+    """Play chunks as they arrive and yield them; ends when all was heard. Raises `ConfigurationError`."""
+    try:
+        with sounddevice.OutputStream(samplerate=sample_rate, channels=1, dtype="float32") as stream:
+            for chunk in chunks:
+                stream.write(chunk.audio.astype("float32"))
+                yield chunk
+    except sounddevice.PortAudioError as error:
+        raise ConfigurationError(f"--play: the loudspeaker cannot be used ({error})") from None

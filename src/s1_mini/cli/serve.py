@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s1_mini.cli.engine_options import Checkpoint, Device, Precision
-from s1_mini.cli.verb import completing, engine_config, open_checkpoint
+from s1_mini.cli.verb import Checkpoint, Device, Precision, completing, engine_config, open_checkpoint
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args,
 
 import typer
 
+from s1_mini.cli.verb import print_table
+
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_settings import BaseSettings
@@ -37,8 +39,7 @@ def settings(
 
     Example: S1_MINI_DEVICE=cpu s1-mini settings --changed
     """
-    from rich.console import Console
-    from rich.table import Column, Table
+    from rich.table import Column
 
     shown = [(title, [line for line in group if line.is_set or not changed]) for title, group in groups()]
     if not any(lines for _, lines in shown):
@@ -48,15 +49,10 @@ def settings(
             typer.echo(f"## {title}\n\n{as_markdown(lines)}\n")
         elif lines:
             # Readers look for the name, so it is never cut.
-            table = Table(
-                Column("variable", no_wrap=True, min_width=max(len(name) for line in lines for name in line.variables)),
-                *("now", "default", "meaning"),
-                title=title,
-                title_justify="left",
-            )
-            for line in lines:
-                table.add_row("\n".join(line.variables), line.value, line.default, line.meaning)
-            Console().print(table)
+            width = max(len(name) for line in lines for name in line.variables)
+            variable = Column("variable", no_wrap=True, min_width=width)
+            rows = [("\n".join(line.variables), line.value, line.default, line.meaning) for line in lines]
+            print_table(rows, variable, "now", "default", "meaning", title=title, title_justify="left")
 
 
 def groups() -> Iterator[tuple[str, list[Setting]]]:

@@ -1,6 +1,6 @@
-"""What all verbs share: what is wrong is told by what a person typed or set, and no summary is cut.
+"""What all commands share: options, tables, complete summaries, and errors that name the option or variable at fault.
 
-A verb's parameters have the names that the engine gives them; the option's own name is what its error tells.
+A command's parameters have the engine's names; errors have those of the options.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from s1_mini.exceptions import ConfigurationError, ParameterError, RequestError, S1MiniError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from typer import Context
 
     from s1_mini.config import EngineConfig
-    from s1_mini.families.find import Checkpoint
+    from s1_mini.families.find import Checkpoint as FoundCheckpoint
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("auto", "float32", "float16", "bfloat16")
@@ -29,43 +30,6 @@ FORMATS: tuple[str, ...] = get_args(AudioFormat)
 
 WHOLE = 1000  # characters: more than any summary has
 VARIABLE = "S1_MINI_"
-
-
-class Verb(TyperCommand):
-    """One verb."""
-
-    def get_short_help_str(self, limit: int = WHOLE) -> str:  # noqa: ARG002 - a summary is shown whole
-        """Give the first sentence of the help."""
-        return super().get_short_help_str(WHOLE)
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Give what the line of usage consists of, as everybody writes it: TEXT, not {TEXT}."""
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse; where a text was not quoted, or begins with a dash, say how to write it."""
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:  # typer has its own copy of click, whose UsageError has no public name
-            hint = _hint(error) if any(param.name == "text" for param in self.params) else ""
-            if hint:
-                error.message = f"{error.message}; {hint}"  # type: ignore[attr-defined]
-            raise
-
-    def invoke(self, ctx: Any) -> Any:
-        """Do the verb's work; its errors name options and variables."""
-        try:
-            return super().invoke(ctx)
-        except S1MiniError as error:
-            raise _named(error, ctx) from None
-
-
-class Group(TyperGroup):
-    """Several verbs under one name."""
-
-    def get_short_help_str(self, limit: int = WHOLE) -> str:  # noqa: ARG002
-        """Give the first sentence of the help."""
-        return super().get_short_help_str(WHOLE)
 
 
 def completing(*values: str) -> Callable[[str], list[str]]:
@@ -77,14 +41,68 @@ def completing(*values: str) -> Callable[[str], list[str]]:
     return complete
 
 
+DEVICE_HELP, FORMAT_HELP = "auto, cpu, cuda, cuda:1, mps.", "wav, flac, mp3, opus, ogg or pcm."
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint", help="Directory, or name on the Hugging Face hub. [the voice that ships]", show_default=False
+    ),
+]
+VoicesPath = Annotated[
+    Path | None,
+    typer.Option("--voices-path", help="Directory of added voices. [S1_MINI_VOICES_PATH]", show_default=False),
+]
+Device = Annotated[str | None, typer.Option(help=DEVICE_HELP, autocompletion=completing(*DEVICES), show_default=False)]
+DeviceName = Annotated[str, typer.Option(help=DEVICE_HELP, autocompletion=completing(*DEVICES))]
+Precision = Annotated[
+    str | None,
+    typer.Option(help="auto, float32, float16, bfloat16.", autocompletion=completing(*PRECISIONS), show_default=False),
+]
+FormatName = Annotated[str, typer.Option("--format", help=FORMAT_HELP, autocompletion=completing(*FORMATS))]
+
+
+class Verb(TyperCommand):
+    """One command."""
+
+    def get_short_help_str(self, limit: int = WHOLE) -> str:  # noqa: ARG002 - a summary is shown whole
+        return super().get_short_help_str(WHOLE)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line with TEXT instead of {TEXT}."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; errors say how to write a text that needs quotes or begins with a dash."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # typer has its own copy of click, whose UsageError has no public name
+            hint = _hint(error) if any(param.name == "text" for param in self.params) else ""
+            if hint:
+                error.message = f"{error.message}; {hint}"  # type: ignore[attr-defined]
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except S1MiniError as error:
+            raise _named(error, ctx) from None
+
+
+class Group(TyperGroup):
+    """Several commands under one name."""
+
+    def get_short_help_str(self, limit: int = WHOLE) -> str:  # noqa: ARG002
+        return super().get_short_help_str(WHOLE)
+
+
 def engine_config(**given: object) -> EngineConfig:
-    """Make settings of the options that were given, and of variables. Raises `ConfigurationError`; loads no torch."""
+    """Return settings from options that are not None and variables. Raises `ConfigurationError`; loads no torch."""
     from s1_mini.config import EngineConfig
 
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 
 
-def open_checkpoint(path: Path | None, *, checks: bool = True, with_weights: bool = True) -> Checkpoint:
+def open_checkpoint(path: Path | None, *, checks: bool = True, with_weights: bool = True) -> FoundCheckpoint:
     """Find the checkpoint that an option or a setting names, and check that no file is missing, unless told otherwise.
 
     Raises `CheckpointError` or `ConfigurationError`; loads no torch.
@@ -95,14 +113,26 @@ def open_checkpoint(path: Path | None, *, checks: bool = True, with_weights: boo
     return checkpoint.check_files() if checks and with_weights else checkpoint
 
 
+def print_table(rows: Iterable[Iterable[str]], *columns: Any, **options: Any) -> None:
+    """Print a table; `columns` and `options` are rich's."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, **options)
+    for row in rows:
+        table.add_row(*map(Text, row))  # as text: brackets in it are no markup
+    Console().print(table)
+
+
 def check_pipe() -> None:
-    """Raise `ParameterError` if stdout is a terminal, which would show sound as letters."""
+    """Raise `ParameterError` if stdout is a terminal, which would show audio as characters."""
     if sys.stdout is not None and sys.stdout.isatty():
         raise ParameterError("path", "- sends sound to stdout, which is this terminal; add `> FILE` or `| PROGRAM`")
 
 
 def _hint(error: Exception) -> str:
-    """How a text has to be written that the shell or the parser took for something else."""
+    """Return how to write a text that the shell or the parser misread."""
     option = getattr(error, "option_name", None)
     if option is not None and (" " in option or not option.startswith("--")):
         return 'a text that begins with a dash goes last, after --: s1-mini say -- "-5 degrees."'
@@ -128,7 +158,7 @@ def _named(error: S1MiniError, ctx: Context) -> S1MiniError:
 
 
 def _spelling(name: str, ctx: Context) -> str | None:
-    """Give an option as it is typed, an argument as the help calls it."""
+    """Return an option as it is typed, an argument as the help calls it."""
     for param in ctx.command.params:
         if param.name == name:
             return max(param.opts, key=len) if param.param_type_name == "option" else param.metavar or name.upper()
@@ -136,7 +166,7 @@ def _spelling(name: str, ctx: Context) -> str | None:
 
 
 def _origin(name: str, ctx: Context) -> str | None:
-    """Tell what set a setting: an option, or a variable."""
+    """Return the option or the variable that set a setting."""
     source = ctx.get_parameter_source(name)
     if source is not None and source.name == "COMMANDLINE":
         return _spelling(name, ctx)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s1_mini.cli.engine_options import Checkpoint
-from s1_mini.cli.verb import Group, Verb, engine_config, open_checkpoint
+from s1_mini.cli.verb import Checkpoint, Group, Verb, VoicesPath, engine_config, open_checkpoint, print_table
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.types import Reference
 
@@ -26,39 +25,29 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The voice's name.", show_default=False)]
-Folder = Annotated[
-    Path | None,
-    typer.Option("--voices-path", help="Directory of added voices. [S1_MINI_VOICES_PATH]", show_default=False),
-]
 
 
 @app.command("list", cls=Verb)
-def list_voices(checkpoint_path: Checkpoint = None, voices_path: Folder = None) -> None:
+def list_voices(checkpoint_path: Checkpoint = None, voices_path: VoicesPath = None) -> None:
     """List all voices.
 
     Example: s1-mini voices list --voices-path my-voices
     """
-    roster = _roster(engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path))
-
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("name", "source", "seconds", "description")
-    for info in roster.infos():
-        name = f"{info.name} (default)" if info.is_default else info.name
-        cells = (name, info.source, _seconds(info), info.description)
-        table.add_row(*map(Text, cells))  # as text: brackets in it are no markup
-    Console().print(table)
+    registry = _registry(engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path))
+    rows = [
+        (f"{info.name} (default)" if info.is_default else info.name, info.source, _seconds(info), info.description)
+        for info in registry.infos()
+    ]
+    print_table(rows, "name", "source", "seconds", "description")
 
 
 @app.command("describe", cls=Verb)
-def describe_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: Folder = None) -> None:
-    """Tell all about one voice.
+def describe_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: VoicesPath = None) -> None:
+    """Describe one voice.
 
     Example: s1-mini voices describe clara
     """
-    _print(_roster(engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path)).info(voice))
+    _print(_registry(engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path)).info(voice))
 
 
 @app.command("add", cls=Verb)
@@ -78,13 +67,13 @@ def add_voice(
     description: Annotated[str, typer.Option(help="A few words about the voice.", show_default=False)] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Even if there is a voice of that name.")] = False,
     checkpoint_path: Checkpoint = None,
-    voices_path: Folder = None,
+    voices_path: VoicesPath = None,
 ) -> None:
     """Make a voice of a recording and keep it in the directory of voices.
 
     Example: s1-mini voices add me me.wav --text "What I say there." --voices-path my-voices
     """
-    # One voice is to be made: nothing is read ahead, and one slot is enough.
+    # to make one voice, no other is read ahead and one slot is enough
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, warm_voices="", max_batch_size=1)
     if config.voices_path is None:
         raise _no_directory()
@@ -103,26 +92,26 @@ def add_voice(
 
 
 @app.command("delete", cls=Verb)
-def delete_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: Folder = None) -> None:
+def delete_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: VoicesPath = None) -> None:
     """Delete an added voice, with the recording beside it if it came from one.
 
     Example: s1-mini voices delete me --voices-path my-voices
     """
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path)
-    roster = _roster(config)
-    if config.voices_path is None and voice not in roster.library:
+    registry = _registry(config)
+    if config.voices_path is None and voice not in registry.library:
         raise _no_directory()
-    roster.delete(voice)
+    registry.delete(voice)
 
 
-def _roster(config: EngineConfig) -> VoiceRegistry:
+def _registry(config: EngineConfig) -> VoiceRegistry:
     from s1_mini.checkpoint.requests import list_voices
 
     return list_voices(open_checkpoint(config.checkpoint_path), config.voices_path)
 
 
 def _seconds(info: VoiceInfo) -> str:
-    return f"{info.seconds:.1f}" if info.seconds else ""  # some voices are a vector, which tells of none
+    return f"{info.seconds:.1f}" if info.seconds else ""  # a voice that is a vector has none
 
 
 def _no_directory() -> ConfigurationError:
@@ -130,11 +119,6 @@ def _no_directory() -> ConfigurationError:
 
 
 def _print(info: VoiceInfo) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
     facts = {
         "name": info.name,
         "source": info.source,
@@ -143,6 +127,4 @@ def _print(info: VoiceInfo) -> None:
         "description": info.description,
         "text": info.text,
     }
-    for fact, value in facts.items():
-        table.add_row(fact, Text(value))
-    Console().print(table)
+    print_table(facts.items(), padding=(0, 2), box=None, show_header=False, pad_edge=False, collapse_padding=True)
