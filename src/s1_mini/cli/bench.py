@@ -23,11 +23,9 @@ MAX_CLIENTS = 4096  # as many slots as an engine may have
 def bench(
     checkpoint: Checkpoint = None,
     concurrency: Annotated[
-        str | None, typer.Option(help="Requests at a time, as 8 or 1,4,8. [8 without --rate]", show_default=False)
+        str | None, typer.Option(help="Requests at a time, as 8 or 1,4,8. [8 without --rate]")
     ] = None,
-    rate: Annotated[
-        str | None, typer.Option(help="Requests a second at random moments, as 2 or 1,2.5.", show_default=False)
-    ] = None,
+    rate: Annotated[str | None, typer.Option(help="Requests a second at random moments, as 2 or 1,2.5.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests of each load.")] = 64,
     voice_state: Annotated[
         Literal["cold", "cached", "none"], typer.Option(help="Another recording each time, a known voice, or no voice.")
@@ -36,15 +34,11 @@ def bench(
     baseline: Annotated[
         Literal["none", "sequential"], typer.Option(help="Do the same work one request at a time beside it.")
     ] = "none",
-    slots: Annotated[
-        int | None, typer.Option(min=1, max=MAX_CLIENTS, help="[the greatest concurrency, or 8]", show_default=False)
-    ] = None,
+    slots: Annotated[int | None, typer.Option(min=1, max=MAX_CLIENTS, help="[the greatest concurrency, or 8]")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Frames of a request at most.")] = 200,
     device: DeviceName = "auto",
     seed: Annotated[int, typer.Option(help="Same seed, same sentences and arrivals.")] = 0,
-    path: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the JSON.", show_default=False)
-    ] = None,
+    path: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the JSON.")] = None,
 ) -> None:
     """Measure the engine on this machine: a table, then one line of JSON (docs/benchmark.md tells how to read it).
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from s1_mini.aws.place import S3Place
     from s1_mini.weights.origin import Origin
 
-Source = Annotated[
-    Path, typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub.", show_default=False)
-]
+Source = Annotated[Path, typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub.")]
 Precision = Annotated[ModelPrecision, typer.Option(help="Number format of the model.")]
 Codec = Annotated[CodecPrecision, typer.Option(help="Number format of the codec's large kernels.")]
 DecodeOnly = Annotated[bool, typer.Option("--decode-only", help="Leave out what only references need.")]
@@ -29,7 +27,7 @@ DecodeOnly = Annotated[bool, typer.Option("--decode-only", help="Leave out what 
 
 def convert(
     checkpoint: Source,
-    output: Annotated[Path, typer.Option("--output", "-o", help="New directory to write.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New directory to write.")],
     precision: Precision = "keep",
     codec_precision: Codec = "float16",
     decode_only: DecodeOnly = False,
@@ -66,8 +64,7 @@ def verify(
     oracle: Annotated[
         Path,
         typer.Option(
-            help="Reference tensors of this checkpoint, a .pt or .safetensors file; docs/ lists them by family.",
-            show_default=False,
+            help="Reference tensors of this checkpoint, a .pt or .safetensors file; docs/ lists them by family."
         ),
     ],
     tolerance: Annotated[float, typer.Option(help="Largest absolute difference allowed.")] = 1e-4,
@@ -100,7 +97,7 @@ def verify(
 
 
 def random_checkpoint(
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New directory to write.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New directory to write.")],
     family: Annotated[
         str,
         typer.Option(help=f"Which architecture: {', '.join(SHORT_NAMES)}.", autocompletion=completing(*SHORT_NAMES)),
@@ -129,11 +126,9 @@ Layout = Literal["archive", "prefix"]
 
 def package(
     checkpoint: Checkpoint = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="New file or folder to write.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="New file or folder to write.")] = None,
     voices: Annotated[
-        Path | None, typer.Option(help="Folder of NAME.safetensors, beside the checkpoint's own.", show_default=False)
+        Path | None, typer.Option(help="Folder of NAME.safetensors, beside the checkpoint's own.")
     ] = None,
     layout: Annotated[
         Layout, typer.Option(help="archive: one .tar.gz; prefix: a folder of files for an uncompressed S3 prefix.")
@@ -141,25 +136,14 @@ def package(
     precision: Precision = "keep",
     codec_precision: Codec = "float16",
     decode_only: DecodeOnly = False,
-    compile_cache: Annotated[
-        Path | None, typer.Option(help="Folder that S1_MINI_COMPILE_CACHE_PATH named.", show_default=False)
-    ] = None,
-    compile_key: Annotated[
-        str | None, typer.Option(help="GPU and torch that it is for. [this machine's]", show_default=False)
-    ] = None,
-    upload: Annotated[
-        str | None, typer.Option(metavar="S3_URL", help="Send it to s3://bucket/prefix.", show_default=False)
-    ] = None,
-    artifact: Annotated[
-        Path | None, typer.Option(help="Send this one, which is there already.", show_default=False)
-    ] = None,
-    kms_key: Annotated[str | None, typer.Option(help="KMS key to encrypt with on S3.", show_default=False)] = None,
-    check: Annotated[
-        Path | None, typer.Option(metavar="ARTIFACT", help="Try this one as a container would.", show_default=False)
-    ] = None,
+    compile_cache: Annotated[Path | None, typer.Option(help="Folder that S1_MINI_COMPILE_CACHE_PATH named.")] = None,
+    compile_key: Annotated[str | None, typer.Option(help="GPU and torch that it is for. [this machine's]")] = None,
+    upload: Annotated[str | None, typer.Option(metavar="S3_URL", help="Send it to s3://bucket/prefix.")] = None,
+    artifact: Annotated[Path | None, typer.Option(help="Send this one, which is there already.")] = None,
+    kms_key: Annotated[str | None, typer.Option(help="KMS key to encrypt with on S3.")] = None,
+    check: Annotated[Path | None, typer.Option(metavar="ARTIFACT", help="Try this one as a container would.")] = None,
     device: Annotated[
-        str | None,
-        typer.Option(help="Where --check runs it. [auto]", autocompletion=completing(*DEVICES), show_default=False),
+        str | None, typer.Option(help="Where --check runs it. [auto]", autocompletion=completing(*DEVICES))
     ] = None,
 ) -> None:
     """Package a checkpoint for an endpoint: the same inputs give the same bytes.

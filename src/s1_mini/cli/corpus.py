@@ -94,14 +94,11 @@ def corpus(
         typer.Argument(
             metavar="INPUT",
             help=".csv, .tsv, .jsonl, .ndjson or .parquet; a folder of them; s3://bucket/key or prefix.",
-            show_default=False,
         ),
     ],
-    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="Folder or s3://bucket/prefix.", show_default=False)],
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="Folder or s3://bucket/prefix.")],
     local: Annotated[bool, typer.Option("--local", help="One engine in this process, without Ray.")] = False,
-    actors: Annotated[
-        int | None, typer.Option(min=1, help="Engines on Ray. [one a GPU; one without GPU]", show_default=False)
-    ] = None,
+    actors: Annotated[int | None, typer.Option(min=1, help="Engines on Ray. [one a GPU; one without GPU]")] = None,
     in_flight: Annotated[
         int | None, typer.Option(min=1, max=8192, help="Texts that an engine has at a time. [2 x slots]")
     ] = None,
@@ -110,34 +107,21 @@ def corpus(
     ] = "files",
     audio_format: FormatName = "wav",
     shard_size: Annotated[int, typer.Option(min=1, max=100_000, help="Texts of a shard.")] = 256,
-    text_column: Annotated[str | None, typer.Option(help="[text]", show_default=False)] = None,
-    id_column: Annotated[
-        str | None, typer.Option(help='[id, if it is there]; "" counts the lines instead.', show_default=False)
-    ] = None,
-    voice_column: Annotated[
-        str | None, typer.Option(help='[voice, if it is there]; "" is none.', show_default=False)
-    ] = None,
-    seed_column: Annotated[
-        str | None, typer.Option(help='[seed, if it is there]; "" makes all of ids.', show_default=False)
-    ] = None,
+    text_column: Annotated[str | None, typer.Option(help="[text]")] = None,
+    id_column: Annotated[str | None, typer.Option(help='[id, if it is there]; "" counts the lines instead.')] = None,
+    voice_column: Annotated[str | None, typer.Option(help='[voice, if it is there]; "" is none.')] = None,
+    seed_column: Annotated[str | None, typer.Option(help='[seed, if it is there]; "" makes all of ids.')] = None,
     parameters_column: Annotated[
-        str | None,
-        typer.Option(help='Objects such as {"temperature": 0.7}. [parameters, if it is there]', show_default=False),
+        str | None, typer.Option(help='Objects such as {"temperature": 0.7}. [parameters, if it is there]')
     ] = None,
-    voice: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of texts that name none.", show_default=False)
-    ] = None,
-    parameters: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Of all texts, as in that column.", show_default=False)
-    ] = None,
+    voice: Annotated[str | None, typer.Option(metavar="NAME", help="Of texts that name none.")] = None,
+    parameters: Annotated[str | None, typer.Option(metavar="JSON", help="Of all texts, as in that column.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="With a text's id it makes the text's seed.")] = 0,
     checkpoint_path: Checkpoint = None,
     voices_path: VoicesPath = None,
     device: Device = None,
     precision: Precision = None,
-    price: Annotated[
-        float | None, typer.Option(min=0.0, help="Of an hour of all machines.", show_default=False)
-    ] = None,
+    price: Annotated[float | None, typer.Option(min=0.0, help="Of an hour of all machines.")] = None,
     fail_on_error: Annotated[
         bool, typer.Option("--fail-on-error", help="Exit with 1 if any line failed, earlier runs included.")
     ] = False,

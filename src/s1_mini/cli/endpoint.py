@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from s1_mini.deploy.verbs import Verbs
 
 PREFIX = "S1_MINI_AWS_"
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the endpoint, or of the batch.", show_default=False)]
-Region = Annotated[str | None, typer.Option(envvar=f"{PREFIX}REGION", help="[AWS_DEFAULT_REGION]", show_default=False)]
-Profile = Annotated[str | None, typer.Option(help="[AWS_PROFILE]", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the endpoint, or of the batch.")]
+Region = Annotated[str | None, typer.Option(envvar=f"{PREFIX}REGION", help="[AWS_DEFAULT_REGION]")]
+Profile = Annotated[str | None, typer.Option(help="[AWS_PROFILE]")]
 Limit = Annotated[float, typer.Option("--wait-s", min=0, help="How long to wait for AWS.")]
 
 
@@ -49,7 +49,7 @@ class Wanted:
     isolated: Annotated[bool, _option("Whether the container reaches no network.")] = True
     kms_key: Annotated[str | None, _option("Of volumes and outputs.", variable="KMS_KEY")] = None
     volume_gb: Annotated[int | None, _option("For machines without a disk of their own.")] = None
-    machine_image: Annotated[str | None, _option("InferenceAmiVersion. [by the machine]", show_default=False)] = None
+    machine_image: Annotated[str | None, _option("InferenceAmiVersion. [by the machine]")] = None
     download_timeout_s: Annotated[int, _option("Until the artifact is there.")] = 1200
     startup_timeout_s: Annotated[int, _option("Until /ping answers.")] = 900
     routing: Annotated[
@@ -58,7 +58,7 @@ class Wanted:
     tag: Annotated[list[str] | None, _option("NAME=VALUE on all that is made.")] = None
     strategy: Annotated[
         Literal["rolling", "canary", "linear", "all-at-once"] | None,
-        _option("update: how the new replaces the old. [by the machines]", show_default=False),
+        _option("update: how the new replaces the old. [by the machines]"),
     ] = None
     step_percent: Annotated[int, _option("update: of the machines, at a step.")] = 50
     step_wait_s: Annotated[int, _option("update: between steps, for the alarms.")] = 300
@@ -67,9 +67,7 @@ class Wanted:
     failures: Annotated[str | None, _option("async: s3://… for what failed.")] = None
     success_topic: Annotated[str | None, _option("async: ARN of an SNS topic.")] = None
     error_topic: Annotated[str | None, _option("async: ARN of an SNS topic.")] = None
-    concurrent: Annotated[
-        int | None, _option("async, batch: requests at a machine. [4 for each engine]", min=1, show_default=False)
-    ] = None
+    concurrent: Annotated[int | None, _option("async, batch: requests at a machine. [4 for each engine]", min=1)] = None
     source: Annotated[str | None, _option("batch: s3://… with lines of JSON.")] = None
     copies: Annotated[int, _option("components: to begin with.", min=0)] = 1
     memory_mb: Annotated[int, _option("components: for a copy.")] = 4096
@@ -127,9 +125,7 @@ class Range:
     minimum: Annotated[int, _option("Machines, or copies with components.", "--min", min=0)] = 1
     maximum: Annotated[int, _option("Machines, or copies.", "--max", min=1)] = 4
     slots: Annotated[int, _option("Requests that one engine speaks at once: its S1_MINI_MAX_BATCH_SIZE.", min=1)] = 4
-    replicas: Annotated[
-        int | None, _option("Engines of a machine, or a copy. [one for each GPU]", min=1, show_default=False)
-    ] = None
+    replicas: Annotated[int | None, _option("Engines of a machine, or a copy. [one for each GPU]", min=1)] = None
     load: Annotated[float, _option("Share of the slots to be taken on average.")] = 0.6
     request_s: Annotated[float, _option("multi-model: how long one request takes.")] = 5.0
     backlog: Annotated[float, _option("async: requests waiting for each engine.")] = 5.0
@@ -240,9 +236,7 @@ No_wait = Annotated[bool, typer.Option("--no-wait", help="Do not wait until the 
 @endpoint.command("plan", cls=Verb)
 @takes(wanted=Wanted, scale=Range)
 def plan(
-    action: Annotated[
-        Literal["create", "update", "autoscale", "delete"], typer.Argument(metavar="ACTION", show_default=False)
-    ],
+    action: Annotated[Literal["create", "update", "autoscale", "delete"], typer.Argument(metavar="ACTION")],
     name: Name,
     wanted: Wanted,
     scale: Range,
@@ -335,19 +329,17 @@ def describe(name: Name, region: Region = None, profile: Profile = None) -> None
 @endpoint.command("invoke", cls=Verb)
 def invoke(
     name: Name,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say, in quotes.", show_default=False)],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say, in quotes.")],
     path: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="File for the sound; - for stdout.")
     ] = Path("out.wav"),
-    voice: Annotated[
-        str | None, typer.Option(metavar="NAME", help="One of the artifact's.", show_default=False)
-    ] = None,
+    voice: Annotated[str | None, typer.Option(metavar="NAME", help="One of the artifact's.")] = None,
     audio_format: FormatName = "wav",
-    seed: Annotated[int | None, typer.Option(min=0, show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
     mode: Annotated[Literal["whole", "stream", "async"], typer.Option(help="async for async endpoints.")] = "whole",
-    target_model: Annotated[str | None, typer.Option(help="multi-model: which .tar.gz.", show_default=False)] = None,
-    component: Annotated[str | None, typer.Option(help="components: its name.", show_default=False)] = None,
-    prefix_id: Annotated[str | None, typer.Option(help="Same id, same machine.", show_default=False)] = None,
+    target_model: Annotated[str | None, typer.Option(help="multi-model: which .tar.gz.")] = None,
+    component: Annotated[str | None, typer.Option(help="components: its name.")] = None,
+    prefix_id: Annotated[str | None, typer.Option(help="Same id, same machine.")] = None,
     limit_s: Limit = 900,
     region: Region = None,
     profile: Profile = None,

@@ -19,26 +19,19 @@ WIDTH = 160  # of the table with all cards, where nobody looks at a terminal
 
 
 def plan(
-    gpu: Annotated[
-        str | None, typer.Option(help="t4, a10g, l4, l40s, a100, h100 or h200. [all]", show_default=False)
-    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="t4, a10g, l4, l40s, a100, h100 or h200. [all]")] = None,
     machine: Annotated[
-        str | None,
-        typer.Option(help="Instead of --gpu: a machine with all its GPUs, as ml.g6.12xlarge.", show_default=False),
+        str | None, typer.Option(help="Instead of --gpu: a machine with all its GPUs, as ml.g6.12xlarge.")
     ] = None,
-    replicas: Annotated[
-        int | None, typer.Option(min=1, help="Of the machine. [one for each GPU]", show_default=False)
-    ] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Of the machine. [one for each GPU]")] = None,
     placement: Annotated[
-        str | None, typer.Option(help="Stages on other GPUs, as codec=cuda:1 (S1_MINI_PLACEMENT).", show_default=False)
+        str | None, typer.Option(help="Stages on other GPUs, as codec=cuda:1 (S1_MINI_PLACEMENT).")
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="As elsewhere; only its configs are read. [S1-mini's sizes]", show_default=False)
+        Path | None, typer.Option(help="As elsewhere; only its configs are read. [S1-mini's sizes]")
     ] = None,
     context: Annotated[int, typer.Option(help="Columns in use in each row: voice, text and frames.")] = 300,
-    columns: Annotated[
-        int | None, typer.Option(help="Columns a slot can hold. [as the engine chooses]", show_default=False)
-    ] = None,
+    columns: Annotated[int | None, typer.Option(help="Columns a slot can hold. [as the engine chooses]")] = None,
     max_slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Slots at most.")] = 256,
     weights: Annotated[
         Literal["half", "int8", "fp8"], typer.Option(help="Of large products (S1_MINI_WEIGHTS_DTYPE).")

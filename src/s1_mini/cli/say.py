@@ -37,9 +37,7 @@ ONE_PIECE_BYTES = 200  # a text that is not split
 
 
 def say(
-    text: Annotated[
-        str, typer.Argument(metavar="TEXT", help="What to say, in quotes; - reads it from stdin.", show_default=False)
-    ],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say, in quotes; - reads it from stdin.")],
     path: Annotated[
         str | None,
         typer.Option("--output", "-o", metavar="FILE", help="File to write; - is stdout. [out.wav; none with --play]"),
@@ -53,20 +51,13 @@ def say(
         ),
     ] = None,
     checkpoint_path: Checkpoint = None,
-    voice: Annotated[
-        str | None, typer.Option(metavar="NAME", help="One of `s1-mini voices list`.", show_default=False)
-    ] = None,
+    voice: Annotated[str | None, typer.Option(metavar="NAME", help="One of `s1-mini voices list`.")] = None,
     voices_path: VoicesPath = None,
     reference_audio: Annotated[
-        Path | None,
-        typer.Option(
-            "--reference", help="Recording whose voice to use, or a voice file (.npz, .npy).", show_default=False
-        ),
+        Path | None, typer.Option("--reference", help="Recording whose voice to use, or a voice file (.npz, .npy).")
     ] = None,
-    reference_text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What is said in the reference.", show_default=False)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same sound.", show_default=False)] = None,
+    reference_text: Annotated[str | None, typer.Option(metavar="TEXT", help="What is said in the reference.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same sound.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is always the likeliest.")] = DEFAULT_SAMPLING.temperature,
     top_p: Annotated[float, typer.Option(help="How much of the probability to draw from.")] = DEFAULT_SAMPLING.top_p,
     top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest; 0: all.")] = DEFAULT_SAMPLING.top_k,
@@ -81,7 +72,6 @@ def say(
         typer.Option(
             help="auto: say numbers and signs in words; off: as written. [S1_MINI_NORMALIZE]",
             autocompletion=completing("auto", "off"),
-            show_default=False,
         ),
     ] = None,
     on_unsupported: Annotated[
@@ -89,7 +79,6 @@ def say(
         typer.Option(
             help="Characters that the voice cannot pronounce. error: stop; skip: warn. [S1_MINI_ON_UNSUPPORTED]",
             autocompletion=completing("error", "skip"),
-            show_default=False,
         ),
     ] = None,
     stream: Annotated[

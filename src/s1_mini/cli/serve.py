@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [127.0.0.1]", show_default=False)] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65_535, help="[8080]", show_default=False)] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65_535, help="[8080]")] = None,
     checkpoint_path: Checkpoint = None,
     device: Device = None,
     precision: Precision = None,
     max_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Sentences spoken at once. [4; a GPU: what fits]", show_default=False)
+        int | None, typer.Option(min=1, help="Sentences spoken at once. [4; a GPU: what fits]")
     ] = None,
     replicas: Annotated[
         str | None,
@@ -33,16 +33,13 @@ def serve(
             metavar="N",
             help="Engine processes behind the port: a number, or auto, which is one for each GPU. [1]",
             autocompletion=completing("auto", "1", "2", "4", "8"),
-            show_default=False,
         ),
     ] = None,
     local_endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Answer boto3 as a SageMaker endpoint of this name.", show_default=False),
+        str | None, typer.Option(metavar="NAME", help="Answer boto3 as a SageMaker endpoint of this name.")
     ] = None,
     async_store: Annotated[
-        str | None,
-        typer.Option(help="Folder or s3://bucket/prefix of its asynchronous answers. [a new folder]"),
+        str | None, typer.Option(help="Folder or s3://bucket/prefix of its asynchronous answers. [a new folder]")
     ] = None,
 ) -> None:
     """Serve over HTTP; settings are S1_MINI_* and S1_MINI_SERVER_* variables too.

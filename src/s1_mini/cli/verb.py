@@ -44,19 +44,17 @@ def completing(*values: str) -> Callable[[str], list[str]]:
 DEVICE_HELP, FORMAT_HELP = "auto, cpu, cuda, cuda:1, mps.", "wav, flac, mp3, opus, ogg or pcm."
 Checkpoint = Annotated[
     Path | None,
-    typer.Option(
-        "--checkpoint", help="Directory, or name on the Hugging Face hub. [the voice that ships]", show_default=False
-    ),
+    typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub. [the voice that ships]"),
 ]
 VoicesPath = Annotated[
     Path | None,
-    typer.Option("--voices-path", help="Directory of added voices. [S1_MINI_VOICES_PATH]", show_default=False),
+    typer.Option("--voices-path", help="Directory of added voices. [S1_MINI_VOICES_PATH]"),
 ]
-Device = Annotated[str | None, typer.Option(help=DEVICE_HELP, autocompletion=completing(*DEVICES), show_default=False)]
+Device = Annotated[str | None, typer.Option(help=DEVICE_HELP, autocompletion=completing(*DEVICES))]
 DeviceName = Annotated[str, typer.Option(help=DEVICE_HELP, autocompletion=completing(*DEVICES))]
 Precision = Annotated[
     str | None,
-    typer.Option(help="auto, float32, float16, bfloat16.", autocompletion=completing(*PRECISIONS), show_default=False),
+    typer.Option(help="auto, float32, float16, bfloat16.", autocompletion=completing(*PRECISIONS)),
 ]
 FormatName = Annotated[str, typer.Option("--format", help=FORMAT_HELP, autocompletion=completing(*FORMATS))]
 

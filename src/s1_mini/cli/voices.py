@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The voice's name.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The voice's name.")]
 
 
 @app.command("list", cls=Verb)
@@ -54,17 +54,10 @@ def describe_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path:
 def add_voice(
     voice: Name,
     reference_audio: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RECORDING",
-            help="Any sound file, or a voice file (.npz, .npy).",
-            show_default=False,
-        ),
+        Path, typer.Argument(metavar="RECORDING", help="Any sound file, or a voice file (.npz, .npy).")
     ],
-    reference_text: Annotated[
-        str, typer.Option("--text", help="What is said in a recording, word for word.", show_default=False)
-    ] = "",
-    description: Annotated[str, typer.Option(help="A few words about the voice.", show_default=False)] = "",
+    reference_text: Annotated[str, typer.Option("--text", help="What is said in a recording, word for word.")] = "",
+    description: Annotated[str, typer.Option(help="A few words about the voice.")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Even if there is a voice of that name.")] = False,
     checkpoint_path: Checkpoint = None,
     voices_path: VoicesPath = None,
