@@ -17,7 +17,7 @@ from s1_mini.families.cascade import stages
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.random import VOICES, random_voice
-from s1_mini.families.cascade.verify import run_stage, run_units
+from s1_mini.families.cascade.verify import run_stage
 from s1_mini.types import SamplingParams, Voice
 
 TEXTS = ["One.", "Two of them, here.", "A third one that is longer than they are.", "[laughs] Four! ♪ la la ♪"]
@@ -200,20 +200,16 @@ def test_what_graphs_compute_is_what_is_computed_step_by_step(loaded_cascade: Lo
 
 @pytest.mark.parametrize("most", [3, 4, 6])
 def test_several_fine_windows_in_one_call_are_each_as_alone(loaded_cascade: LoadedCascade, most: int) -> None:
-    numbers, stage = loaded_cascade.config.numbers, loaded_cascade.chain(4, 1024).stages[2]
-    policy = loaded_cascade.chain(4, 1024).policies[2]
-    prompts = [build_prompt(numbers, [5], None) for _ in range(3)]
+    chain, prompt = loaded_cascade.chain(4, 1024), build_prompt(loaded_cascade.config.numbers, [5], None)
+    stage = chain.stages[2]
     frames = [np.arange(2 * n).reshape(-1, 2) * 7 % 1024 for n in (1, 20, 300)]
-    conditions = [Conditions(SamplingParams(temperature=0), 0, 0, 9, prompt.voice) for prompt in prompts]
-    alone = [
-        run_units(policy, stage, given, prompt, asked)
-        for given, prompt, asked in zip(frames, prompts, conditions, strict=True)
-    ]
+    alone = [run_stage(chain, 2, given, prompt, max_steps=9) for given in frames]
+    conditions = Conditions(SamplingParams(temperature=0), 0, 0, 9, prompt.voice)
     slots = range(most)
     with torch.inference_mode():
         object.__setattr__(stage._policy, "together", most)
         stage.make_graphs()
-        stage.begin([Begin(i, 0, frames[i % 3], None, 0, 1, 1, 0, len(frames[i % 3]), conditions[0]) for i in slots])
+        stage.begin([Begin(i, 0, frames[i % 3], None, 0, 1, 1, 0, len(frames[i % 3]), conditions) for i in slots])
         made = stage.step(list(slots), 1)()
 
     assert all(np.array_equal(made.values[slot], alone[slot % 3]) for slot in slots)

@@ -1,4 +1,4 @@
-"""The cascade as the registry knows it: everything that needs torch is imported when it is asked for."""
+"""The cascade as the registry knows it; what needs torch is imported at its first use."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from s1_mini.families.base import Description
+from s1_mini.families.cascade.config import SETS, make_config, read_cascade_config
 from s1_mini.families.cascade.settings import STAGES, CascadeSettings
+from s1_mini.families.cascade.voice import voice_format
 from s1_mini.weights.directory import MODEL_NAMES, pick_files
 
 if TYPE_CHECKING:
     import torch
 
     from s1_mini.capacity.sizes import Formats, Sizes
-    from s1_mini.families.base import Check, Conversion, Description, Form, Placement
+    from s1_mini.families.base import Check, Conversion, Form, Placement
     from s1_mini.families.cascade.loaded import LoadedCascade
     from s1_mini.weights.write import Member
 
@@ -45,23 +48,15 @@ class Cascade:
     }
 
     def pick_files(self, names: Collection[str]) -> list[str]:
-        """Choose from the names of a repository's files those of a checkpoint."""
-        from s1_mini.families.cascade.config import SETS
-
         parts = next((tuple(files.values()) for files in SETS if files["semantic"] in names), ())
         weights = (MODEL_NAMES,) if any(name in names for name in MODEL_NAMES) else tuple((file,) for file in parts)
         return pick_files(names, (self.needed_files[0], *weights, self.needed_files[-1]), BESIDE)
 
     def describe(self, directory: Path) -> Description:
-        from s1_mini.families.base import Description
-        from s1_mini.families.cascade.config import read_cascade_config
-        from s1_mini.families.cascade.voice import voice_format
-
         config = read_cascade_config(directory)
         return Description(config.codec.sampling_rate, voice_format(config), ("temperature", "top_p", "top_k"))
 
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-        from s1_mini.families.cascade.config import make_config
         from s1_mini.families.cascade.costs import measure_sizes
         from s1_mini.families.cascade.random import RECIPES
         from s1_mini.families.cascade.weights import read_config

@@ -15,13 +15,13 @@ from s1_mini.codecs.encodec.weights import build_encodec
 from s1_mini.codecs.stage import ROWS
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
-from s1_mini.exceptions import CheckpointMismatchError, VoiceUnsupportedError
+from s1_mini.exceptions import CheckpointMismatchError, VoiceError, VoiceUnsupportedError
 from s1_mini.families.base import Chain, Placement
 from s1_mini.families.cascade.config import NUM_COARSE
 from s1_mini.families.cascade.costs import kv_bytes
 from s1_mini.families.cascade.on_vllm.stage import WorkedCoarse, WorkedSemantic, check_vllm, start_workers
 from s1_mini.families.cascade.policies import CoarsePolicy, CoarseWindows, FinePolicy
-from s1_mini.families.cascade.prompt import build_prompt, only_voice
+from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.settings import STAGES, CascadeSettings
 from s1_mini.families.cascade.stages import FINE_ROWS, CoarseModel, FineModel, SemanticModel
 from s1_mini.families.cascade.tokenizer import CascadeTokenizer, find_vocabulary
@@ -110,7 +110,9 @@ class LoadedCascade:
             )
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
-        return build_prompt(self.config.numbers, self.tokenizer.encode(text), only_voice(voices))
+        if len(voices) > 1:
+            raise VoiceError("voice", f"{len(voices)} were given; this model speaks in one at a time")
+        return build_prompt(self.config.numbers, self.tokenizer.encode(text), voices[0] if voices else None)
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
         codes = made[1].T % self.config.numbers.codebook_size

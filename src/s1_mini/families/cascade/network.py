@@ -21,12 +21,12 @@ from s1_mini.layers.kv_cache import KVCache, KVStore
 
 
 class Where(NamedTuple):
-    """Where one token of each row goes, and what it looks at."""
+    """Where one token of each row is stored, and the positions that it attends to."""
 
-    target: Tensor  # [B] position that its key and value are put into
-    position: Tensor  # [B] the last that it looks at
+    target: Tensor  # [B] position of its key and value
+    position: Tensor  # [B] the last that it attends to
     span: int  # every position is below it
-    mask: Tensor | None  # what `used_columns` gave
+    mask: Tensor | None  # of `used_columns`
     unturned: Tensor  # [1, D / 2, 2] a rotation by nothing
 
 
@@ -46,7 +46,7 @@ class Attention(nn.Module):
         return query, key, value
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
-        """Return what queries [B, H, T, D] find, [B, T, W]."""
+        """Return the attention [B, T, W] of queries [B, H, T, D]."""
         found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
         out: Tensor = self.out_proj(found.transpose(1, 2).flatten(2))
         return out
@@ -61,7 +61,6 @@ class MLP(nn.Module):
         self.out_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Change x [..., W]."""
         out: Tensor = self.out_proj(F.gelu(self.in_proj(x)))
         return out
 
@@ -79,13 +78,13 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def whole(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Go over all positions x [B, T, W] of whole rows; give keys and values [B, H, T, D], too."""
+        """Return x [B, T, W] of the next layer for whole rows, and keys and values [B, H, T, D]."""
         query, key, value = self.attn.project(self.layernorm_1(x))
         x = x + self.attn.attend(query, key, value, None, is_causal=self.attn.is_causal)
         return x + self.mlp(self.layernorm_2(x)), key, value
 
     def block(self, x: Tensor, mask: Tensor, store: KVStore) -> Tensor:
-        """Go over positions x [1, T, W] of one slot; `mask` [T, S] is true where one may look."""
+        """Return x [1, T, W] of the next layer for positions of one slot, which attend where `mask` [T, S] is true."""
         query, key, value = self.attn.project(self.layernorm_1(x))
         keys, values = store(key, value)
         x = x + self.attn.attend(query, keys, values, mask, is_causal=False)
@@ -94,7 +93,7 @@ class Block(nn.Module):
     def step(
         self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], where: Where
     ) -> tuple[Tensor, Tensor | None]:
-        """Go over one token of each row x [B, W], to which `branch` is still to be added; give the same again."""
+        """Return x [B, W] of the next layer and its `branch`, which is not added yet, for one token of each row."""
         attn, mlp = self.attn, self.mlp
         x, qkv = _normed(x, branch, self.layernorm_1, attn.att_proj)
         rope = where.unturned.expand(len(x), -1, -1)
@@ -107,7 +106,7 @@ class Block(nn.Module):
 def _normed(
     x: Tensor, branch: Tensor | None, norm: nn.LayerNorm, linear: nn.Linear, *, gelu: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return x + `branch` and what `linear` makes of its norm, perhaps with the GELU."""
+    """Return x + `branch` and `linear` of its norm, perhaps with the GELU."""
     if cast("Tensor | None", norm.bias) is None:
         return norm_linear(x, branch, Norm(norm.weight, norm.eps, centred=True), linear.weight, linear.bias, gelu=gelu)
     x = branch_sum(x, branch)
@@ -160,7 +159,7 @@ class CausalGPT(nn.Module):
             cache.values[number, slots, :, :length] = narrow(value, cache.values.dtype)
 
     def step(self, tokens: Tensor, positions: Tensor, cache: KVCache, where: Where) -> Tensor:
-        """Read one token [B] of each row at its position [B]; give logits [B, V]."""
+        """Read one token [B] of each row at its position [B]; return logits [B, V]."""
         x = self.input_embeds_layer(tokens) + self.position_embeds_layer(positions)
         branch: Tensor | None = None
         for number, layer in enumerate(self.layers):

@@ -1,4 +1,4 @@
-"""What the stages get of a text and a voice: positions of the semantic model, and what each later stage sees of it."""
+"""The input of the stages from a text and a voice: positions of the semantic model, and histories for the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from s1_mini.core.messages import Begin
 from s1_mini.core.prompt import Prompt
-from s1_mini.exceptions import GenerationError, TextError, VoiceError
+from s1_mini.exceptions import GenerationError, TextError
 from s1_mini.families.cascade.config import NUM_COARSE, Numbers
 from s1_mini.families.cascade.policies import COARSE, FINE, SEMANTIC, CoarseWindows
 from s1_mini.types import Voice
@@ -17,23 +17,25 @@ NUM_DROPPED = 2  # codes that are left out at the end of a voice: suno's, so tha
 
 
 def build_prompt(numbers: Numbers, ids: Sequence[int], voice: Voice | None) -> Prompt:
-    """Write the prompt of `ids` of the tokenizer. Raises `TextError` for too many."""
+    """Return the prompt of `ids` of the tokenizer. Raises `TextError` for too many."""
     if len(ids) > numbers.max_text:
         raise TextError(
             "text",
             f"a piece of it has {len(ids)} tokens and the model reads {numbers.max_text}; pieces end where sentences "
             "do, and this one has no such place: write shorter sentences, or lower S1_MINI_CHUNK_LENGTH",
         )
-    tensors = {} if voice is None else {name: tensor.numpy() for name, tensor in voice.tensors.items()}
     items = np.empty((numbers.prompt_size, 2), np.int64)
     items[:, 0], items[:, 1] = numbers.text_pad, numbers.semantic_size
     items[: len(ids), 0] = np.asarray(ids, np.int64) + numbers.text_offset
-    if tensors:
+    seen: dict[str, np.ndarray] = {}
+    if voice is not None:
+        tensors = {name: tensor.numpy() for name, tensor in voice.tensors.items()}
         own = tensors["semantic_prompt"][-numbers.max_text :]
         items[: len(own), 1] = own
+        seen = _histories(numbers, tensors)
     items[-1] = numbers.semantic_infer
-    seen = histories(numbers, tensors) if tensors else {}
-    return Prompt(items, voice=seen, facts=facts_of(seen))
+    facts = {SEMANTIC: "semantic", COARSE: "coarse", FINE: "fine"}
+    return Prompt(items, voice=seen, facts={fact: len(seen.get(name, ())) for fact, name in facts.items()})
 
 
 def window_prompt(windows: CoarseWindows, begin: Begin) -> np.ndarray:
@@ -57,8 +59,8 @@ def window_prompt(windows: CoarseWindows, begin: Begin) -> np.ndarray:
     return np.concatenate((text, past))
 
 
-def histories(numbers: Numbers, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what the coarse and the fine model see of a voice: semantic tokens, flat codes, frames [n, K]."""
+def _histories(numbers: Numbers, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the part of a voice that the coarse and the fine model see: semantic tokens, flat codes, frames [n, K]."""
     semantic, coarse, fine = (tensors[f"{name}_prompt"] for name in ("semantic", "coarse", "fine"))
     flat = (coarse + np.arange(NUM_COARSE)[:, None] * numbers.codebook_size).T.reshape(-1)
     even = len(semantic) - len(semantic) % 2
@@ -69,19 +71,3 @@ def histories(numbers: Numbers, tensors: Mapping[str, np.ndarray]) -> dict[str, 
         "coarse": flat[len(flat) - codes :][:-NUM_DROPPED],
         "fine": fine.T[-numbers.fine_hop :],
     }
-
-
-def facts_of(seen: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Return how much each stage sees of a voice."""
-    return {
-        SEMANTIC: len(seen.get("semantic", ())),
-        COARSE: len(seen.get("coarse", ())),
-        FINE: len(seen.get("fine", ())),
-    }
-
-
-def only_voice(voices: Sequence[Voice]) -> Voice | None:
-    """Return the voice, if there is one. Raises `VoiceError` for several."""
-    if len(voices) > 1:
-        raise VoiceError("voice", f"{len(voices)} were given; this model speaks in one at a time")
-    return voices[0] if voices else None

@@ -96,7 +96,7 @@ class TokenStage(SimpleStage):
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
+        """Capture the calls; on a CPU (in tests) they run uncaptured."""
         options = GraphOptions.of_stage(self.device, self._number)
         keys = [(rows, size) for size in self._read_sizes() for rows in READ_ROWS if rows <= self._slots]
         self._reads = StepGraphs(
@@ -201,7 +201,7 @@ class TokenStage(SimpleStage):
         return lambda: self._result(made[list(slots)])
 
     def _step_rows(self, rows: int, span: int) -> Tensor:
-        """Make a token of the active of the first rows; [rows, made]."""
+        """Return the next token of the active of the first rows: [rows, made]."""
         active = self._active[:rows]
         position = self._position[:rows].clamp_max(self._positions - 1)
         target = torch.where(active, position, self._positions)
@@ -221,7 +221,7 @@ class TokenStage(SimpleStage):
         asked = self._temperature[:rows], self._top_k[:rows], self._top_p[:rows], self._uniforms[:rows]
         if self.device.type != "cpu":
             return choose(logits, *asked[:3], asked[3].gather(1, at).squeeze(1))
-        # A CPU takes long to sort: only for rows of which somebody hears, and which do not take the likeliest.
+        # Sorting is slow on a CPU: only active rows that do not take the likeliest are sorted.
         choice = logits.argmax(-1)
         drawn = (self._active[:rows] & (asked[0] > MIN_TEMPERATURE)).nonzero().squeeze(1)
         if len(drawn):
@@ -316,7 +316,7 @@ class CoarseModel(TokenStage):
 
 @dataclass
 class _Window:
-    """The unit of a slot."""
+    """The unit of a slot of the fine model."""
 
     codes: np.ndarray  # int64 [T, K]: what is known, no code where nothing is
     window: FineWindow
@@ -346,7 +346,7 @@ class FineModel(SimpleStage):
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
+        """Capture the calls; on a CPU (in tests) they run uncaptured."""
         numbers, draws = self._numbers, self._numbers.num_books - NUM_COARSE
         length, most = numbers.fine_window, self._policy.most_together(1)
         self._rows = [most, *(rows for rows in FINE_ROWS if rows < most)]
@@ -393,50 +393,46 @@ class FineModel(SimpleStage):
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         begun = [self._begun[slot] for slot in slots]
-        if self._graphs is not None:
-            codes, valid = self._launch(self._graphs, begun)
-        else:
-            made = [self._alone(each) for each in begun]
-            codes, valid = [each[0] for each in made], [each[1] for each in made]
-        for slot, each, window in zip(slots, begun, codes, strict=True):
-            self._kept[slot] = each.window.start, window
-        values = [window[each.first : each.stop] for each, window in zip(begun, codes, strict=True)]
+        calls = [[each] for each in begun] if self._graphs is None else [begun]
+        made = [window for call in calls for window in self._make(call)]
+        values = []
+        for slot, each, (codes, _) in zip(slots, begun, made, strict=True):
+            self._kept[slot] = each.window.start, codes
+            values.append(codes[each.first : each.stop])
+        valid = [is_finite for _, is_finite in made]
         result = StepResult(values, [len(value) for value in values], [True] * len(begun), valid)
         return lambda: result
 
-    def _given(self, begun: Sequence[_Window]) -> list[np.ndarray]:
-        fills = [each.window.fill - each.window.start for each in begun]
-        return [
-            np.stack([each.codes for each in begun]),
-            np.array(fills),
-            np.array([each.temperature for each in begun], np.float32),
-            np.stack([each.uniforms for each in begun]),
-        ]
-
-    def _launch(self, graphs: StepGraphs[int], begun: list[_Window]) -> tuple[list[np.ndarray], list[bool]]:
-        rows = min(rows for rows in self._rows if rows >= len(begun))
+    def _make(self, begun: list[_Window]) -> list[tuple[np.ndarray, bool]]:
+        """Return the codes of windows by one call, and whether the logits were finite."""
+        rows = len(begun) if self._graphs is None else min(rows for rows in self._rows if rows >= len(begun))
         filled = begun + begun[:1] * (rows - len(begun))
-        codes, valid = graphs.launch(rows, *self._given(filled))()
-        return list(codes[: len(begun)]), valid[: len(begun)].tolist()
-
-    def _alone(self, begun: _Window) -> tuple[np.ndarray, bool]:
-        given = [stage(torch.from_numpy(each), self.device) for each in self._given([begun])]
-        codes, valid = self._passes(*given)
-        return codes[0].cpu().numpy(), bool(valid)
+        given = (
+            np.stack([each.codes for each in filled]),
+            np.array([each.window.fill - each.window.start for each in filled]),
+            np.array([each.temperature for each in filled], np.float32),
+            np.stack([each.uniforms for each in filled]),
+        )
+        if self._graphs is None:
+            made = self._passes(*(stage(torch.from_numpy(each), self.device) for each in given))
+            codes, valid = (each.cpu().numpy() for each in made)
+        else:
+            codes, valid = self._graphs.launch(rows, *given)()
+        return list(zip(codes, valid.tolist(), strict=True))[: len(begun)]
 
     def _passes(self, codes: Tensor, fill: Tensor, temperature: Tensor, uniforms: Tensor) -> list[Tensor]:
-        """Make the books of windows [n, T, K] from frame `fill` [n] on; give them, and whether all was finite [n]."""
+        """Return windows [n, T, K] with their books from frame `fill` [n] on, and whether all was finite [n]."""
         network, books = self._network, self._numbers.num_books
         made = list(codes.unbind(-1))
         fresh = torch.arange(codes.shape[1], device=codes.device) >= fill.unsqueeze(1)
         known = network.embed(0, made[0]) + network.embed(1, made[1])
         valid = torch.ones(len(codes), dtype=torch.bool, device=codes.device)
-        heat = temperature.unsqueeze(1).expand(-1, codes.shape[1])
+        temperature = temperature.unsqueeze(1).expand(-1, codes.shape[1])
         for book in range(NUM_COARSE, books):
             logits = network.logits(book, known + network.embed(book, made[book]))
             valid = valid & (logits.abs().amax((1, 2)) < float("inf"))
             if self._temperature:
-                choice = choose_plain(logits, heat, uniforms[..., book - NUM_COARSE])
+                choice = choose_plain(logits, temperature, uniforms[..., book - NUM_COARSE])
             else:
                 choice = logits.argmax(-1)
             made[book] = torch.where(fresh, choice, made[book])

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.core.prompt import Prompt
-from s1_mini.core.stage import Progress, StagePolicy
+from s1_mini.core.stage import Progress
 from s1_mini.families.base import Chain, Check, Placement
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.settings import CascadeSettings
-from s1_mini.runtime.stage import Stage
 from s1_mini.types import SamplingParams, Voice
 
 INPUTS = ("text", "tokens", "semantic_prompt", "coarse_prompt", "fine_prompt", "min_eos_p")
@@ -32,9 +31,9 @@ _GREEDY = SamplingParams(temperature=0.0, top_p=1.0, seed=0)
 def verify_cascade(
     directory: Path, content: Mapping[str, Any], device: torch.device, tolerance: float
 ) -> Iterator[Check] | None:
-    """Open a checkpoint and give its checks, to be made one by one; None if there is nothing to check.
+    """Return the checks of a checkpoint, to be made one by one; None if there is nothing to check.
 
-    Raises `CheckpointError`, and whatever an oracle of another form leads to.
+    Making them raises `CheckpointError`, and whatever an oracle of another form leads to.
     """
     cases: dict[str, dict[str, Tensor]] = {}
     for title, tensor in content.items():
@@ -43,29 +42,25 @@ def verify_cascade(
     if not any(set(case) & set(OUTPUTS) for case in cases.values()):
         return None
     placement = Placement(device, torch.float32, torch.float32)
-    return _checks(directory, placement, cases, tolerance)
+    return (
+        check
+        for title, case in cases.items()
+        for check in _check_case(directory, placement, title or "oracle", case, tolerance)
+    )
 
 
-def _checks(
-    directory: Path, placement: Placement, cases: Mapping[str, Mapping[str, Tensor]], tolerance: float
+def _check_case(
+    directory: Path, placement: Placement, label: str, case: Mapping[str, Tensor], tolerance: float
 ) -> Iterator[Check]:
-    for title, case in cases.items():
-        eos = float(case["min_eos_p"]) if "min_eos_p" in case else 0.0
-        loaded = LoadedCascade(directory, placement, CascadeSettings(min_eos_p=eos, fine_temperature=0.0))
-        label = title or "oracle"
-        yield from _check_case(loaded, label, case, tolerance)
-        for name in sorted(set(case) - {*INPUTS, *OUTPUTS}):
-            yield Check(f"{label} {name} (not known)")
-
-
-def _check_case(loaded: LoadedCascade, label: str, case: Mapping[str, Tensor], tolerance: float) -> Iterator[Check]:
     """Check each stage with what the original gave it, if that is there."""
+    eos = float(case["min_eos_p"]) if "min_eos_p" in case else 0.0
+    loaded = LoadedCascade(directory, placement, CascadeSettings(min_eos_p=eos, fine_temperature=0.0))
     tensors = {name: case[name].long().cpu() for name in INPUTS[2:5] if name in case}
-    voice = Voice(tensors, "") if tensors else None
     if "text" in case:
         ids = loaded.tokenizer.encode(bytes(case["text"].to(torch.uint8).tolist()).decode())
         yield Check.equal(f"{label} tokens", torch.tensor(ids), case["tokens"])
-    prompt = build_prompt(loaded.config.numbers, case["tokens"].tolist() if "tokens" in case else [], voice)
+    ids = case["tokens"].tolist() if "tokens" in case else []
+    prompt = build_prompt(loaded.config.numbers, ids, Voice(tensors, "") if tensors else None)
     chain = loaded.chain(1, loaded.max_positions)
     steps = loaded.config.numbers.max_semantic
     given: np.ndarray = prompt.items
@@ -89,26 +84,19 @@ def _check_case(loaded: LoadedCascade, label: str, case: Mapping[str, Tensor], t
         else:
             made = made % loaded.config.numbers.codebook_size if number else made
             yield Check.equal(f"{label} {name}", torch.from_numpy(made.T if number else made), expected)
-
-
-def run_stage(chain: Chain, number: int, given: np.ndarray, prompt: Prompt, *, max_steps: int) -> np.ndarray:
-    """Do all of one utterance at one stage of a chain, alone, with all that it is given there; give its items."""
-    policy, stage = chain.policies[number], chain.stages[number]
-    conditions = Conditions(_GREEDY, 0, 0, max_steps, prompt.voice)
-    return run_units(policy, stage, given, prompt, conditions)
+    for name in sorted(set(case) - {*INPUTS, *OUTPUTS}):
+        yield Check(f"{label} {name} (not known)")
 
 
 @torch.inference_mode()
-def run_units(
-    policy: StagePolicy, stage: Stage, given: np.ndarray, prompt: Prompt, conditions: Conditions
-) -> np.ndarray:
-    """Do all units of an utterance in slot 0."""
+def run_stage(chain: Chain, number: int, given: np.ndarray, prompt: Prompt, *, max_steps: int) -> np.ndarray:
+    """Return the items that one stage of a chain makes of one utterance, greedily, alone and with all its input."""
+    policy, stage = chain.policies[number], chain.stages[number]
+    conditions = Conditions(_GREEDY, 0, 0, max_steps, prompt.voice)
     consumed = units = 0
     made = np.zeros((0, *policy.output.shape), np.dtype(policy.output.dtype))
     while True:
-        progress = Progress(
-            len(given), True, consumed, len(made), units, conditions.max_steps, "throughput", prompt.facts
-        )
+        progress = Progress(len(given), True, consumed, len(made), units, max_steps, "throughput", prompt.facts)
         unit = None if policy.is_done(progress) else policy.next_unit(progress)
         if unit is None:
             return made

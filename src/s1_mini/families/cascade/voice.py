@@ -16,7 +16,7 @@ import numpy as np
 from s1_mini.exceptions import CheckpointFileError
 from s1_mini.families.cascade.config import NUM_COARSE, CascadeConfig, Numbers
 from s1_mini.voices.arrays import read_arrays
-from s1_mini.voices.format import Shapes, TensorFormat, Tensors, VoiceBeside, VoiceFormat
+from s1_mini.voices.format import TensorFormat, Tensors, VoiceBeside, VoiceFormat
 from s1_mini.weights.directory import read_json, read_whole
 
 if TYPE_CHECKING:
@@ -31,25 +31,22 @@ ENCODER = "bark"  # codes of one codec, semantic tokens of one model: published 
 
 def voice_format(config: CascadeConfig) -> VoiceFormat:
     """Return the format of a voice for a checkpoint of these sizes."""
+    numbers = config.numbers
     return VoiceFormat(
-        tensors=_tensors(config.numbers),
+        tensors=_tensors(numbers),
         encoder=ENCODER,
         sample_rate=config.codec.sampling_rate,
-        seconds=partial(_seconds, config),
-        fault=partial(fault, config.numbers),
+        seconds=lambda shapes: shapes["coarse_prompt"][-1] / numbers.coarse_rate,
+        fault=partial(fault, numbers),
         clones=False,
-        from_arrays=partial(from_arrays, config.numbers),
-        beside=partial(_beside, config.numbers),
+        from_arrays=partial(from_arrays, numbers),
+        beside=partial(_beside, numbers),
     )
 
 
 def _tensors(numbers: Numbers) -> dict[str, TensorFormat]:
     shapes = ((None,), (NUM_COARSE, None), (numbers.num_books, None))
     return {key: TensorFormat(shape, is_integer=True) for key, shape in zip(KEYS, shapes, strict=True)}
-
-
-def _seconds(config: CascadeConfig, shapes: Shapes) -> float:
-    return shapes["coarse_prompt"][-1] / config.numbers.coarse_rate
 
 
 def fault(numbers: Numbers, tensors: Tensors | Mapping[str, np.ndarray]) -> str:
@@ -98,16 +95,11 @@ def published_voices(directory: Path) -> dict[str, dict[str, Path]]:
         name = title.lower().replace("/", "-")
         if not isinstance(places, Mapping) or any(not isinstance(places.get(key), str) for key in KEYS):
             raise CheckpointFileError(f"{index}: {title[:80]!r} does not name a file for each of {', '.join(KEYS)}")
-        files = {key: directory / places[key] for key in KEYS}
-        if any(not _is_within(file, directory) for file in files.values()):
-            raise CheckpointFileError(f"{index}: {title[:80]!r} names a file outside of the checkpoint")
-        voices[name] = files
+        voices[name] = {key: directory / places[key] for key in KEYS}
+        for file in voices[name].values():
+            if not file.is_relative_to(directory) or ".." in file.relative_to(directory).parts:
+                raise CheckpointFileError(f"{index}: {title[:80]!r} names a file outside of the checkpoint")
     return voices
-
-
-def _is_within(file: Path, directory: Path) -> bool:
-    parts = file.relative_to(directory).parts if file.is_relative_to(directory) else ("..",)
-    return ".." not in parts
 
 
 def _beside(numbers: Numbers, directory: Path) -> dict[str, VoiceBeside]:
@@ -117,20 +109,24 @@ def _beside(numbers: Numbers, directory: Path) -> dict[str, VoiceBeside]:
     }
 
 
-def _read_shapes(files: Mapping[str, Path], name: str) -> dict[str, tuple[int, ...]]:
+def _read_published(files: Mapping[str, Path], name: str) -> dict[str, np.ndarray]:
     try:
-        return {key: read_arrays(read_whole(file, MAX_BYTES))[""].shape for key, file in files.items()}
+        return {key: read_arrays(read_whole(file, MAX_BYTES))[""] for key, file in files.items()}
     except (ValueError, KeyError) as error:
         raise CheckpointFileError(f"the voice {name} beside the checkpoint cannot be read: {error}") from None
+
+
+def _read_shapes(files: Mapping[str, Path], name: str) -> dict[str, tuple[int, ...]]:
+    return {key: array.shape for key, array in _read_published(files, name).items()}
 
 
 def read_published(numbers: Numbers, files: Mapping[str, Path], name: str) -> dict[str, Tensor]:
     """Read one voice beside a checkpoint. Raises `CheckpointFileError`."""
     try:
-        voice = from_arrays(numbers, {key: read_arrays(read_whole(file, MAX_BYTES))[""] for key, file in files.items()})
-        told = fault(numbers, voice)
-    except (ValueError, KeyError) as error:
-        told = str(error)
-    if told:
-        raise CheckpointFileError(f"the voice {name} beside the checkpoint {told}")
+        voice = from_arrays(numbers, _read_published(files, name))
+        reason = fault(numbers, voice)
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        raise CheckpointFileError(f"the voice {name} beside the checkpoint {reason}")
     return voice

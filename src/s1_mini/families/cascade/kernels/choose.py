@@ -29,7 +29,7 @@ _BITS = 24  # of a random number
 def choose(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     """Choose an id [B] from `logits` [B, V] by `temperature`, `top_k` (0: all), `top_p` and `uniform`, all [B]."""
     if can_choose(logits):
-        return choose_triton(logits, temperature, top_k, top_p, uniform, MIN_TEMPERATURE, WHOLE)
+        return _choose_triton(logits, temperature, top_k, top_p, uniform)
     ranked, ids = logits.float().sort(dim=-1, descending=True, stable=True)
     shares = _shares(ranked, temperature)
     ranks = torch.arange(ranked.shape[-1], device=ranked.device)
@@ -59,8 +59,8 @@ def end_early(logits: Tensor, choice: Tensor, end: int, min_eos_p: float) -> Ten
 
 def _shares(logits: Tensor, temperature: Tensor) -> Tensor:
     """Return probabilities as whole numbers."""
-    heat = temperature.clamp_min(MIN_TEMPERATURE).unsqueeze(-1)
-    return (((logits - logits.amax(-1, keepdim=True)) / heat).softmax(-1) * WHOLE).long()
+    temperature = temperature.clamp_min(MIN_TEMPERATURE).unsqueeze(-1)
+    return (((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1) * WHOLE).long()
 
 
 def _draw(shares: Tensor, uniform: Tensor) -> Tensor:
@@ -75,10 +75,7 @@ def can_choose(logits: Tensor) -> bool:
     return runs_triton(logits) and logits.shape[1] <= MAX_IDS
 
 
-def choose_triton(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, least: float, whole: int
-) -> Tensor:
-    """Choose an id [B] of `logits` [B, V]; `least` is the temperature at which the likeliest is chosen."""
+def _choose_triton(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     rows, size = logits.shape
     chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
     block = max(32, triton.next_power_of_2(size))
@@ -91,8 +88,8 @@ def choose_triton(
         chosen,
         size,
         logits.stride(0),
-        least,
-        whole,
+        MIN_TEMPERATURE,
+        WHOLE,
         block,
         block.bit_length() - 1,
         **launch(logits),
