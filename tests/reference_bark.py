@@ -42,15 +42,19 @@ class Reference:
         self.coarse = bark.BarkCoarseGenerationConfig(**config.coarse_acoustics_config)
         self.fine = bark.BarkFineGenerationConfig(**config.fine_acoustics_config)
 
-    def coarse_codes(self, semantic: Tensor, voice: dict[str, Tensor] | None = None) -> Tensor:
-        """Return the codes [2, frames] that the coarse model chooses greedily for semantic tokens [n]."""
-        flat = self.model.coarse_acoustics.generate(
+    def coarse_ids(self, semantic: Tensor, voice: dict[str, Tensor] | None = None) -> Tensor:
+        """Return the ids [2 * frames] that the coarse model chooses greedily for semantic tokens [n]."""
+        ids: Tensor = self.model.coarse_acoustics.generate(
             semantic.unsqueeze(0).clone(),
             semantic_generation_config=self.semantic,
             coarse_generation_config=self.coarse,
             history_prompt=voice,
         )
-        return (flat[0].view(-1, 2).T - 10_000) % 1024
+        return ids[0]
+
+    def coarse_codes(self, semantic: Tensor, voice: dict[str, Tensor] | None = None) -> Tensor:
+        """Return the same as codes [2, frames]."""
+        return (self.coarse_ids(semantic, voice).view(-1, 2).T - 10_000) % 1024
 
     @torch.no_grad()
     def speak(

@@ -40,6 +40,12 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return 0.1 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def compare(oracle: EncodecModel, codec: Encodec, waves: Tensor, bandwidth: float = 6.0) -> None:
+    codes = oracle.encode(waves.unsqueeze(1), bandwidth=bandwidth).audio_codes[0]
+    assert torch.equal(codec.encode(waves, codec.config.codebooks_of(bandwidth)), codes)
+    assert (codec.decode(codes) - oracle.decode(codes[None], [None]).audio_values[:, 0]).abs().max() <= 1e-5
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_both_halves_give_what_transformers_gives_at_any_length(seed: int) -> None:
     tensors = random_tensors(TINY, seed)
@@ -47,11 +53,8 @@ def test_both_halves_give_what_transformers_gives_at_any_length(seed: int) -> No
 
     for samples in LENGTHS:
         waves = noise(2, samples, seed=samples)
-        latents = oracle.encoder(waves.unsqueeze(1))
-        codes = oracle.encode(waves.unsqueeze(1), bandwidth=6.0).audio_codes[0]
-        assert (codec.latents(waves) - latents).abs().max() <= 1e-5
-        assert torch.equal(codec.encode(waves, 8), codes)
-        assert (codec.decode(codes) - oracle.decode(codes[None], [None]).audio_values[:, 0]).abs().max() <= 1e-5
+        assert (codec.latents(waves) - oracle.encoder(waves.unsqueeze(1))).abs().max() <= 1e-5
+        compare(oracle, codec, waves)
 
 
 def test_the_published_size_gives_what_transformers_gives() -> None:
@@ -60,10 +63,7 @@ def test_the_published_size_gives_what_transformers_gives() -> None:
     oracle, codec = theirs(tensors), build(tensors, config)
 
     for bandwidth in config.target_bandwidths:
-        codes = oracle.encode(waves.unsqueeze(1), bandwidth=bandwidth).audio_codes[0]
-        assert torch.equal(codec.encode(waves, config.codebooks_of(bandwidth)), codes)
-    sound = oracle.decode(codes[None], [None]).audio_values[:, 0]
-    assert (codec.decode(codes) - sound).abs().max() <= 1e-5
+        compare(oracle, codec, waves, bandwidth)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,8 @@ def test_other_sizes_give_what_transformers_gives(changed: dict[str, Any]) -> No
     given = sizes(TINY) | changed
     config = EncodecConfig.from_json(given)
     tensors = random_tensors(config)
-    oracle, codec = theirs(tensors, **{name: given[name] for name in sizes(TINY)}), build(tensors, config)
-    waves = noise(2, 4_321)
 
-    codes = oracle.encode(waves.unsqueeze(1), bandwidth=config.target_bandwidths[0]).audio_codes[0]
-
-    assert torch.equal(codec.encode(waves, config.codebooks_of(config.target_bandwidths[0])), codes)
-    assert (codec.decode(codes) - oracle.decode(codes[None], [None]).audio_values[:, 0]).abs().max() <= 1e-5
+    compare(theirs(tensors, **given), build(tensors, config), noise(2, 4_321), config.target_bandwidths[0])
 
 
 def test_random_weights_use_their_codebooks_and_can_be_heard() -> None:

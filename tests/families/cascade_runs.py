@@ -22,13 +22,13 @@ PIECES = ([5, 9, 77, 30, 2], [30, 2], [8, 8, 1, 60], [1, 2, 3])  # token ids of 
 def coarse_runs(
     loaded: LoadedCascade, chain: Chain, bark: Reference, lengths: Sequence[int], *, num_semantic: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the coarse codes [frames, 2] of the chain and of transformers for voices of some lengths."""
+    """Yield the coarse ids [frames, 2] of the chain and the codes of transformers for voices of some lengths."""
     for length in lengths:
         voice = random_voice(loaded.config, length, length) if length else None
         semantic = torch.randint(0, 10_000, (num_semantic,), generator=torch.Generator().manual_seed(length))
         prompt = build_prompt(loaded.config.numbers, [5], voice and Voice(voice, ""))
         made = run_stage(chain, 1, semantic.numpy(), prompt, max_steps=768)
-        yield made % 1024, bark.coarse_codes(semantic, voice).T.numpy()
+        yield made, bark.coarse_codes(semantic, voice).T.numpy()
 
 
 def piece_runs(loaded: LoadedCascade, chain: Chain, bark: Reference, first_length: int) -> Iterator[tuple[Tensor, ...]]:

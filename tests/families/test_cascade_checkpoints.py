@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,23 +19,29 @@ from s1_mini.cli.app import app
 from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError, VoiceFileError
 from s1_mini.families.base import Conversion
 from s1_mini.families.cascade.config import make_config, read_cascade_config
+from s1_mini.families.cascade.costs import measure_sizes
 from s1_mini.families.cascade.family import Cascade
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.random import GENERATION, RECIPES, random_voice
 from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.families.cascade.tokenizer import CascadeTokenizer
 from s1_mini.families.cascade.voice import voice_format
+from s1_mini.families.cascade.weights import PREFIXES
 from s1_mini.families.find import Checkpoint
 from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.voices.library import CheckpointVoices
 from tests.families.conftest import CPU
 
 SUNO = {"semantic": "text", "coarse": "coarse", "fine": "fine"}
-PREFIXES = {"semantic": "semantic.", "coarse": "coarse_acoustics.", "fine": "fine_acoustics."}
+CONFIG = make_config(RECIPES["tiny"].config, GENERATION)
+
+
+def load(directory: Path) -> LoadedCascade:
+    return LoadedCascade(directory, CPU, CascadeSettings())
 
 
 def weights_of(directory: Path) -> dict[str, torch.Tensor]:
-    loaded = LoadedCascade(directory, CPU, CascadeSettings())
+    loaded = load(directory)
     networks = [*loaded.models, loaded.codec]
     return {f"{n}.{name}": weight for n, module in enumerate(networks) for name, weight in module.named_parameters()}
 
@@ -130,39 +134,32 @@ def test_the_voices_of_a_checkpoint_are_converted_to_the_same_bytes(published_ca
     assert len({tuple(voices()) for _ in range(8)}) == 1
 
 
-def change(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    if name == "without fine":
-        return {key: value for key, value in tensors.items() if not key.startswith("fine_acoustics.")}
-    if name == "other fine":
-        return tensors | {key: torch.zeros(32) for key in tensors if key == "fine_acoustics.layernorm_final.weight"}
-    if name == "foreign":
-        return tensors | {"encoder.layer": torch.zeros(3)}
-    return {key: value for key, value in tensors.items() if key != "codec_model.decoder.layers.0.conv.bias"}
-
-
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("changed", "told"),
     [
-        ("without fine", r"no weights of fine_acoustics\.\*"),
-        ("other fine", r"fine_acoustics\.\*.*layernorm_final\.weight \(32,\), config says \(64,\)"),
-        ("foreign", "encoder.layer is of no model"),
-        ("codec", "decoder.layers.0.conv.bias is missing"),
+        ("fine_acoustics.", r"no weights of fine_acoustics\.\*"),
+        (
+            {"fine_acoustics.layernorm_final.weight": torch.zeros(32)},
+            r"fine_acoustics\.\*.*layernorm_final\.weight \(32,\), config says \(64,\)",
+        ),
+        ({"encoder.layer": torch.zeros(3)}, "encoder.layer is of no model"),
+        ("codec_model.decoder.layers.0.conv.bias", "decoder.layers.0.conv.bias is missing"),
     ],
 )
-def test_what_does_not_fit_is_told_by_name(published_cascade: Path, tmp_path: Path, name: str, told: str) -> None:
+def test_what_does_not_fit_is_told_by_name(
+    published_cascade: Path, tmp_path: Path, changed: str | dict[str, torch.Tensor], told: str
+) -> None:
     other = copy_of(published_cascade, tmp_path / "other", "pytorch_model.bin")
-    torch.save(change(name, published_tensors(published_cascade)), other / "pytorch_model.bin")
+    tensors = published_tensors(published_cascade)
+    if isinstance(changed, str):
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(changed)}
+    else:
+        tensors |= changed
+    torch.save(tensors, other / "pytorch_model.bin")
 
-    with pytest.raises(CheckpointMismatchError, match=told):
-        LoadedCascade(other, CPU, CascadeSettings())
-    with pytest.raises(CheckpointMismatchError, match=told):
-        Cascade().files(other, _keep())
-
-
-def _keep() -> Any:
-    from s1_mini.families.base import Conversion
-
-    return Conversion()
+    for use in (load, lambda directory: Cascade().files(directory, Conversion())):
+        with pytest.raises(CheckpointMismatchError, match=told):
+            use(other)
 
 
 @pytest.mark.parametrize(
@@ -172,38 +169,25 @@ def _keep() -> Any:
         ("text.pt", r"lacks text\.pt \(semantic\) beside coarse\.pt, fine\.pt"),
         ("codec.safetensors", r"lacks codec\.safetensors \(codec\)"),
         ("*.pt", "holds no models: expected model.safetensors"),
+        ("fine.pt fine_2.pt", r"lacks fine\.pt \(fine\) beside coarse\.pt, fine_2\.pt, text\.pt"),
     ],
 )
 def test_a_file_that_lacks_is_named_with_those_that_are_there(suno: Path, lacking: str, told: str) -> None:
+    lacking, *other = lacking.split()
     for file in suno.glob(lacking):
-        file.unlink()
+        file.rename(suno / other[0]) if other else file.unlink()
 
     with pytest.raises(CheckpointFileError, match=told):
-        LoadedCascade(Checkpoint(suno).check_files().directory if lacking != "*.pt" else suno, CPU, CascadeSettings())
-
-
-def test_a_large_file_beside_small_ones_is_told(suno: Path) -> None:
-    (suno / "fine.pt").rename(suno / "fine_2.pt")
-
-    with pytest.raises(CheckpointFileError, match=r"lacks fine\.pt \(fine\) beside coarse\.pt, fine_2\.pt, text\.pt"):
-        LoadedCascade(suno, CPU, CascadeSettings())
+        load(Checkpoint(suno).check_files().directory if lacking != "*.pt" else suno)
 
 
 def test_a_file_of_sunos_that_is_more_than_tensors_is_refused_with_a_way_out(suno: Path) -> None:
     content = torch.load(suno / "text.pt", weights_only=True)
     torch.save(content | {"best_val_loss": np.float64(1.0)}, suno / "text.pt")
 
-    for use in (lambda: LoadedCascade(suno, CPU, CascadeSettings()), lambda: Cascade().files(suno, _keep())):
+    for use in (lambda: load(suno), lambda: Cascade().files(suno, Conversion())):
         with pytest.raises(CheckpointFileError, match=r"not only plain data.*suno/bark-small.*model and model_args"):
             use()
-
-
-def faulty(part: str, name: str, value: object) -> Callable[[], object]:
-    config, generation = (json.loads(json.dumps(each)) for each in (RECIPES["tiny"].config, GENERATION))
-    target = config if part == "config" else generation
-    group, _, key = name.rpartition(".")
-    (target[group] if group else target)[key] = value
-    return lambda: make_config(config, generation)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +210,13 @@ def faulty(part: str, name: str, value: object) -> Callable[[], object]:
     ],
 )
 def test_numbers_that_cannot_be_are_named(part: str, name: str, value: object) -> None:
+    config, generation = json.loads(json.dumps([RECIPES["tiny"].config, GENERATION]))
+    target = config if part == "config" else generation
+    group, _, key = name.rpartition(".")
+    (target[group] if group else target)[key] = value
+
     with pytest.raises(CheckpointMismatchError, match=f"{'config' if part == 'config' else 'generation_config'}.json"):
-        faulty(part, name, value)()
+        make_config(config, generation)
 
 
 def test_what_a_config_leaves_out_is_as_in_transformers(other_bark: Reference, tmp_path: Path) -> None:
@@ -236,7 +225,7 @@ def test_what_a_config_leaves_out_is_as_in_transformers(other_bark: Reference, t
     config = read_cascade_config(tmp_path)
 
     assert (config.semantic.num_layers, config.semantic.width, config.semantic.bias) == (3, 32, True)
-    assert config.numbers == make_config(RECIPES["tiny"].config, GENERATION).numbers
+    assert config.numbers == CONFIG.numbers
 
 
 def test_text_becomes_the_ids_that_transformers_gives(published_cascade: Path) -> None:
@@ -259,45 +248,38 @@ def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path, content: bytes) ->
             CascadeTokenizer.from_directory(tmp_path)
 
 
-def test_a_vocabulary_with_ids_that_the_model_cannot_read_is_refused(cascade: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(cascade, tmp_path / "other")
-    with (other / "vocab.txt").open("a") as file:
-        file.writelines(f"word{number}\n" for number in range(129_600 - 10_048))
-
-    with pytest.raises(CheckpointMismatchError, match=r"vocab\.txt has ids up to \d+; .* reads those below 119552"):
-        LoadedCascade(other, CPU, CascadeSettings())
-
-
-def test_a_vocabulary_that_was_cut_is_told_of(cascade: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vocabulary_of_another_size_is_an_error_or_told_of(
+    cascade: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     other = shutil.copytree(cascade, tmp_path / "other")
     words = (other / "vocab.txt").read_text()
-    (other / "vocab.txt").write_text(
-        words + "".join(f"word{number}\n" for number in range(119_546 - len(words.split("\n")) + 1))
-    )
-    LoadedCascade(other, CPU, CascadeSettings())
-    (message,) = [record.getMessage() for record in caplog.records if "vocab.txt" in record.getMessage()]
+
+    def load_with(size: int) -> list[str]:
+        more = range(size - words.count("\n"))
+        (other / "vocab.txt").write_text(words + "".join(f"word{number}\n" for number in more))
+        caplog.clear()
+        load(other)
+        return [record.getMessage() for record in caplog.records]
+
+    assert load_with(119_547) == []
+    (message,) = load_with(119_546)
     assert "vocab.txt has 119546 words and the semantic model knows 119547: is the file whole?" in message
-    caplog.clear()
-    with (other / "vocab.txt").open("a") as file:
-        file.write("last\n")
-
-    LoadedCascade(other, CPU, CascadeSettings())
-
-    assert not caplog.records
+    with pytest.raises(CheckpointMismatchError, match=r"vocab\.txt has ids up to 119552; .* reads those below 119552"):
+        load_with(119_553)
 
 
 def read_voice(data: bytes) -> dict[str, torch.Tensor]:
-    return dict(voice_format(make_config(RECIPES["tiny"].config, GENERATION)).from_file(data))
+    return dict(voice_format(CONFIG).from_file(data))
 
 
 def voice_file(target: Path, **changed: np.ndarray) -> bytes:
-    voice = random_voice(make_config(RECIPES["tiny"].config, GENERATION), 200)
+    voice = random_voice(CONFIG, 200)
     np.savez(target, **{name: value.numpy() for name, value in voice.items()} | changed)
     return target.read_bytes()
 
 
 def test_a_published_voice_file_is_read(tmp_path: Path) -> None:
-    small = random_voice(make_config(RECIPES["tiny"].config, GENERATION), 200)["semantic_prompt"].numpy()
+    small = random_voice(CONFIG, 200)["semantic_prompt"].numpy()
 
     voice = read_voice(voice_file(tmp_path / "a.npz", semantic_prompt=small.astype(np.uint16)))
 
@@ -360,7 +342,7 @@ def test_a_place_of_a_voice_outside_of_its_checkpoint_is_refused(published_casca
     (other / "speaker_embeddings_path.json").write_text(json.dumps(index))
 
     with pytest.raises(CheckpointError, match="outside of the checkpoint"):
-        Cascade().files(other, _keep())
+        Cascade().files(other, Conversion())
 
 
 def test_an_oracle_in_safetensors_is_checked_on_the_command_line(
@@ -391,8 +373,6 @@ def test_a_checkpoint_lacks_what_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "millions"), [("small", 389), ("large", 1086)])
 def test_a_plan_counts_what_a_checkpoint_weighs(size: str, millions: int) -> None:
-    from s1_mini.families.cascade.costs import measure_sizes
-
     sizes = measure_sizes(make_config(RECIPES[size].config), Formats(), 0)
 
     weights = sum(sizes.weight_bytes(bound) for bound in ("memory", "compute"))

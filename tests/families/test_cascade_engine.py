@@ -33,12 +33,8 @@ def engine(cascade: Path) -> Iterator[ProductionTTSEngine]:
         yield engine
 
 
-def speak_all(engine: ProductionTTSEngine, **asked: object) -> list[np.ndarray]:
-    return [engine.generate(text, seed=3, max_new_tokens=24, **asked).audio for text in TEXTS]
-
-
 def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: ProductionTTSEngine) -> None:
-    alone = speak_all(engine)
+    alone = [engine.generate(text, seed=3, max_new_tokens=24).audio for text in TEXTS]
 
     together = engine.generate_batch(TEXTS, seed=3, max_new_tokens=24).results
     streamed = [list(engine.stream(text, seed=3, max_new_tokens=24, chunk_profile="ttfa")) for text in TEXTS]
@@ -53,11 +49,9 @@ def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: Producti
 
 
 def test_voices_texts_and_seeds_are_heard(engine: ProductionTTSEngine) -> None:
-    voices = [*VOICES, None]
+    asked = [(TEXTS[0], 1, voice) for voice in [*VOICES, None]] + [(TEXTS[0], 2, None), (TEXTS[1], 1, None)]
 
-    waves = [engine.generate(TEXTS[0], seed=1, voice=voice, max_new_tokens=8).audio for voice in voices]
-    waves += [engine.generate(TEXTS[0], seed=2, max_new_tokens=8).audio]
-    waves += [engine.generate(TEXTS[1], seed=1, max_new_tokens=8).audio]
+    waves = [engine.generate(text, seed=seed, voice=voice, max_new_tokens=8).audio for text, seed, voice in asked]
 
     assert len({wave.tobytes() for wave in waves}) == len(waves)
     assert engine.sample_rate == 24_000
@@ -68,32 +62,31 @@ def test_a_neighbour_with_other_wishes_changes_nothing(engine: ProductionTTSEngi
     alone = engine.generate(TEXTS[1], **asked).audio
 
     others = [engine.stream(text, seed=5, temperature=0.0, max_new_tokens=40) for text in TEXTS[:3]]
-    first = [next(other) for other in others[:1]]
+    assert next(others[0])
     beside = engine.generate(TEXTS[1], **asked).audio
-    rest = [list(other) for other in others]
 
-    assert first
-    assert all(rest)
+    assert all(list(other) for other in others)
     assert np.array_equal(alone, beside)
 
 
 def test_savings_change_no_token(cascade: Path, engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_them = [*speak_all(engine, voice="two"), *speak_all(engine, temperature=0.0)]
+    def speak(engine: ProductionTTSEngine) -> list[np.ndarray]:
+        ways = [(TEXTS[1], {"voice": "two"}), (TEXTS[2], {}), (TEXTS[3], {"temperature": 0.0})]
+        return [engine.generate(text, seed=3, max_new_tokens=24, **asked).audio for text, asked in ways]
+
+    with_them = speak(engine)
     monkeypatch.setattr(LoadedCascade, "merges", False)
     monkeypatch.setattr(LoadedCascade, "begins_early", False)
 
     with ProductionTTSEngine(config_of(cascade, max_batch_size=4)) as plain:
-        without = [*speak_all(plain, voice="two"), *speak_all(plain, temperature=0.0)]
+        without = speak(plain)
 
     assert all(np.array_equal(one, other) for one, other in zip(with_them, without, strict=True))
 
 
 def test_a_listener_that_leaves_holds_nobody_up(engine: ProductionTTSEngine) -> None:
-    chunks = engine.stream(TEXTS[2], temperature=0.0, max_new_tokens=300)
-    other = engine.stream(TEXTS[1], seed=1, max_new_tokens=300)
-
-    chunks.close()
-    other.close()
+    for chunks in [engine.stream(text, seed=1, max_new_tokens=300) for text in TEXTS[1:3]]:
+        chunks.close()
 
     assert engine.generate("Hello.", seed=1, max_new_tokens=4).frames
     assert engine.health_check()["requests"] == 0

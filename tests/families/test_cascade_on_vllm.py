@@ -103,48 +103,32 @@ def test_the_id_before_each_code_determines_its_codebook_as_in_transformers(
             windows[-1] += ids
 
     hook = bark.model.coarse_acoustics.register_forward_pre_hook(record, with_kwargs=True)
-    made = bark.model.coarse_acoustics.generate(
-        torch.randint(0, 10_000, (1, 45), generator=torch.Generator().manual_seed(2)),
-        semantic_generation_config=bark.semantic,
-        coarse_generation_config=bark.coarse,
-        history_prompt=voice,
-    )
+    made = bark.coarse_ids(torch.randint(0, 10_000, (45,), generator=torch.Generator().manual_seed(2)), voice)
     hook.remove()
 
     numbers = config.numbers
-    codes, at = made[0].numpy(), 0
     history = len(windows[0]) - numbers.max_coarse_text - numbers.window  # the last code is not read again
     assert (history % 2 == 1) is is_odd
-    assert len(windows) == 3
-    for ids in windows:
-        count = min(numbers.window, len(codes) - at)
-        before = pack_coarse(config, np.array(ids[-count:]))
-        is_second = codes[at : at + count] >= numbers.semantic_size + numbers.codebook_size
+    parts = np.split(made.numpy(), [numbers.window, 2 * numbers.window])
+    for ids, codes in zip(windows, parts, strict=True):
+        before = pack_coarse(config, np.array(ids[-len(codes) :]))
+        is_second = codes >= numbers.semantic_size + numbers.codebook_size
         assert np.array_equal(next_is_second(config, before), is_second)
-        at += count
-    assert at == len(codes)
 
 
-def test_it_sounds_as_our_own_stages_do_batched_single_and_streamed(
-    engine: ProductionTTSEngine, expected: list[np.ndarray]
+def test_it_sounds_as_our_own_stages_do_batched_streamed_and_with_a_voice_in_several_windows(
+    engine: ProductionTTSEngine, ours: ProductionTTSEngine, expected: list[np.ndarray]
 ) -> None:
     together = [each.audio for each in engine.generate_batch(TEXTS, **GREEDY).results]
     streamed = np.concatenate([chunk.audio for chunk in engine.stream(TEXTS[1], **GREEDY)])
+    voiced, other = (each.generate(TEXTS[2], voice="two", **GREEDY | {"max_new_tokens": 60}) for each in (engine, ours))
 
     assert len({wave.tobytes() for wave in expected}) == len(TEXTS)
-    for wave, other in zip(expected, together, strict=True):
-        assert np.array_equal(wave, other)
+    assert all(np.array_equal(*pair) for pair in zip(expected, together, strict=True))
     assert np.array_equal(streamed, together[1])
+    assert voiced.frames > 80
+    assert np.array_equal(voiced.audio, other.audio)
     assert [stage.worker.num_starts for stage in stages(engine)] == [1, 1]
-
-
-def test_so_it_does_with_a_voice_and_in_several_windows(engine: ProductionTTSEngine, ours: ProductionTTSEngine) -> None:
-    asked = {"temperature": 0.0, "max_new_tokens": 60, "voice": "two"}
-
-    heard = engine.generate(TEXTS[2], **asked)
-
-    assert heard.frames > 80
-    assert np.array_equal(heard.audio, ours.generate(TEXTS[2], **asked).audio)
 
 
 def test_a_seed_gives_the_same_sound_and_parameters_go_to_the_worker(

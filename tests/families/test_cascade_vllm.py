@@ -99,7 +99,7 @@ def test_coarse_codes_equal_transformers_for_voices_of_20_consecutive_lengths(
 
     runs = coarse_runs(*one_slot, bark, lengths, num_semantic=45)
 
-    different = [length for length, pair in zip(lengths, runs, strict=True) if not np.array_equal(*pair)]
+    different = [n for n, (made, codes) in zip(lengths, runs, strict=True) if not np.array_equal(made % 1024, codes)]
     assert different == []
 
 
@@ -166,7 +166,7 @@ def test_logits_that_are_not_finite_are_an_error_as_with_our_own_stage(
 ) -> None:
     damaged = shutil.copytree(cascade, tmp_path / "damaged")
     weights = load_file(damaged / "semantic.safetensors")
-    weights["semantic.input_embeds_layer.weight"][:10_000] = torch.nan  # of all tokens that are made
+    weights["semantic.input_embeds_layer.weight"][:10_000] = torch.nan  # of all tokens that are generated
     save_file(weights, damaged / "semantic.safetensors", {"format": "pt"})
 
     with (
