@@ -22,7 +22,7 @@ from s1_mini.bench.report import describe_machine
 from s1_mini.core.messages import Begin, StepResult
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
-from s1_mini.runtime.stage import Pending, SimpleStage
+from s1_mini.runtime.stage import Pending, Stage
 
 BLOCKS = 10
 SAMPLE_RATE, SAMPLES, CODEBOOKS = 16_000, 640, 10  # 25 frames a second
@@ -49,7 +49,7 @@ def policies(rows: int) -> tuple[StagePolicy, ...]:
     )
 
 
-class NullStage(SimpleStage):
+class NullStage(Stage):
     """A stage whose steps return the same zeros again: `item` [items of a unit of size 1, *shape]."""
 
     device, is_overlapped = torch.device("cpu"), False

@@ -11,7 +11,7 @@ import torch
 from s1_mini.core.messages import Begin, Conditions, Plan, StepResult
 from s1_mini.runtime import runner as module
 from s1_mini.runtime.runner import StageRunner
-from s1_mini.runtime.stage import Pending, SimpleStage
+from s1_mini.runtime.stage import Pending, Stage
 from s1_mini.types import SamplingParams
 
 
@@ -25,7 +25,7 @@ class Clock(SimpleNamespace):
         return self.now
 
 
-class Slow(SimpleStage):
+class Slow(Stage):
     """Takes a second of the host to begin a unit, and one of its device to make a step."""
 
     device = torch.device("cpu")

@@ -14,7 +14,7 @@ import torch
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
 from s1_mini.core.stage import Autoregressive, Chunks, Progress, Spec, StagePolicy, Unit
-from s1_mini.runtime.stage import Pending, SimpleStage
+from s1_mini.runtime.stage import Pending, Stage
 
 SAMPLE_RATE, SAMPLES = 24_000, 320  # a second, a frame
 WIDTH, WINDOW, FRAMES_A_TOKEN = 8, 4, 2
@@ -61,7 +61,7 @@ def policies(slots: int) -> tuple[StagePolicy, ...]:
     )
 
 
-class ToyStage(SimpleStage):
+class ToyStage(Stage):
     """What the three share: no state but by slot, no graphs."""
 
     device = torch.device("cpu")

@@ -99,15 +99,15 @@ class Timer:
             torch.mps.synchronize()
 
 
-class TimedStage:
+class TimedStage(Stage):
     """A stage whose calls are timed; each step blocks until it is done."""
 
     is_overlapped = False
 
     def __init__(self, name: str, stage: Stage, timer: Timer) -> None:
         self.device, self._name, self._stage, self._timer = stage.device, name, stage, timer
-        self.capture, self.begin, self.save, self.load = stage.capture, stage.begin, stage.save, stage.load
-        self.drop, self.close, self.compilable = stage.drop, stage.close, stage.compilable
+        for method in ("capture", "begin", "drop", "save", "load", "compilable", "close"):
+            setattr(self, method, getattr(stage, method))
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """Prefill parts of prompts."""

@@ -15,14 +15,14 @@ from torch import Tensor
 from s1_mini.core.messages import Begin
 from s1_mini.core.stage import Chunks
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs, Wait
-from s1_mini.runtime.stage import Pending, SimpleStage, made, whole_units
+from s1_mini.runtime.stage import Pending, Stage, made, whole_units
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
 
 Graphs = StepGraphs[tuple[int, int]]  # by slots and size of a chunk
 
 
-class ChunkStage(SimpleStage):
+class ChunkStage(Stage):
     """Several chunks in one captured call on a GPU; on a CPU each alone, since its last bits depend on the others."""
 
     def __init__(self, device: torch.device, policy: Chunks, *, number: int, rate: int) -> None:

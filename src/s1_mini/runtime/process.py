@@ -1,6 +1,6 @@
-"""What a process does whose engine has much to do: a server, a worker of a corpus, a measurement.
+"""Settings of a process that belongs to a busy engine: a server, a corpus worker, a measurement.
 
-Whoever owns the process calls these; an engine that others use in theirs does not.
+The owner of the process calls these functions; an engine inside another program's process does not.
 """
 
 from __future__ import annotations
@@ -14,21 +14,16 @@ from contextlib import contextmanager, suppress
 
 M_MMAP_THRESHOLD = -3  # as glibc's malloc.h names it
 LARGE_BYTES = 4 * 2**20  # above what a step of a small model allocates, below bodies and recordings
-SWITCH_S = 0.001  # after which a thread that computes lets another have the interpreter; five times as long by default
+SWITCH_S = 0.001  # switch interval of the interpreter; five times as long by default
 
 
 def prepare_process() -> None:
-    """Switch between threads more often, and return the memory of large bodies to the system."""
-    sys.setswitchinterval(SWITCH_S)
-    _give_back_large_blocks()
+    """Switch between threads more often, and return the memory of large bodies to the system.
 
-
-def _give_back_large_blocks() -> None:
-    """Make glibc map large blocks separately, so that freeing one returns its memory; do nothing elsewhere.
-
-    By default glibc raises this threshold, up to 32 MiB, with each large block that is freed; from then on such blocks
-    lie among small ones, in an arena for every thread, and stay there.
+    By default glibc raises its mmap threshold, up to 32 MiB, with each large block that is freed. Later blocks then lie
+    among small ones, in an arena for every thread, and stay there. A fixed threshold makes freeing one return it.
     """
+    sys.setswitchinterval(SWITCH_S)
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
@@ -42,8 +37,8 @@ def num_cores() -> int:
 def freeze_what_is_loaded() -> None:
     """Exempt all objects from garbage collection, once, when everything is loaded.
 
-    A full collection looks at each of them, some 200,000, and stops all threads meanwhile, for 100 to 600 ms: long
-    enough for every stream to run dry. Later ones see only what came since.
+    A full collection visits some 200,000 objects and stops all threads for 100 to 600 ms, in which every stream runs
+    dry. After this it visits only newer objects.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Carries out the plans of one stage. What fails is the error of its slot; the others go on."""
+"""Carries out the plans of one stage. An error belongs to its slot; the other slots go on."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ logger = logging.getLogger(__name__)
 
 Row = TypeVar("Row", Begin, Load, Prefill)
 Result = TypeVar("Result")
-Part = tuple[list[int], Pending]  # rows of a plan's steps, and what they give
+Part = tuple[list[int], Pending]  # rows of a plan's steps, and their pending results
 
 
 class StageRunner:
-    """One stage at work. `let_go` gives memory back when there is none left."""
+    """Runs one stage. `free_memory` is called when memory has run out."""
 
-    def __init__(self, stage: Stage, let_go: Callable[[], None]) -> None:
-        self.stage, self._let_go = stage, let_go
-        self._worked = 0.0  # until when seconds are counted
+    def __init__(self, stage: Stage, free_memory: Callable[[], None]) -> None:
+        self.stage, self._free_memory = stage, free_memory
+        self._counted_until = 0.0  # end of the work that `seconds` of reports have counted
 
     def run(self, plan: Plan) -> Report:
-        """Carry out a plan. Raises `torch.AcceleratorError` if the device is lost, as all that follows."""
+        """Carry out a plan. All methods raise `torch.AcceleratorError` if the device is lost."""
         return self.step(plan, self.prepare(plan))()
 
     @torch.inference_mode()
     def prepare(self, plan: Plan) -> Report:
-        """Do all of a plan but its steps; the device may still be at those of the last."""
+        """Do everything of a plan except its steps; the device may still run the previous steps."""
         report = Report(began=time.perf_counter())
         if plan.drops:
             self.stage.drop(plan.drops)
@@ -49,7 +49,7 @@ class StageRunner:
 
     @torch.inference_mode()
     def step(self, plan: Plan, report: Report) -> Callable[[], Report]:
-        """Launch the steps of a plan that is prepared; give what waits for them."""
+        """Launch the steps of a prepared plan; return a function that waits for them."""
         return partial(self._look, plan, self._step(plan, report), report)
 
     def _load(self, loads: Sequence[Load]) -> None:
@@ -57,7 +57,7 @@ class StageRunner:
             self.stage.load(load.slot, load.saved)
 
     def _prefill(self, plan: Plan, report: Report) -> None:
-        """Read what is to be read together; what is to be saved, up to there and then on."""
+        """Prefill in one call as far as possible: a prefix that is to be saved ends a call."""
         parts: list[Prefill] = []
         for part in plan.prefills:
             parts.append(part)
@@ -66,18 +66,18 @@ class StageRunner:
             self._each(parts, self.stage.prefill, report)
             parts = []
             if part.slot not in report.errors:
-                with suppress(torch.OutOfMemoryError):  # it is read again another time
+                with suppress(torch.OutOfMemoryError):  # it is computed again another time
                     report.saved[part.key] = self.stage.save(part.slot, part.stop)
         self._each(parts, self.stage.prefill, report)
 
     def _look(self, plan: Plan, parts: list[Part], report: Report) -> Report:
-        """Wait for the steps of a plan; count seconds that it shares with the last once."""
-        over = report.began + report.seconds
+        """Wait for the steps of a plan; seconds that overlap the previous plan are counted once."""
+        ended = report.began + report.seconds
         if plan.steps:
             self._wait_all(plan, parts, report)
-            over = time.perf_counter()
-        report.seconds = max(0.0, over - max(report.began, self._worked))
-        self._worked = max(self._worked, over)
+            ended = time.perf_counter()
+        report.seconds = max(0.0, ended - max(report.began, self._counted_until))
+        self._counted_until = max(self._counted_until, ended)
         return report
 
     def _wait_all(self, plan: Plan, parts: list[Part], report: Report) -> None:
@@ -99,7 +99,7 @@ class StageRunner:
 
     @staticmethod
     def _wait(plan: Plan, part: Part, report: Report) -> StepResult | None:
-        """Wait for some steps; what fails only now is the error of all of them."""
+        """Wait for some steps; an error of the wait belongs to all of them."""
         rows, pending = part
 
         def fail(error: Exception) -> None:
@@ -111,29 +111,32 @@ class StageRunner:
         return result
 
     def _each(self, rows: Sequence[Row], work: Callable[[Sequence[Row]], object], report: Report) -> None:
-        """Do some work for all rows together; if that fails, for each alone, so that it fails for those alone."""
+        """Do work for all rows together; if that fails, for each row alone."""
         rows = [row for row in rows if row.slot not in report.errors]
         if not rows:
             return
-        failures: list[Exception] = []
-        attempt(lambda: with_memory(lambda: work(rows), self._let_go), failures.append)
-        if failures and len(rows) == 1:
-            report.errors[rows[0].slot] = as_error(failures[0])
-        elif failures:
-            failures.clear()  # with what the failed attempt still holds of the device's memory
+        _, error = self._try(lambda: work(rows))
+        if error is not None and len(rows) == 1:
+            report.errors[rows[0].slot] = as_error(error)
+        elif error is not None:
+            del error  # it holds device memory of the failed attempt
             for row in rows:
                 self._each([row], work, report)
+
+    def _try(self, work: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
+        failures: list[Exception] = []
+        result = attempt(lambda: with_memory(work, self._free_memory), failures.append)
+        return result, failures[0] if failures else None
 
     def _step(self, plan: Plan, report: Report) -> list[Part]:
         rows = [row for row, slot in enumerate(plan.steps) if slot not in report.errors]
         slots = [plan.steps[row] for row in rows]
         if not rows:
             return []
-        failures: list[Exception] = []
-        pending = attempt(lambda: with_memory(lambda: self.stage.step(slots, plan.size), self._let_go), failures.append)
+        pending, error = self._try(lambda: self.stage.step(slots, plan.size))
         if pending is not None:
             return [(rows, pending)]
-        error = failures.pop()
+        assert error is not None
         if isinstance(error, torch.OutOfMemoryError) and plan.is_autoregressive:
             report.errors[slots[-1]] = as_error(error)  # the newest makes room for the others
             report.skipped |= set(slots[:-1])
@@ -145,13 +148,12 @@ class StageRunner:
     def _step_alone(self, plan: Plan, rows: Sequence[int], report: Report) -> list[Part]:
         parts: list[Part] = []
         for row in rows:
-            slot, failures = plan.steps[row], list[Exception]()
-            step = partial(self._step_one, slot, plan.size)
-            result = attempt(partial(with_memory, step, self._let_go), failures.append)
-            if result is None:
-                report.errors[slot] = as_error(failures[0])
-            else:
+            slot = plan.steps[row]
+            result, error = self._try(partial(self._step_one, slot, plan.size))
+            if result is not None:
                 parts.append(([row], partial(_same, result)))
+            elif error is not None:
+                report.errors[slot] = as_error(error)
         return parts
 
     def _step_one(self, slot: int, size: int) -> StepResult:
@@ -183,7 +185,7 @@ def attempt(work: Callable[[], Result], on_error: Callable[[Exception], object])
 
 
 def as_error(error: Exception) -> S1MiniError:
-    """Give what is told to the owner of a slot."""
+    """Return an error as the owner of a slot gets it."""
     if isinstance(error, S1MiniError):
         return error
     if isinstance(error, torch.OutOfMemoryError):

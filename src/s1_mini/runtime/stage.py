@@ -1,13 +1,13 @@
-"""What the network of a stage must offer to its runner.
+"""The interface between the network of a stage and its runner.
 
-It holds the state of some slots, all tensors made once, and changes them in place. A call that raises has changed
-nothing, so that each slot can be tried alone. What a slot gives does not depend on who else is in a call.
+A stage holds the state of its slots in tensors that are allocated once and changed in place. A call that raises has
+changed nothing, so that each slot can be tried alone. What a slot puts out does not depend on the other slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,72 +18,49 @@ from s1_mini.runtime.compiled import Compilable
 Pending = Callable[[], StepResult]  # waits for a step that was launched
 
 
-class Stage(Protocol):
-    """One stage of a family on one device; used by one thread, if it does not say otherwise."""
+class Stage:
+    """One stage of a family on one device, used by one thread unless it says otherwise. Without graphs by default."""
 
     device: torch.device
-    is_overlapped: bool  # whether a step is only launched, so that the next can follow before it is looked at
+    is_overlapped: bool  # whether a step is only launched, so that the next one can follow before its result is read
 
     def capture(self) -> None:
-        """Make the graphs of what comes again and again, where the device has such; once, before all else."""
+        """Capture the graphs of a GPU; once, before everything else."""
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Let units of work begin in their slots."""
+        """Begin units of work in their slots."""
+        raise NotImplementedError
 
     def drop(self, slots: Sequence[int]) -> None:
-        """Give up the units in these slots; asked only where the policy says that the work is done elsewhere."""
+        """Cancel the units in these slots; called only for remote stages."""
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Read positions of the units that these slots are at."""
+        """Prefill positions of the units in these slots."""
 
     def step(self, slots: Sequence[int], size: int) -> Pending:
-        """Make one step of the units in `slots`, all of one shape class; the others rest."""
+        """Launch one step of the units in `slots`, all of one shape class; the other slots stay as they are."""
+        raise NotImplementedError
 
     def save(self, slot: int, positions: int) -> Saved:
-        """Copy what a slot holds of its first positions."""
-
-    def load(self, slot: int, saved: Saved) -> None:
-        """Put saved positions into a slot, as if they had just been read."""
-
-    def compilable(self) -> Compilable | None:
-        """Tell what of it numba can compile, on a CPU."""
-
-    def close(self) -> None:
-        """Let go of what is not memory; once, after all else, by the thread that did it."""
-
-
-class SimpleStage(Stage):
-    """A stage that captures, reads and keeps nothing, but for what it says itself."""
-
-    def capture(self) -> None:
-        """There is nothing to capture."""
-
-    def prefill(self, parts: Sequence[Prefill]) -> None:
-        """There is nothing to read."""
-
-    def drop(self, slots: Sequence[int]) -> None:
-        """What is in a slot is simply no longer stepped."""
-
-    def save(self, slot: int, positions: int) -> Saved:
-        """There is nothing to save."""
+        """Copy the first positions of a slot."""
         raise NotImplementedError
 
     def load(self, slot: int, saved: Saved) -> None:
-        """There is nothing to load."""
+        """Load saved positions into a slot, as if they had just been computed."""
         raise NotImplementedError
 
     def compilable(self) -> Compilable | None:
-        """There is nothing to compile."""
+        """Return what numba can compile of it on a CPU."""
         return None
 
     def close(self) -> None:
-        """There is nothing but memory."""
+        """Release what is not memory; once, by the thread that used the stage."""
 
 
 def whole_units(wait: Callable[[], Sequence[Any]], counts: list[int]) -> Pending:
-    """Give what waits for a call that makes whole units: their values [n, …], and whether all of each are finite [n].
+    """Return the step of a call that makes whole units: it returns values [n, …] and whether each is finite [n].
 
-    Of each the first `counts` items mean anything; n may be larger than there are counts.
+    The first `counts` items of each are valid; n may be larger than there are counts.
     """
 
     def result() -> StepResult:
@@ -95,5 +72,5 @@ def whole_units(wait: Callable[[], Sequence[Any]], counts: list[int]) -> Pending
 
 
 def made(waves: list[np.ndarray]) -> Callable[[], Sequence[Any]]:
-    """Give the outputs of a call that is over."""
+    """Return the outputs of a finished call."""
     return lambda: (waves, np.array([np.isfinite(wave).all() for wave in waves]))

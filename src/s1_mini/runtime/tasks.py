@@ -1,4 +1,4 @@
-"""Work that is no speech, such as encoding a reference: done by a stage's thread between its plans, bit by bit."""
+"""Tasks such as encoding a reference, which a stage's thread runs bit by bit between its plans."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -18,11 +19,11 @@ from s1_mini.runtime.runner import as_error, attempt, with_memory
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 
-SPEAKING_SHARE = 3.0  # seconds of speaking, where somebody speaks, for each second of tasks
+SPEAKING_SHARE = 3.0  # seconds of generation, if there are requests, for each second of tasks
 
 
 class _Task:
-    """One piece of work; `make` begins it, and begins it anew if the memory ran out on the way."""
+    """One piece of work; `make` begins it, and begins it again if memory runs out."""
 
     def __init__(self, make: Callable[[], Steps[Any]]) -> None:
         self.future: Future[Any] = Future()
@@ -31,7 +32,7 @@ class _Task:
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Do the next bit; tell whether that was the last. Raises what it fails with, and can be called again."""
+        """Do the next bit; return whether it was the last. Raises its error, and can be called again then."""
         steps = self._make() if self._steps is None else self._steps
         self._steps = None  # it begins anew if this fails
         try:
@@ -44,33 +45,33 @@ class _Task:
         return False
 
     def end(self, error: Exception) -> None:
-        """Give up, and tell who waits, unless he has been told or waits no more."""
+        """End the work with an error, unless it has ended or was cancelled."""
         if self._steps is not None:
             self._steps.close()
         self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Tell who waits; from any thread."""
+        """Set the error only; from any thread."""
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 
 
 class Tasks:
-    """Tasks in line for one thread, at most `max_size` of them."""
+    """Tasks queued for one thread, at most `max_size` of them."""
 
     def __init__(
-        self, max_size: int, let_go: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
+        self, max_size: int, free_memory: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._max_size, self._let_go, self._clock = max_size, let_go, clock
+        self._max_size, self._free_memory, self._clock = max_size, free_memory, clock
         self._tasks: deque[_Task] = deque()
         self._is_open, self._lock = True, threading.Lock()
-        self._next = 0.0  # when the next bit may be done beside speech
+        self._next = 0.0  # earliest time of the next bit beside generation
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def submit(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Have done what `make` begins, one `yield` at a time. Raises `QueueFullError` or `EngineNotReadyError`."""
+        """Queue what `make` begins, one `yield` at a time. Raises `QueueFullError` or `EngineNotReadyError`."""
         task = _Task(make)
         with self._lock:
             if not self._is_open:
@@ -81,7 +82,7 @@ class Tasks:
         return task.future
 
     def step(self, *, beside_speech: bool) -> None:
-        """Do the next bit of the first task; beside speech only for a share of the time."""
+        """Do the next bit of the first task; beside generation only for a share of the time."""
         if not self._tasks or (beside_speech and self._clock() < self._next):
             return
         task, started = self._tasks[0], self._clock()
@@ -89,14 +90,14 @@ class Tasks:
         def fail(error: Exception) -> None:
             task.end(as_error(error) if isinstance(error, torch.OutOfMemoryError) else error)
 
-        goes_on = not task.future.cancelled() and attempt(lambda: with_memory(task.step, self._let_go), fail) is False
-        if not goes_on:
+        work = partial(with_memory, task.step, self._free_memory)
+        if task.future.cancelled() or attempt(work, fail) is not False:
             self._tasks.popleft()
         now = self._clock()
         self._next = now + SPEAKING_SHARE * (now - started)
 
     def end(self, error: Exception, *, tells_only: bool = False) -> None:
-        """Take in no more, and end all with an error; with `tells_only` without touching what a thread may be at."""
+        """Accept no more, and end all with an error; with `tells_only` without touching a bit that may still run."""
         with self._lock:
             self._is_open = False
         for task in list(self._tasks):

@@ -33,7 +33,7 @@ from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
-from s1_mini.runtime.stage import Pending, SimpleStage
+from s1_mini.runtime.stage import Pending, Stage
 
 BLOCK = 128  # positions of a prompt that a CPU reads at once
 CPU_ROWS = 4  # at the least: a CPU rounds products of one to three rows otherwise than those of more
@@ -48,7 +48,7 @@ def stage_uniforms(number: int, begin: Begin, count: int, draws: int = 1) -> Ten
     return uniforms(conditions.seed, number * DRAWS_OF_A_STAGE + conditions.utterance, count, draws)
 
 
-class TokenStage(SimpleStage):
+class TokenStage(Stage):
     """A causal model: made once, for `slots` sequences of up to `positions` positions each."""
 
     def __init__(
@@ -326,7 +326,7 @@ class _Window:
     uniforms: np.ndarray  # float32 [T, K - 2]
 
 
-class FineModel(SimpleStage):
+class FineModel(Stage):
     """One window in each slot."""
 
     is_overlapped = False

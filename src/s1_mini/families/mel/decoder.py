@@ -21,14 +21,14 @@ from s1_mini.families.mel.voice import SPEAKER
 from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compile
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
-from s1_mini.runtime.stage import Pending, SimpleStage
+from s1_mini.runtime.stage import Pending, Stage
 
 READ_ROWS = (1, 4)  # texts of the captured encodings …
 READ_TOKENS = (64, 128, 256)  # … and their tokens, up to the model's most
 MASKED_STEPS = 128  # whose masks are drawn at once, in 0.1 ms: nobody waits for all that an utterance may need
 
 
-class MelDecoder(SimpleStage):
+class MelDecoder(Stage):
     """SpeechT5 at work: made once, for `slots` utterances of up to `steps` steps each."""
 
     def __init__(self, model: MelModel, *, slots: int, steps: int) -> None:

@@ -23,12 +23,12 @@ from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compil
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.shared_prefixes import SharedPrefixes
-from s1_mini.runtime.stage import Pending, SimpleStage
+from s1_mini.runtime.stage import Pending, Stage
 
 READS = (16, 32, 64, 128, 256)  # positions of prompts that are read in one go
 
 
-class LanguageModel(SimpleStage):
+class LanguageModel(Stage):
     """S1's two transformers at work: made once, for `slots` sequences of up to `positions` positions each."""
 
     def __init__(self, model: S1Model, *, slots: int, positions: int) -> None:

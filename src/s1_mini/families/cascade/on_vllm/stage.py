@@ -25,7 +25,7 @@ from s1_mini.families.cascade.policies import CoarseWindows
 from s1_mini.families.cascade.prompt import window_prompt
 from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.remote.tokens import TokenWorker
-from s1_mini.runtime.stage import Pending, SimpleStage
+from s1_mini.runtime.stage import Pending, Stage
 from s1_mini.version import __version__
 
 WORKER = ("-P", "-m", "s1_mini.families.cascade.on_vllm.worker")  # -P: nothing is imported from the working directory
@@ -121,7 +121,7 @@ def start_workers(
     return workers
 
 
-class WorkedStage(SimpleStage):
+class WorkedStage(Stage):
     """A stage of one worker. A step takes one token of each slot that has one; the others are late."""
 
     device = torch.device("cpu")  # of its arrays
