@@ -12,31 +12,19 @@ import pytest
 import torch
 
 from leaks import leaks
-from s1_mini.config import EngineConfig
-from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, GenerationError, QueueFullError
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.types import SamplingParams
+from tests.runtime.conftest import ask, sound, start
 from waiting import EVENTUALLY_S, wait_until
 
 SLOTS = 4
 
 
-def start(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
-    values = {"device": "cpu", "max_batch_size": SLOTS, "max_columns": 512, "max_queue_size": 1000} | settings
-    return Synthesizer(speaker, EngineConfig(**values))
-
-
-def ask(synthesizer: Synthesizer, seed: int = 1, frames: int = 12, **options: Any) -> OutputQueue:
-    options = {"deadline": float("inf")} | options
-    sampling = SamplingParams(seed=seed, max_new_tokens=frames)
-    return synthesizer.speak(options.pop("pieces", ["Hello."]), (), sampling, **options)
-
-
-def sound(queue: OutputQueue) -> np.ndarray:
-    return np.concatenate([chunk.audio for chunk in queue])
+@pytest.fixture(autouse=True)
+def _no_wait_for_hanging_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("s1_mini.runtime.engine_core.JOIN_S", 0.01)
 
 
 @pytest.mark.parametrize("what", ["begin", "prefill", "step", "decode"])
@@ -193,9 +181,9 @@ def test_sound_made_by_the_engines_own_thread_keeps_up_with_many_streams(
     speaker: LoadedCheckpoint, profile: str
 ) -> None:
     plain = start(speaker)
-    alone = {seed: sound(ask(plain, seed, 30, profile=profile)) for seed in range(4)}
+    alone = {seed: sound(ask(plain, seed=seed, frames=30, profile=profile)) for seed in range(4)}
     synthesizer = start_alone(speaker, max_batch_size=16)
-    queues = [ask(synthesizer, seed % 4, 30, profile=profile) for seed in range(32)]
+    queues = [ask(synthesizer, seed=seed % 4, frames=30, profile=profile) for seed in range(32)]
 
     left = 0
     while not all(queue.has_ended for queue in queues):
@@ -221,7 +209,7 @@ def start_alone(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
 
 def test_a_chunk_that_is_made_again_is_made_once(speaker: LoadedCheckpoint) -> None:
     plain = start(speaker)
-    expected = {seed: sound(ask(plain, seed, 60, profile="ttfa")) for seed in range(6)}
+    expected = {seed: sound(ask(plain, seed=seed, frames=60, profile="ttfa")) for seed in range(6)}
     synthesizer = start(speaker)
     calls = [0]
 
@@ -232,7 +220,7 @@ def test_a_chunk_that_is_made_again_is_made_once(speaker: LoadedCheckpoint) -> N
         return decode(*given)
 
     decode = patch(synthesizer, "decode", run_out)
-    queues = [ask(synthesizer, seed, 60, profile="ttfa") for seed in range(6)]
+    queues = [ask(synthesizer, seed=seed, frames=60, profile="ttfa") for seed in range(6)]
 
     assert all(np.array_equal(sound(queue), expected[seed]) for seed, queue in enumerate(queues))
     assert calls[0] > 20
@@ -244,13 +232,13 @@ def test_a_chunk_that_is_made_again_is_made_once(speaker: LoadedCheckpoint) -> N
 def test_pieces_follow_each_other_in_order_however_slowly_the_engine_turns(speaker: LoadedCheckpoint) -> None:
     texts = ["One.", "Two.", "Three."]
     plain = start(speaker)
-    expected = sound(ask(plain, 3, 20, pieces=texts))
+    expected = sound(ask(plain, *texts, seed=3, frames=20))
     synthesizer = start(speaker)
     scheduler = synthesizer.core.scheduler._pipeline
     plain_end = scheduler._end_utterance
     scheduler._end_utterance = lambda one: (time.sleep(0.03), plain_end(one))[1]  # type: ignore[method-assign,assignment,func-returns-value]
 
-    assert np.array_equal(sound(ask(synthesizer, 3, 20, pieces=texts)), expected)
+    assert np.array_equal(sound(ask(synthesizer, *texts, seed=3, frames=20)), expected)
     for each in (plain, synthesizer):
         each.close()
 

@@ -4,55 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from leaks import leaks
-from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.request import MAX_QUEUED, Request
 from s1_mini.exceptions import CapacityError, EngineError
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.types import SamplingParams, Voice
+from tests.runtime.conftest import ask, random_voice, sound, start
 from waiting import wait_until
 
 PIECES = [f"Piece number {number}." for number in range(24)]
 WINDOW_S = 2.0
 
 
-def start(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
-    return Synthesizer(speaker, EngineConfig(device="cpu", max_columns=512, **{"max_batch_size": 4} | settings))
-
-
-@pytest.fixture
-def synthesizer(speaker: LoadedCheckpoint) -> Iterator[Synthesizer]:
-    synthesizer = start(speaker)
-    yield synthesizer
-    synthesizer.close(drains=False)
-
-
-@pytest.fixture
-def voice(speaker: LoadedCheckpoint) -> Voice:
-    generator = torch.Generator().manual_seed(1)
-    codes = torch.randint(0, 64, (speaker.loaded.model.num_codebooks, 20), generator=generator)
-    return Voice({"codes": codes}, "A voice.")
-
-
-def submit(
-    synthesizer: Synthesizer, pieces: list[str], *voices: Voice, frames: int = 12, **options: Any
-) -> OutputQueue:
-    sampling = SamplingParams(seed=1, max_new_tokens=frames)
-    return synthesizer.speak(pieces, voices, sampling, **{"deadline": float("inf")} | options)
-
-
-def audio_of(queue: OutputQueue) -> np.ndarray:
-    return np.concatenate([chunk.audio for chunk in queue])
+VOICE = random_voice()
 
 
 def is_idle(synthesizer: Synthesizer) -> bool:
@@ -76,7 +47,7 @@ def prompts(speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch) -> list[
 
 @pytest.mark.parametrize("has_voice", [True, False])
 def test_a_long_text_has_only_its_next_pieces_in_the_queue(
-    has_voice: bool, synthesizer: Synthesizer, voice: Voice, prompts: list[tuple[int, str]]
+    has_voice: bool, synthesizer: Synthesizer, prompts: list[tuple[int, str]]
 ) -> None:
     line, waiting = synthesizer.core.line, []
     plain = line._push
@@ -87,16 +58,16 @@ def test_a_long_text_has_only_its_next_pieces_in_the_queue(
 
     line._push = push  # type: ignore[method-assign]
 
-    queue = submit(synthesizer, PIECES, *([voice] if has_voice else []))
+    queue = ask(synthesizer, *PIECES, voices=[VOICE] if has_voice else [])
     built = [text for thread, text in prompts if thread == threading.get_ident()]
-    audio_of(queue)
+    sound(queue)
 
     assert built == ([*PIECES[:MAX_QUEUED], max(PIECES, key=len)] if has_voice else PIECES[:1])
     assert max(waiting) <= MAX_QUEUED
     assert len(waiting) > 1
 
 
-def test_a_long_text_alone_takes_all_slots(speaker: LoadedCheckpoint, voice: Voice) -> None:
+def test_a_long_text_alone_takes_all_slots(speaker: LoadedCheckpoint) -> None:
     synthesizer, used = start(speaker, max_batch_size=8), []
     slots = synthesizer.core.scheduler.stages[0].slots
     plain = slots.allocate
@@ -106,24 +77,24 @@ def test_a_long_text_alone_takes_all_slots(speaker: LoadedCheckpoint, voice: Voi
         return plain()
 
     slots.allocate = allocate  # type: ignore[method-assign]
-    audio_of(submit(synthesizer, PIECES, voice, frames=60))
+    sound(ask(synthesizer, *PIECES, voices=[VOICE], frames=60))
     synthesizer.close()
 
     assert max(used) == 8
 
 
-def test_a_later_piece_that_leaves_no_room_is_refused_at_submission(synthesizer: Synthesizer, voice: Voice) -> None:
+def test_a_later_piece_that_leaves_no_room_is_refused_at_submission(synthesizer: Synthesizer) -> None:
     with pytest.raises(CapacityError, match="a slot holds 512"):
-        submit(synthesizer, [*PIECES, "Much too long. " * 60], voice)
+        ask(synthesizer, *PIECES, "Much too long. " * 60, voices=[VOICE])
 
     assert synthesizer.core.line.is_empty
     assert synthesizer.core.num_requests == 0
 
 
 def test_a_later_prompt_that_fails_ends_its_request_alone(
-    synthesizer: Synthesizer, speaker: LoadedCheckpoint, voice: Voice, monkeypatch: pytest.MonkeyPatch
+    synthesizer: Synthesizer, speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, plain = audio_of(submit(synthesizer, PIECES[:6], voice)), speaker.loaded.prompt
+    expected, plain = sound(ask(synthesizer, *PIECES[:6], voices=[VOICE])), speaker.loaded.prompt
 
     def prompt(text: str, voices: Any) -> Prompt:
         if text == "Bad.":
@@ -131,80 +102,78 @@ def test_a_later_prompt_that_fails_ends_its_request_alone(
         return plain(text, voices)
 
     monkeypatch.setattr(speaker.loaded, "prompt", prompt)
-    bad, good = submit(synthesizer, [*PIECES[:8], "Bad."], voice), submit(synthesizer, PIECES[:6], voice)
+    bad, good = ask(synthesizer, *PIECES[:8], "Bad.", voices=[VOICE]), ask(synthesizer, *PIECES[:6], voices=[VOICE])
 
-    assert np.array_equal(audio_of(good), expected)
+    assert np.array_equal(sound(good), expected)
     with pytest.raises(EngineError, match="a bad prompt"):
-        audio_of(bad)
+        sound(bad)
     assert leaks(synthesizer.core.scheduler) == []
 
 
 def test_a_stream_that_nobody_reads_pauses_and_goes_on_unchanged(
-    speaker: LoadedCheckpoint, voice: Voice, monkeypatch: pytest.MonkeyPatch
+    speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", WINDOW_S)
     synthesizer = start(speaker, max_batch_size=2)
-    expected = audio_of(submit(synthesizer, PIECES, voice, streams=False))
+    expected = sound(ask(synthesizer, *PIECES, voices=[VOICE], streams=False))
 
-    queue = submit(synthesizer, PIECES, voice)
+    queue = ask(synthesizer, *PIECES, voices=[VOICE])
     second_bytes = 4 * speaker.description.sample_rate
     wait_until(lambda: queue.unread_bytes > WINDOW_S * second_bytes and is_idle(synthesizer))
     longest_s = 12 / 20 + 0.2  # a piece of 12 frames and a pause
     assert queue.unread_bytes < (WINDOW_S + longest_s) * second_bytes
     assert len(synthesizer.core.line) == 0
 
-    other = audio_of(submit(synthesizer, PIECES[:3], voice, streams=False))
+    other = sound(ask(synthesizer, *PIECES[:3], voices=[VOICE], streams=False))
 
-    assert np.array_equal(other, audio_of(submit(synthesizer, PIECES[:3], voice)))
+    assert np.array_equal(other, sound(ask(synthesizer, *PIECES[:3], voices=[VOICE])))
     assert not queue.has_ended
-    assert np.array_equal(audio_of(queue), expected)
+    assert np.array_equal(sound(queue), expected)
     synthesizer.close()
     assert leaks(synthesizer.core.scheduler) == []
 
 
-def paused_stream(
-    speaker: LoadedCheckpoint, voice: Voice, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Synthesizer, OutputQueue]:
+def paused_stream(speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch) -> tuple[Synthesizer, OutputQueue]:
     """Start a stream that nothing reads, and wait until it is paused."""
     monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
     synthesizer = start(speaker)
-    queue = submit(synthesizer, PIECES, voice)
+    queue = ask(synthesizer, *PIECES, voices=[VOICE])
     wait_until(lambda: queue.unread_bytes > 0 and is_idle(synthesizer))
     return synthesizer, queue
 
 
 def test_a_whole_response_does_not_pause_and_counts_its_unread_audio(
-    synthesizer: Synthesizer, voice: Voice, monkeypatch: pytest.MonkeyPatch
+    synthesizer: Synthesizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s1_mini.core.speech.WINDOW_S", 0.1)
-    queue = submit(synthesizer, PIECES, voice, streams=False)
+    queue = ask(synthesizer, *PIECES, voices=[VOICE], streams=False)
     wait_until(lambda: queue.has_ended)
 
-    assert queue.unread_bytes == audio_of(queue).nbytes
+    assert queue.unread_bytes == sound(queue).nbytes
     assert queue.unread_bytes == 0
 
 
 def test_stopping_finishes_a_stream_that_its_caller_reads_afterwards(
-    speaker: LoadedCheckpoint, voice: Voice, monkeypatch: pytest.MonkeyPatch
+    speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synthesizer, queue = paused_stream(speaker, voice, monkeypatch)
+    synthesizer, queue = paused_stream(speaker, monkeypatch)
 
     synthesizer.close()
 
     assert queue.has_ended
-    assert len(audio_of(queue))
+    assert len(sound(queue))
 
 
 def test_time_that_a_stream_is_paused_for_its_consumer_does_not_count_as_late(
-    speaker: LoadedCheckpoint, voice: Voice, monkeypatch: pytest.MonkeyPatch
+    speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synthesizer, queue = paused_stream(speaker, voice, monkeypatch)
+    synthesizer, queue = paused_stream(speaker, monkeypatch)
     assert not queue.has_ended
 
     (request,) = synthesizer.core.scheduler.ledger.all()
     past = request.deadline = time.monotonic()
     wait_until(lambda: request.deadline > past)
 
-    assert len(audio_of(queue))
+    assert len(sound(queue))
     synthesizer.close()
     assert leaks(synthesizer.core.scheduler) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.graphs import StepGraphs
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.types import SamplingParams, Voice
-from voice_formats import BOOKS
+from s1_mini.types import SamplingParams
+from tests.runtime.conftest import ask, random_voice, sound
 from waiting import wait_until
 
 SLOTS, POSITIONS = 6, 704
@@ -32,40 +33,34 @@ def equip(core: EngineCore) -> None:
     stage.is_overlapped = True
 
 
-def random_voice(frames: int, *, seed: int) -> Voice:
-    codes = torch.randint(0, 32, (BOOKS, frames), generator=torch.Generator().manual_seed(seed))
-    return Voice({"codes": codes}, "A voice.")
-
-
 def test_an_engine_with_graphs_says_what_one_without_says(both: tuple[Synthesizer, Synthesizer]) -> None:
-    voices = [
-        (),
-        [random_voice(300, seed=1)],
-    ]
     heard = []
     for synthesizer in both:
         queues = [
-            synthesizer.speak(
-                ["One sentence.", "And another."],
-                voices[number % 2],
-                SamplingParams(seed=number, max_new_tokens=5 + 3 * number, temperature=0.0),
-                deadline=float("inf"),
+            ask(
+                synthesizer,
+                *("One sentence.", "And another."),
+                voices=[random_voice(300)] if number % 2 else [],
+                seed=number,
+                frames=5 + 3 * number,
+                temperature=0.0,
             )
             for number in range(10)
         ]
-        heard.append([np.concatenate([chunk.audio for chunk in queue]) for queue in queues])
+        heard.append([sound(queue) for queue in queues])
 
     for ours, theirs in zip(*heard, strict=True):
-        assert ours.shape == theirs.shape
-        assert np.abs(ours - theirs).max() < 1e-4
+        assert_alike(ours, theirs)
     assert leaks(both[0].core.scheduler) == []
 
 
-def test_a_slot_may_be_filled_to_its_last_column(both: tuple[Synthesizer, Synthesizer]) -> None:
-    voice = random_voice(640, seed=3)
-    asked = SamplingParams(seed=1, max_new_tokens=1000)
+def assert_alike(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() < 1e-4
 
-    ours, theirs = (list(each.speak(["A text."], [voice], asked, deadline=float("inf"))) for each in both)
+
+def test_a_slot_may_be_filled_to_its_last_column(both: tuple[Synthesizer, Synthesizer]) -> None:
+    ours, theirs = (list(ask(each, "A text.", voices=[random_voice(640, seed=3)], frames=1000)) for each in both)
 
     frames = sum(chunk.frames for chunk in ours)
     assert frames == sum(chunk.frames for chunk in theirs)
@@ -74,18 +69,16 @@ def test_a_slot_may_be_filled_to_its_last_column(both: tuple[Synthesizer, Synthe
 
 
 def test_who_breaks_off_takes_nothing_from_the_others(both: tuple[Synthesizer, Synthesizer]) -> None:
-    asked = SamplingParams(seed=4, max_new_tokens=30, temperature=0.0)
-    alone = np.concatenate([chunk.audio for chunk in both[1].speak(["Stay."], (), asked, deadline=float("inf"))])
+    options: dict[str, Any] = {"seed": 4, "frames": 30, "temperature": 0.0}
+    alone = sound(ask(both[1], "Stay.", **options))
 
-    queues = [both[0].speak(["Stay."], (), asked, deadline=float("inf")) for _ in range(12)]
+    queues = [ask(both[0], "Stay.", **options) for _ in range(12)]
     for queue in queues[::2]:
         next(iter(queue))
         queue.close()
 
     for queue in queues[1::2]:
-        heard = np.concatenate([chunk.audio for chunk in queue])
-        assert heard.shape == alone.shape
-        assert np.abs(heard - alone).max() < 1e-4
+        assert_alike(sound(queue), alone)
     wait_until(lambda: not both[0].core.num_requests)
     assert leaks(both[0].core.scheduler) == []
 
@@ -93,8 +86,6 @@ def test_who_breaks_off_takes_nothing_from_the_others(both: tuple[Synthesizer, S
 def test_a_frame_that_could_not_be_launched_ahead_is_launched_again(
     both: tuple[Synthesizer, Synthesizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = SamplingParams(seed=5, max_new_tokens=20, temperature=0.0)
-    ours, theirs = both
     launch, calls = StepGraphs.launch, itertools.count()
 
     def fail_once(self: StepGraphs, *given: object) -> object:
@@ -103,13 +94,8 @@ def test_a_frame_that_could_not_be_launched_ahead_is_launched_again(
         return launch(self, *given)
 
     monkeypatch.setattr(StepGraphs, "launch", fail_once)
-    heard, expected = (
-        np.concatenate([chunk.audio for chunk in each.speak(["Again."], (), asked, deadline=float("inf"))])
-        for each in (ours, theirs)
-    )
 
-    assert heard.shape == expected.shape
-    assert np.abs(heard - expected).max() < 1e-4
+    assert_alike(*(sound(ask(each, "Again.", seed=5, frames=20, temperature=0.0)) for each in both))
 
 
 def begin(slot: int, prompt: torch.Tensor) -> Begin:

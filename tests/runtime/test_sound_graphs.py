@@ -13,7 +13,6 @@ from leaks import leaks
 from s1_mini.codecs.dac.stage import MAX_FRAMES, DacDecoder
 from s1_mini.codecs.stage import ROWS
 from s1_mini.core.messages import Begin, Conditions
-from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.stage import Chunks
 from s1_mini.exceptions import GenerationError
 from s1_mini.families.s1.loaded import CHUNK_FRAMES
@@ -21,7 +20,7 @@ from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams
-from tests.runtime.conftest import start_equipped
+from tests.runtime.conftest import ask, sound, start_equipped
 from voice_formats import BOOKS
 
 RATE = 2048
@@ -43,24 +42,13 @@ def batched(policy: Chunks) -> Chunks:
     return replace(policy, rows=tuple(sorted({min(rows, policy.slots) for rows in ROWS})))
 
 
-def ask(synthesizer: Synthesizer, seed: int, frames: int, **options: Any) -> OutputQueue:
-    sampling = SamplingParams(seed=seed, max_new_tokens=frames)
-    pieces = options.pop("pieces", ["Hello."])
-    return synthesizer.speak(pieces, (), sampling, deadline=float("inf"), **options)
-
-
-def sound(queue: OutputQueue) -> np.ndarray:
-    return np.concatenate([chunk.audio for chunk in queue])
-
-
 @pytest.mark.parametrize("profile", sorted(CHUNK_FRAMES))
 def test_requests_of_any_length_sound_as_they_do_one_by_one(
     both: tuple[Synthesizer, Synthesizer], profile: str
 ) -> None:
-    asked = [(seed, 9 + 7 * seed) for seed in range(8)]
-
     together, alone = (
-        [ask(synthesizer, *each, profile=profile, pieces=["One.", "Two."]) for each in asked] for synthesizer in both
+        [ask(each, "One.", "Two.", seed=seed, frames=9 + 7 * seed, profile=profile) for seed in range(8)]
+        for each in both
     )
 
     for ours, theirs in zip(map(sound, together), map(sound, alone), strict=True):
@@ -99,7 +87,7 @@ def test_sound_that_is_not_finite_is_its_own_slots_error(speaker: LoadedCheckpoi
 
 def test_a_request_whose_sound_is_not_finite_fails_alone(speaker: LoadedCheckpoint) -> None:
     synthesizer = start_equipped(speaker, SETTINGS, equip)
-    expected = sound(ask(synthesizer, 1, 16, profile="ttfa"))
+    expected = sound(ask(synthesizer, frames=16, profile="ttfa"))
     stage = synthesizer.core.runners[1].stage
     assert isinstance(stage, DacDecoder)
     plain = stage.step
@@ -110,7 +98,7 @@ def test_a_request_whose_sound_is_not_finite_fails_alone(speaker: LoadedCheckpoi
         return lambda: result
 
     stage.step = spoil  # type: ignore[method-assign]
-    bad, good = ask(synthesizer, 1, 16, profile="throughput"), ask(synthesizer, 1, 16, profile="ttfa")
+    bad, good = ask(synthesizer, frames=16, profile="throughput"), ask(synthesizer, frames=16, profile="ttfa")
 
     assert len(expected) == 16 * RATE
     assert np.abs(sound(good) - expected).max() < 1e-5

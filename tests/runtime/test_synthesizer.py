@@ -15,7 +15,6 @@ import torch
 
 from held_generation import SOUNDS, held_generation
 from leaks import leaks
-from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import (
     CapacityError,
@@ -29,50 +28,17 @@ from s1_mini.exceptions import (
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.types import SamplingParams, Voice
 from s1_mini.voices.reference import Check
+from tests.runtime.conftest import ask, random_voice, sound, start
 from waiting import EVENTUALLY_S, wait_until
 
-SLOTS = 4
-FOREVER = float("inf")
 
+def test_requests_in_any_company_sound_as_they_do_alone(synthesizer: Synthesizer) -> None:
+    voices = [(), (random_voice(),), (random_voice(40, seed=2),)]
+    asked = [{"seed": i, "frames": 5 + 3 * i, "voices": voices[i % 3]} for i in range(10)]
+    alone = [sound(ask(synthesizer, f"Text number {i}.", **options)) for i, options in enumerate(asked)]
 
-def start(speaker: LoadedCheckpoint, **settings: Any) -> Synthesizer:
-    values = {"device": "cpu", "max_batch_size": SLOTS, "max_columns": 512, "max_queue_size": 10_000} | settings
-    return Synthesizer(speaker, EngineConfig(**values))
-
-
-@pytest.fixture
-def synthesizer(speaker: LoadedCheckpoint) -> Iterator[Synthesizer]:
-    made = start(speaker)
-    yield made
-    made.close(drains=False)
-
-
-def some_voice(speaker: LoadedCheckpoint, seed: int, frames: int = 20) -> Voice:
-    codes = torch.randint(
-        0, 64, (speaker.loaded.model.num_codebooks, frames), generator=torch.Generator().manual_seed(seed)
-    )
-    return Voice({"codes": codes}, f"Voice number {seed}.")
-
-
-def sound(queue: OutputQueue) -> np.ndarray:
-    return np.concatenate([chunk.audio for chunk in queue])
-
-
-def ask(synthesizer: Synthesizer, text: str = "Hello.", seed: int = 1, frames: int = 12, **options: Any) -> OutputQueue:
-    options = {"voices": (), "deadline": FOREVER} | options
-    pieces = options.pop("pieces", [text])
-    voices = options.pop("voices")
-    return synthesizer.speak(pieces, voices, SamplingParams(seed=seed, max_new_tokens=frames), **options)
-
-
-def test_requests_in_any_company_sound_as_they_do_alone(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
-    voices = [(), (some_voice(speaker, 1),), (some_voice(speaker, 2, 40),)]
-    asked = [(f"Text number {i}.", i, 5 + 3 * i, voices[i % 3]) for i in range(10)]
-    alone = [sound(ask(synthesizer, text, seed, frames, voices=voice)) for text, seed, frames, voice in asked]
-
-    together = [ask(synthesizer, text, seed, frames, voices=voice) for text, seed, frames, voice in asked]
+    together = [ask(synthesizer, f"Text number {i}.", **options) for i, options in enumerate(asked)]
 
     assert all(np.array_equal(sound(queue), wave) for queue, wave in zip(together, alone, strict=True))
 
@@ -85,7 +51,7 @@ def test_another_engine_says_the_same(synthesizer: Synthesizer, speaker: LoadedC
 
 
 def test_a_cached_voice_sounds_as_one_read_anew(speaker: LoadedCheckpoint) -> None:
-    voice = some_voice(speaker, 3, 100)
+    voice = random_voice(100)
     fresh, cached = start(speaker, kv_cache_size=0), start(speaker)
     sound(ask(cached, "Something else.", voices=(voice,)))
 
@@ -97,7 +63,7 @@ def test_a_cached_voice_sounds_as_one_read_anew(speaker: LoadedCheckpoint) -> No
 
 
 def test_requests_that_share_a_voice_read_it_once(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
-    voice = some_voice(speaker, 4, 150)
+    voice = random_voice(150)
     read: list[int] = []
     model = synthesizer.core.runners[0].stage
     plain = model.prefill
@@ -115,11 +81,11 @@ def test_requests_that_share_a_voice_read_it_once(synthesizer: Synthesizer, spea
 def test_later_pieces_speak_with_the_voice_that_the_first_has_found(synthesizer: Synthesizer) -> None:
     texts = ["One sentence.", "And another one.", "The last."]
 
-    both = sound(ask(synthesizer, pieces=texts, seed=5))
+    both = sound(ask(synthesizer, *texts, seed=5))
 
     first = ask(synthesizer, texts[0], seed=5)
     assert len(both) > len(sound(first))
-    assert np.array_equal(both, sound(ask(synthesizer, pieces=texts, seed=5)))
+    assert np.array_equal(both, sound(ask(synthesizer, *texts, seed=5)))
 
 
 def test_what_a_listener_leaves_is_given_up_within_a_frame(synthesizer: Synthesizer) -> None:
@@ -224,9 +190,9 @@ def test_a_cancelled_encoding_ends_while_another_is_in_progress(
     released.set()
 
 
-def test_a_request_larger_than_a_slot_is_refused_at_once(synthesizer: Synthesizer, speaker: LoadedCheckpoint) -> None:
+def test_a_request_larger_than_a_slot_is_refused_at_once(synthesizer: Synthesizer) -> None:
     with pytest.raises(CapacityError, match="a slot holds 512"):
-        ask(synthesizer, voices=(some_voice(speaker, 1, 600),))
+        ask(synthesizer, voices=(random_voice(600),))
 
 
 def test_a_step_that_fails_fails_the_row_it_belongs_to(synthesizer: Synthesizer) -> None:
@@ -293,29 +259,31 @@ NUM_STORM = 200  # requests; several of each kind meet in every slot
 @pytest.mark.slow
 def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(speaker: LoadedCheckpoint) -> None:
     chance = random.Random(7)
-    voices = [(), *((some_voice(speaker, seed, 10 * seed),) for seed in (2, 4, 6))]
+    voices = [(), *((random_voice(10 * seed, seed=seed),) for seed in (2, 4, 6))]
+    texts = [
+        [f"Text {i}.", "And more."][: chance.choice((1, 1, 1, 2))] if i % 20 else ["Bad."] for i in range(NUM_STORM)
+    ]
     asked = [
         {
-            "pieces": [f"Text {i}.", "And more of it."][: chance.choice((1, 1, 1, 2))] if i % 20 else [f"Bad {i}."],
             "seed": chance.randrange(10**6),
             "frames": chance.randrange(3, 14),
             "voices": chance.choice(voices),
             "profile": chance.choice(("ttfa", "balanced", "throughput")),
             "streams": chance.random() < 0.5,
         }
-        for i in range(NUM_STORM)
+        for _ in range(NUM_STORM)
     ]
     bad = {i for i in range(NUM_STORM) if i % 20 == 0}
     leaves = {i for i in range(NUM_STORM) if chance.random() < 0.2}
 
-    synthesizer = start(speaker, max_batch_size=8, prefix_cache_mb=0.2)
+    synthesizer = start(speaker, max_batch_size=8, max_queue_size=10_000, prefix_cache_mb=0.2)
     runs_out = exhaust_memory(synthesizer, chance)
     poison(synthesizer, RuntimeError("a bad row"))
     outcomes: dict[int, np.ndarray | S1MiniError | None] = {}
     ended: list[OutputQueue] = []
 
     def listen(i: int) -> None:
-        queue = ask(synthesizer, **asked[i])
+        queue = ask(synthesizer, *texts[i], **asked[i])
         ended.append(queue)
         waves = []
         try:
@@ -350,7 +318,7 @@ def test_a_storm_leaves_every_survivor_as_it_would_be_alone_and_nothing_behind(s
     survivors = [i for i, outcome in outcomes.items() if isinstance(outcome, np.ndarray)]
     assert len(survivors) > 0.6 * NUM_STORM
     for i in chance.sample(survivors, 60):
-        assert np.array_equal(outcomes[i], sound(ask(plain, **asked[i]))), asked[i]
+        assert np.array_equal(outcomes[i], sound(ask(plain, *texts[i], **asked[i]))), asked[i]
     plain.close()
 
 
