@@ -13,13 +13,10 @@ import pytest
 import torch
 
 from s1_mini.core.messages import Begin, Conditions
-from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.model import S1Model
-from s1_mini.families.s1.random import RECIPES, Recipe, random_model, write_vocabulary
-from s1_mini.families.s1.tokenizer import S1Tokenizer
-from s1_mini.families.s1.weights import build_network
 from s1_mini.types import SamplingParams
+from tests.families.s1_room import build
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
 pytestmark = [pytest.mark.usefixtures("no_grad"), pytest.mark.slow]
@@ -41,23 +38,6 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"heads": "full", "repetition_mode": "fixed"},
     ),
 }
-
-
-def build(directory: Path, switches: dict[str, Any], settings: dict[str, Any]) -> S1Model:
-    recipe = Recipe(RECIPES["tiny"].model | switches, num_semantic=64)
-    write_vocabulary(directory, recipe)
-    tokenizer = S1Tokenizer.from_directory(directory)
-    network = build_network(
-        S1Config.from_json(recipe.model),
-        tokenizer,
-        random_model(recipe),
-        heads=settings.get("heads", "restricted"),
-        residual_codes=None,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        source="test",
-    )
-    return S1Model(network, tokenizer, **settings)
 
 
 def start(stage: LanguageModel, model: S1Model, slot: int) -> None:
@@ -86,7 +66,7 @@ def codes(stage: LanguageModel, slots: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_frames_are_those_of_torch(kind: str, tmp_path: Path) -> None:
-    model = build(tmp_path, *KINDS[kind])
+    model = build(tmp_path, KINDS[kind][0], **KINDS[kind][1])
     plain, compiled = make(model, compiled=False), make(model, compiled=True)
 
     for _ in range(FRAMES - 1):
@@ -98,7 +78,7 @@ def test_compiled_frames_are_those_of_torch(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_row_is_the_same_to_the_bit_alone_and_among_others(tmp_path: Path) -> None:
-    model = build(tmp_path, *KINDS["as published"])
+    model = build(tmp_path, {})
     together, apart = make(model, compiled=True), make(model, compiled=True)
 
     for _ in range(6):
@@ -111,7 +91,7 @@ def test_a_row_is_the_same_to_the_bit_alone_and_among_others(tmp_path: Path) -> 
 
 
 def test_an_utterance_keeps_the_step_that_it_began_with(tmp_path: Path) -> None:
-    model = build(tmp_path, *KINDS["as published"])
+    model = build(tmp_path, {})
     plain, compiled, mixed = make(model, compiled=False), make(model, compiled=True), make(model, compiled=False)
     work = mixed.compilable()
     assert work is not None
@@ -129,7 +109,7 @@ def test_an_utterance_keeps_the_step_that_it_began_with(tmp_path: Path) -> None:
 
 
 def test_a_penalty_that_makes_numbers_infinite_is_no_fault_of_the_model(tmp_path: Path) -> None:
-    model = build(tmp_path, *KINDS["as published"])
+    model = build(tmp_path, {})
 
     for compiled in (False, True):
         stage = make(model, compiled=compiled)
@@ -140,7 +120,7 @@ def test_a_penalty_that_makes_numbers_infinite_is_no_fault_of_the_model(tmp_path
 def test_a_frame_of_one_other_code_is_found_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from s1_mini.families.s1 import compiled
 
-    model = build(tmp_path, *KINDS["as published"])
+    model = build(tmp_path, {})
     kept = [torch.ones(1)] * 4
     frames = {True: torch.tensor([[151_000.0, 5, 7]]), False: torch.tensor([[151_000.0, 5, 8]])}
     monkeypatch.setattr(compiled, "_first_frame", lambda _model, _column, weights: [frames[weights is None], *kept])
@@ -152,7 +132,7 @@ def test_a_frame_of_one_other_code_is_found_before_it_is_used(tmp_path: Path, mo
 def test_damaged_code_is_found_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from s1_mini.families.s1 import compiled
 
-    model = build(tmp_path, *KINDS["as published"])
+    model = build(tmp_path, {})
     stage = LanguageModel(model, slots=1, positions=SPAN)
     gather = compiled.gather
     monkeypatch.setattr(compiled, "gather", lambda model: gather(model)._replace(code_scale=2.0))

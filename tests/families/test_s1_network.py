@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import reference_s1
-from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
-from s1_mini.families.s1.random import RECIPES, Recipe, random_model, write_vocabulary
-from s1_mini.families.s1.tokenizer import S1Tokenizer
-from s1_mini.families.s1.weights import build_network
+from s1_mini.families.s1.random import RECIPES, Recipe, random_model
+from tests.families.s1_room import build
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 SWITCHES: dict[str, dict[str, Any]] = {
     "published": {},
@@ -32,24 +32,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
-def build(tmp_path: Path, heads: str = "full", **switches: Any) -> tuple[S1Model, S1Config, dict[str, torch.Tensor]]:
-    recipe = Recipe(RECIPES["tiny"].model | switches, num_semantic=64)
-    write_vocabulary(tmp_path, recipe)
-    config, tokenizer = S1Config.from_json(recipe.model), S1Tokenizer.from_directory(tmp_path)
-    weights = random_model(recipe)
-    network = build_network(
-        config,
-        tokenizer,
-        weights,
-        heads=heads,
-        residual_codes=None,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        source="test",
-    )
-    return S1Model(network, tokenizer, heads=heads), config, weights
-
-
 def random_columns(model: S1Model, length: int, seed: int = 0) -> torch.Tensor:
     """Some text, then frames: [K + 1, length]."""
     generator = torch.Generator().manual_seed(seed)
@@ -64,14 +46,23 @@ def sampling(rows: int, codebooks: int, frames: int = 8, temperature: float = 0.
     return SamplingTensors(torch.full((rows,), temperature), torch.full((rows,), 0.9), torch.full((rows,), 1.1), table)
 
 
+def begun(model: S1Model, prompts: list[torch.Tensor], columns: int = 32) -> S1State:
+    """Slots that have read their prompts and are to make their first frame."""
+    state = model.allocate(len(prompts), columns)
+    for slot, prompt in enumerate(prompts):
+        model.prefill(state, slot, prompt[:, :-1])
+        model.activate(state, slot, prompt)
+    return state
+
+
 def codes_of(made: torch.Tensor) -> torch.Tensor:
     return made[:, 1:-2]
 
 
-@pytest.mark.usefixtures("no_grad")
 @pytest.mark.parametrize("name", SWITCHES)
 def test_every_switch_computes_what_the_plain_reference_computes(name: str, tmp_path: Path) -> None:
-    model, config, weights = build(tmp_path, **SWITCHES[name])
+    model = build(tmp_path, SWITCHES[name], heads="full")
+    config, weights = model.network.config, random_model(Recipe(RECIPES["tiny"].model | SWITCHES[name]))
     columns = random_columns(model, 12)
     state = model.allocate(1, 20)
 
@@ -96,11 +87,9 @@ def test_every_switch_computes_what_the_plain_reference_computes(name: str, tmp_
     assert torch.allclose(torch.stack(fast_logits), expected_fast, atol=1e-4)
 
 
-@pytest.mark.usefixtures("no_grad")
 def test_restricted_heads_are_rows_of_the_full_ones(tmp_path: Path) -> None:
     """Semantic tokens in order, then the end."""
-    full, _, _ = build(tmp_path, "full")
-    restricted, _, _ = build(tmp_path, "restricted")
+    full, restricted = build(tmp_path, {}, heads="full"), build(tmp_path, {})
     hidden = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
     tokenizer = full.tokenizer
 
@@ -110,22 +99,15 @@ def test_restricted_heads_are_rows_of_the_full_ones(tmp_path: Path) -> None:
     assert torch.allclose(restricted.network.main_logits(hidden), expected, atol=1e-6)
 
 
-@pytest.mark.usefixtures("no_grad")
 def test_rows_of_different_lengths_step_together_as_they_step_alone(tmp_path: Path) -> None:
-    model, _, _ = build(tmp_path, "restricted")
+    model = build(tmp_path, {})
     prompts = [random_columns(model, length, seed) for seed, length in enumerate((5, 9, 14))]
-    together = model.allocate(3, 32)
-    for slot, columns in enumerate(prompts):
-        model.prefill(together, slot, columns[:, :-1])
-        model.activate(together, slot, columns)
-    params = sampling(3, 10)
+    together, params = begun(model, prompts), sampling(3, 10)
 
     batch = torch.stack([codes_of(model.step(together, params, span=14 + i)) for i in range(6)], dim=1)
 
     for slot, columns in enumerate(prompts):
-        alone = model.allocate(1, 32)
-        model.prefill(alone, 0, columns[:, :-1])
-        model.activate(alone, 0, columns)
+        alone = begun(model, [columns])
         own = SamplingTensors(*(getattr(params, f)[slot : slot + 1] for f in params.__dataclass_fields__))
         single = [codes_of(model.step(alone, own, span=columns.shape[1] + i))[0] for i in range(6)]
         assert torch.equal(batch[slot], torch.stack(single))
@@ -145,11 +127,10 @@ def read_rows(model: S1Model, state: S1State, pieces: list[tuple[int, int, torch
     )
 
 
-@pytest.mark.usefixtures("no_grad")
 @pytest.mark.parametrize("switches", [{}, {"attention_qk_norm": False}, {"attention_qkv_bias": True}])
 def test_prompts_read_by_rows_are_read_as_by_themselves(tmp_path: Path, switches: dict[str, Any]) -> None:
     """Of several slots in one go, the longest in two pieces, and with rows that hold no column."""
-    model, _, _ = build(tmp_path, "restricted", **switches)
+    model = build(tmp_path, switches)
     prompts = [random_columns(model, length, seed) for seed, length in enumerate((5, 9, 14))]
     alone, together = model.allocate(4, 32), model.allocate(4, 32)
     for state in (alone, together):
@@ -173,14 +154,10 @@ def test_prompts_read_by_rows_are_read_as_by_themselves(tmp_path: Path, switches
     assert torch.equal(*said)
 
 
-@pytest.mark.usefixtures("no_grad")
 def test_a_row_at_rest_is_not_touched_by_its_neighbours_steps(tmp_path: Path) -> None:
-    model, _, _ = build(tmp_path, "restricted")
-    columns = random_columns(model, 8)
-    state = model.allocate(2, 16)
-    model.prefill(state, 0, columns[:, :-1])
-    model.prefill(state, 1, columns[:, :-1])
-    model.activate(state, 0, columns)
+    model = build(tmp_path, {})
+    state = begun(model, [random_columns(model, 8)] * 2, 16)
+    state.active[1], state.position[1] = False, 0
     before = state.cache.keys[:, 1, :, : state.max_columns].clone()
 
     model.step(state, sampling(2, 10), span=8)
@@ -190,29 +167,20 @@ def test_a_row_at_rest_is_not_touched_by_its_neighbours_steps(tmp_path: Path) ->
     assert state.count.tolist() == [1, 0]
 
 
-@pytest.mark.usefixtures("no_grad")
 def test_the_first_frame_is_never_the_end(tmp_path: Path) -> None:
-    model, _, _ = build(tmp_path, "restricted")
+    model = build(tmp_path, {})
     model.network.output.weight[-1] = model.network.output.weight[:-1].sum(0) * 100
-    columns = random_columns(model, 8)
     ends = []
     for seed in range(20):
-        state = model.allocate(1, 16)
-        model.prefill(state, 0, random_columns(model, 8, seed)[:, :-1])
-        model.activate(state, 0, columns)
+        state = begun(model, [random_columns(model, 8, seed)], 16)
         ends.append(bool(model.step(state, sampling(1, 10), span=8)[0, -2]))
 
     assert not any(ends)
 
 
-@pytest.mark.usefixtures("no_grad")
 def test_logits_that_are_not_finite_are_reported_for_their_row_alone(tmp_path: Path) -> None:
-    model, _, _ = build(tmp_path, "restricted")
-    columns = random_columns(model, 8)
-    state = model.allocate(2, 16)
-    for slot in range(2):
-        model.prefill(state, slot, columns[:, :-1])
-        model.activate(state, slot, columns)
+    model = build(tmp_path, {})
+    state = begun(model, [random_columns(model, 8)] * 2, 16)
     state.cache.values[0, 1, 0, 0] = float("nan")
 
     frames = model.step(state, sampling(2, 10), span=8)
@@ -220,9 +188,8 @@ def test_logits_that_are_not_finite_are_reported_for_their_row_alone(tmp_path: P
     assert frames[:, -1].tolist() == [1, 0]
 
 
-@pytest.mark.usefixtures("no_grad")
 def test_a_saved_prefix_is_as_good_as_one_just_read(tmp_path: Path) -> None:
-    model, _, _ = build(tmp_path)
+    model = build(tmp_path, {}, heads="full")
     columns, shared = random_columns(model, 12), 7
     state = model.allocate(2, 32)
     model.prefill(state, 0, columns[:, :shared])
@@ -242,17 +209,13 @@ def test_a_saved_prefix_is_as_good_as_one_just_read(tmp_path: Path) -> None:
     assert prefix.num_bytes == sum(part.numel() * 4 for part in prefix.state)
 
 
-@pytest.mark.usefixtures("no_grad")
 def test_a_paused_row_goes_on_as_if_it_had_not_rested(tmp_path: Path) -> None:
-    model, _, _ = build(tmp_path)
+    model = build(tmp_path, {}, heads="full")
     columns = random_columns(model, 8)
     table = sampling(1, model.num_codebooks)
     frames = []
     for rests in (False, True):
-        state = model.allocate(1, 32)
-        model.prefill(state, 0, columns[:, :-1])
-        model.activate(state, 0, columns)
-        said = []
+        state, said = begun(model, [columns]), []
         for step in range(5):
             if rests and step == 3:
                 state.active[0] = False

@@ -1,11 +1,12 @@
 """S1's frames are the same whether rows of a voice share its prefix or each reads its own copy, as they come and go.
 
-On a GPU; without one, where Triton is installed, by its interpreter (TRITON_INTERPRET=1, -m gpu).
+What the kernels give is seen on a GPU, or, where Triton is installed, by its interpreter (TRITON_INTERPRET=1, -m gpu).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill, Saved
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import as_s1
-from s1_mini.families.s1.model import S1Model
+from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.kernels import common_attention, decode_attention
 from s1_mini.kernels.backend import HAS_TRITON
@@ -25,70 +26,127 @@ from s1_mini.types import SamplingParams
 
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs an NVIDIA GPU, or Triton's interpreter"),
-]
 
 SLOTS, SHARED, FRAMES = 8, 80, 12
+Steps = list[tuple[int, bool]]  # rows, and whether the step looked
+
+
+def open_model(directory: Path, patch: pytest.MonkeyPatch, device: str) -> S1Model:
+    """A random model of ten codebooks, as the published one, that keeps tables of prefixes on any device."""
+    write_random_checkpoint(directory, RECIPES["tiny"])
+    patch.setattr(common_attention, "runs_triton", lambda _: True)
+    patch.setattr(decode_attention, "PROGRAMS", 1)  # rows are in one part however few they are
+    return as_s1(load(EngineConfig(checkpoint_path=directory, device=device, precision="float32")).loaded).model
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S1Model:
-    """A random model of ten codebooks, as the published one: kernels are made for their number."""
-    write_random_checkpoint(tmp_path / "ten", RECIPES["tiny"])
-    monkeypatch.setattr(decode_attention, "PROGRAMS", 1)  # rows are in one part however few they are
-    for module in (decode_attention, common_attention):
-        monkeypatch.setattr(module, "runs_triton", lambda _: True)
-    return as_s1(load(EngineConfig(checkpoint_path=tmp_path / "ten", device=DEVICE, precision="float32")).loaded).model
+    return open_model(tmp_path / "tiny", monkeypatch, "cpu")
 
 
-class Speakers:
-    """A stage whose slots speak after the same positions and some of their own."""
+@pytest.fixture
+def steps(model: S1Model, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """What kinds of steps the model makes from now on."""
+    made: Steps = []
+    plain = model.step
 
-    def __init__(self, model: S1Model, *, shares: bool) -> None:
-        self.model, self.stage = model, LanguageModel(model, slots=SLOTS, positions=192)
-        self.stage.shares_prefixes = shares
-        self.stage.make_graphs()
-        self.saved: Saved | None = None
+    def step(state: S1State, sampling: SamplingTensors, span: int, rows: int) -> torch.Tensor:
+        made.append((rows, state.common is not None))
+        return plain(state, sampling, span, rows)
 
-    def prompt(self, number: int) -> np.ndarray:
-        """The same `SHARED` positions, then some by number, [S, K + 1]."""
-        books, parts = self.model.num_codebooks, []
-        for seed, length in ((0, SHARED), (number, 5 + number)):
-            codes = np.random.default_rng(seed).integers(0, 32, (length, books))
-            parts.append(np.concatenate((codes[:, :1] + self.model.tokenizer.semantic_begin, codes), axis=1))
-        return np.concatenate(parts)
+    monkeypatch.setattr(model, "step", step)
+    return made
 
-    def begin(self, slot: int, number: int) -> None:
-        prompt = self.prompt(number)
-        asked = Conditions(SamplingParams(), number, 0, FRAMES, {})
-        self.stage.begin([Begin(slot, 0, prompt, None, 0, FRAMES, 1, 0, len(prompt), asked)])
-        if self.saved is None:
-            self.stage.prefill([Prefill(slot, 0, SHARED)])
-            self.saved = self.stage.save(slot, SHARED)
+
+def prompt_of(model: S1Model, number: int) -> np.ndarray:
+    """The same `SHARED` positions, then some by number, [S, K + 1]."""
+    parts = []
+    for seed, length in ((0, SHARED), (number, 5 + number)):
+        codes = np.random.default_rng(seed).integers(0, 32, (length, model.num_codebooks))
+        parts.append(np.concatenate((codes[:, :1] + model.tokenizer.semantic_begin, codes), axis=1))
+    return np.concatenate(parts)
+
+
+def begin(model: S1Model, stage: LanguageModel, numbers: dict[int, int], saved: Saved | None = None) -> Saved:
+    """Let slots begin with prompts of these numbers; their prefix is the saved one, or what the first of them reads."""
+    for slot, number in numbers.items():
+        prompt, asked = prompt_of(model, number), Conditions(SamplingParams(), number, 0, FRAMES, {})
+        stage.begin([Begin(slot, 0, prompt, None, 0, FRAMES, 1, 0, len(prompt), asked)])
+        if saved is None:
+            stage.prefill([Prefill(slot, 0, SHARED)])
+            saved = stage.save(slot, SHARED)
         else:
-            self.stage.load(slot, self.saved)
-        self.stage.prefill([Prefill(slot, SHARED, len(prompt) - 1)])
+            stage.load(slot, saved)
+        stage.prefill([Prefill(slot, SHARED, len(prompt) - 1)])
+    assert saved is not None
+    return saved
 
-    def speak(self, slots: list[int], frames: int) -> np.ndarray:
-        return np.stack([np.stack(self.stage.step(slots, 1)().values) for _ in range(frames)])
+
+def speak(stage: LanguageModel, slots: Iterable[int]) -> np.ndarray:
+    return np.concatenate([np.stack(stage.step(list(slots), 1)().values).ravel() for _ in range(3)])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs an NVIDIA GPU, or Triton's interpreter")
+@torch.inference_mode()
+def test_rows_that_share_say_what_they_say_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = open_model(tmp_path / "ten", monkeypatch, DEVICE)
+    monkeypatch.setattr(decode_attention, "runs_triton", lambda _: True)
+    said = []
+    for shares in (True, False):
+        stage = LanguageModel(model, slots=SLOTS, positions=192)
+        stage.shares_prefixes = shares
+        stage.make_graphs()
+        saved = begin(model, stage, {slot: 1 + slot for slot in range(6)})
+        heard = speak(stage, range(6))
+        assert stage.state.common is not None
+        assert (stage.state.common.starts[:6] == (64 if shares else 0)).all()
+        begin(model, stage, {0: 10, 6: 11}, saved)  # the leader's slot is somebody else's now, of the same voice
+        said.append(np.concatenate([heard, speak(stage, [0, 2, 3, 4, 6])]))
+
+    assert np.array_equal(*said)
 
 
 @torch.inference_mode()
-def test_rows_that_share_say_what_they_say_apart(model: S1Model) -> None:
-    said = []
-    for shares in (True, False):
-        speakers = Speakers(model, shares=shares)
-        starts = speakers.stage.state.common
-        assert starts is not None
-        for slot in range(6):
-            speakers.begin(slot, 1 + slot)
-        heard = [speakers.speak(list(range(6)), 3)]
-        assert (starts.starts[:6] == (64 if shares else 0)).all()
-        for slot, number in ((0, 10), (6, 11)):  # the leader's slot is somebody else's now, of the same voice
-            speakers.begin(slot, number)
-        heard.append(speakers.speak([0, 2, 3, 4, 6], 3))
-        said.append(np.concatenate([each.reshape(-1) for each in heard]))
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_step_looks_only_while_some_of_its_rows_share(model: S1Model, steps: Steps, captured: bool) -> None:
+    stage = LanguageModel(model, slots=SLOTS, positions=192)
+    if captured:
+        stage.make_graphs()
+    everyone = list(range(SLOTS))
+    saved = begin(model, stage, {0: 0, 1: 1, 2: 2})
+    for slot in everyone[3:]:
+        begin(model, stage, {slot: slot})
 
-    assert np.array_equal(*said)
+    stage.step(everyone, 1)()  # three are too few
+    begin(model, stage, {3: 3}, saved)
+    stage.step(everyone, 1)()
+    stage.step(everyone[:4], 1)()
+    stage.step(everyone[:2], 1)()
+    begin(model, stage, {0: 0})  # leaves them
+    stage.step(everyone, 1)()
+
+    assert steps == [(8, False), (8, True), (4, True), (2, False), (8, False)]
+    assert stage.replay(SLOTS) == captured
+    assert steps[5:] == [(8, False)] * captured
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("shares", [True, False])
+def test_only_numbers_of_rows_that_may_share_have_two_graphs(model: S1Model, shares: bool) -> None:
+    stage = LanguageModel(model, slots=SLOTS, positions=192)
+    stage.shares_prefixes = shares
+    stage.make_graphs()
+
+    assert stage._steps is not None
+    twice = {(4, True), (8, True)} if shares else set()
+    assert set(stage._steps._graphs) == {(1, False), (2, False), (4, False), (8, False)} | twice
+
+
+@pytest.mark.parametrize(("programs", "fewest"), [(256, 32), (1, 4)])
+def test_rows_may_share_as_soon_as_they_are_in_one_part(
+    monkeypatch: pytest.MonkeyPatch, programs: int, fewest: int
+) -> None:
+    monkeypatch.setattr(decode_attention, "PROGRAMS", programs)
+
+    assert next(rows for rows in range(1, 300) if decode_attention.looks_at_common(rows, 8, 512)) == fewest

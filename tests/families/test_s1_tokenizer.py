@@ -62,45 +62,32 @@ def test_codes_that_the_model_cannot_have_are_refused(codes: torch.Tensor) -> No
         build_prompt(TOKENIZER, CONFIG, "Text.", [Voice({"codes": codes.long()}, "")])
 
 
-def test_a_vocabulary_that_is_none_is_named(tmp_path: Path) -> None:
-    shutil.copytree(ASSETS, tmp_path / "c")
-    (tmp_path / "c" / "tokenizer.tiktoken").write_text("not base64 at all\n")
-
-    with pytest.raises(CheckpointFileError, match=r"tokenizer\.tiktoken"):
-        S1Tokenizer.from_directory(tmp_path / "c")
-
-
-def test_semantic_tokens_with_a_gap_are_refused(tmp_path: Path) -> None:
-    shutil.copytree(ASSETS, tmp_path / "c")
+def special_tokens(**changed: int | None) -> str:
+    """The control tokens, some by another id, or without one."""
     special = json.loads((ASSETS / "special_tokens.json").read_text())
-    del special["<|semantic:5|>"]
-    (tmp_path / "c" / "special_tokens.json").write_text(json.dumps(special))
+    special |= {f"<|{name}|>": value for name, value in changed.items()}
+    return json.dumps({name: value for name, value in special.items() if value is not None})
 
-    with pytest.raises(CheckpointMismatchError, match="without a gap"):
-        S1Tokenizer.from_directory(tmp_path / "c")
+
+LINES = (ASSETS / "tokenizer.tiktoken").read_text().splitlines(keepends=True)
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("file", "content", "error", "complaint"),
     [
-        ({"<|im_end|>": 5}, "id 5 is given twice"),
-        ({"<|im_end|>": -1}, "ids must be from 0"),
-        ({"<|im_end|>": 2**40}, "ids must be from 0"),
+        ("tokenizer.tiktoken", "not base64 at all\n", CheckpointFileError, r"tokenizer\.tiktoken"),
+        ("tokenizer.tiktoken", "".join(LINES[:65] + LINES[66:]), CheckpointMismatchError, "no token for the byte 65"),
+        ("special_tokens.json", special_tokens(**{"semantic:5": None}), CheckpointMismatchError, "without a gap"),
+        ("special_tokens.json", special_tokens(im_end=5), CheckpointMismatchError, "id 5 is given twice"),
+        ("special_tokens.json", special_tokens(im_end=-1), CheckpointMismatchError, "ids must be from 0"),
+        ("special_tokens.json", special_tokens(im_end=2**40), CheckpointMismatchError, "ids must be from 0"),
     ],
 )
-def test_ids_that_cannot_be_are_refused(change: dict[str, int], complaint: str, tmp_path: Path) -> None:
+def test_a_vocabulary_that_cannot_be_is_refused(
+    file: str, content: str, error: type[Exception], complaint: str, tmp_path: Path
+) -> None:
     shutil.copytree(ASSETS, tmp_path / "c")
-    special = json.loads((ASSETS / "special_tokens.json").read_text()) | change
-    (tmp_path / "c" / "special_tokens.json").write_text(json.dumps(special))
+    (tmp_path / "c" / file).write_text(content)
 
-    with pytest.raises(CheckpointMismatchError, match=complaint):
-        S1Tokenizer.from_directory(tmp_path / "c")
-
-
-def test_a_vocabulary_that_lacks_a_byte_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(ASSETS, tmp_path / "c")
-    lines = (ASSETS / "tokenizer.tiktoken").read_text().splitlines(keepends=True)
-    (tmp_path / "c" / "tokenizer.tiktoken").write_text("".join(lines[:65] + lines[66:]))
-
-    with pytest.raises(CheckpointMismatchError, match="no token for the byte 65"):
+    with pytest.raises(error, match=complaint):
         S1Tokenizer.from_directory(tmp_path / "c")

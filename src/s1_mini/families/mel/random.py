@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from s1_mini.codecs.hifigan.config import HifiGanConfig
 from s1_mini.codecs.hifigan.model import HifiGan
-from s1_mini.exceptions import ParameterError
 from s1_mini.families.base import Form
 from s1_mini.families.mel import weights
 from s1_mini.families.mel.config import MelConfig
@@ -94,10 +93,8 @@ _CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,;:!?'\"-()"
 def write_random_checkpoint(directory: Path, *, size: str = "tiny", form: Form = "compact", seed: int = 0) -> None:
     """Write a checkpoint directory that did not exist, with two voices.
 
-    Raises `ParameterError` for a size that is none, `CheckpointFileError` if `directory` exists or cannot be written.
+    Raises `CheckpointFileError` if `directory` exists or cannot be written.
     """
-    if size not in SIZES:
-        raise ParameterError("size", f"{size!r} is not known; there are {', '.join(SIZES)}")
     model, vocoder = SIZES[size]
     tensors, sound = random_model(model, seed), random_vocoder(vocoder, seed + 1)
     with new_directory(directory) as target:
