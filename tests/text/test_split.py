@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from s1_mini.exceptions import ParameterError
 from s1_mini.text.split import split, split_arriving
-from s1_mini.text.tidy import tidied
 
 WRITING = st.text(st.sampled_from('aaaabcÉ字你。！？，、.!?;:,…—"”“»)( \n   １👍🏽\u200d\u0301🇩🇪'), max_size=400)
-WRITTEN_CHARACTERS = [
+WRITTEN_CHARACTERS = (
     "e\u0301\u0323",
     "👍🏽",
     "👩\u200d👩\u200d👧",
@@ -21,19 +20,8 @@ WRITTEN_CHARACTERS = [
     "🏴\U000e0067\U000e0062\U000e007f",
     "क्षि",
     "น้ำ",
-]
+)
 ANYTHING = st.text(max_size=300)
-
-
-def sentences(text):
-    """Cut at every sentence end: no two of its sentences fit one piece."""
-    longest = max(len(part.encode()) for part in re.split(r" \| ", text))
-    return split(text.replace(" | ", " "), longest)
-
-
-def assert_cut_at_bars(text):
-    """Check that every sentence of `text` ends where a bar stands; each must be over half as long as the longest."""
-    assert sentences(text) == text.split(" | ")
 
 
 @given(WRITING | ANYTHING, st.integers(4, 300))
@@ -42,6 +30,7 @@ def test_every_piece_keeps_the_limit_and_holds_something(text, max_bytes):
 
     assert all(0 < len(piece.encode()) <= max_bytes for piece in pieces)
     assert all(piece == piece.strip() for piece in pieces)
+    assert split(text, max_bytes) == pieces
 
 
 @given(WRITING | ANYTHING, st.integers(4, 300))
@@ -62,11 +51,6 @@ def test_no_written_character_is_torn(characters, max_bytes):
     assert borders.issuperset(accumulate(len(piece.replace(" ", "")) for piece in pieces))
 
 
-@given(WRITING, st.integers(4, 300))
-def test_the_same_text_is_cut_the_same_way(text, max_bytes):
-    assert split(text, max_bytes) == split(text, max_bytes)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -79,15 +63,7 @@ def test_the_same_text_is_cut_the_same_way(text, max_bytes):
         "we write small here. | nobody minds that. | do you mind it?",
         "क्या हाल है यहाँ। | सब ठीक है यहाँ।",
         "No. I will not do. | Yes, I say yes now.",
-    ],
-)
-def test_a_sentence_ends_at_its_mark_and_what_closes_after_it(text):
-    assert_cut_at_bars(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+        # Marks within a sentence.
         "I met Dr. Who, Mr. X and Mrs. Peel on St. Ives Rd. 5 with Prof. Bells. | Nobody else was to be seen there.",
         "The works of J. R. R. Tolkien and J.K. Rowling are known. | They are sold in all of the U.S. and beyond.",
         "Fruit, e.g. apples, i.e. Braeburn, is good vs. Cake. | Pears, etc. are good as well as plums.",
@@ -99,43 +75,48 @@ def test_a_sentence_ends_at_its_mark_and_what_closes_after_it(text):
         "Das ist z. B. gut, d.h. bzw. Gut. | Es ist ca. 5 Uhr, s. Abb. 3.",
     ],
 )
-def test_a_mark_within_a_sentence_does_not_end_it(text):
-    assert_cut_at_bars(text)
+def test_a_sentence_ends_at_its_mark_and_what_closes_after_it_and_at_no_mark_within(text):
+    """Its sentences, between bars, are each over half as long as the longest: no two of them fit one piece."""
+    longest = max(len(part.encode()) for part in text.split(" | "))
+
+    assert split(text.replace(" | ", " "), longest) == text.split(" | ")
+
+
+URL = "https://example.com/" + "x" * 160
+SENTENCES = "One two. Three four. Five six. Seven eight."
 
 
 @pytest.mark.parametrize(
-    ("text", "pieces"),
+    ("text", "max_bytes", "pieces"),
     [
-        ("今天很好。我们走吧！", ["今天很好。", "我们走吧！"]),
-        ("“走吧！”他说。“好的。”她说。", ["“走吧！”", "他说。", "“好的。”", "她说。"]),
-        ("「はい。」そう言った。", ["「はい。」", "そう言った。"]),
+        # A wide mark ends a sentence without a space.
+        ("今天很好。我们走吧！", 18, ["今天很好。", "我们走吧！"]),
+        ("“走吧！”他说。“好的。”她说。", 18, ["“走吧！”", "他说。", "“好的。”", "她说。"]),
+        ("「はい。」そう言った。", 18, ["「はい。」", "そう言った。"]),
+        # Sentences share a piece while they fit.
+        (SENTENCES, 20, ["One two. Three four.", "Five six.", "Seven eight."]),
+        (SENTENCES, 200, [SENTENCES]),
+        # A paragraph without a mark ends its piece.
+        (
+            "Chapter One\n\nIt was a dark night.\n\nIt rained.",
+            200,
+            ["Chapter One", "It was a dark night. It rained."],
+        ),
+        # A sentence too long is cut after its last clause that fits, else at a space, else between characters.
+        (
+            "The first part is here, the second part comes here; the third part is the very last.",
+            60,
+            ["The first part is here, the second part comes here;", "the third part is the very last."],
+        ),
+        (f"Look at {URL} and tell me what you think", 194, [f"Look at {URL} and", "tell me what you think"]),
+        ("word " * 4, 10, ["word word", "word word"]),
+        ("a" * 25, 10, ["a" * 10, "a" * 10, "a" * 5]),
+        ("", 200, []),
+        (" \n\n ", 200, []),
     ],
 )
-def test_a_wide_mark_ends_a_sentence_without_a_space(text, pieces):
-    assert split(text, 18) == pieces
-
-
-def test_sentences_share_a_piece_while_they_fit():
-    text = "One two. Three four. Five six. Seven eight."
-
-    assert split(text, 20) == ["One two. Three four.", "Five six.", "Seven eight."]
-    assert split(text, 200) == [text]
-
-
-def test_a_sentence_may_end_at_a_paragraph_without_a_mark():
-    assert split(tidied("Chapter One\n\nIt was a dark night.\n\nIt rained.", 99), 200) == [
-        "Chapter One",
-        "It was a dark night. It rained.",
-    ]
-
-
-def test_a_sentence_too_long_is_cut_after_its_last_clause_that_fits():
-    text = "The first part is here, the second part comes here; the third part is the very last."
-
-    assert split(text, 60) == [
-        "The first part is here, the second part comes here;",
-        "the third part is the very last.",
-    ]
+def test_pieces_are_cut_where_a_reader_would_breathe(text, max_bytes, pieces):
+    assert split(text, max_bytes) == pieces
 
 
 @pytest.mark.parametrize(
@@ -146,25 +127,6 @@ def test_marks_within_numbers_are_no_clauses_but_wide_marks_are(text):
 
     assert all(re.search(r"\d$", piece) is None or piece.endswith("45") for piece in pieces[:-1])
     assert text.isascii() or pieces[0].endswith("，")
-
-
-def test_without_a_clause_the_cut_is_at_a_space():
-    text = "word " * 50
-
-    pieces = split(text, 52)
-
-    assert " ".join(pieces) == text.strip()
-    assert all(set(piece.split()) == {"word"} for piece in pieces)
-
-
-def test_a_long_word_that_fits_a_piece_stays_whole():
-    word = "https://example.com/" + "x" * 160
-
-    assert split(f"Look at {word} and tell me what you think", 194) == [f"Look at {word} and", "tell me what you think"]
-
-
-def test_without_a_space_the_cut_is_between_characters():
-    assert split("a" * 25, 10) == ["a" * 10, "a" * 10, "a" * 5]
 
 
 @pytest.mark.parametrize("character", WRITTEN_CHARACTERS)
@@ -185,10 +147,6 @@ def test_a_long_sentence_leaves_no_crumb():
     for length in range(201, 420):
         pieces = split(("word " * 100)[:length], 200)
         assert min(len(piece) for piece in pieces) >= 45, length
-
-
-def test_an_empty_text_has_no_pieces():
-    assert split("", 200) == split(" \n\n ", 200) == []
 
 
 def test_a_limit_below_one_character_is_refused():
