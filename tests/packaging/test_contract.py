@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from s1_mini.cli.app import run
-from s1_mini.packaging.verify import unpack_archive
-from s1_mini.packaging.write import lay_out, write_archive, write_prefix
+from s1_mini.packaging.write import lay_out, write_prefix
 from s1_mini.sagemaker.contract import CTRL_BREAK, SIGTERM, Ending, check_contract, stop
-
-ROOT = Path(__file__).parents[2]
 
 
 def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
@@ -49,46 +44,6 @@ def test_a_changed_artifact_is_refused_and_not_started(
     assert run_here(monkeypatch, "package", "--check", tmp_path / "model") == 1
 
     assert "'config.json' is not what manifest.json says" in capsys.readouterr().err
-
-
-def test_the_real_toolkit_serves_the_unpacked_artifact(oracle: Path, tmp_path: Path) -> None:
-    """In a process of its own: the toolkit's transformer finds `code/inference.py` as in its container."""
-    archive = tmp_path / "model.tar.gz"
-    write_archive(lay_out(oracle), archive)
-    unpack_archive(archive, tmp_path / "model")
-    code = """
-import json, sys
-from types import SimpleNamespace
-from sagemaker_inference.default_handler_service import DefaultHandlerService
-kinds = {"Content-Type": "application/json", "Accept": "audio/wav"}
-ignore = lambda *a, **k: None
-request = SimpleNamespace(get_request_properties=lambda: kinds, report_status=ignore, add_response_property=ignore)
-context = SimpleNamespace(
-    system_properties={"model_dir": sys.argv[1]},
-    get_request_header=lambda index, name: kinds.get(name),
-    request_processor=[request],
-    set_response_status=ignore,
-    set_response_header=ignore,
-    set_response_content_type=ignore,
-)
-service = DefaultHandlerService()
-service.initialize(context)
-body = bytearray(json.dumps({"text": "Hello.", "max_new_tokens": 8, "seed": 1}).encode())
-print(bytes(service.handle([{"body": body}], context)[0][:4]))
-from s1_mini.sagemaker.handler import process_engine
-process_engine.close()
-"""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "SYSTEMROOT", "USERPROFILE") if name in os.environ}
-    environment = kept | {
-        "PYTHONPATH": os.pathsep.join([str(tmp_path / "model" / "code"), str(ROOT / "src")]),
-        "OMP_NUM_THREADS": "1",
-    }
-    environment |= {"S1_MINI_DEVICE": "cpu"}
-
-    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "model")]
-    done = subprocess.run(command, env=environment, capture_output=True, check=False, cwd=tmp_path)
-
-    assert b"RIFF" in done.stdout, done.stderr.decode()
 
 
 @pytest.mark.parametrize(

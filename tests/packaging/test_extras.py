@@ -56,27 +56,6 @@ def test_the_extras_are_those_of_the_lists_and_share_nothing_with_a_plain_instal
         assert not set(modules) & requirements("requirements.txt")
 
 
-def test_a_plain_install_speaks_from_the_command_line_and_from_python(
-    plain: dict[str, str], tiny: Path, tmp_path: Path
-) -> None:
-    code = f"""
-import sys
-import s1_mini
-from s1_mini.cli.app import run
-
-with s1_mini.ProductionTTSEngine(s1_mini.EngineConfig(checkpoint_path={str(tiny)!r})) as engine:
-    assert engine.generate("Hi.", max_new_tokens=4).success
-sys.argv = ["s1-mini", "say", "Hi.", "--checkpoint", {str(tiny)!r}, "--max-new-tokens", "4", "-o", "hi.wav"]
-sys.exit(run())
-"""
-    said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=plain, check=False
-    )
-
-    assert said.returncode == 0, said.stderr
-    assert (tmp_path / "hi.wav").read_bytes().startswith(b"RIFF")
-
-
 def test_verbs_that_need_no_extra_run_without(plain: dict[str, str], tmp_path: Path) -> None:
     verbs = [["--help"], ["serve", "--help"], ["endpoint", "create", "--help"], ["settings"], ["voices", "list"]]
 

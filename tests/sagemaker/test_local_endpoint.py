@@ -19,7 +19,7 @@ from container_room import ENDPOINT, SHORT
 from held_generation import SOUNDS, held_generation
 from s1_mini.audio.container import StreamEncoder
 from s1_mini.exceptions import ConfigurationError, GenerationError
-from s1_mini.sagemaker.async_store import FolderStore, open_store
+from s1_mini.sagemaker.async_store import FolderStore
 from s1_mini.sagemaker.local_endpoint import LocalEndpoint
 from s1_mini.sagemaker.settings import ContainerSettings
 from waiting import wait_until
@@ -229,16 +229,8 @@ def test_an_asynchronous_invocation_that_cannot_be_is_refused_at_once(runtime: A
 
 @pytest.mark.parametrize("name", ["", "-x", "x-", "a_b", "x" * 64, "a/b"])
 def test_a_name_that_sagemaker_would_not_take_is_refused(name: str, container: Any) -> None:
-
     with pytest.raises(ConfigurationError, match="endpoint"):
         LocalEndpoint(name, container.app, ContainerSettings())
-
-
-def test_a_store_is_a_folder_that_is_made(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "new" / "folder"))
-    store.write("a.out", b"x", "audio/wav")
-
-    assert path_of(store.locate("a.out")).read_bytes() == b"x"
 
 
 def test_custom_attributes_choose_another_route_through_boto3(runtime: Any) -> None:

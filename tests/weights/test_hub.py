@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from hub_server import TOKEN, Hub, Repository, files_of, running_hub
+from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.cli.app import run
+from s1_mini.exceptions import S1MiniError
+from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import SHORT_NAMES, get_family
 from s1_mini.weights.hub import HubName, hub_name
 from s1_mini.weights.origin import Origin, origin_of
@@ -24,18 +30,12 @@ NOISE = {"modeling.py": b"raise SystemExit\n", "voices/hook.py": b"raise SystemE
 FIND = """
 import logging, sys
 from pathlib import Path
-from s1_mini.exceptions import S1MiniError
 from s1_mini.families.find import find_checkpoint
 
 logging.basicConfig(level="INFO", format="%(message)s")
-try:
-    print(find_checkpoint(Path(sys.argv[1])).directory)
-except S1MiniError as error:
-    sys.exit(f"{error.code} {error}")
+print(find_checkpoint(Path(sys.argv[1])).directory)
 assert "torch" not in sys.modules
 """
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -64,66 +64,63 @@ def publish(
     return files
 
 
-@pytest.fixture
-def run(hub: Hub, tmp_path: Path) -> Run:
-    """Run Python in a folder of its own, with a cache of its own: the library reads its variables once."""
-    return runner(hub, tmp_path)
+def variables(hub: Hub, folder: Path, **more: str) -> dict[str, str]:
+    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), **more}
 
 
-def runner(hub: Hub, folder: Path) -> Run:
-    (folder / "work").mkdir()
-
-    def run_python(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        ours = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "S1_MINI_"))}
-        environment = ours | {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), **variables}
-        command = [sys.executable, *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=folder / "work", env=environment, check=False, timeout=300
-        )
-
-    return run_python
-
-
-# Verbs in one process: each would load torch anew. Gives a line of JSON for each: exit code, output and errors.
-RUN_ALL = """
-import contextlib, io, json, sys
-from s1_mini.cli.app import run
-
-for arguments in json.loads(sys.argv[1]):
-    sys.argv = ["s1-mini", *arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as told:
-        code = run()
-    print(json.dumps([code, out.getvalue(), told.getvalue()]))
-"""
+@contextmanager
+def hub_library(**values: str) -> Iterator[None]:
+    """Import the library anew, because it reads its variables once, and forget it again."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("HF_", "S1_MINI_"))]:
+            patch.delenv(name)
+        for name, value in values.items():
+            patch.setenv(name, value)
+        for name in loaded():
+            patch.delitem(sys.modules, name)
+        try:
+            yield
+        finally:
+            for name in loaded():
+                del sys.modules[name]
 
 
-def run_all(run: Run, *verbs: list[str | Path]) -> list[tuple[int, str, str]]:
-    """Give exit code, output and errors of each verb."""
-    process = run("-c", RUN_ALL, json.dumps([[str(word) for word in verb] for verb in verbs]))
-    assert process.returncode == 0, process.stderr
-    return [tuple(json.loads(line)) for line in process.stdout.splitlines()]
+def loaded() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]
+
+
+def run_here(*words: str | Path) -> tuple[int, str, str]:
+    """Return exit code, output and errors of a verb."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        patch.setattr(sys, "argv", ["s1-mini", *map(str, words)])
+        return run(), out.getvalue(), err.getvalue()
 
 
 @pytest.fixture
-def find(run: Run) -> Callable[..., Path]:
-    def find_name(name: str = NAME, **variables: str) -> Path:
-        process = run("-c", FIND, name, **variables)
-        assert process.returncode == 0, process.stderr
-        return Path(process.stdout.strip())
+def find(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Find a name, in a folder and with a cache of the test's own."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+    def find_name(name: str = NAME, **more: str) -> Path:
+        with hub_library(**variables(hub, tmp_path, **more)):
+            return find_checkpoint(Path(name)).directory
 
     return find_name
 
 
 @pytest.fixture
-def refusal(run: Run) -> Callable[..., str]:
+def refusal(find: Callable[..., Path]) -> Callable[..., str]:
     """The one sentence that a name is refused with, after the code of its error."""
 
-    def refused(name: str = NAME, **variables: str) -> str:
-        process = run("-c", FIND, name, **variables)
-        assert process.returncode == 1, process.stdout
-        sentence = process.stderr.splitlines()[-1]
-        assert "Traceback" not in process.stderr
-        return sentence
+    def refused(name: str = NAME, **more: str) -> str:
+        with pytest.raises(S1MiniError) as raised:
+            find(name, **more)
+        return f"{raised.value.code} {raised.value}"
 
     return refused
 
@@ -202,17 +199,20 @@ def test_a_second_start_downloads_nothing_and_with_a_commit_asks_nothing(
 
 
 @pytest.mark.parametrize("way", ["HF_HUB_OFFLINE", "no network", "the hub is down"])
-def test_without_a_network_what_is_in_the_cache_works_and_a_line_says_so(
-    way: str, hub: Hub, repository: Repository, find: Callable[..., Path], run: Run
+def test_without_a_network_what_is_in_the_cache_works_and_a_line_says_so_without_torch(
+    way: str, hub: Hub, repository: Repository, find: Callable[..., Path], tmp_path: Path
 ) -> None:
     directory = find()
     hub.asked.clear()
     if way == "the hub is down":
         hub.fails_with = 503
     offline = {"HF_HUB_OFFLINE": {"HF_HUB_OFFLINE": "1"}, "no network": {"HF_ENDPOINT": "http://127.0.0.1:9"}}
+    environment = os.environ | variables(hub, tmp_path) | offline.get(way, {})
 
-    process = run("-c", FIND, NAME, **offline.get(way, {}))
+    command = [sys.executable, "-c", FIND, NAME]
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
+    assert process.returncode == 0, process.stderr
     assert process.stdout.strip() == str(directory)
     assert "Using cached commit hash" in process.stderr
     assert f"checkpoint {NAME}: commit {directory.name}" in process.stderr
@@ -224,11 +224,11 @@ def test_without_a_network_what_is_not_in_the_cache_is_refused_with_the_way_out(
 ) -> None:
     nowhere = "http://127.0.0.1:9"
 
-    for variables, why in (
+    for more, why in (
         ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
         ({"HF_ENDPOINT": nowhere}, f"{nowhere} cannot be reached"),
     ):
-        sentence = refusal(**variables)
+        sentence = refusal(**more)
         assert sentence.startswith(f"checkpoint_not_found checkpoint {NAME} is no directory here and is not whole in")
         assert f"{why}: connect once, or name a directory" in sentence
 
@@ -250,8 +250,8 @@ def test_a_gated_repository_tells_where_to_accept_and_opens_with_the_token(
 ) -> None:
     repository.is_gated = True
 
-    for variables in ({}, {"HF_TOKEN": "hf_of_somebody_else"}):  # answered with 401 and 403
-        assert refusal(**variables) == (
+    for more in ({}, {"HF_TOKEN": "hf_of_somebody_else"}):  # answered with 401 and 403
+        assert refusal(**more) == (
             f"checkpoint_not_found checkpoint {NAME} is gated: accept its licence at {hub.url}/{NAME} and set HF_TOKEN "
             "to a token of that account"
         )
@@ -261,8 +261,8 @@ def test_a_gated_repository_tells_where_to_accept_and_opens_with_the_token(
 def test_a_missing_repository_or_revision_is_refused_by_its_name(
     hub: Hub, repository: Repository, refusal: Callable[..., str]
 ) -> None:
-    for variables in ({}, {"HF_TOKEN": TOKEN}):  # answered with 401 and 404
-        assert refusal("owner/nothing", **variables) == (
+    for more in ({}, {"HF_TOKEN": TOKEN}):  # answered with 401 and 404
+        assert refusal("owner/nothing", **more) == (
             f"checkpoint_not_found checkpoint owner/nothing is no directory here, and no repository at {hub.url}/"
             "owner/nothing that may be read: correct the name, or set HF_TOKEN if it is private"
         )
@@ -317,81 +317,59 @@ def test_a_cache_that_cannot_be_written_is_named(
 
 
 def test_a_library_that_is_too_old_is_told_with_the_command(
-    repository: Repository, refusal: Callable[..., str], tmp_path: Path
+    repository: Repository, refusal: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "old" / "huggingface_hub").mkdir(parents=True)
     (tmp_path / "old" / "huggingface_hub" / "__init__.py").touch()
-    path = os.pathsep.join(filter(None, [str(tmp_path / "old"), os.environ.get("PYTHONPATH")]))
+    monkeypatch.syspath_prepend(tmp_path / "old")
 
-    assert refusal(PYTHONPATH=path) == (
+    assert refusal() == (
         f"configuration_invalid checkpoint {NAME}: huggingface-hub is too old for it: "
         'pip install --upgrade "s1-mini[hub]"'
     )
 
 
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[tuple[int, str, str], set[str]]]:
-    """What `s1-mini plan` says of each family's checkpoint, and the files that it downloads."""
-    folder = tmp_path_factory.mktemp("planned")
-    with running_hub() as hub:
-        for family in SHORT_NAMES:
-            publish(hub, folder / family, family, name=f"owner/{family}")
-        plan = ["plan", "--gpu", "l4", "--json", "--checkpoint"]
-        told = run_all(runner(hub, folder), *([*plan, f"owner/{family}"] for family in SHORT_NAMES))
-        return {
-            family: (said, hub.downloads(f"owner/{family}")) for family, said in zip(SHORT_NAMES, told, strict=True)
-        }
-
-
 @pytest.mark.parametrize("family", SHORT_NAMES)
-def test_a_plan_of_any_family_downloads_no_weights(
-    family: str, planned: dict[str, tuple[tuple[int, str, str], set[str]]]
-) -> None:
-    (code, said, error), downloads = planned[family]
+def test_a_plan_of_any_family_downloads_no_weights(family: str, hub: Hub, tmp_path: Path) -> None:
+    publish(hub, tmp_path / "random", family)
+
+    with hub_library(**variables(hub, tmp_path)):
+        code, told, error = run_here("plan", "--gpu", "l4", "--json", "--checkpoint", NAME)
 
     assert code == 0, error
-    assert json.loads(said)["checkpoint"] == f"owner/{family}"
-    assert "config.json" in downloads
-    assert {Path(name).suffix for name in downloads} <= {".json", ".txt", ".md", ".tiktoken", ".model"}
+    assert json.loads(told)["checkpoint"] == NAME
+    assert "config.json" in hub.downloads()
+    assert {Path(name).suffix for name in hub.downloads()} <= {".json", ".txt", ".md", ".tiktoken", ".model"}
 
 
-HEALTH = """
-import os, sys
-from s1_mini import ProductionTTSEngine
-
-for os.environ["S1_MINI_CHECKPOINT_PATH"] in sys.argv[1:]:
-    with ProductionTTSEngine() as engine:
-        print(engine.health_check()["origin"])
-"""
-
-
-@pytest.mark.slow
 def test_a_package_and_a_conversion_record_commit_and_licence_and_the_engine_tells_them(
-    repository: Repository, run: Run, tmp_path: Path
+    hub: Hub, repository: Repository, tmp_path: Path
 ) -> None:
     commit = repository.refs["main"]
     origin = {"repository": NAME, "revision": commit, "licence": "cc-by-nc-sa-4.0"}
-    told = [
+    told = {
         f"{NAME} at commit {commit}, licence: cc-by-nc-sa-4.0",
         f"s1-mini: warning: the licence of {NAME}, cc-by-nc-sa-4.0, allows no commercial use",
-    ]
+    }
     packed, compact, again = (tmp_path / name for name in ("packed", "compact", "again"))
 
-    for code, _, said in run_all(
-        run,
-        ["package", "--checkpoint", NAME, "--layout", "prefix", "-o", packed],
-        ["convert", "--checkpoint", NAME, "-o", compact],
-        ["package", "--checkpoint", compact, "--layout", "prefix", "-o", again],
-    ):
-        assert code == 0, said
-        assert [line for line in told if line not in said.splitlines()] == []
+    with hub_library(**variables(hub, tmp_path)):
+        for words in (
+            ("package", "--checkpoint", NAME, "--layout", "prefix", "-o", packed),
+            ("convert", "--checkpoint", NAME, "-o", compact),
+            ("package", "--checkpoint", compact, "--layout", "prefix", "-o", again),
+        ):
+            code, _, error = run_here(*words)
+            assert code == 0, error
+            assert told <= set(error.splitlines())
 
     for directory in (packed, again):
         assert json.loads((directory / "manifest.json").read_bytes())["origin"] == origin
     assert all(origin_of(directory) == Origin(**origin) for directory in (packed, compact, again))
-
-    process = run("-c", HEALTH, NAME, packed, S1_MINI_DEVICE="cpu", HF_HUB_OFFLINE="1")
-    assert process.stdout.splitlines() == [str(origin)] * 2, process.stderr
+    with hub_library(**variables(hub, tmp_path, HF_HUB_OFFLINE="1")):
+        for name in (Path(NAME), packed):
+            with ProductionTTSEngine(EngineConfig(checkpoint_path=name, device="cpu")) as engine:
+                assert engine.health_check()["origin"] == origin
 
 
 def commit_in_cache(folder: Path, card: str) -> Path:
