@@ -23,10 +23,10 @@ import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Request, Response
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -36,16 +36,7 @@ from s1_mini.sagemaker.async_store import MAX_ASYNC_S, AsyncStore
 from s1_mini.sagemaker.headers import ATTRIBUTES
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.accounts import Resource
-from s1_mini.server.errors import (
-    ClientGoneError,
-    DrainingError,
-    StorageError,
-    code_of,
-    describe,
-    error_response,
-    message_of,
-    row_of,
-)
+from s1_mini.server.errors import ClientGoneError, DrainingError, StorageError, code_of, error_response, message_of
 from s1_mini.server.record import record_of
 
 if TYPE_CHECKING:
@@ -66,24 +57,10 @@ MAX_PAYLOAD_BYTES = 16 * 2**20  # limit of the strictest of AWS's decoders; that
 
 _HEADER = "x-amzn-sagemaker-"
 _PLAIN = ("content-type", "content-length", "accept")  # other headers that reach the container
-_BACK = {name.lower(): name for name in (ATTRIBUTES, sessions.NEW_HEADER, sessions.CLOSED_HEADER, "Content-Type")}
+_BACK = (ATTRIBUTES, sessions.NEW_HEADER, sessions.CLOSED_HEADER, "Content-Type")
 
-
-OnStart = Callable[["Answer"], Awaitable[None]]
+OnStart = Callable[[Headers], Awaitable[None]]
 OnPiece = Callable[[bytes], Awaitable[None]]
-
-
-@dataclass
-class Answer:
-    """An answer of the container."""
-
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytearray = field(default_factory=bytearray)
-
-    @property
-    def is_good(self) -> bool:
-        return 200 <= self.status < 300
 
 
 class AsyncCall(NamedTuple):
@@ -152,13 +129,13 @@ class LocalEndpoint:
             async with asyncio.timeout(call.allowed_s):
                 answer = await call_container(self.app, later, _receive_of(body))
         except TimeoutError:
-            answer = _failed(RequestTimeoutError(f"the invocation took longer than {call.allowed_s:g} s"))
+            answer = error_response(RequestTimeoutError(f"the invocation took longer than {call.allowed_s:g} s"), None)
         except asyncio.CancelledError:
-            answer = _failed(DrainingError("the server shut down before this was answered"))
+            answer = error_response(DrainingError("the server shut down before this was answered"), None)
         except Exception as error:  # written as the answer
             if not isinstance(error, S1MiniError):
                 logger.exception("an asynchronous invocation failed")
-            answer = _failed(error)
+            answer = error_response(error, None)
         await asyncio.to_thread(_keep, store, call.name, answer)
 
 
@@ -174,29 +151,30 @@ Endpoint = Annotated[LocalEndpoint, Depends(_find_endpoint)]
 
 async def call_container(
     app: FastAPI, scope: Scope, receive: Receive, on_start: OnStart | None = None, on_piece: OnPiece | None = None
-) -> Answer:
+) -> Response:
     """Call `/invocations` inside the middleware, which the outer request of `scope` has passed already.
 
-    The pieces of a successful answer go to `on_piece` as they come; all else is collected in the answer's body. An
+    The pieces of a successful answer go to `on_piece` as they come; all else is collected in the returned answer. An
     error before the answer begins becomes an answer, a later one is raised. (httpx's ASGI transport cannot do this: it
     collects every answer, and shares no state with the outer request.)
     """
-    answer, record = Answer(), scope["state"]["record"]
+    record, body = scope["state"]["record"], bytearray()
+    answer: Response | None = None
 
     async def send(message: Message) -> None:
+        nonlocal answer
         content = message.get("body", b"")
         if message["type"] == "http.response.start":
-            answer.status = message["status"]
-            pairs = message.get("headers", [])
-            answer.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in pairs}
-            if on_start is not None and answer.is_good:
-                await on_start(answer)
-        elif on_piece is not None and answer.is_good:
+            answer = Response(status_code=message["status"])
+            answer.raw_headers = list(message.get("headers", []))
+            if on_start is not None and is_good(answer):
+                await on_start(answer.headers)
+        elif on_piece is not None and answer is not None and is_good(answer):
             if content:
                 await on_piece(content)
         else:
             record.holding.add(Resource.AUDIO_BYTES, len(content))
-            answer.body += content
+            body.extend(content)
 
     target = {"method": "POST", "path": "/invocations", "raw_path": b"/invocations", "query_string": b""}
     inner: dict[str, Any] = {**scope, **target, "headers": _passed(scope["headers"])}
@@ -205,24 +183,26 @@ async def call_container(
             inner["fastapi_middleware_astack"] = stack  # FastAPI's own middleware would add it
             await app.router(inner, receive, send)
     except S1MiniError as error:
-        if answer.status:
+        if answer is not None:
             raise
         record.code = error.code
-        await error_response(error, record.id)(inner, receive, send)
+        return error_response(error, record.id)
+    assert answer is not None
+    answer.body = bytes(body)
     return answer
+
+
+def is_good(answer: Response) -> bool:
+    return 200 <= answer.status_code < 300
 
 
 def _passed(raw: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Return the headers that the container gets; the runtime's own names of plain headers become plain."""
-    headers = {name.lower(): value for name, value in raw}
-    for plain in (b"content-type", b"accept"):
-        if (special := headers.pop(_HEADER.encode() + plain, None)) is not None:
+    headers = {name: value for name, value in Headers(raw=raw).items() if name in _PLAIN or name.startswith(_HEADER)}
+    for plain in ("content-type", "accept"):
+        if (special := headers.pop(_HEADER + plain, None)) is not None:
             headers[plain] = special
-    return [
-        (name, value)
-        for name, value in headers.items()
-        if name.decode("latin-1") in _PLAIN or name.startswith(_HEADER.encode())
-    ]
+    return Headers(headers).raw
 
 
 def _receive_of(body: bytes) -> Receive:
@@ -243,8 +223,8 @@ async def invoke_endpoint(endpoint: Endpoint, request: Request) -> Response:
     try:
         answer = await call_container(endpoint.app, request.scope, request.receive)
     except S1MiniError as error:
-        answer = _failed(error)
-    return Response(bytes(answer.body), headers=_returned(answer)) if answer.is_good else _model_error(answer)
+        answer = error_response(error, None)
+    return Response(answer.body, headers=_returned(answer.headers)) if is_good(answer) else _model_error(answer)
 
 
 @router.post("/endpoints/{name}/invocations-response-stream")
@@ -286,12 +266,11 @@ class FramedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
 
-        async def start(answer: Answer) -> None:
-            headers = _returned(answer)
+        async def start(container_headers: Headers) -> None:
+            headers = _returned(container_headers)
             headers["X-Amzn-SageMaker-Content-Type"] = headers.pop("Content-Type", "application/octet-stream")
             headers["Content-Type"] = EVENT_STREAM
-            raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-            await send({"type": "http.response.start", "status": 200, "headers": raw})
+            await send({"type": "http.response.start", "status": 200, "headers": Headers(headers).raw})
 
         async def send_piece(piece: bytes) -> None:
             for frame in payload_parts(piece):
@@ -308,7 +287,7 @@ class FramedAnswer(Response):
             scope["state"]["record"].code = code_of(error)
             end = model_stream_error(error)
         else:
-            if not answer.is_good:
+            if not is_good(answer):
                 await _model_error(answer)(scope, receive, send)
                 return
         await send({"type": "http.response.body", "body": end, "more_body": False})
@@ -348,17 +327,16 @@ def model_stream_error(error: Exception) -> bytes:
     return encode_message(headers, json.dumps({"Message": message, "ErrorCode": code}).encode())
 
 
-def _keep(store: AsyncStore, name: str, answer: Answer) -> None:
+def _keep(store: AsyncStore, name: str, answer: Response) -> None:
     """Write an answer; if that fails, write a failure to the reserved space."""
     kind = answer.headers.get("content-type", "application/octet-stream")
     try:
-        try:
-            store.write(name + (OUTPUT if answer.is_good else FAILURE), bytes(answer.body), kind)
-        except OSError as error:
-            logger.warning("an asynchronous answer cannot be written: %s", error)
-            lost = _failed(StorageError(f"the answer cannot be kept: {error.strerror}"))
-            failure = lost if answer.is_good else answer
-            store.write_reserved(name, name + FAILURE, bytes(failure.body), failure.headers["content-type"])
+        store.write(name + (OUTPUT if is_good(answer) else FAILURE), bytes(answer.body), kind)
+    except OSError as error:
+        logger.warning("an asynchronous answer cannot be written: %s", error)
+        if is_good(answer):
+            answer = error_response(StorageError(f"the answer cannot be kept: {error.strerror}"), None)
+        store.write_reserved(name, name + FAILURE, bytes(answer.body), answer.headers["content-type"])
     finally:
         store.release(name)
 
@@ -382,21 +360,16 @@ async def _read_async(request: Request) -> AsyncCall:
     return AsyncCall(location or body, inference_id, float(allowed), str(uuid.uuid4()))
 
 
-def _returned(answer: Answer) -> dict[str, str]:
-    passed = {_BACK[name]: value for name, value in answer.headers.items() if name in _BACK}
+def _returned(headers: Headers) -> dict[str, str]:
+    passed = {name: headers[name] for name in _BACK if name in headers}
     return passed | {"x-Amzn-Invoked-Production-Variant": VARIANT}
 
 
-def _failed(error: Exception) -> Answer:
-    content = json.dumps(describe(error, None)).encode()
-    return Answer(row_of(error).status, {"content-type": "application/json"}, bytearray(content))
-
-
-def _model_error(answer: Answer) -> Response:
-    message = answer.body.decode(errors="replace")
+def _model_error(answer: Response) -> Response:
+    message = bytes(answer.body).decode(errors="replace")
     content = {
-        "Message": f"Received client error ({answer.status}) from {VARIANT} with message {message!r}.",
-        "OriginalStatusCode": answer.status,
+        "Message": f"Received client error ({answer.status_code}) from {VARIANT} with message {message!r}.",
+        "OriginalStatusCode": answer.status_code,
         "OriginalMessage": message,
         "LogStreamArn": "",
     }
