@@ -165,13 +165,9 @@ class _Entry:
     target: Target
     make: Callable[[Tensor], Tensor]
 
-    @property
-    def num_bytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
 
 def _entries(target: Target, dtype: torch.dtype) -> list[_Entry]:
-    """Return what is written of a target; int8 reads it twice, for its values and for their scales."""
+    """Return the tensors of the file for a target; int8 reads it twice, for its values and for their scales."""
     if dtype != torch.int8:
         return [_Entry(target.name, target.shape, dtype, target, lambda piece: piece.to(dtype))]
     return [
@@ -181,13 +177,20 @@ def _entries(target: Target, dtype: torch.dtype) -> list[_Entry]:
 
 
 class ConvertedFile:
-    """A `.safetensors` file that is about to be written. Its size is known before a tensor is read."""
+    """A `.safetensors` file to write. Its size is known before a tensor is read."""
 
     def __init__(self, dtypes: Mapping[Target, torch.dtype]) -> None:
         entries = [entry for target, dtype in dtypes.items() for entry in _entries(target, dtype)]
         self._entries = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
-        self._header = self._make_header()
-        self.size = len(self._header) + sum(entry.num_bytes for entry in self._entries)
+        header, offset = {}, 0
+        for entry in self._entries:
+            end = offset + torch.Size(entry.shape).numel() * entry.dtype.itemsize
+            header[entry.name] = {"dtype": _DTYPES[entry.dtype], "shape": entry.shape, "data_offsets": (offset, end)}
+            offset = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of eight
+        self._header = len(text).to_bytes(8, "little") + text
+        self.size = len(self._header) + offset
 
     def member(self, name: str) -> Member:
         return Member(name, self.size, self.chunks)
@@ -199,13 +202,3 @@ class ConvertedFile:
             for entry in self._entries:
                 for piece in entry.target.pieces():
                     yield entry.make(piece).contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-    def _make_header(self) -> bytes:
-        entries, offset = {}, 0
-        for entry in self._entries:
-            end = offset + entry.num_bytes
-            entries[entry.name] = {"dtype": _DTYPES[entry.dtype], "shape": entry.shape, "data_offsets": (offset, end)}
-            offset = end
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of eight
-        return len(text).to_bytes(8, "little") + text
