@@ -37,7 +37,7 @@ from s1_mini.corpus.manifest import Layout, open_manifest
 from s1_mini.corpus.output import open_output
 from s1_mini.corpus.rows import Defaults, Row
 from s1_mini.corpus.source import Source, open_source
-from s1_mini.corpus.worker import Worker, work_by
+from s1_mini.corpus.workers import Worker, work_by
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import EngineError
 from s1_mini.types import AudioFormat

@@ -6,10 +6,9 @@ import os
 import re
 import signal
 import sys
-from collections import Counter
-from functools import partial
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,8 +17,9 @@ from ray_room import path_with_ray
 from s1_mini import EngineConfig
 from s1_mini.corpus.job import Job, fingerprints
 from s1_mini.corpus.manifest import HEADER, Entry, header_bytes
-from s1_mini.corpus.on_ray import Actor, Actors, Needs, Ready, _needs
 from s1_mini.corpus.rows import BadLine, CorpusError, Shard
+from s1_mini.corpus.workers import Actor, Member, Team, actors_for
+from s1_mini.exceptions import S1MiniError
 from waiting import wait_until
 
 GPU, CPU = {"num_cpus": 0, "num_gpus": 1}, {"num_cpus": 1, "num_gpus": 0}
@@ -28,17 +28,17 @@ GPU, CPU = {"num_cpus": 0, "num_gpus": 1}, {"num_cpus": 1, "num_gpus": 0}
 @pytest.mark.parametrize(
     ("there", "device", "wanted", "needs"),
     [
-        ({"CPU": 4}, "auto", None, Needs(1, CPU)),
-        ({"CPU": 4}, "auto", 3, Needs(3, CPU)),
-        ({"CPU": 64, "GPU": 8}, "auto", None, Needs(8, GPU)),
-        ({"CPU": 64, "GPU": 8}, "cuda", 2, Needs(2, GPU)),
-        ({"CPU": 64, "GPU": 8}, "cpu", 60, Needs(60, CPU)),
+        ({"CPU": 4}, "auto", None, (1, CPU)),
+        ({"CPU": 4}, "auto", 3, (3, CPU)),
+        ({"CPU": 64, "GPU": 8}, "auto", None, (8, GPU)),
+        ({"CPU": 64, "GPU": 8}, "cuda", 2, (2, GPU)),
+        ({"CPU": 64, "GPU": 8}, "cpu", 60, (60, CPU)),
     ],
 )
 def test_there_is_one_actor_for_each_gpu_or_as_many_as_asked(
-    there: dict[str, float], device: str, wanted: int | None, needs: Needs
+    there: dict[str, float], device: str, wanted: int | None, needs: tuple[int, dict[str, int]]
 ) -> None:
-    assert _needs(there, device, wanted) == needs
+    assert actors_for(there, device, wanted) == needs
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_more_actors_than_there_is_room_for_are_refused(
     there: dict[str, float], device: str, wanted: int, sentence: str
 ) -> None:
     with pytest.raises(CorpusError, match=sentence):
-        _needs(there, device, wanted)
+        actors_for(there, device, wanted)
 
 
 @pytest.fixture
@@ -68,43 +68,75 @@ def job(tiny: Path, tmp_path: Path) -> Job:
 def test_an_actor_starts_its_engine_and_tells_how_many_shards_it_takes(job: Job) -> None:
     actor = Actor(job)
 
-    told = actor.hello()
+    num_shards, where = actor.start()  # type: ignore[misc]
     entry = actor.work(Shard(0, (BadLine(0, "a.csv", 1, None, "has no text"),)))
 
-    assert told == Ready(7, told.where)  # type: ignore[union-attr]
+    assert num_shards == 7
+    assert str(os.getpid()) in where
     assert isinstance(entry, Entry)
     assert entry.errors[0]["reason"] == "has no text"
 
 
+class KilledError(Exception):
+    """The error of a call whose actor was killed."""
+
+
 class StandIn:
-    """An actor that wants eight shards at a time, and notes whose they were."""
+    """An actor that speaks eight shards at a time, each when it is told to."""
 
-    def __init__(self, name: str, spoken: Counter[str]) -> None:
-        self.hello = SimpleNamespace(remote=lambda: partial(Ready, 8, name))
-        self.work = SimpleNamespace(remote=lambda shard: partial(self.speak, shard))
-        self.name, self.spoken = name, spoken
+    def __init__(self) -> None:
+        self.shards: dict[int, Future[Entry | S1MiniError]] = {}
+        self.member = Member(Future(), self.begin)
 
-    def speak(self, shard: Shard) -> Entry:
-        self.spoken[self.name] += 1
-        return Entry(shard.number, 1, 1, 0, 1.0, {})
+    def start(self) -> None:
+        self.member.starting.set_result((8, "an actor"))
+
+    def begin(self, shard: Shard) -> Future[Entry | S1MiniError]:
+        self.shards[shard.number] = Future()
+        return self.shards[shard.number]
+
+    def finish(self, number: int) -> None:
+        self.shards[number].set_result(Entry(number, 1, 1, 0, 1.0, {}))
 
 
-def test_shards_are_left_for_actors_that_start_later(job: Job) -> None:
-    """Of Ray there is a stand-in, since in which order its actors start nobody can choose."""
-    spoken: Counter[str] = Counter()
-    actors = iter([StandIn("first", spoken), StandIn("second", spoken)])
-    ray = SimpleNamespace(
-        cluster_resources=lambda: {"CPU": 2},
-        remote=lambda **_: lambda _: SimpleNamespace(remote=lambda _: next(actors)),
-        wait=lambda calls, num_returns: (calls[:num_returns], calls[num_returns:]),
-        get=lambda call: call(),
-        exceptions=SimpleNamespace(RayActorError=OSError, RayError=OSError),
-    )
+def shards(count: int) -> Iterator[Shard]:
+    return (Shard(number, (BadLine(number, "a.csv", number, None, ""),)) for number in range(count))
 
-    entries = list(Actors(ray, job, 2, lambda _: None).work(Shard(number, ()) for number in range(8)))
 
-    assert sorted(entry.shard for entry in entries) == [*range(8)]
-    assert spoken == {"first": 4, "second": 4}
+def test_shards_are_left_for_actors_that_start_later() -> None:
+    first, second = StandIn(), StandIn()
+    first.start()
+
+    entries = Team([first.member, second.member], lambda _: None).work(shards(8))
+    with ThreadPoolExecutor(1) as pool:
+        entry = pool.submit(next, entries)
+        wait_until(lambda: len(first.shards) == 4)
+        second.start()
+        wait_until(lambda: len(second.shards) == 4)
+        first.finish(0)
+        assert entry.result().shard == 0
+    for number in (1, 2, 3):
+        first.finish(number)
+    for number in second.shards:
+        second.finish(number)
+
+    assert sorted(entry.shard for entry in entries) == [*range(1, 8)]
+    assert len(first.shards) == len(second.shards) == 4
+
+
+def test_a_shard_of_a_lost_actor_is_spoken_by_another_one_and_a_second_loss_ends_the_run() -> None:
+    first, second, told = StandIn(), StandIn(), list[str]()
+    entries = Team([first.member, second.member], told.append, KilledError).work(shards(1))
+    with ThreadPoolExecutor(1) as pool:
+        entry = pool.submit(next, entries)
+        for each in (first, second):
+            each.start()
+            wait_until(lambda each=each: len(each.shards) == 1)  # type: ignore[misc]
+            each.shards[0].set_exception(KilledError("no memory"))
+        with pytest.raises(CorpusError, match=r"shard 0, from line 0 of a.csv, has lost its actor 8 times: no memory"):
+            entry.result()
+
+    assert "an actor is lost, and others speak its shards: no memory" in told
 
 
 def test_an_actor_that_sees_another_output_or_another_checkpoint_says_so(job: Job) -> None:
@@ -112,11 +144,11 @@ def test_an_actor_that_sees_another_output_or_another_checkpoint_says_so(job: Jo
 
     other = {**job.header, "checkpoint": "0" * 64}
     header.write_bytes(header_bytes(other))
-    told = Actor(Job(job.config, job.output, "files", "wav", other)).hello()
+    told = Actor(Job(job.config, job.output, "files", "wav", other)).start()
     assert str(told).startswith("checkpoint: other files are here; put the same on all machines (process ")
 
     header.unlink()
-    told = Actor(job).hello()
+    told = Actor(job).start()
     assert "is not the same here; name s3://bucket/prefix, or a shared folder (process " in str(told)
 
 

@@ -180,16 +180,11 @@ def corpus(
 
 def _speak(job: Job, texts: Source, entries: dict[int, Entry], tally: Tally, *, actors: int | None) -> Iterator[Entry]:
     """Speak the missing shards, with a progress bar; `actors` is None without Ray, 0 for as many as fit."""
-    from s1_mini.corpus.on_ray import work_on_ray
+    from s1_mini.corpus.workers import work_here, work_on_ray
 
     missing = (shard for shard in texts.shards() if shard.number not in entries)
     with _shown(tally) as (show, say):
-        if actors is None:
-            from s1_mini.corpus.worker import work_here
-
-            work = work_here(job, missing)
-        else:
-            work = work_on_ray(job, missing, actors or None, say)
+        work = work_here(job, missing) if actors is None else work_on_ray(job, missing, actors or None, say)
         with closing(work) as whole:  # type: ignore[type-var]
             for entry in whole:
                 tally.add(entry)

@@ -1,7 +1,7 @@
 """Where a corpus is written: a folder, or a prefix on S3. A file under its final name is complete, even after a kill.
 
-A folder gets files under temporary names, which are synced before they are renamed. S3 shows an object once it is
-complete; a folder of files is not atomic there, so the manifest's entry, which is written last, decides.
+S3 shows an object once it is complete; a folder of files is not atomic there, so the manifest's entry, which is written
+last, decides.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ def open_output(place: str) -> Output:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a name is that of an unfinished file."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 class FolderOutput:
-    """A folder of this machine, or one that all machines share."""
+    """A folder of this machine, or one that all machines share.
+
+    Each file, or folder of files, is written and synced under a temporary name; then it is renamed.
+    """
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
@@ -64,24 +66,20 @@ class FolderOutput:
         self._folder = folder
 
     def names(self, folder: str) -> set[str]:
-        """List a folder."""
         with self._explained("listed"):
             path = self._folder / folder
             return {one.name for one in path.iterdir()} if path.is_dir() else set()
 
     def read(self, name: str) -> bytes | None:
-        """Read a file."""
         with self._explained("read"):
             path = self._folder / name
             return path.read_bytes() if path.is_file() else None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write, sync, rename, sync the folder."""
         with self._replacing(name) as temporary:
             _write_synced(temporary, content)
 
     def write_folder(self, name: str, contents: Mapping[str, bytes]) -> None:
-        """Write all files, sync, rename, sync the folder around it."""
         with self._replacing(name) as temporary:
             temporary.mkdir()
             for each, content in contents.items():
@@ -89,7 +87,6 @@ class FolderOutput:
             files.sync_folder(temporary)
 
     def remove(self, name: str) -> None:
-        """Delete a file or a folder."""
         with self._explained("tidied"):
             path = self._folder / name
             if path.is_dir():
@@ -132,16 +129,13 @@ class S3Output:
             self._client = Clients()["s3"]
 
     def names(self, folder: str) -> set[str]:
-        """List a prefix."""
-        prefix = self._place.join(f"{folder}/" if folder else "")
-        found = set()
+        prefix, found = self._place.join(f"{folder}/" if folder else ""), set()
         for page in self._pages(prefix, Delimiter="/"):
             found |= {one["Key"] for one in page.get("Contents", [])}
             found |= {one["Prefix"] for one in page.get("CommonPrefixes", [])}
         return {name.removeprefix(prefix).rstrip("/") for name in found} - {""}
 
     def read(self, name: str) -> bytes | None:
-        """Get an object."""
         with self._explained():
             try:
                 found = self._client.get_object(Bucket=self._place.bucket, Key=self._place.join(name))
@@ -151,17 +145,15 @@ class S3Output:
             return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Put an object, a large one in parts."""
         with self._explained():
             self._client.upload_fileobj(io.BytesIO(content), self._place.bucket, self._place.join(name))
 
     def write_folder(self, name: str, contents: Mapping[str, bytes]) -> None:
-        """Put objects, several at a time; those of an earlier try were deleted or have the same names."""
+        # objects of an earlier try were deleted or have the same names
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(lambda each: self.write(f"{name}/{each}", contents[each]), contents))
 
     def remove(self, name: str) -> None:
-        """Delete an object and all below its name."""
         key = self._place.join(name)
         with self._explained():
             self._client.delete_object(Bucket=self._place.bucket, Key=key)

@@ -1,0 +1,321 @@
+"""Workers of a corpus: one engine in this process, or one in each of several Ray actors.
+
+A worker speaks several shards at a time, so that its slots stay full while the last texts of a shard end. Ray restarts
+a lost actor, on another machine if necessary, and retries its shards. Writing a shard twice is harmless.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from s1_mini.audio.container import rate_in
+from s1_mini.corpus.job import Job, fingerprints
+from s1_mini.corpus.manifest import HEADER, Entry, Spoken, header_bytes, write_shard
+from s1_mini.corpus.output import open_output
+from s1_mini.corpus.rows import BadLine, CorpusError, Row, Shard
+from s1_mini.exceptions import EngineError, EngineNotReadyError, S1MiniError
+
+TRIES = 2  # of a text whose generation failed: memory may have run out because of others
+SPARE_SHARDS = 6  # being written, or waiting for one long text
+RESTARTS = 20  # of one actor; limits the restarts of one that always fails
+RETRIES = 3  # of one shard whose actor was lost
+MAX_SHARDS = 64  # at one actor, which has a thread for each
+MAX_REASON = 300  # characters of an error of Ray, which may be pages long
+AGAIN = "run the same again, which goes on from there"
+
+
+class Worker:
+    """A started engine and a pool of threads, each of which waits for one text."""
+
+    def __init__(self, job: Job) -> None:
+        from s1_mini.engine import ProductionTTSEngine
+        from s1_mini.runtime.process import freeze_what_is_loaded, prepare_process
+
+        prepare_process()
+        self._job, self._output = job, open_output(job.output)
+        self._in_line = threading.Lock()  # held while a shard's texts line up for the pool
+        self.engine = ProductionTTSEngine(job.config)
+        with ExitStack() as cleanup:
+            cleanup.callback(self.engine.stop, drain=False)
+            self.engine.start()
+            if job.voice is not None:
+                self.engine.describe_voice(job.voice)
+            cleanup.pop_all()
+        self.in_flight = job.in_flight or 2 * self.engine.num_slots
+        self.num_shards = SPARE_SHARDS + -(-self.in_flight // job.shard_size)
+        self._pool = ThreadPoolExecutor(self.in_flight, thread_name_prefix="s1_mini corpus")
+        freeze_what_is_loaded()
+
+    def work(self, shard: Shard) -> Entry:
+        """Speak a shard, write it, write its entry; several threads may. Raises `CorpusError`, `EngineNotReadyError`.
+
+        A text that cannot be spoken becomes a bad line.
+        """
+        with self._in_line:  # one shard after the other: were they mixed, all would end at once and leave slots empty
+            begun = self._pool.map(self._speak, shard.lines)
+        results = list(begun)
+        return write_shard(self._output, shard, results, self._job.layout, self._job.audio_format)
+
+    def close(self) -> None:
+        """Cancel the texts in progress, and release the checkpoint."""
+        try:
+            self.engine.stop(drain=False)
+            self._pool.shutdown(cancel_futures=True)
+        finally:
+            gc.unfreeze()
+
+    def _speak(self, line: Row | BadLine) -> Spoken | BadLine:
+        if isinstance(line, BadLine):
+            return line
+        for left in reversed(range(TRIES)):
+            try:
+                return self._try(line)
+            except EngineNotReadyError:
+                raise
+            except S1MiniError as error:
+                if not left or not isinstance(error, EngineError):
+                    return BadLine(line.number, line.file, line.line, line.id, str(error))
+        raise AssertionError
+
+    def _try(self, row: Row) -> Spoken:
+        audio_format = self._job.audio_format
+        response = self.engine.generate(
+            row.text,
+            voice=row.voice,
+            **asdict(row.sampling),
+            on_unsupported=row.on_unsupported,
+            chunk_profile="throughput",
+            return_bytes=True,
+            audio_format=audio_format,
+        )
+        return Spoken(
+            row=row,
+            sound=response.audio_bytes,
+            seconds=round(response.audio_seconds, 6),
+            sample_rate=rate_in(audio_format, response.sample_rate),
+            finish_reason=response.finish_reason,
+        )
+
+
+@dataclass(eq=False)
+class Member:
+    """A worker of this process or of an actor. Calls of an actor return errors."""
+
+    starting: Future[Any]  # of a tuple: how many shards it speaks at a time, and where it runs
+    begin: Callable[[Shard], Future[Entry | S1MiniError]]
+    num_shards: int = 0
+    num_free: int = 0  # places for further shards
+
+
+class Team:
+    """Hands out the shards of a corpus to workers.
+
+    `tell` receives progress messages; `lost` is the error of a call whose worker is lost for good.
+    """
+
+    def __init__(self, members: Sequence[Member], tell: Callable[[str], None], *lost: type[Exception]) -> None:
+        self._tell, self._lost = tell, lost
+        self._refused: tuple[type[Exception], ...] = (S1MiniError, *lost)
+        self._starting: dict[Future[Any], Member] = {member.starting: member for member in members}
+        self._members: list[Member] = []  # ready
+        self._running: dict[Future[Any], tuple[Member, Shard]] = {}
+        self._again: deque[Shard] = deque()
+        self._num_lost: Counter[int] = Counter()  # workers, by shard
+        self._why = ""  # the last one was lost
+
+    def work(self, shards: Iterator[Shard]) -> Iterator[Entry]:
+        """Give each shard to the worker with the most free places; yield its entry when it is complete."""
+        while self._hand_out(shards) or self._running or self._again:
+            if not self._starting and not self._members:
+                raise CorpusError(f"no actor is left: {self._why}; mend that and run the same again")
+            done, _ = wait([*self._starting, *self._running], return_when=FIRST_COMPLETED)
+            for future in done:
+                if future in self._starting:
+                    self._greet(future)
+                elif (entry := self._finish(future)) is not None:
+                    yield entry
+
+    def _hand_out(self, shards: Iterator[Shard]) -> bool:
+        """Fill all free places; return whether shards may be left."""
+        while self._members:
+            member = max(self._members, key=self._num_free)
+            if self._num_free(member) <= 0:
+                return True
+            shard = self._again.popleft() if self._again else next(shards, None)
+            if shard is None:
+                return False
+            member.num_free -= 1
+            self._running[member.begin(shard)] = (member, shard)
+        return True
+
+    def _num_free(self, member: Member) -> int:
+        """Return the free places; half are kept while others start, so that a small corpus is shared."""
+        return member.num_free - (member.num_shards // 2 if self._starting else 0)
+
+    def _greet(self, future: Future[Any]) -> None:
+        member = self._starting.pop(future)
+        try:
+            member.num_shards, where = _result(future)
+        except self._refused as error:
+            self._why = _short(error)
+            self._tell(f"an actor did not start: {self._why}")
+            return
+        member.num_free = member.num_shards
+        self._members.append(member)
+        self._tell(f"{where} speaks {member.num_shards} shards at a time")
+
+    def _finish(self, future: Future[Any]) -> Entry | None:
+        member, shard = self._running.pop(future)
+        member.num_free += 1
+        try:
+            entry: Entry = _result(future)
+        except self._lost as error:
+            self._why = _short(error)
+        else:
+            return entry
+        self._num_lost[shard.number] += 1
+        if self._num_lost[shard.number] > 1:
+            first, times = shard.lines[0], 2 * (RETRIES + 1)
+            where = f"shard {shard.number}, from line {first.line} of {first.file}"
+            raise CorpusError(f"{where}, has lost its actor {times} times: {self._why}; {AGAIN}")
+        self._tell(f"an actor is lost, and others speak its shards: {self._why}")
+        if member in self._members:
+            self._members.remove(member)
+        self._again.append(shard)
+        return None
+
+
+def _result(future: Future[Any]) -> Any:
+    result = future.result()
+    if isinstance(result, S1MiniError):
+        raise result
+    return result
+
+
+def _short(error: Exception) -> str:
+    """Return an error's message; of Ray's the end, which has the cause, in one line without colours."""
+    if isinstance(error, S1MiniError):
+        return str(error)
+    message = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
+    return message if len(message) <= MAX_REASON else f"… {message[-MAX_REASON:]}"
+
+
+def work_here(job: Job, shards: Iterator[Shard]) -> Iterator[Entry]:
+    """Speak shards with an engine in this process; yield the entry of each when it is complete. Raises as `Worker`."""
+    worker = Worker(job)
+    try:
+        yield from work_by(worker, shards)
+    finally:
+        worker.close()
+
+
+def work_by(worker: Worker, shards: Iterator[Shard]) -> Iterator[Entry]:
+    """Speak shards with a worker, `num_shards` at a time; yield the entry of each when it is complete."""
+    started: Future[tuple[int, str]] = Future()
+    started.set_result((worker.num_shards, ""))
+    pool = ThreadPoolExecutor(worker.num_shards, thread_name_prefix="s1_mini shard")
+    try:
+        yield from Team([Member(started, lambda shard: pool.submit(worker.work, shard))], lambda _: None).work(shards)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Actor:
+    """A worker in a Ray process. Errors are returned: Ray would wrap them."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._starting = threading.Lock()
+        self._worker: Worker | None = None
+
+    def start(self) -> tuple[int, str] | CorpusError:
+        """Start the engine; return how many shards it speaks at a time, and where."""
+        try:
+            return min(self._start().num_shards, MAX_SHARDS), _here()
+        except S1MiniError as error:
+            return CorpusError(f"{error} ({_here()})")
+
+    def work(self, shard: Shard) -> Entry | CorpusError:
+        """Speak and write a shard."""
+        try:
+            return self._start().work(shard)  # a restarted actor was not told to start
+        except EngineNotReadyError:
+            os._exit(1)  # the engine is dead, and the next process may have a better one
+        except S1MiniError as error:
+            return CorpusError(f"shard {shard.number}: {error} ({_here()}); {AGAIN}")
+
+    def _start(self) -> Worker:
+        with self._starting:
+            if self._worker is None:
+                self._check()
+                self._worker = Worker(self._job)
+            return self._worker
+
+    def _check(self) -> None:
+        """Check that output and checkpoint are the same as in the driver. Raises `CorpusError`."""
+        if open_output(self._job.output).read(HEADER) != header_bytes(self._job.header):
+            raise CorpusError(f"{self._job.output} is not the same here; name s3://bucket/prefix, or a shared folder")
+        for name, value in fingerprints(self._job.config, self._job.voices).items():
+            if value != self._job.header[name]:
+                raise CorpusError(f"{name.replace('_', ' ')}: other files are here; put the same on all machines")
+
+
+def _here() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def work_on_ray(
+    job: Job, shards: Iterator[Shard], num_actors: int | None, tell: Callable[[str], None]
+) -> Iterator[Entry]:
+    """Speak shards on actors, and yield the entry of each when it is complete; `tell` receives progress messages.
+
+    The cluster is the one of `RAY_ADDRESS`, or one of this machine alone that ends with this process. Raises
+    `CorpusError`.
+    """
+    import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports every start to its makers
+    address = os.environ.get("RAY_ADDRESS")
+    own = {} if address else {"include_dashboard": False}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error", **own)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise CorpusError(f"there is no Ray at RAY_ADDRESS={address!r}: {error}") from None
+    try:
+        count, needs = actors_for(ray.cluster_resources(), job.config.device, num_actors)
+        restarts = {"max_restarts": RESTARTS, "max_task_retries": RETRIES}
+        kind = ray.remote(**needs, **restarts, max_concurrency=MAX_SHARDS)(Actor)
+        actors = [kind.remote(job) for _ in range(count)]
+        members = [
+            Member(each.start.remote().future(), lambda shard, work=each.work: work.remote(shard).future())  # type: ignore[misc]
+            for each in actors
+        ]
+        yield from Team(members, tell, ray.exceptions.RayActorError).work(shards)
+    except ray.exceptions.RayError as error:
+        raise CorpusError(f"an actor failed: {_short(error)}; {AGAIN}") from None
+    finally:
+        ray.shutdown()
+
+
+def actors_for(there: dict[str, float], device: str, wanted: int | None) -> tuple[int, dict[str, int]]:
+    """Return how many actors there are, one for each GPU or one where there is none, and what Ray keeps for each.
+
+    Raises `CorpusError` for more than Ray has.
+    """
+    has_gpu = there.get("GPU", 0) >= 1 and device != "cpu"
+    kind = "GPU" if has_gpu or device.startswith("cuda") else "CPU"
+    count = int(there.get(kind, 0))
+    chosen = wanted or (count if kind == "GPU" else 1)
+    if not 1 <= chosen <= count:
+        raise CorpusError(f"{chosen} actors need a {kind} each, and Ray has {count}; give it more, or ask for fewer")
+    return chosen, {"num_cpus": int(kind == "CPU"), "num_gpus": int(kind == "GPU")}
