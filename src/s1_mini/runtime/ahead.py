@@ -21,7 +21,7 @@ from pathlib import Path
 
 from s1_mini.config import EngineConfig
 from s1_mini.runtime.compiled import Compilable
-from s1_mini.runtime.loader import LoadedCheckpoint
+from s1_mini.runtime.loader import LoadedCheckpoint, first_line
 from s1_mini.runtime.runner import attempt
 from s1_mini.runtime.stage import Stage
 from s1_mini.types import Choice
@@ -42,7 +42,7 @@ sys.exit(main(json.loads(sys.argv.pop(1))))
 
 
 class AheadCompiler:
-    """Compiles the steps of an engine's stages; the speaker's `kernels` has the state."""
+    """Compiles the steps of an engine's stages; `kernels` of the loaded checkpoint has the state."""
 
     def __init__(
         self, speaker: LoadedCheckpoint, stages: Sequence[Stage], config: EngineConfig, *, in_background: bool = True
@@ -59,7 +59,7 @@ class AheadCompiler:
             speaker.kernels = Choice("torch", reason)
 
     def close(self) -> None:
-        """Stop waiting: nothing is taken into use any more."""
+        """Stop waiting for the compiler; nothing is taken into use any more."""
         self._stopped.set()
 
     def _begin(self, stages: Sequence[Stage], *, waits: bool) -> None:
@@ -138,13 +138,13 @@ class AheadCompiler:
         return True
 
     def _fail(self, error: Exception, used: Sequence[str] = ()) -> None:
-        told = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = first_line(error)
         if used:
-            logger.warning("numba makes %s; it fails at more, which torch computes: %s", " and ".join(used), told)
-            self._speaker.kernels = Choice("numba", f"{' and '.join(used)}; the rest by torch, numba fails: {told}")
-            return
-        logger.warning("numba fails, torch computes: %s", told)
-        self._speaker.kernels = Choice("torch", f"numba fails: {told}")
+            logger.warning("numba makes %s; it fails at more, which torch computes: %s", " and ".join(used), reason)
+            self._speaker.kernels = Choice("numba", f"{' and '.join(used)}; the rest by torch, numba fails: {reason}")
+        else:
+            logger.warning("numba fails, torch computes: %s", reason)
+            self._speaker.kernels = Choice("torch", f"numba fails: {reason}")
 
 
 def _reason_against(num_bytes: int, config: EngineConfig) -> str | None:

@@ -1,4 +1,4 @@
-"""What a stage can have compiled before it is used."""
+"""Steps of a stage that numba compiles on a CPU."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Step = Callable[[Sequence[int]], np.ndarray]  # makes an array [n, …] of n slots
-FORMATS = {torch.float32, torch.bfloat16, torch.int8}  # of weights, that `kernels/packed.py` lays out
+Step = Callable[[Sequence[int]], np.ndarray]  # of n slots; returns an array [n, …]
+FORMATS = {torch.float32, torch.bfloat16, torch.int8}  # of weights; `kernels/packed.py` packs them
 
 
 @dataclass(frozen=True)
 class Compilable:
-    """A step that one compiled function can make; until then, and wherever that fails, torch makes it."""
+    """A step that one compiled function can compute; before that, and if that fails, torch computes it."""
 
-    what: str  # as people call it
-    module: str  # that has a `compile_for(formats)`; it imports no torch
+    what: str  # title
+    module: str  # has `compile_for(formats)`; imports no torch
     formats: Sequence[str]  # of the weights
-    use: Callable[[], None]  # loads it, compiles it if it is not kept, and checks it; for work that begins after that
+    use: Callable[[], None]  # loads or compiles it, and checks it; utterances begun later use it
 
 
 class Model(Protocol):
-    """What a model tells of itself."""
+    """The facts of a model that decide whether its steps can be compiled."""
 
     device: torch.device
     dtype: torch.dtype
@@ -34,23 +34,23 @@ class Model(Protocol):
 
 
 def can_compile(model: Model, weights: Iterable[Tensor]) -> bool:
-    """Whether a model is where compiled steps are made, and in the formats that they are for, its weights too."""
+    """Whether a model and its weights have a device and formats for compiled steps."""
     is_wide = model.dtype == model.kv_dtype == torch.float32
     return model.device.type == "cpu" and is_wide and {weight.dtype for weight in weights} <= FORMATS
 
 
 class CompiledSlots:
-    """The slots whose steps a compiled function makes, from first to last: those that began since it is used."""
+    """The slots that a compiled function steps: those that began after it was taken into use."""
 
     def __init__(self) -> None:
         self._step: Step | None = None
         self._slots: set[int] = set()
 
     def compilable(self, what: str, family: ModuleType, model: Model, make: Callable[[Any], Step]) -> Compilable:
-        """Tell what is compiled. Slots that begin after it is used make their steps by what `make` gives of weights.
+        """Return what is to be compiled; `make` returns the step for weights.
 
-        A family's module has `MODULE`, `gather(model)`, which gives weights, `formats_of(weights)`, and `check(model,
-        weights)`, which raises `RuntimeError` if compiled steps are others than torch's.
+        A family's module has `MODULE`, `gather(model)`, which returns weights, `formats_of(weights)`, and
+        `check(model, weights)`, which raises `RuntimeError` if compiled steps differ from torch's.
         """
         weights = family.gather(model)
 
@@ -61,11 +61,11 @@ class CompiledSlots:
         return Compilable(what, family.MODULE, family.formats_of(weights), use)
 
     def begin(self, slot: int) -> None:
-        """Let a slot begin with what there is."""
+        """Assign a slot that begins an utterance to the compiled step, if there is one."""
         (self._slots.add if self._step else self._slots.discard)(slot)
 
     def others(self, slots: Sequence[int]) -> list[int]:
-        """Give those of `slots` that torch steps."""
+        """Return those of `slots` that torch steps."""
         return [slot for slot in slots if slot not in self._slots]
 
     def fill(self, slots: Sequence[int], made: np.ndarray) -> None:

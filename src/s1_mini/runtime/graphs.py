@@ -1,11 +1,11 @@
-"""What a stage does again and again as captured CUDA graphs, all made before the first request.
+"""CUDA graphs of the repeated calls of a stage, all captured before the first request.
 
-cuBLAS has a workspace for each stream of a thread, and a graph goes on with that of the stream it was captured on.
-Graphs that run side by side must therefore not come from one stream: each would write over what the other's products
-count in, and both may wait for ever. Torch gives out a pool of 32 streams in turn, so of two that were made at
-different times nobody knows whether they are one and the same. Those of all stages are made together.
+cuBLAS has a workspace for each stream of a thread, and a graph keeps using that of the stream it was captured on. So
+graphs that run concurrently must come from different streams: otherwise their products overwrite each other's counters,
+and both may hang. Torch hands out a pool of 32 streams in turn, so two streams created at different times may be the
+same; those of all stages are therefore created together.
 
-Several engines may be in one process, and one may speak while another starts.
+Several engines may be in one process, and one may run while another starts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from s1_mini.layers.staging import stage
 WARM_UPS = 2  # before a capture: kernels are compiled, workspaces made
 STREAMS = 8  # of a GPU, one for each stage that captures; torch's pool has more
 
-# One capture at a time, its warm-ups included: on a stream that captures, what another engine does would be captured.
+# One capture at a time, warm-ups included: work of another engine on the capturing stream would be captured, too.
 one_capture = threading.RLock()
-# Torch refuses to replay a graph while it captures another: both touch its random numbers, of which ours use none.
+# Torch refuses to replay a graph during a capture, because both touch the state of its random numbers.
 _replays = threading.Lock()
 
 Key = TypeVar("Key", bound=Hashable)
@@ -39,7 +39,7 @@ Wait = Callable[[], list[np.ndarray]]
 
 
 def graph_stream(device: torch.device, stage_number: int) -> torch.cuda.Stream:
-    """Give the stream of a GPU on which a stage of this number captures; the first call makes all."""
+    """Return the stream of a GPU on which a stage of this number captures; the first call creates all streams."""
     with one_capture:
         return _streams(torch.cuda.current_device() if device.index is None else device.index)[stage_number]
 
@@ -52,9 +52,9 @@ def _streams(index: int) -> list[torch.cuda.Stream]:
 def capture(
     work: Callable[[], None], stream: torch.cuda.Stream, pool: Any, after: Callable[[], None] | None = None
 ) -> Callable[[], None]:
-    """Do `work` some times, then give what does it again in one launch, and calls `after` behind it.
+    """Warm up and capture `work`; return a function that replays it and then calls `after`.
 
-    What other threads do meanwhile is not captured.
+    The work of other threads is not captured.
     """
     with one_capture:
         stream.wait_stream(torch.cuda.current_stream(stream.device))
@@ -63,11 +63,11 @@ def capture(
                 work()
         graph = torch.cuda.CUDAGraph()
         captures = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        with _replays, no_collections(), captures:  # the last waits for the device as it is entered
+        with _replays, no_collections(), captures:  # entering `captures` waits for the device
             work()
 
     def replay() -> None:
-        with _replays:  # what comes after, too: the stream may be captured on as soon as it is free
+        with _replays:  # `after` too: as soon as the stream is free, another capture may use it
             graph.replay()
             if after is not None:
                 after()
@@ -77,10 +77,10 @@ def capture(
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Let Python's collector rest; one block at a time.
+    """Disable garbage collection; one block at a time.
 
-    Graphs of an engine that is no more may be among what it would destroy, and to destroy one on a thread that captures
-    another is an error of CUDA that ends the process.
+    A collection may destroy graphs of a stopped engine, and destroying a graph on a thread that captures another one is
+    a CUDA error that ends the process.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -92,7 +92,7 @@ def no_collections() -> Iterator[None]:
 
 
 class Buffer(NamedTuple):
-    """What a graph reads or writes."""
+    """An input or output of a graph."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.int64
@@ -102,27 +102,27 @@ class Buffer(NamedTuple):
 class GraphOptions:
     """How the calls of one kind are captured and replayed."""
 
-    stream: torch.cuda.Stream | None = None  # on which they are captured; None where nothing is
-    pool: Any = None  # memory of graphs of one stage: they may share it, since one runs at a time
-    is_beside: bool = False  # whether they are replayed on that stream, too, or on the thread's own
-    is_staged: bool = False  # whether inputs are copied, so that a call may follow the last at once
-    is_ahead: bool = False  # whether outputs are, to one of two places in turn: likewise
-    sleeps: bool = False  # whether who waits for one gives its core away
-    own_kernels: bool = False  # whether cuDNN is left out, which makes plans for every size
+    stream: torch.cuda.Stream | None = None  # of the capture; None: nothing is captured
+    pool: Any = None  # memory shared by the graphs of one stage, of which one runs at a time
+    is_beside: bool = False  # replay on that stream, not on the thread's own
+    is_staged: bool = False  # copy inputs, so that a call can follow the last one at once
+    is_ahead: bool = False  # copy outputs to one of two places in turn, for the same reason
+    sleeps: bool = False  # sleep while waiting, instead of spinning
+    own_kernels: bool = False  # without cuDNN, which makes plans for every size
 
     @classmethod
     def of_stage(cls, device: torch.device, stage_number: int) -> GraphOptions:
-        """Capture on the stage's stream, in a pool of its own; on a CPU nothing is."""
+        """Return options that capture on the stage's stream, in a pool of its own; on a CPU nothing is captured."""
         if device.type != "cuda":
             return cls()
         return cls(graph_stream(device, stage_number), torch.cuda.graph_pool_handle())
 
 
 class StepGraphs(Generic[Key]):
-    """One call for several keys, such as sizes of a batch: inputs and outputs lie in pinned memory that all share.
+    """The graphs of one call for several keys, such as batch sizes; they share pinned memory for inputs and outputs.
 
-    One is launched at a time. If the last that had its outputs in the same place was not waited for, that is done
-    first. On a CPU nothing is captured: the same is done step by step, to be looked at.
+    One is launched at a time, after the last one with the same output place has been waited for. On a CPU the same
+    steps run without graphs, so that they can be tested.
     """
 
     def __init__(
@@ -135,15 +135,15 @@ class StepGraphs(Generic[Key]):
         device: torch.device,
         options: GraphOptions,
     ) -> None:
-        """Capture `call(key, *inputs)` for all `keys`, the largest first: the others find room in its memory."""
+        """Capture `call(key, *inputs)` for all `keys`, the largest first: the others reuse its memory."""
         self._call, self._device, self._options = call, device, options
-        # Else a call's inputs would be written while the last still reads its own.
+        # Otherwise inputs would be overwritten while the last call still reads them.
         assert not options.is_ahead or options.is_staged or not any(inputs(key) for key in keys)
         self._places = ["out", "other out"] if options.is_ahead else ["out"]
         has_outputs = options.stream is not None and any(outputs(key) for key in keys)
         self._done = [torch.cuda.Event(blocking=options.sleeps) if has_outputs else None for _ in self._places]
         self._launched: list[_Launched | None] = [None for _ in self._places]
-        self._place = 0  # where the outputs of the last call are
+        self._place = 0  # of the last call's outputs
         self._memory: dict[tuple[str, int], Tensor] = {}
         for key in keys:
             for at, buffer in enumerate(inputs(key)):
@@ -156,7 +156,7 @@ class StepGraphs(Generic[Key]):
         self._graphs = {key: self._prepare(key, inputs(key), outputs(key)) for key in keys}
 
     def launch(self, key: Key, *arrays: np.ndarray) -> Wait:
-        """Begin the call of a key; give what waits for its outputs."""
+        """Launch the call of a key; return a function that waits for its outputs."""
         graph = self._graphs[key]
         self._place = (self._place + 1) % len(self._places)
         last = self._launched[self._place]
@@ -171,12 +171,12 @@ class StepGraphs(Generic[Key]):
         return launched.wait
 
     def replay(self, key: Key) -> None:
-        """Begin the call of a key with the inputs of the last, and wait for nothing: for measurements."""
+        """Launch the call of a key with the last inputs, without waiting for outputs."""
         with torch.cuda.stream(self._options.stream) if self._options.is_beside else nullcontext():
             self._graphs[key].replay()
 
     def _reserve(self, name: tuple[str, int], buffer: Buffer, *, on_device: bool = False) -> None:
-        """Make room for the largest of some buffers; views of it are made when all are known."""
+        """Allocate the largest of some buffers; `_views` makes views of it."""
         size = prod(buffer.shape)
         known = self._memory.get(name)
         if known is None or known.numel() < size:
@@ -197,7 +197,7 @@ class StepGraphs(Generic[Key]):
                 place.copy_(value, non_blocking=True)
 
         def hand_out() -> None:
-            for place, value in zip(places[self._place], made):  # noqa: B905 - what is not made there is in its place
+            for place, value in zip(places[self._place], made):  # noqa: B905 - empty unless outputs are copied
                 place.copy_(value, non_blocking=True)
             done = self._done[self._place]
             if done is not None:
@@ -219,14 +219,14 @@ class StepGraphs(Generic[Key]):
 
 
 class _Launched:
-    """A call that was launched, and its outputs, which a later one overwrites: they are copied when they are there."""
+    """A launched call; its outputs are copied when they are complete, because a later call overwrites them."""
 
     def __init__(self, outputs: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
         self._outputs, self._done = outputs, done
         self._copies: list[np.ndarray] | None = None
 
     def wait(self) -> list[np.ndarray]:
-        """Give the outputs; at once, if they were waited for before."""
+        """Return the outputs, which are waited for once."""
         if self._copies is None:
             if self._done is not None:
                 self._done.synchronize()
@@ -238,10 +238,10 @@ class _Launched:
 class _Graph:
     replay: Callable[[], None]
     inputs: list[Tensor]
-    outputs: list[list[Tensor]]  # of each place
+    outputs: list[list[Tensor]]  # by place
 
 
 def _without_plans() -> tuple[AbstractContextManager[Any], ...]:
-    """Leave cuDNN out; it took 8 of the 19 seconds of a start (H200, 2026-11). These settings are of all threads."""
+    """Return settings without cuDNN, which took 8 of the 19 seconds of a start (H200, 2026-11). They are global."""
     own = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     return one_capture, torch.backends.cudnn.flags(enabled=False), sdpa_kernel(own)

@@ -64,8 +64,8 @@ class Compiler:
                     raise
                 except (RuntimeError, ImportError, OSError) as error:
                     # An error of the function itself is raised again by the call below.
-                    self.choice = Choice("eager", f"inductor failed: {_first_line(error)}")
-                    logger.warning("compilation failed, running eager: %s", _first_line(error))
+                    self.choice = Choice("eager", f"inductor failed: {first_line(error)}")
+                    logger.warning("compilation failed, running eager: %s", first_line(error))
             return function(*arguments)
 
         return call  # type: ignore[return-value]
@@ -262,7 +262,7 @@ def try_products(weights_dtype: Choice, device: str) -> Choice:
         weight = quantize(torch.eye(64, device=device), NARROW[weights_dtype.value])
         product(torch.ones(1, 64, device=device), weight)
     except (RuntimeError, NotImplementedError, AttributeError) as error:
-        return Choice("full", f"{device} cannot multiply by weights in {weights_dtype.value}: {_first_line(error)}")
+        return Choice("full", f"{device} cannot multiply by weights in {weights_dtype.value}: {first_line(error)}")
     return weights_dtype
 
 
@@ -286,8 +286,8 @@ def choose_kernels(device: str) -> Choice:
         raise
     except Exception as error:  # errors of Triton, compilers and drivers have no class in common
         leave_triton()
-        logger.warning("Triton fails, torch computes from now on: %s", _first_line(error))
-        return Choice("torch", f"Triton fails: {_first_line(error)}")
+        logger.warning("Triton fails, torch computes from now on: %s", first_line(error))
+        return Choice("torch", f"Triton fails: {first_line(error)}")
     return Choice("triton", f"Triton is there for {device}")
 
 
@@ -357,5 +357,5 @@ def _compile_blocks(speaker: LoadedCheckpoint) -> None:
         speaker.compiler.choice = Choice("eager", f"{speaker.family} has nothing that is compiled")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__

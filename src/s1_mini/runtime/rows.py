@@ -1,4 +1,4 @@
-"""Slots that step together: how many a captured step has, how far it looks, and which of them step."""
+"""Batch sizes and context lengths of captured steps, and the flags of the slots that take part in one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 def ladder(slots: int) -> list[int]:
-    """Give the rows of the captured steps of so many slots, ascending: a call runs in the smallest that holds it."""
+    """Return the batch sizes of captured steps, ascending; a call uses the smallest one that fits."""
     return [*(rows for rows in _LADDER if rows < slots), slots]
 
 
 def fit(sizes: Sequence[int], count: int) -> int:
-    """Give the first of ascending sizes that holds so many."""
+    """Return the first of ascending sizes that is at least `count`."""
     return next(size for size in sizes if size >= count)
 
 
@@ -29,14 +29,13 @@ def whole_spans(positions: int) -> int:
 
 
 class SteppingSlots:
-    """Lets some slots step and the others rest: `flags`, bool [slots] on their device, is what steps read."""
+    """The slots that take part in a step: `flags`, bool [slots] on their device, which steps read."""
 
     def __init__(self, flags: Tensor) -> None:
         self._flags = flags
         self._now: frozenset[int] = frozenset()
 
     def choose(self, slots: Collection[int]) -> None:
-        """Let these slots step."""
         chosen = frozenset(slots)
         if chosen != self._now:
             flags = torch.zeros(len(self._flags), dtype=torch.bool)

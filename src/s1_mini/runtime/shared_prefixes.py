@@ -1,8 +1,8 @@
-"""Which slots of a language model hold the same prefix, and so may be attended to as one.
+"""Groups of slots of a language model that hold the same prefix, so that attention reads it once.
 
-A prefix is the same where it was saved once: who saved it and who loaded it hold the same bits. Slots of one prefix are
-shared out to groups of even size, and each group reads the copy of its first slot. As soon as a slot begins anew it is
-in no group, and the others are grouped again before their next step.
+Prefixes are the same if they were saved once: the slot that saved it and the slots that loaded it hold the same bits.
+Slots of one prefix are divided into groups of even size, and each group reads the copy of its first slot. A slot that
+begins an utterance leaves its group, and the others are grouped again before their next step.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from s1_mini.kernels.common_attention import (
 )
 from s1_mini.layers.staging import stage
 
-WORTH_POSITIONS = 64  # of a prefix; of less, each row reads its own copy
+WORTH_POSITIONS = 64  # of a prefix; each row reads its own copy of a shorter one
 
 
 class SharedPrefixes:
-    """Keeps `tables` on the device up to date with what the slots hold."""
+    """Keeps `tables` on the device up to date with the prefixes of the slots."""
 
     def __init__(self, tables: CommonPrefixes) -> None:
         self.tables = tables
@@ -41,19 +41,19 @@ class SharedPrefixes:
         self._has_groups = False  # whether there is any in them
 
     def hold(self, slot: int, prefix: Tensor, positions: int) -> None:
-        """Note that a slot's first positions are those of `prefix`, one that was saved."""
+        """Record that a slot's first positions are those of a saved `prefix`."""
         length = min(positions // WHOLE_BLOCKS * WHOLE_BLOCKS, MOST_COLUMNS)
         number = self._number(prefix) if length >= WORTH_POSITIONS else 0
         self._set(slot, number, length)
 
     def forget(self, slot: int) -> None:
-        """Note that a slot's positions are going to be overwritten."""
+        """Record that a slot's positions will be overwritten."""
         self._set(slot, 0, 0)
 
     def write(self, rows: int) -> bool:
-        """Bring the tables up to date for a step of the first `rows` slots; tell whether any of them share a prefix.
+        """Update the tables for a step of the first `rows` slots; return whether any of them share a prefix.
 
-        Nobody waits for the device.
+        Does not wait for the device.
         """
         if rows != self._written_for:
             table = self._table(rows)
@@ -69,7 +69,7 @@ class SharedPrefixes:
             self._written_for = 0
 
     def _number(self, prefix: Tensor) -> int:
-        """Give a prefix its number. One that is gone takes its number along: another may get its address."""
+        """Return the number of a prefix; a freed one loses its number, because another may get its address."""
         key = id(prefix)
         reference, number = self._known.get(key, (None, 0))
         if reference is None or reference() is not prefix:
@@ -92,10 +92,10 @@ class SharedPrefixes:
 
 
 def share_out(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Share out slots with the same number [slots] to groups of even size, of at most so many; 0 is in none.
+    """Divide slots with the same number [slots] into groups of even size, at most `most`; number 0 is in none.
 
-    No group has fewer than `FEWEST_ROWS`; slots that are left over where `most` is small are in none. Gives those that
-    are in a group [n], which it is, and the place of each there; groups are counted from 0 on.
+    No group has fewer than `FEWEST_ROWS`; slots that are left over if `most` is small are in none. Returns the slots in
+    groups [n], the group of each, counted from 0, and the place of each in its group.
     """
     _, kinds, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
     slots = np.flatnonzero((numbers > 0) & (sizes[kinds] >= FEWEST_ROWS))
