@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +20,10 @@ from s1_mini.server.run import make_config
 from waiting import EVENTUALLY_S, wait_until
 
 
-@dataclass
-class Door:
-    """A running server."""
+class Address:
+    """Where a server listens."""
 
     port: int
-    app: FastAPI
-    engine: ProductionTTSEngine
-    thread: threading.Thread
-    loop: asyncio.AbstractEventLoop
-    store: Path = Path()  # of a container: inputs and answers of asynchronous requests
 
     @property
     def url(self) -> str:
@@ -38,6 +34,38 @@ class Door:
         return httpx2.Client(base_url=self.url, timeout=60, trust_env=False, verify=False)
 
     http = client
+
+    def connect(self) -> socket.socket:
+        """Return a connection for requests that are written by hand."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=EVENTUALLY_S)
+
+
+@dataclass
+class Door(Address):
+    """A running server."""
+
+    port: int
+    app: FastAPI
+    engine: ProductionTTSEngine
+    thread: threading.Thread
+    loop: asyncio.AbstractEventLoop
+    store: Path = Path()  # of a container: inputs and answers of asynchronous requests
+
+
+def raw_post(body: object, *lines: str, path: str = "/v1/tts", version: str = "1.1") -> bytes:
+    """Return the bytes of a request with a JSON body and further lines of its head."""
+    content = json.dumps(body).encode()
+    head = [f"POST {path} HTTP/{version}", "Host: localhost", "Content-Type: application/json"]
+    return "\r\n".join([*head, f"Content-Length: {len(content)}", *lines, "", ""]).encode() + content
+
+
+def read_all(plug: socket.socket) -> bytes:
+    """Return everything until the connection is closed or reset."""
+    received = b""
+    with suppress(ConnectionError):
+        while part := plug.recv(65_536):
+            received += part
+    return received
 
 
 @contextmanager

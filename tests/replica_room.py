@@ -17,6 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from door_room import Address
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.remote.proxy import find_proxy
 from waiting import EVENTUALLY_S, wait_until
@@ -40,22 +41,13 @@ needs_proxy = pytest.mark.skipif(lacks_proxy(), reason="several replicas need HA
 
 
 @dataclass
-class Replicas:
+class Replicas(Address):
     """A running door, by its process."""
 
     process: subprocess.Popen[str]
     port: int
     store: Path
     lines: list[str] = field(default_factory=list)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False, verify=False)
-
-    http = client
 
     def told(self, **fields: Any) -> list[dict[str, Any]]:
         """Log lines that have these fields."""

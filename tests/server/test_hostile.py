@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import logging
 import socket
@@ -16,12 +15,13 @@ from contextlib import ExitStack, contextmanager, suppress
 import httpx2
 import numpy as np
 import pytest
-import soundfile
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from door_room import raw_post, read_all
 from held_generation import held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.audio.container import encode
 from s1_mini.server.accounts import Resource
 from s1_mini.types import Reference, Voice
 from s1_mini.voices.reference import Check, ReferenceEncoder
@@ -108,7 +108,7 @@ def test_an_unknown_key_of_a_megabyte_is_not_sent_back(http: httpx2.Client) -> N
 
 def test_a_body_in_chunks_of_one_byte_is_refused(door: Door) -> None:
     lines = b"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with pinging(door) as took, socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug:
+    with pinging(door) as took, door.connect() as plug:
         plug.sendall(lines + b"Transfer-Encoding: chunked\r\n\r\n")
         received = b""
         try:
@@ -123,7 +123,7 @@ def test_a_body_in_chunks_of_one_byte_is_refused(door: Door) -> None:
 
 
 def test_what_is_no_http_is_refused_in_the_shape_of_all_errors(door: Door) -> None:
-    with socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug:
+    with door.connect() as plug:
         plug.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         told, _, body = plug.makefile("rb").read().partition(b"\r\n\r\n")
 
@@ -134,7 +134,7 @@ def test_what_is_no_http_is_refused_in_the_shape_of_all_errors(door: Door) -> No
 def test_the_bodies_of_all_together_are_bounded(small_engine: ProductionTTSEngine) -> None:
     # a quarter of the bytes is kept for other clients, and one request may hold a third of the rest
     with serving(small_engine, max_bodies_bytes=400_000) as door, ExitStack() as held:
-        plugs = [held.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=60)) for _ in range(2)]
+        plugs = [held.enter_context(door.connect()) for _ in range(2)]
         plugs[0].sendall(head(90_000) + b" " * 80_000)
         wait_until(lambda: held_bytes(door) == 80_000)
         plugs[1].sendall(head(90_000) + b" " * 80_000)
@@ -149,13 +149,12 @@ def test_the_bodies_of_all_together_are_bounded(small_engine: ProductionTTSEngin
 
 
 def test_listeners_who_take_nothing_are_ended_and_others_are_served(open_door: Door, caplog) -> None:
-    body = json.dumps(LONG).encode()
     with ExitStack() as held, caplog.at_level(logging.WARNING, "s1_mini.server.connections"):
         for _ in range(4):  # as many as there are slots
             plug = held.enter_context(socket.socket())
             plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             plug.connect(("127.0.0.1", open_door.port))
-            plug.sendall(head(len(body)) + body)
+            plug.sendall(raw_post(LONG))
         with held_generation():
             wait_until(lambda: open_door.app.state.gate.num_inside == 4)
         wait_until(lambda: open_door.app.state.gate.num_inside == 0)
@@ -166,12 +165,11 @@ def test_listeners_who_take_nothing_are_ended_and_others_are_served(open_door: D
 
 
 def test_a_whole_answer_that_nobody_takes_is_ended_too(open_door: Door) -> None:
-    body = json.dumps(LONG | {"stream": False, "format": "wav", "max_new_tokens": 80}).encode()
     with socket.socket() as plug:
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         plug.connect(("127.0.0.1", open_door.port))
         with held_generation():
-            plug.sendall(head(len(body)) + body)
+            plug.sendall(raw_post(LONG | {"stream": False, "format": "wav", "max_new_tokens": 80}))
             wait_until(lambda: open_door.app.state.gate.num_inside == 1)
         wait_until(lambda: open_door.app.state.gate.num_inside == 0)
         wait_until(lambda: not open_door.app.state.connections._pool.busy)
@@ -182,7 +180,7 @@ def test_a_whole_answer_that_nobody_takes_is_ended_too(open_door: Door) -> None:
 def test_idle_connections_make_room_for_new_ones_and_say_so_once(open_door: Door, caplog) -> None:
     with ExitStack() as held, caplog.at_level(logging.WARNING, "s1_mini.server.connections"):
         for _ in range(100):
-            held.enter_context(socket.create_connection(("127.0.0.1", open_door.port), timeout=60))
+            held.enter_context(open_door.connect())
         with open_door.client() as client:
             assert client.get("/ping").status_code == 200
 
@@ -195,28 +193,21 @@ def test_idle_connections_make_room_for_new_ones_and_say_so_once(open_door: Door
 def test_a_refused_request_whose_body_drips_holds_its_connection_for_seconds_only(
     small_engine: ProductionTTSEngine, clock: Clock, path: str
 ) -> None:
-    with (
-        serving(small_engine, api_key="sesame") as door,
-        socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug,
-    ):
+    with serving(small_engine, api_key="sesame") as door, door.connect() as plug:
         plug.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n".encode())
         received = plug.recv(65_536)
         for _ in range(10):  # seconds
             with suppress(OSError):
                 plug.sendall(b"x")
             clock.advance(door, 1)
-        closed = is_closed(plug)
+        read_all(plug)  # until it is closed
 
     assert received.split()[1] in (b"401", b"404", b"405")
-    assert closed
 
 
 def flac(seconds: float, rate: int = 24_000) -> bytes:
     """A recording of noise, other each time."""
-    buffer = io.BytesIO()
-    wave = np.random.default_rng().uniform(-0.5, 0.5, int(seconds * rate))
-    soundfile.write(buffer, wave, rate, format="FLAC")
-    return buffer.getvalue()
+    return encode(np.random.default_rng().uniform(-0.5, 0.5, int(seconds * rate)).astype(np.float32), rate, "flac")
 
 
 def send_recording(door: Door, recording: bytes) -> socket.socket:
@@ -228,7 +219,7 @@ def send_recording(door: Door, recording: bytes) -> socket.socket:
             files={"reference_audio": ("me.flac", recording)},
         )
     content = form.read()
-    plug = socket.create_connection(("127.0.0.1", door.port), timeout=60)
+    plug = door.connect()
     plug.sendall(head(len(content), form.headers["content-type"]) + content)
     return plug
 
@@ -287,7 +278,7 @@ def test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by(
 
 
 def test_a_head_of_hundreds_of_headers_is_refused(door: Door) -> None:
-    with socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug:
+    with door.connect() as plug:
         plug.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 200 + b"\r\n")
         told = plug.makefile("rb").read()
 
@@ -298,12 +289,9 @@ def test_a_head_of_hundreds_of_headers_is_refused(door: Door) -> None:
 def test_a_request_with_both_a_length_and_chunks_is_refused_with_what_follows_it(door: Door) -> None:
     head = b"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n"
     smuggled = b"GET /v1/voices HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as plug:
+    with door.connect() as plug:
         plug.sendall(head + b"0\r\n\r\n" + smuggled)
-        received = b""
-        with suppress(ConnectionError):
-            while part := plug.recv(65_536):
-                received += part
+        received = read_all(plug)
 
     assert received.startswith(b"HTTP/1.1 400 ")
     assert b"both Content-Length and Transfer-Encoding" in received
@@ -331,12 +319,9 @@ UPGRADE = (
 def test_a_handshake_that_is_no_websockets_is_answered_and_its_connection_closed(
     door: Door, request_line: bytes, more: bytes, status: bytes
 ) -> None:
-    received = b""
-    with socket.create_connection(("127.0.0.1", door.port), timeout=30) as plug:
+    with door.connect() as plug:
         plug.sendall(request_line + UPGRADE + more)
-        with suppress(ConnectionError):
-            while part := plug.recv(65_536):
-                received += part
+        received = read_all(plug)
 
     assert received.split()[1] == status
     assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"]
@@ -352,9 +337,7 @@ def test_a_text_message_that_is_not_utf8_closes_the_websocket_without_a_tracebac
 
     with websocket(door) as plug:
         plug.sendall(frame(0x01, data[:1]) + frame(0x80, data[1:]) if splits else frame(0x81, data))
-        received = b""
-        while part := plug.recv(100):
-            received += part
+        received = read_all(plug)
 
     assert received[:1] == b"\x88"
     assert int.from_bytes(received[2:4]) == 1007
@@ -367,11 +350,9 @@ def test_who_leaves_after_the_first_bytes_of_another_request_leaves_the_slot_to_
     open_door: Door, more: bytes
 ) -> None:
     before = open_door.engine.metrics.ends["cancelled"]
-    body = json.dumps(LONG_SPEECH | {"max_new_tokens": 400}).encode()
-    head = f"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     with held_generation():
-        with socket.create_connection(("127.0.0.1", open_door.port), timeout=60) as plug:
-            plug.sendall(head.encode() + b"\r\n\r\n" + body)
+        with open_door.connect() as plug:
+            plug.sendall(raw_post(LONG_SPEECH | {"max_new_tokens": 400}))
             wait_until(lambda: open_door.engine.health_check()["requests"] == 1)
             with suppress(ConnectionError):
                 plug.sendall(more[:10])
@@ -393,10 +374,7 @@ def test_an_upload_in_many_small_pieces_is_read(door: Door) -> None:
 def test_a_late_body_of_a_refused_request_leaves_the_connection_to_the_next(
     small_engine: ProductionTTSEngine, clock: Clock
 ) -> None:
-    with (
-        serving(small_engine) as door,
-        socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug,
-    ):
+    with serving(small_engine) as door, door.connect() as plug:
         plug.sendall(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n")
         assert plug.recv(65_536).startswith(b"HTTP/1.1 404")
         plug.sendall(b"abc")
@@ -411,13 +389,13 @@ def test_a_late_body_of_a_refused_request_leaves_the_connection_to_the_next(
 
 def test_a_client_that_reads_slowly_receives_the_whole_answer(small_engine: ProductionTTSEngine, clock: Clock) -> None:
     """20 kB each ten seconds, from a server that ends a connection on which nothing is read for forty."""
-    body = json.dumps(LONG | {"stream": False, "format": "wav", "max_new_tokens": 40}).encode()
+    body = LONG | {"stream": False, "format": "wav", "max_new_tokens": 40}
     limits = {"send_timeout_s": 40, "stream_timeout_s": 3600}
     with serving(small_engine, **limits) as door, socket.socket() as plug:
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         plug.settimeout(60)
         plug.connect(("127.0.0.1", door.port))
-        plug.sendall(head(len(body)).replace(b"Host", b"Connection: close\r\nHost") + body)
+        plug.sendall(raw_post(body, "Connection: close"))
         taken = b""
         while part := plug.recv(20_000, socket.MSG_WAITALL):
             taken += part
@@ -431,22 +409,12 @@ def test_a_client_that_reads_slowly_receives_the_whole_answer(small_engine: Prod
 
 def websocket(door: Door) -> socket.socket:
     """A WebSocket on which frames are written by hand."""
-    plug = socket.create_connection(("127.0.0.1", door.port), timeout=60)
+    plug = door.connect()
     lines = ["GET /v1/audio/speech/stream HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket"]
     lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg=="]
     plug.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
     assert plug.recv(65_536).startswith(b"HTTP/1.1 101")
     return plug
-
-
-def is_closed(plug: socket.socket) -> bool:
-    """Whether the other side ends the connection, whatever it still sends."""
-    try:
-        while plug.recv(65_536):
-            pass
-    except ConnectionError:
-        pass
-    return True
 
 
 @pytest.mark.parametrize("frame", [b"\x89\x80\0\0\0\0", b"\x00\x80\0\0\0\0"], ids=["pings", "continuations"])
@@ -458,7 +426,7 @@ def test_a_flood_of_empty_frames_ends_the_websocket(door: Door, frame: bytes) ->
                 plug.sendall(frame * 10_000)
         except OSError:
             pass
-        assert is_closed(plug)
+        read_all(plug)  # until it is closed
 
     assert max(took) < PING_S
 
@@ -476,7 +444,7 @@ def test_recordings_of_sessions_and_messages_without_an_end_count_among_the_bodi
             last = held.enter_context(websocket(door))
             with suppress(OSError):
                 last.sendall(b"\x01\xff" + (2_000_000).to_bytes(8) + b"\0\0\0\0" + b"a" * 450_000)  # fits alone
-            assert is_closed(last)
+            read_all(last)  # until it is closed
         wait_until(lambda: held_bytes(door) == 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import threading
@@ -14,7 +13,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from door_room import listening
+from door_room import listening, raw_post
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
 from s1_mini.runtime.running import EngineRuntime
@@ -50,9 +49,9 @@ def code(answer: httpx2.Response) -> str:
     return error["code"]
 
 
-def exchange(port: int, *parts: bytes) -> bytes:
+def exchange(door: Door, *parts: bytes) -> bytes:
     """Send raw parts; return the answer."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as plug:
+    with door.connect() as plug:
         for part in parts:
             with suppress(OSError):
                 plug.sendall(part)
@@ -89,7 +88,7 @@ def head(*lines: str) -> bytes:
 
 
 def test_a_declared_body_over_the_limit_is_refused_before_it_is_sent(strict: Door) -> None:
-    received = exchange(strict.port, head("Content-Length: 100000000", "Expect: 100-continue"))
+    received = exchange(strict, head("Content-Length: 100000000", "Expect: 100-continue"))
 
     assert received.startswith(b"HTTP/1.1 413")
     assert b'"body_too_large"' in received
@@ -98,7 +97,7 @@ def test_a_declared_body_over_the_limit_is_refused_before_it_is_sent(strict: Doo
 def test_a_body_that_does_not_say_its_length_is_refused_once_it_is_over_the_limit(strict: Door) -> None:
     chunk = b"1000\r\n" + b"x" * 4096 + b"\r\n"
 
-    received = exchange(strict.port, head("Transfer-Encoding: chunked"), *[chunk] * 3, b"0\r\n\r\n")
+    received = exchange(strict, head("Transfer-Encoding: chunked"), *[chunk] * 3, b"0\r\n\r\n")
 
     assert received.startswith(b"HTTP/1.1 413")
 
@@ -115,10 +114,7 @@ def test_a_sender_who_hears_nothing_until_it_has_sent_all_hears_413_too(strict: 
 def test_a_head_that_is_sent_too_slowly_is_refused(
     small_engine: ProductionTTSEngine, clock: Clock, before: bytes
 ) -> None:
-    with (
-        serving(small_engine, head_timeout_s=30) as door,
-        socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug,
-    ):
+    with serving(small_engine, head_timeout_s=30) as door, door.connect() as plug:
         plug.sendall(before)
         if before:
             assert plug.recv(65_536).startswith(b"HTTP/1.1 200")
@@ -134,7 +130,7 @@ def test_connections_that_send_no_head_are_closed_and_others_are_served(
 ) -> None:
     with serving(small_engine, head_timeout_s=30) as door, ExitStack() as held, door.client() as client:
         before = len(door.app.state.connections)
-        plugs = [held.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=60)) for _ in range(100)]
+        plugs = [held.enter_context(door.connect()) for _ in range(100)]
         wait_until(lambda: len(door.app.state.connections) == before + 100)
         for plug in plugs:
             plug.setblocking(False)
@@ -148,10 +144,7 @@ def test_connections_that_send_no_head_are_closed_and_others_are_served(
 
 
 def test_a_connection_that_rests_between_two_requests_is_kept(small_engine: ProductionTTSEngine, clock: Clock) -> None:
-    with (
-        serving(small_engine, head_timeout_s=30) as door,
-        socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug,
-    ):
+    with serving(small_engine, head_timeout_s=30) as door, door.connect() as plug:
         for rest_s in (40, 0):
             plug.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
             assert plug.recv(1000).startswith(b"HTTP/1.1 200")
@@ -159,10 +152,7 @@ def test_a_connection_that_rests_between_two_requests_is_kept(small_engine: Prod
 
 
 def test_a_body_that_is_sent_too_slowly_is_refused(small_engine: ProductionTTSEngine, clock: Clock) -> None:
-    with (
-        serving(small_engine, body_timeout_s=30) as door,
-        socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug,
-    ):
+    with serving(small_engine, body_timeout_s=30) as door, door.connect() as plug:
         plug.sendall(head("Content-Length: 1000"))
         received = drip(door, clock, plug, b"x")
 
@@ -227,7 +217,7 @@ def test_a_full_queue_refuses_before_the_body_is_read(
     with serving(small_engine) as door:
         monkeypatch.setattr(small_engine, "state", lambda: EngineState("ready", 256, 256))
 
-        received = exchange(door.port, head("Content-Length: 1000", "Expect: 100-continue"))
+        received = exchange(door, head("Content-Length: 1000", "Expect: 100-continue"))
 
     lowered = received.lower()
     assert received.startswith(b"HTTP/1.1 503")
@@ -280,11 +270,10 @@ def test_a_stream_past_its_time_is_broken_off_so_that_nobody_takes_it_for_whole(
 def test_a_stream_that_ends_by_closing_is_reset_if_it_is_not_whole(
     small_engine: ProductionTTSEngine, stream_timeout_s: float, is_whole: bool
 ) -> None:
-    body = json.dumps(LONG_SPEECH | {"stream": True, "format": "pcm"}).encode()
-    request = head(f"Content-Length: {len(body)}").replace(b"HTTP/1.1", b"HTTP/1.0") + body
+    request = raw_post(LONG_SPEECH | {"stream": True, "format": "pcm"}, version="1.0")
     with (
         serving(small_engine, stream_timeout_s=stream_timeout_s) as door,
-        socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug,
+        door.connect() as plug,
         nullcontext() if is_whole else pytest.raises(ConnectionResetError),
     ):
         plug.sendall(request)
@@ -301,11 +290,9 @@ def test_a_client_that_goes_away_leaves_its_slot_to_others(door: Door, http: htt
     def cancelled() -> int:
         return sum(map(int, re.findall(r'_requests_total{end="cancelled".*} (\d+)', http.get("/metrics").text)))
 
-    body = json.dumps(LONG_SPEECH | {"stream": streams, "format": "pcm"}).encode()
-    request = head(f"Content-Length: {len(body)}") + body
-    before = cancelled()
+    request, before = raw_post(LONG_SPEECH | {"stream": streams, "format": "pcm"}), cancelled()
 
-    with held_generation(SOUNDS), socket.create_connection(("127.0.0.1", door.port)) as plug:
+    with held_generation(SOUNDS), door.connect() as plug:
         plug.sendall(request)
         wait_until(lambda: inside() == [1, 1])
         if streams:
@@ -328,9 +315,8 @@ def test_a_client_that_goes_away_while_the_engine_is_being_asked_leaves_nothing_
 
     monkeypatch.setattr(EngineRuntime, "begin", speak_slowly)
     before = door.engine.health_check()["queue"]["accepted"]
-    body = json.dumps(LONG_SPEECH).encode()
-    with socket.create_connection(("127.0.0.1", door.port)) as plug:
-        plug.sendall(head(f"Content-Length: {len(body)}") + body)
+    with door.connect() as plug:
+        plug.sendall(raw_post(LONG_SPEECH))
         assert asked.wait(EVENTUALLY_S)
     wait_until(lambda: door.app.state.gate.num_inside == 0)
     went.set()

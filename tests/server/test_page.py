@@ -19,6 +19,7 @@ import soundfile
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.audio.container import encode
 from s1_mini.families.mel.random import write_random_checkpoint
 from tests.server.conftest import Door, serving
 from waiting import wait_until
@@ -300,10 +301,8 @@ def test_a_voice_is_added_used_and_deleted(visit: Open, voiced: ProductionTTSEng
 
 def wav_of(seconds: float) -> bytes:
     """A recording of a hum."""
-    file = io.BytesIO()
     hum = 0.2 * np.sin(2 * np.pi * 150 * np.arange(round(seconds * 16_000)) / 16_000)
-    soundfile.write(file, hum, 16_000, format="WAV")
-    return file.getvalue()
+    return encode(hum.astype(np.float32), 16_000, "wav")
 
 
 @needs_browser

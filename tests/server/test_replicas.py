@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -12,17 +11,18 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
 import numpy as np
 import pytest
-import soundfile
 from websockets.sync.client import connect
 
+from door_room import raw_post, read_all
 from held_generation import held_environment
 from replica_room import Replicas, needs_proxy, replicated
+from s1_mini.audio.container import encode
 from tests.server.conftest import LONG_SPEECH
 from waiting import EVENTUALLY_S, wait_until
 
@@ -60,12 +60,6 @@ def http(door: Replicas) -> Iterator[httpx2.Client]:
         yield client
 
 
-def recording(tone: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    soundfile.write(buffer, tone, 44_100, format="WAV")
-    return buffer.getvalue()
-
-
 def who_spoke(door: Replicas, request_id: str) -> str:
     wait_until(lambda: bool(door.told(message="request", request_id=request_id)))
     replica: str = door.told(message="request", request_id=request_id)[0]["replica"]
@@ -80,7 +74,7 @@ def test_a_voice_added_through_the_door_speaks_everywhere_and_is_gone_everywhere
     door: Replicas, http: httpx2.Client, tone: np.ndarray
 ) -> None:
     form = {"name": "robin", "text": "Ah."}
-    added = http.post("/v1/voices", data=form, files={"audio": recording(tone)})
+    added = http.post("/v1/voices", data=form, files={"audio": encode(tone, 44_100, "wav")})
     sound, spoke = set(), set()
     asked = {"voice": (None, "robin")} | {name: (None, str(value)) for name, value in SHORT.items()}
     for number in range(4):  # forms, in which the proxy looks for no voice
@@ -118,7 +112,7 @@ def test_a_voice_stays_with_one_replica_while_that_has_no_more_to_do_than_the_ot
     door: Replicas, http: httpx2.Client, tone: np.ndarray
 ) -> None:
     for name in ("carl", "dora"):
-        http.post("/v1/voices", data={"name": name, "text": "Ah."}, files={"audio": recording(tone)})
+        http.post("/v1/voices", data={"name": name, "text": "Ah."}, files={"audio": encode(tone, 44_100, "wav")})
     spoke = {}
     for name in ("carl", "dora"):
         for number in range(4):
@@ -177,18 +171,14 @@ def test_health_tells_of_all_and_of_each_and_batch_transform_of_all_slots(http: 
 
 def exchange(door: Replicas, content: bytes, *, drips: bytes = b"") -> bytes:
     """Send bytes, then `drips` five times a second until there is an answer; return the answer."""
-    with socket.create_connection(("127.0.0.1", door.port), timeout=EVENTUALLY_S) as plug:
+    with door.connect() as plug:
         plug.sendall(content)
         num_drips = 0
         while drips and not select.select([plug], [], [], 0.2)[0]:
             plug.sendall(drips)
             num_drips += 1
             assert num_drips < 95, "there is no answer, and at 100 headers there will be another one"
-        received = b""
-        with suppress(OSError):
-            while part := plug.recv(65_536):
-                received += part
-    return received
+        return read_all(plug)
 
 
 @pytest.mark.parametrize(
@@ -261,9 +251,8 @@ def test_a_request_with_both_a_length_and_chunks_is_one_request(door: Replicas) 
 
 @pytest.mark.parametrize("path", ["/v1/tts", "/v1/audio/speech"])
 def test_a_stream_to_an_http_1_0_client_states_its_length(door: Replicas, path: str) -> None:
-    body = json.dumps(SHORT | {"stream": True} if path == "/v1/tts" else {"input": "Hi.", "max_new_tokens": 8}).encode()
-    lines = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    received = exchange(door, f"{lines}\r\n\r\n".encode() + body)
+    body = SHORT | {"stream": True} if path == "/v1/tts" else {"input": "Hi.", "max_new_tokens": 8}
+    received = exchange(door, raw_post(body, path=path, version="1.0"))
     head, _, sound = received.partition(b"\r\n\r\n")
 
     assert head.split()[1] == b"200"
@@ -275,7 +264,7 @@ def test_a_stream_to_an_http_1_0_client_states_its_length(door: Replicas, path: 
 def test_a_body_that_drips_after_the_answer_does_not_hold_the_connection(door: Replicas, path: str) -> None:
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n".encode()
     closed = False
-    with socket.create_connection(("127.0.0.1", door.port), timeout=60) as plug:
+    with door.connect() as plug:
         plug.sendall(head)
         for _ in range(120):
             try:
@@ -291,7 +280,7 @@ def test_a_body_that_drips_after_the_answer_does_not_hold_the_connection(door: R
 def test_many_idle_connections_keep_nobody_out(door: Replicas, http: httpx2.Client) -> None:
     plugs = []
     for number in range(400):
-        plugs.append(socket.create_connection(("127.0.0.1", door.port), timeout=EVENTUALLY_S))
+        plugs.append(door.connect())
         if number >= 200:
             plugs[-1].sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
     status = http.post("/v1/tts", json=SHORT).status_code
@@ -304,14 +293,12 @@ def test_many_idle_connections_keep_nobody_out(door: Replicas, http: httpx2.Clie
 
 
 def test_a_listener_who_takes_nothing_is_ended_and_one_who_takes_slowly_is_not(door: Replicas, held: Path) -> None:
-    body = json.dumps(LONG | {"max_new_tokens": 60}).encode()
-    head = f"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     with ExitStack() as stack:
         plugs = [stack.enter_context(socket.socket()) for _ in range(3)]
         for plug in plugs:
             plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             plug.connect(("127.0.0.1", door.port))
-            plug.sendall(f"{head}\r\n\r\n".encode() + body)
+            plug.sendall(raw_post(LONG | {"max_new_tokens": 60}))
         wait_until(lambda: sum(requests_inside(door)) == 3)
         held.unlink()
         last, slow = b"", plugs[0]  # the last bytes, since an end may come in two parts
@@ -332,15 +319,9 @@ def test_a_listener_who_takes_nothing_is_ended_and_one_who_takes_slowly_is_not(d
 
 def send_many(door: Replicas, count: int, stack: ExitStack, clients: int = 1) -> None:
     """Send requests of some clients' addresses, whose answers nothing reads; return once all are accepted."""
-    body = json.dumps(LOAD).encode()
     for number in range(count):
-        plug = stack.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=EVENTUALLY_S))
-        address = f"X-Forwarded-For: 192.0.2.{number % clients}\r\n" if clients > 1 else ""
-        plug.sendall(
-            f"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\n{address}"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
+        address = [f"X-Forwarded-For: 192.0.2.{number % clients}"] if clients > 1 else []
+        stack.enter_context(door.connect()).sendall(raw_post(LOAD, *address))
     wait_until(lambda: sum(requests_inside(door)) == count)
 
 
@@ -382,7 +363,7 @@ def test_a_replica_killed_under_load_loses_its_own_requests_and_no_other_and_com
     sentence = LOAD | {"text": "A sentence that goes on and on."}  # one slot each, so that all of them begin
     held.unlink()
     with door.client() as client:
-        client.post("/v1/voices", data={"name": "erna", "text": "Ah."}, files={"audio": recording(tone)})
+        client.post("/v1/voices", data={"name": "erna", "text": "Ah."}, files={"audio": encode(tone, 44_100, "wav")})
     ended: list[tuple[str, bool]] = []  # the replica that began, and whether all came
     pings: list[int] = []
     over = threading.Event()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from s1_mini.audio.container import encode
 from s1_mini.runtime.running import EngineRuntime
 from tests.server.conftest import Door
 
@@ -20,12 +21,6 @@ SHORT = {"text": "Good morning.", "seed": 1, "max_new_tokens": 30, "chunk_profil
 def samples_of(content: bytes) -> np.ndarray:
     wave, _ = soundfile.read(io.BytesIO(content), dtype="int16")
     return wave
-
-
-def recording(tone: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    soundfile.write(buffer, tone, 44_100, format="WAV")
-    return buffer.getvalue()
 
 
 def test_a_text_becomes_a_wav_that_says_how_long_it_is_and_how_long_it_took(http: httpx2.Client) -> None:
@@ -88,7 +83,7 @@ def test_a_stream_decodes_to_the_samples_of_the_whole_answer(http: httpx2.Client
 
 
 def test_a_form_with_a_recording_says_what_the_same_json_says(http: httpx2.Client, tone: np.ndarray) -> None:
-    file = recording(tone)
+    file = encode(tone, 44_100, "wav")
     fields = {
         "text": "Good morning.",
         "seed": "1",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -11,10 +10,10 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-import soundfile
 import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.audio.container import encode
 from s1_mini.types import Voice
 from s1_mini.voices.library import write_voice
 from tests.server.conftest import serving
@@ -87,11 +86,10 @@ def test_a_voice_of_the_checkpoint_stays(client: httpx2.Client) -> None:
 def test_a_wrong_voice_is_refused_by_its_field(
     client: httpx2.Client, tone: np.ndarray, fields: dict[str, str], has_file: bool, sentence: str
 ) -> None:
-    file = io.BytesIO()
-    soundfile.write(file, tone, 44_100, format="WAV")
+    file = encode(tone, 44_100, "wav")
     parts: dict[str, object] = {name: (None, value) for name, value in fields.items()}
 
-    answer = client.post("/v1/voices", files=parts | ({"audio": ("a.wav", file.getvalue())} if has_file else {}))
+    answer = client.post("/v1/voices", files=parts | ({"audio": ("a.wav", file)} if has_file else {}))
 
     assert answer.status_code == 422
     error = answer.json()["error"]
@@ -104,12 +102,11 @@ def test_a_voice_is_sent_as_a_form(client: httpx2.Client) -> None:
 
 
 def test_an_added_voice_is_replaced_if_that_is_asked_for(client: httpx2.Client, tone: np.ndarray) -> None:
-    file = io.BytesIO()
-    soundfile.write(file, tone, 44_100, format="WAV")
+    file = encode(tone, 44_100, "wav")
 
     def add(name: str, **fields: str) -> httpx2.Response:
         data = {"name": name, "text": "Ah."} | fields
-        return client.post("/v1/voices", data=data, files={"audio": ("a.wav", file.getvalue())})
+        return client.post("/v1/voices", data=data, files={"audio": ("a.wav", file)})
 
     first, again = add("dora"), add("dora")
     replaced, own = add("dora", replace="true", description="The new one."), add("anna", replace="true")
@@ -130,10 +127,9 @@ def test_the_list_tells_whether_added_voices_outlive_the_server(tiny: Path, tmp_
 
 
 def test_a_voice_is_kept_speaks_and_is_forgotten(client: httpx2.Client, tone: np.ndarray) -> None:
-    file = io.BytesIO()
-    soundfile.write(file, tone, 44_100, format="WAV")
+    file = encode(tone, 44_100, "wav")
 
-    added = client.post("/v1/voices", data={"name": "carl", "text": "Ah."}, files={"audio": ("a.wav", file.getvalue())})
+    added = client.post("/v1/voices", data={"name": "carl", "text": "Ah."}, files={"audio": ("a.wav", file)})
     spoken = client.post("/v1/tts", json={"text": "Hi.", "voice": "carl", "max_new_tokens": 8})
     deleted = client.delete("/v1/voices/carl")
 
