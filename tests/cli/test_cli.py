@@ -331,14 +331,6 @@ def test_convert_and_random_checkpoint_work_on_directories(
     assert "exists already" in said
 
 
-@pytest.mark.parametrize("verb", ["say", "convert", "verify", "random-checkpoint"])
-def test_every_verb_helps_with_an_example(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_here(monkeypatch, verb, "--help") == 0
-    assert "Example: s1-mini" in capsys.readouterr().out
-
-
 def test_a_letter_that_a_console_has_not_is_written_as_an_escape(tiny: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "voiced"
     shutil.copytree(tiny, checkpoint)

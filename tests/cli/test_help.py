@@ -26,16 +26,18 @@ from typer.main import get_command
 from s1_mini.cli.app import app, run
 
 def paths(command, path):
-    yield path
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from paths(inner, [*path, name])
+    inner = getattr(command, "commands", {})
+    yield path, not inner
+    for name in inner:
+        yield from paths(inner[name], [*path, name])
 
 loaded = {}
-for path in paths(get_command(app), []):
+for path, is_verb in paths(get_command(app), []):
     sys.argv = ["s1-mini", *path, "--help"]
     with contextlib.redirect_stdout(io.StringIO()) as said:
         assert run() == 0
     assert "Usage: s1-mini" in said.getvalue()
+    assert ("Example:" in said.getvalue()) == is_verb, path
     assert "..." not in said.getvalue().replace("COMMAND [ARGS]...", ""), "a summary is cut"
     assert "{" not in said.getvalue().partition("\\n")[0]
     loaded[" ".join(path)] = sorted(set(sys.modules))

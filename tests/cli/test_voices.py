@@ -114,11 +114,3 @@ def test_a_bad_call_gets_one_sentence(
     assert code == 1
     assert complaint in told
     assert told.count("\n") == 1
-
-
-@pytest.mark.parametrize("verb", ["list", "describe", "add", "delete"])
-def test_every_verb_helps_with_an_example(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert s1_mini(monkeypatch, "voices", verb, "--help") == 0
-    assert f"Example: s1-mini voices {verb}" in capsys.readouterr().out
