@@ -113,7 +113,7 @@ def test_an_existing_directory_is_never_written_over(tiny: Path, tmp_path: Path)
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint directory"):
+    with pytest.raises(CheckpointError, match="not a checkpoint directory"):
         convert_checkpoint(tmp_path / "nowhere", tmp_path / "target")
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         convert_checkpoint(tmp_path, tmp_path / "target")

@@ -99,7 +99,7 @@ def refused(code: str, message: str = "", status: int = 400, **more: Any) -> str
             "is never written over",
             "new",
         ),
-        ("ConditionalRequestConflict", "", "somebody else is writing", "again"),
+        ("ConditionalRequestConflict", "", "another client is writing", "again"),
         ("NoSuchUpload", "The specified upload does not exist.", "dropped meanwhile", "run the same command"),
         ("EntityTooLarge", "", "larger than S3 takes", "prefix layout"),
         ("KMS.NotFoundException", "Key 'arn:k' does not exist", "KMS key cannot be used", "--kms-key"),
@@ -126,7 +126,7 @@ def test_what_aws_refuses_names_the_cause_and_the_next_command(
         (exceptions.SSOTokenLoadError(error_msg="x"), "sign-in has expired", "aws sso login"),
         (exceptions.ProfileNotFound(profile="me"), "(me)", "aws configure list-profiles"),
         (exceptions.NoRegionError(), "no region is set", "--region"),
-        (exceptions.InvalidRegionError(region_name="nowhere!"), "is no region of AWS", "--region"),
+        (exceptions.InvalidRegionError(region_name="nowhere!"), "is not a region of AWS", "--region"),
         (exceptions.EndpointConnectionError(endpoint_url="https://x"), "cannot reach AWS in eu-west-1", "--region"),
         (exceptions.ReadTimeoutError(endpoint_url="https://x"), "cannot reach AWS", "network"),
         (boto3.exceptions.S3UploadFailedError("part 3"), "the upload was interrupted (part 3)", "the same command"),
@@ -225,7 +225,7 @@ def test_an_artifact_larger_than_the_volume_is_refused_before_anything_is_made(
 def test_without_a_region_or_with_a_wrong_one_it_says_so(
     aws: None, verbs: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "is no region of AWS" in failure(lambda: verbs(region="not a region").create(deployment()))
+    assert "is not a region of AWS" in failure(lambda: verbs(region="not a region").create(deployment()))
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     assert "no region is set" in failure(lambda: verbs().describe("hello"))
 

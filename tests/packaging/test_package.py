@@ -207,7 +207,7 @@ def test_a_compile_cache_is_used_where_it_was_made_for_and_nowhere_else(
             shutil.rmtree(used)
             for variable in compile_cache.VARIABLES:
                 monkeypatch.setenv(variable, "")
-    with pytest.raises(PackageError, match="is no key"):
+    with pytest.raises(PackageError, match="is not a key"):
         lay_out(published, compile_cache=tmp_path / "cache", compile_key="../../etc")
 
 
@@ -258,7 +258,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda model: (model / "voices").symlink_to("/etc", target_is_directory=True), "'voices' is a link"),
     (add_device, "'extra' is a pipe"),
     (lambda model: (model / "manifest.json").unlink(), r"no manifest\.json"),
-    (lambda model: (model / "manifest.json").write_text("{}"), "no manifest of s1-mini package"),
+    (lambda model: (model / "manifest.json").write_text("{}"), "not a manifest of s1-mini package"),
 ]
 
 

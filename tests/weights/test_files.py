@@ -56,7 +56,7 @@ def test_sharded_safetensors_are_put_together(tmp_path: Path) -> None:
 def test_an_index_cannot_reach_outside_its_directory(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
 
-    with pytest.raises(CheckpointFileError, match="not a safetensors file beside it"):
+    with pytest.raises(CheckpointFileError, match="not a safetensors file in its folder"):
         read_tensors(tmp_path / "model.safetensors.index.json")
 
 

@@ -229,7 +229,9 @@ def test_without_a_network_what_is_not_in_the_cache_is_refused_with_the_way_out(
         ({"HF_ENDPOINT": nowhere}, f"{nowhere} cannot be reached"),
     ):
         sentence = refusal(**more)
-        assert sentence.startswith(f"checkpoint_not_found checkpoint {NAME} is no directory here and is not whole in")
+        assert sentence.startswith(
+            f"checkpoint_not_found checkpoint {NAME} is not a directory here and is incomplete in"
+        )
         assert f"{why}: connect once, or name a directory" in sentence
 
 
@@ -240,7 +242,7 @@ def test_half_a_checkpoint_in_the_cache_is_refused_without_a_network_and_made_wh
     (directory / "codec.pth").resolve().unlink()
     (directory / "codec.pth").unlink()
 
-    assert "is not whole in the cache" in refusal(HF_HUB_OFFLINE="1")
+    assert "is incomplete in the cache" in refusal(HF_HUB_OFFLINE="1")
     assert find() == directory
     assert (directory / "codec.pth").read_bytes() == (published / "codec.pth").read_bytes()
 
@@ -263,7 +265,7 @@ def test_a_missing_repository_or_revision_is_refused_by_its_name(
 ) -> None:
     for more in ({}, {"HF_TOKEN": TOKEN}):  # answered with 401 and 404
         assert refusal("owner/nothing", **more) == (
-            f"checkpoint_not_found checkpoint owner/nothing is no directory here, and no repository at {hub.url}/"
+            f"checkpoint_not_found checkpoint owner/nothing is not a directory here, nor a repository at {hub.url}/"
             "owner/nothing that may be read: correct the name, or set HF_TOKEN if it is private"
         )
     assert refusal(HF_TOKEN="hf_expired") == (

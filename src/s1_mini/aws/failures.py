@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class About:
-    """What was being done, for the message."""
+    """The operation, for the message."""
 
     name: str = "NAME"
     region: str | None = None
@@ -111,7 +111,7 @@ def _no_permission(message: str, about: About) -> str:
             f"bucket {about.bucket} belongs to another account, or you may not do this there"
             f"{f' (needed: {about.needs})' if about.needs else ''}; `aws sts get-caller-identity` shows who you are"
         )
-    what = f"{found[1]}" + (f" on {found[2]}" if found[2] else "") if found else (message or "no more is said")
+    what = f"{found[1]}" + (f" on {found[2]}" if found[2] else "") if found else (message or "no details")
     return (
         f"no permission: {what}. Have it added to your policy (docs/deploy.md has the list), or take another "
         "profile with --profile; `aws sts get-caller-identity` shows who you are"
@@ -121,8 +121,8 @@ def _no_permission(message: str, about: About) -> str:
 # By a pattern of `code: message`; the first match counts. `clause` is the message without its full stop.
 _REFUSALS = (
     (r"^(PreconditionFailed|412):", "something is there already and is never written over: name a new prefix"),
-    (r"^ConditionalRequestConflict:", "somebody else is writing the same just now: look again in a while"),
-    (r"^NoSuchUpload:", "the upload was dropped meanwhile: run the same command again, it begins anew"),
+    (r"^ConditionalRequestConflict:", "another client is writing the same object: check again in a minute"),
+    (r"^NoSuchUpload:", "the upload was dropped meanwhile: run the same command again to start over"),
     (r"^EntityTooLarge:", "it is larger than S3 takes as one object: send the prefix layout"),
     (r"^KMS\.", "the KMS key cannot be used ({code}: {clause}): name another of this region with --kms-key"),
     (r"^RequestTimeTooSkewed:", "the clock of this machine is wrong: set it, and run this again"),
@@ -208,8 +208,8 @@ _FAILURES = {
     "expired: run `aws sso login`, and this again",
     "ProfileNotFound": "{error}: `aws configure list-profiles` shows those that there are",
     "NoRegionError": "no region is set: name it with --region, or set AWS_DEFAULT_REGION",
-    "InvalidRegionError EndpointProviderError UnknownRegionError UnknownEndpointError": "{place} is no region of AWS "
-    "({error}): name one with --region, as eu-west-1",
+    "InvalidRegionError EndpointProviderError UnknownRegionError UnknownEndpointError": "{place} is not a region of "
+    "AWS ({error}): name one with --region, as eu-west-1",
     "S3UploadFailedError IncompleteReadError": "the upload was interrupted ({error}): run the same command again, it "
     "goes on from there",
     "EndpointConnectionError ConnectTimeoutError ConnectionClosedError ProxyConnectionError SSLError "

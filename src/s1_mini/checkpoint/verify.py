@@ -1,7 +1,7 @@
 """Verify that a checkpoint, run by this engine, gives the tensors of the original implementation.
 
-An oracle file holds what the original computed for one checkpoint; which steps those are, its family knows. Everything
-is computed anew by the engine's own path in fp32, and compared.
+An oracle file holds tensors that the original computed for one checkpoint; its family defines the steps. All of them
+are recomputed by the engine's own path in fp32, and compared.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def verify_checkpoint(
 ) -> Iterator[Check]:
     """Yield one check of a checkpoint directory after another.
 
-    Raises `CheckpointError` for the checkpoint and `VerificationError` for an oracle that is none or holds nothing.
+    Raises `CheckpointError` for the checkpoint and `VerificationError` for an invalid or empty oracle.
     """
     content = _read_oracle(oracle)
     chosen = torch.device(choose_device(device).value)
     checks = family_of(directory).verify(directory, content, chosen, tolerance)
     if checks is None:
-        raise VerificationError(f"{oracle} is no oracle: it holds nothing that is known of such a checkpoint")
+        raise VerificationError(f"{oracle} is not an oracle: it holds no known tensors of such a checkpoint")
     # A GPU's convolutions round to TF32 unless told not to, which is 1e-3 of the wave.
     with torch.inference_mode(), _named_faults(oracle), torch.backends.cudnn.flags(allow_tf32=False), current(chosen):
         yield from checks

@@ -1,6 +1,6 @@
-"""What torch and Triton compiled on one machine, taken along for others with the same GPU and torch, and no others.
+"""Kernels that torch and Triton compiled on one machine, for others with the same GPU and torch.
 
-A cache is code: whoever may write an artifact may run things where it is loaded. It is the artifact's maker's own.
+A cache is code: write access to an artifact is permission to run code where it is loaded.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def cache_key() -> str:
 
 
 def is_cache(directory: Path) -> bool:
-    """Whether a folder is what `keep_cache` named once something was compiled."""
+    """Return whether a folder is a compile cache with content."""
     return any((directory / part).is_dir() for part in VARIABLES.values())
 
 
 def keep_cache(directory: Path) -> None:
-    """Set the folder for everything that is compiled from now on; a cache that is named already stays."""
+    """Set the folder for everything that is compiled from now on; variables that are set already stay."""
     for variable, part in VARIABLES.items():
         if not os.environ.get(variable):
             os.environ[variable] = str(directory.absolute() / part)
@@ -52,8 +52,8 @@ def keep_cache(directory: Path) -> None:
 def use_cache(directory: Path) -> Path | None:
     """Use the cache in an unpacked artifact that was made for this GPU and this torch, if there is one.
 
-    It is copied, until the process ends: a cache is written into, and an artifact stays as it is. Where a cache is
-    named already, that one stays, and this one is not used. Raises `PackageError` if it cannot be copied.
+    A copy of it is used until the process ends, because compilers write into a cache and an artifact must not change.
+    A cache that a variable names already takes precedence. Raises `PackageError` if it cannot be copied.
     """
     source = directory / FOLDER / cache_key()
     if not is_cache(source):

@@ -21,7 +21,7 @@ _MAX_NAME = 255  # bytes of one part of a path; file systems take no more
 _MAX_PATH = 1024  # bytes; a key of S3 takes no more
 
 _SHA256 = re.compile("[0-9a-f]{64}")
-_NO_LETTERS = re.compile("[\x00-\x1f\ud800-\udfff]")  # controls, and bytes that are no UTF-8
+_NO_LETTERS = re.compile("[\x00-\x1f\ud800-\udfff]")  # controls, and invalid UTF-8
 _FOREIGN = re.compile(r'[<>:"|?*]')  # a colon opens another stream of a file there
 _DEVICE = re.compile(r"con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]", re.IGNORECASE)
 
@@ -69,7 +69,7 @@ class Manifest:
             manifest = cls(str(value["engine"]), str(value["torch"]), _read_files(value["files"]), read_origin(value))
             form, content = value["format"], value["content_sha256"]
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            raise PackageError(f"{NAME} is no manifest of s1-mini package") from None
+            raise PackageError(f"{NAME} is not a manifest of s1-mini package") from None
         if form != FORMAT:
             raise PackageError(f"{NAME} has format {repr(form)[:20]}; this version reads {FORMAT}. Package it again")
         check_names(manifest.files)
@@ -111,7 +111,7 @@ def check_name(name: str) -> None:
         raise PackageError(f"{name!r} is an absolute path")
     parts = name.split("/")
     if {"", ".", ".."} & {*parts}:
-        raise PackageError(f"{name!r} {'leads out of its folder' if '..' in parts else 'is no plain path'}")
+        raise PackageError(f"{name!r} {'leads out of its folder' if '..' in parts else 'is not a plain path'}")
     if "\\" in name or _NO_LETTERS.search(name):
         raise PackageError(f"{name!r} has letters that no path here may have")
     for part in parts:

@@ -31,7 +31,7 @@ from s1_mini.weights.write import new_directory
 _CHUNK_BYTES = 2**20
 _HASHING_THREADS = 4
 _JUNCTION = 0xA000_0003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which Python has on Windows only
-_IGNORED = {"lost+found", "__pycache__"}  # of a mounted volume, and of the toolkits' Python beside its code
+_IGNORED = {"lost+found", "__pycache__"}  # of a mounted volume, and of the toolkits' Python
 # Weights do not get much smaller by packing; text and compiled kernels do, and are small.
 _MOST_PER_PACKED_BYTE = 4
 _MOST_BESIDE = 256 * 2**20
@@ -85,7 +85,7 @@ def verify_directory(directory: Path) -> Manifest:
 
 def _parse_manifest(text: bytes | None, place: Path) -> Manifest:
     if text is None:
-        raise PackageError(f"{place} has no {manifest_file.NAME}: it is no artifact of s1-mini package")
+        raise PackageError(f"{place} has no {manifest_file.NAME}: it is not an artifact of s1-mini package")
     if len(text) > manifest_file.MAX_BYTES:
         raise PackageError(f"{manifest_file.NAME} is larger than {manifest_file.MAX_BYTES:,} bytes")
     return Manifest.from_bytes(text)
@@ -241,6 +241,6 @@ def _named_errors(archive: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise PackageError(f"{archive} is missing") from None
     except _BROKEN as error:
-        raise PackageError(f"{archive} is no whole .tar.gz; was it cut off? ({error})") from None
+        raise PackageError(f"{archive} is not a complete .tar.gz; was it cut off? ({error})") from None
     except OSError as error:
         raise PackageError(f"{archive} cannot be read: {error.strerror or error}") from None

@@ -38,8 +38,7 @@ from s1_mini.packaging.manifest import Content, Manifest
 from s1_mini.version import __version__
 from s1_mini.voices.format import VoiceFormat
 from s1_mini.voices.library import FOLDER as VOICES
-from s1_mini.voices.library import NAME as VOICE_NAME
-from s1_mini.voices.library import SUFFIX, read_voice
+from s1_mini.voices.library import SUFFIX, check_name, read_voice
 from s1_mini.weights.origin import FILE as ORIGIN_FILE
 from s1_mini.weights.origin import KEY as ORIGIN
 from s1_mini.weights.origin import Origin, origin_of
@@ -104,8 +103,7 @@ def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Memb
         for path in sorted(folder.glob("*.safetensors")):
             if path.stem in found:
                 raise VoiceError("voices", f"{path.stem!r} is there twice: {found[path.stem]} and {path}")
-            if not VOICE_NAME.fullmatch(path.stem):
-                raise VoiceError("voices", f"{path.stem!r} is no name; use up to 64 of a-z, 0-9, - and _")
+            check_name(path.stem)
             found[path.stem] = path
             try:
                 defaults += [path.stem] if read_voice(path, form).is_default else []
@@ -118,7 +116,7 @@ def _voices(checkpoint: Path, more: Path | None, form: VoiceFormat) -> list[Memb
 
 def _compile_cache(folder: Path, key: str) -> list[Member]:
     if not KEY.fullmatch(key):
-        raise PackageError(f"compile cache: {key!r} is no key; one is GPU and torch, as in sm_90-torch2.13.0")
+        raise PackageError(f"compile cache: {key!r} is not a key; name GPU and torch, as in sm_90-torch2.13.0")
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     if not paths or not is_cache(folder):
         raise PackageError(f"compile cache: {folder} holds no compiled kernels; S1_MINI_COMPILE_CACHE_PATH names one")
@@ -189,7 +187,7 @@ def convert_checkpoint(
     Raises `CheckpointError`; the weights are checked against their config before anything is written.
     """
     if not source.is_dir():
-        raise CheckpointNotFoundError(f"{source} is no checkpoint directory")
+        raise CheckpointNotFoundError(f"{source} is not a checkpoint directory")
     origin = origin_of(source)
     members = family_of(source).files(source, Conversion(precision, codec_precision, decode_only=decode_only))
     with new_directory(target) as folder:
@@ -204,7 +202,7 @@ def convert_checkpoint(
 
 
 def _replaced(voices: Path) -> Callable[[str, list[str]], list[str]]:
-    """Return a filter of published voice files that exist in the engine's format, in `voices` or beside them."""
+    """Return a filter of published voice files that exist in the engine's format, in `voices` or in the same folder."""
 
     def ignored(_: str, names: list[str]) -> list[str]:
         compact = {name: Path(name).with_suffix(SUFFIX).name for name in names if Path(name).suffix in PUBLISHED_VOICES}

@@ -76,7 +76,7 @@ class FolderStore(AsyncStore):
             path = (self._directory / local_path(parts.path)).resolve()
             is_inside = path.is_relative_to(self._directory) and path.is_file()
             if parts.scheme not in ("", "file") or parts.netloc or not is_inside:
-                raise BodyError(f"the input {location[:200]!r} is no file in the folder {self._directory}")
+                raise BodyError(f"the input {location[:200]!r} is not a file in the folder {self._directory}")
             with path.open("rb") as file:
                 content = file.read(max_bytes + 1)
         except (OSError, ValueError):  # half an address, too

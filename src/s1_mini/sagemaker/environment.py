@@ -82,7 +82,7 @@ def main() -> None:
     try:
         environment = container_environment(os.environ)
     except S1MiniError as error:
-        print(f"s1-mini: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
+        print(f"s1-mini: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up yet
         sys.exit(1)
     os.execve(sys.executable, [sys.executable, "-m", "s1_mini", "serve", *sys.argv[1:]], environment)  # noqa: S606
 

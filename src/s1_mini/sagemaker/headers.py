@@ -105,7 +105,7 @@ def read_attributes(header: str | None) -> dict[str, str]:
 
 
 def read_route(header: str | None, routes: frozenset[str]) -> str | None:
-    """Return the route that a header asks for, if any. Raises `NotFoundError` if it is none of `routes`."""
+    """Return the route in a header, if any. Raises `NotFoundError` unless it is one of `routes`."""
     route = read_attributes(header).get("route")
     if route is None:
         return None

@@ -85,7 +85,7 @@ async def invoke(request: Request) -> Response:
     target = request.headers.get(TARGET_HEADER)
     if route is not None and route != "/invocations":
         if target is not None:
-            raise InvalidError(TARGET_HEADER, f"cannot be given beside route={route}, which has one model")
+            raise InvalidError(TARGET_HEADER, f"cannot be combined with route={route}, which has one model")
         return Rerouted(request, route)
     if target is not None:
         return await answer(request, request.app.state.hosted.find(target).engine)

@@ -1,6 +1,6 @@
 """`/models…`, the contract of a multi-model container: several checkpoints in one process, within one memory budget.
 
-Each model has an engine of its own beside the one that is always loaded. The registry belongs to the event loop's
+Each model has an engine of its own, next to the one that is always loaded. The registry belongs to the event loop's
 thread; loading and unloading happen in other threads.
 """
 
@@ -153,7 +153,7 @@ class HostedModels:
         except (OSError, ValueError):
             is_there = False
         if not is_there:
-            raise InvalidError("url", f"{url[:200]!r} is no folder in {root}")
+            raise InvalidError("url", f"{url[:200]!r} is not a folder in {root}")
         return directory
 
 

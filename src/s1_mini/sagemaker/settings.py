@@ -20,7 +20,7 @@ class ContainerSettings(Settings):
     max_session_mb: float = Field(256.0, gt=0, description="recordings of all sessions together")
     session_s: float = Field(1200.0, gt=0, le=86_400.0, description="from its beginning to its end")
 
-    # The multi-model container's models, beside the engine that always stands.
+    # The multi-model container's models, next to the engine that is always loaded.
     models_root: Path = Field(Path("/opt/ml/models"), description="models lie in it, and nowhere else")
     models_memory_mb: float = Field(8192.0, gt=0, description="of all of them; see models.py for what one counts")
     models_kv_mb: float = Field(512.0, gt=0, description="keys and values of each; instead of S1_MINI_KV_CACHE_GB")

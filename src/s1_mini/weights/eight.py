@@ -1,4 +1,4 @@
-"""Weights that are stored in eight bits: `NAME`, int8 [N, …], beside `NAME.scale`, one number for each row [N].
+"""Weights that are stored in eight bits: `NAME`, int8 [N, …], next to `NAME.scale`, one number for each row [N].
 
 They are dequantized one by one where they are loaded or converted. Quantizing them again gives the same bits, so an
 engine that keeps weights in eight bits (`S1_MINI_WEIGHTS_DTYPE=int8`) keeps those of the file.

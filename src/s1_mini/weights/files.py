@@ -107,7 +107,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(map(str, weight_map.values()))):
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointFileError(f"{index} names the shard {name!r}, which is not a safetensors file beside it")
+            raise CheckpointFileError(f"{index} names the shard {name!r}: not a safetensors file in its folder")
         tensors |= _read_safetensors(index.parent / name)
     return tensors
 
@@ -123,7 +123,7 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
         names = ", ".join(
             ascii(name[:_MAX_TOLD]) if isinstance(name, str) else f"a {type(name).__name__}" for name in foreign[:5]
         )
-        raise CheckpointFileError(f"{path} holds entries that are no plain tensors: {names}")
+        raise CheckpointFileError(f"{path} holds entries that are not plain tensors: {names}")
     # A program that repacked the file may have misaligned a tensor; only a copy of it can be used.
     return {name: one.clone() if one.data_ptr() % one.element_size() else one for name, one in content.items()}
 

@@ -1,7 +1,7 @@
 """Checkpoints by their names on the Hugging Face hub: `owner/name`, or `owner/name@revision`.
 
-Files go to the hub's own cache; only those that are asked for are downloaded, never Python, and nothing of them is run.
-The hub's variables hold: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. Its library is imported with the first name.
+Files go to the hub's own cache; only required ones are downloaded, never Python, and nothing of them is executed. The
+hub's variables apply: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. Its library is imported with the first name.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def fetch(name: HubName, pick: Pick) -> Path:
     `pick` is given a directory with the files of `FIRST`, as far as there are any, and the names of all files of the
     repository, and says which are needed. Raises `CheckpointError` or `ConfigurationError`, and what `pick` raises.
     """
-    require("hub", f"checkpoint {name} is no directory here, and a name on the Hugging Face hub")
+    require("hub", f"checkpoint {name} is not a directory here but a name on the Hugging Face hub")
 
     try:
         from huggingface_hub import HfApi, get_cached_repo_tree, snapshot_download
@@ -110,7 +110,7 @@ def _told(name: HubName) -> Iterator[None]:
     except (errors.RevisionResolutionError, errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError):
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         raise CheckpointNotFoundError(
-            f"checkpoint {name} is no directory here and is not whole in the cache of the hub "
+            f"checkpoint {name} is not a directory here and is incomplete in the cache of the hub "
             f"({constants.HF_HUB_CACHE}), and {why}: connect once, or name a directory"
         ) from None
     except OSError as error:
@@ -137,7 +137,7 @@ def _answered(error: HfHubHTTPError, page: str) -> str:
         return ": the hub does not take this HF_TOKEN; set a valid one, or none"
     if status == 401 or isinstance(error, errors.RepositoryNotFoundError):  # what is private is not told from nothing
         return (
-            f" is no directory here, and no repository at {page} that may be read: correct the name, or set HF_TOKEN "
+            f" is not a directory here, nor a repository at {page} that may be read: correct the name, or set HF_TOKEN "
             "if it is private"
         )
     return f": the hub answers {page} with HTTP {status}; try again later"

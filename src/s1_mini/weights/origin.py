@@ -12,7 +12,7 @@ from s1_mini.exceptions import CheckpointFileError
 from s1_mini.weights.directory import read_whole
 from s1_mini.weights.hub import CARD
 
-FILE = "origin.json"  # in what was converted
+FILE = "origin.json"  # of a converted checkpoint
 KEY = "origin"  # in that file, and in an artifact's manifest
 UNKNOWN = "unknown"
 
@@ -84,7 +84,7 @@ def _licence(card: Path) -> str:
         from huggingface_hub import ModelCard
 
         data = ModelCard(read_whole(card, _MAX_BYTES).decode(), ignore_metadata_errors=True).data
-    except Exception:  # there is no card, or others' parsers raise whatever its YAML leads them into
+    except Exception:  # a missing card, or any error of others' parsers for its YAML
         return UNKNOWN
     named = data.get("license")
     licence = ", ".join(map(str, named)) if isinstance(named, list) else str(named or UNKNOWN)
