@@ -10,7 +10,9 @@ import json
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,22 +28,12 @@ CODE = Path(__file__).parents[2] / "sagemaker" / "code"
 TOUCHED = "touched.txt"
 
 
-class Request:
-    """The headers of one request, as multi-model-server keeps them."""
-
-    def __init__(self, headers: dict[str, str]) -> None:
-        self.headers = headers
-
-    def get_request_properties(self) -> dict[str, str]:
-        return self.headers
-
-
 class Context:
     """What multi-model-server hands over; the names are those of its own class."""
 
     def __init__(self, model_dir: Path) -> None:
         self.system_properties = {"model_dir": str(model_dir), "gpu_id": None}
-        self.request_processor = [Request({})]
+        self.request_processor: list[Any] = []
         self.status, self.phrase, self.headers = 200, "", dict[str, str]()
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:  # noqa: ARG002
@@ -64,7 +56,7 @@ class Toolkit:
 
     def __call__(self, body: Any, content_type: str = "application/json", accept: str | None = None) -> bytes:
         headers = {"Content-Type": content_type} | ({} if accept is None else {"Accept": accept})
-        self.context.request_processor = [Request(headers)]
+        self.context.request_processor = [SimpleNamespace(get_request_properties=lambda: headers)]
         self.context.status, self.context.headers = 200, {}
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         given = None if data is None else bytearray(data)
@@ -78,20 +70,36 @@ class Toolkit:
         return self.context.status, json.loads(answer)["error"]
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Toolkit]]:
-    monkeypatch.syspath_prepend(CODE)
-    monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setenv("S1_MINI_DEVICE", "cpu")
-    monkeypatch.delitem(sys.modules, "inference", raising=False)
-    yield Toolkit
-    handler.process_engine.close()
-    monkeypatch.delitem(sys.modules, "inference", raising=False)
+@contextmanager
+def process() -> Iterator[None]:
+    """A process of the toolkit, in which nothing is loaded yet."""
+    with pytest.MonkeyPatch.context() as patch, closing(handler._Process()) as engine:
+        patch.setattr(handler, "process_engine", engine)
+        patch.syspath_prepend(CODE)
+        patch.setenv("PYTHONPATH", "")
+        patch.setenv("S1_MINI_DEVICE", "cpu")
+        patch.delitem(sys.modules, "inference", raising=False)
+        yield
+        patch.delitem(sys.modules, "inference", raising=False)
 
 
 @pytest.fixture
-def toolkit(load: Callable[[Path], Toolkit], tiny: Path) -> Toolkit:
-    return load(tiny)
+def load() -> Iterator[Callable[[Path], Toolkit]]:
+    with process():
+        yield Toolkit
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny: Path) -> Iterator[tuple[Toolkit, handler._Process]]:
+    """One engine for all tests that only send requests."""
+    with process():
+        yield Toolkit(tiny), handler.process_engine
+
+
+@pytest.fixture
+def toolkit(loaded: tuple[Toolkit, handler._Process], monkeypatch: pytest.MonkeyPatch) -> Toolkit:
+    monkeypatch.setattr(handler, "process_engine", loaded[1])
+    return loaded[0]
 
 
 def request(text: str = "Hello there.", **fields: Any) -> dict[str, Any]:
