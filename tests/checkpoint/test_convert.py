@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import CheckpointError, CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
-from s1_mini.packaging.write import convert_checkpoint
+from s1_mini.packaging.write import convert_checkpoint, lay_out, write_prefix
 from s1_mini.types import Voice
 from s1_mini.voices.library import CheckpointVoices, write_voice
 from voice_formats import BOOKS, voice_format
@@ -90,14 +91,17 @@ def test_a_decode_only_checkpoint_speaks_but_says_that_it_cannot_listen(
             engine.generate("Hello.", reference_audio=tone)
 
 
-def test_nothing_is_left_behind_when_the_weights_contradict_their_config(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [convert_checkpoint, lambda source, target: write_prefix(lay_out(source), target)])
+def test_nothing_is_left_behind_when_the_weights_contradict_their_config(
+    write: Callable[[Path, Path], object], tmp_path: Path
+) -> None:
     source = tmp_path / "source"
     write_random_checkpoint(source, RECIPES["tiny"])
     text = (source / "config.json").read_text()
     (source / "config.json").write_text(text.replace('"n_layer": 3', '"n_layer": 4'))
 
     with pytest.raises(CheckpointMismatchError, match=r"layers\.3\.attention"):
-        convert_checkpoint(source, tmp_path / "target")
+        write(source, tmp_path / "target")
 
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 

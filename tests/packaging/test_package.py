@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, PackageError, VoiceError
+from s1_mini.exceptions import CheckpointFileError, PackageError, VoiceError
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.packaging import compile_cache
 from s1_mini.packaging.manifest import Content, Manifest
@@ -177,15 +177,6 @@ def test_what_exists_is_not_written_over_and_what_fails_leaves_nothing(published
     with pytest.raises(PackageError, match="cannot be written"):
         write_archive(members, tmp_path / "other.tar.gz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar.gz", "source"]
-
-
-def test_weights_that_contradict_their_config_are_told_before_anything_is_written(tmp_path: Path) -> None:
-    write_random_checkpoint(tmp_path / "source", RECIPES["tiny"])
-    text = (tmp_path / "source" / "config.json").read_text()
-    (tmp_path / "source" / "config.json").write_text(text.replace('"n_layer": 3', '"n_layer": 4'))
-
-    with pytest.raises(CheckpointMismatchError, match=r"layers\.3\.attention"):
-        lay_out(tmp_path / "source")
 
 
 def test_a_compile_cache_is_used_where_it_was_made_for_and_nowhere_else(
@@ -399,9 +390,7 @@ def test_a_large_checkpoint_takes_little_memory(tmp_path: Path, published: Path)
         assert done.returncode == 0, done.stderr
         return int(done.stdout.partition(b"VmHWM:")[2].split()[0])  # of this process alone, unlike ru_maxrss
 
-    little = min(
-        peak_kib(published, tmp_path / str(turn)) for turn in range(2)
-    )  # the first may compile what it imports
+    little = peak_kib(published, tmp_path / "little")
 
     assert (tmp_path / "large" / "model.pth").stat().st_size > 2.5e8
     assert peak_kib(tmp_path / "large", tmp_path / "a") - little < 32_000  # 22,400 as measured

@@ -133,31 +133,20 @@ def test_the_runtimes_own_accept_counts_and_the_containers_other_headers_stay_in
     assert "x-sample-rate" not in answer.headers
 
 
-def test_an_asynchronous_invocation_is_answered_in_the_store(runtime: Any, container: Any) -> None:
+def test_asynchronous_invocations_are_answered_in_the_store_and_an_output_each(runtime: Any, container: Any) -> None:
     (container.store / "in.json").write_text(json.dumps(SHORT))
-    accepted = runtime.invoke_endpoint_async(
-        EndpointName=ENDPOINT,
-        InputLocation=(container.store / "in.json").as_uri(),
-        ContentType="application/json",
-        Accept="audio/flac",
-    )
-    inline = runtime.invoke_endpoint_async(
-        EndpointName=ENDPOINT, Body=json.dumps(SHORT), ContentType="application/json", InferenceId="mine-1"
+    named = {"EndpointName": ENDPOINT, "ContentType": "application/json"}
+    location = (container.store / "in.json").as_uri()
+    accepted = runtime.invoke_endpoint_async(**named, InputLocation=location, Accept="audio/flac")
+    inline, other = (
+        runtime.invoke_endpoint_async(**named, Body=json.dumps(SHORT | {"seed": seed}), InferenceId="mine-1")
+        for seed in (1, 2)
     )
 
     assert accepted["ResponseMetadata"]["HTTPStatusCode"] == 202
     assert soundfile.info(io.BytesIO(wait_for(accepted["OutputLocation"]).read_bytes())).format == "FLAC"
-    assert inline["InferenceId"] == "mine-1"
-    assert wait_for(inline["OutputLocation"]).is_file()
-
-
-def test_invocations_of_one_id_have_an_output_each(runtime: Any) -> None:
-    def invoke(seed: int) -> Path:
-        body = json.dumps(SHORT | {"seed": seed})
-        named = {"ContentType": "application/json", "InferenceId": "same"}
-        return wait_for(runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=body, **named)["OutputLocation"])
-
-    assert invoke(1).read_bytes() != invoke(2).read_bytes()
+    assert inline["InferenceId"] == other["InferenceId"] == "mine-1"
+    assert wait_for(inline["OutputLocation"]).read_bytes() != wait_for(other["OutputLocation"]).read_bytes()
 
 
 class FullStore(FolderStore):
@@ -192,22 +181,22 @@ def test_a_store_without_room_for_a_failure_accepts_nothing(
 
 
 @pytest.mark.parametrize(
-    "location", ["file:///etc/passwd", "../x", "s3://bucket/key", "file:///x/%00", "file://[::1", "in-none.json"]
+    ("given", "code"),
+    [
+        *(
+            ({"InputLocation": location}, "body_invalid")
+            for location in ("file:///etc/passwd", "../x", "s3://a/key", "file:///x/%00", "file://[::1", "in-none.json")
+        ),
+        ({"Body": json.dumps(SHORT | {"voice": "nobody"}), "ContentType": "application/json"}, "voice_not_found"),
+    ],
 )
-def test_an_input_outside_the_store_is_a_failure_that_is_told(runtime: Any, location: str) -> None:
-    accepted = runtime.invoke_endpoint_async(EndpointName=ENDPOINT, InputLocation=location)
+def test_what_fails_asynchronously_is_told_in_the_failure_location(
+    runtime: Any, given: dict[str, str], code: str
+) -> None:
+    accepted = runtime.invoke_endpoint_async(EndpointName=ENDPOINT, **given)
     told = json.loads(wait_for(accepted["FailureLocation"], accepted["OutputLocation"]).read_text())
 
-    assert told["error"]["code"] == "body_invalid"
-
-
-def test_what_fails_asynchronously_is_told_in_the_failure_location(runtime: Any) -> None:
-    accepted = runtime.invoke_endpoint_async(
-        EndpointName=ENDPOINT, Body=json.dumps(SHORT | {"voice": "nobody"}), ContentType="application/json"
-    )
-    told = json.loads(wait_for(accepted["FailureLocation"], accepted["OutputLocation"]).read_text())
-
-    assert told["error"]["code"] == "voice_not_found"
+    assert told["error"]["code"] == code
 
 
 @pytest.mark.parametrize(
@@ -240,17 +229,6 @@ def test_custom_attributes_choose_another_route_through_boto3(runtime: Any) -> N
     answer = runtime.invoke_endpoint(**call() | {"Body": body}, CustomAttributes="route=/v1/audio/speech")
 
     assert (answer["ContentType"], answer["Body"].read(4)) == ("audio/flac", b"fLaC")
-
-
-def test_a_loaded_model_is_asked_by_target_model(runtime: Any, http: httpx2.Client, tiny: Path) -> None:
-    with pytest.raises(ClientError) as raised:
-        runtime.invoke_endpoint(**call(), TargetModel="mine.tar.gz")
-    http.post("/models", json={"model_name": "mine", "url": str(tiny)})
-    answer = runtime.invoke_endpoint(**call(), TargetModel="mine.tar.gz")
-    http.delete("/models/mine")
-
-    assert raised.value.response["OriginalStatusCode"] == 404
-    assert answer["Body"].read() == http.post("/invocations", json=SHORT).content
 
 
 @pytest.mark.parametrize(
