@@ -38,7 +38,7 @@ RECORDING = b"RIFF\0\0\0\0WAVE" + np.random.default_rng(1).bytes(NUM_BYTES)
 AUDIO = base64.b64encode(
     encode(np.random.default_rng(2).uniform(-0.1, 0.1, 700_000).astype(np.float32), 44_100, "wav")
 ).decode()
-LONG = {"text": "A sentence that goes on and on. " * 60, "seed": 1, "max_new_tokens": 200}
+LONG = {"text": "A sentence that goes on and on. " * 40, "seed": 1, "max_new_tokens": 200}
 
 
 @dataclass
