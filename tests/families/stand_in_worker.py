@@ -26,11 +26,11 @@ class Semantic(SemanticModel):
 
     config: CascadeConfig
 
-    def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
+    def _prompt(self, begin: Begin) -> np.ndarray:
         is_pair, text, voice = unpack_semantic(self.config, begin.inputs)
         assert is_pair[:-1].all()
         assert not is_pair[-1]
-        return np.stack([text, voice], axis=1)[:-1], int(begin.inputs[-1])
+        return np.stack([text, voice], axis=1)
 
 
 class Coarse(CoarseModel):
@@ -38,9 +38,8 @@ class Coarse(CoarseModel):
 
     config: CascadeConfig
 
-    def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
-        ids = unpack_coarse(self.config, begin.inputs)
-        return ids[:-1], int(ids[-1])
+    def _prompt(self, begin: Begin) -> np.ndarray:
+        return unpack_coarse(self.config, begin.inputs)
 
 
 class StandIn:

@@ -45,8 +45,9 @@ class Attention(nn.Module):
         query, key, value = heads.chunk(3, dim=1)
         return query, key, value
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention [B, T, W] of queries [B, H, T, D]."""
+        is_causal = self.is_causal and mask is None
         found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
         out: Tensor = self.out_proj(found.transpose(1, 2).flatten(2))
         return out
@@ -77,18 +78,18 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.mlp = MLP(config)
 
-    def whole(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return x [B, T, W] of the next layer for whole rows, and keys and values [B, H, T, D]."""
-        query, key, value = self.attn.project(self.layernorm_1(x))
-        x = x + self.attn.attend(query, key, value, None, is_causal=self.attn.is_causal)
-        return x + self.mlp(self.layernorm_2(x)), key, value
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, store: KVStore | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return x [B, T, W] of the next layer, and keys and values [B, H, T, D] of these positions.
 
-    def block(self, x: Tensor, mask: Tensor, store: KVStore) -> Tensor:
-        """Return x [1, T, W] of the next layer for positions of one slot, which attend where `mask` [T, S] is true."""
+        They are whole rows or, with a `store` of the positions before, the next of one slot, which attend where `mask`
+        [T, S] is true.
+        """
         query, key, value = self.attn.project(self.layernorm_1(x))
-        keys, values = store(key, value)
-        x = x + self.attn.attend(query, keys, values, mask, is_causal=False)
-        return x + self.mlp(self.layernorm_2(x))
+        keys, values = (key, value) if store is None else store(key, value)
+        x = x + self.attn.attend(query, keys, values, mask)
+        return x + self.mlp(self.layernorm_2(x)), key, value
 
     def step(
         self, x: Tensor, branch: Tensor | None, cached: tuple[Tensor, Tensor], where: Where
@@ -148,13 +149,13 @@ class CausalGPT(nn.Module):
         mask = places <= places[start:].unsqueeze(1)
         x = self.embed(tokens, start)
         for number, layer in enumerate(self.layers):
-            x = layer.block(x, mask, cache.block_store(number, slice(slot, slot + 1), start))  # type: ignore[operator]
+            x = layer(x, mask, cache.block_store(number, slice(slot, slot + 1), start))[0]
 
     def read_whole(self, tokens: Tensor, cache: KVCache, slots: Tensor) -> None:
         """Read tokens [B, T] or [B, T, n] of whole prompts into `slots` [B]; looks at no value."""
         x, length = self.embed(tokens, 0), tokens.shape[1]
         for number, layer in enumerate(self.layers):
-            x, key, value = layer.whole(x)  # type: ignore[operator]
+            x, key, value = layer(x)
             cache.keys[number, slots, :, :length] = narrow(key, cache.keys.dtype)
             cache.values[number, slots, :, :length] = narrow(value, cache.values.dtype)
 
@@ -196,6 +197,6 @@ class FineGPT(nn.Module):
         """Return logits [B, T, codes] of a book from x [B, T, W], the sum of all books up to this one's old codes."""
         x = x + self.position_embeds_layer.weight[: x.shape[1]]
         for layer in self.layers:
-            x = layer.whole(x)[0]  # type: ignore[operator]
+            x = layer(x)[0]
         out: Tensor = self.lm_heads[book - NUM_COARSE](self.layernorm_final(x))
         return out

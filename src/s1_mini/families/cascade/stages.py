@@ -13,7 +13,7 @@ Shapes: B slots of a call, S positions, V ids; n windows of a call, T frames of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,13 +51,29 @@ def stage_uniforms(number: int, begin: Begin, count: int, draws: int = 1) -> Ten
 class TokenStage(Stage):
     """A causal model: made once, for `slots` sequences of up to `positions` positions each."""
 
+    _position_shape: tuple[int, ...] = ()  # of one position of a prompt
+    _num_made: int  # numbers that a step makes of each row; the last says whether the logits were finite
+    _steps_an_item = 1
+
     def __init__(
-        self, network: CausalGPT, *, number: int, slots: int, positions: int, steps: int, kv_dtype: torch.dtype | None
+        self,
+        network: CausalGPT,
+        *,
+        number: int,
+        slots: int,
+        positions: int,
+        steps: int,
+        read_sizes: Iterable[int],
+        kv_dtype: torch.dtype | None,
     ) -> None:
-        """`number` is the stage's in its chain; a unit has `steps` steps at most."""
+        """`number` is the stage's in its chain; a unit has `steps` steps at most.
+
+        `read_sizes` are the lengths that prompts are filled up to.
+        """
         self.device, self._network, self._number = network.device, network, number
         self.is_overlapped = self.device.type == "cuda"
         self._positions, self._slots = positions, slots
+        self._read_sizes = sorted((min(size, positions) for size in read_sizes), reverse=True)
         rows = max(slots, CPU_ROWS) if self.device.type == "cpu" else slots
         config = network.config
 
@@ -98,11 +114,11 @@ class TokenStage(Stage):
     def make_graphs(self) -> None:
         """Capture the calls; on a CPU (in tests) they run uncaptured."""
         options = GraphOptions.of_stage(self.device, self._number)
-        keys = [(rows, size) for size in self._read_sizes() for rows in READ_ROWS if rows <= self._slots]
+        keys = [(rows, size) for size in self._read_sizes for rows in READ_ROWS if rows <= self._slots]
         self._reads = StepGraphs(
             lambda _, tokens, slots: self._read_whole(tokens, slots),
             keys,
-            lambda key: [Buffer((*key, *self._item)), Buffer((key[0],))],
+            lambda key: [Buffer((*key, *self._position_shape)), Buffer((key[0],))],
             lambda _: [],
             device=self.device,
             options=replace(options, is_staged=True),
@@ -111,25 +127,14 @@ class TokenStage(Stage):
             lambda rows: [self._step_rows(rows, self._positions)],
             self._ladder[::-1],
             lambda _: [],
-            lambda rows: [Buffer((rows, self._made))],
+            lambda rows: [Buffer((rows, self._num_made))],
             device=self.device,
             options=replace(options, is_ahead=True),
         )
 
-    _item: tuple[int, ...] = ()  # shape of one position of a prompt
-    _made = 0  # numbers that a step makes of each row; the last says whether the logits were finite
-
-    def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
-        """Return all positions of a unit's prompt but the last, [S, *item], and the token at that."""
-        raise NotImplementedError
-
-    def _table(self, begin: Begin) -> Tensor:
-        """Return the random numbers of a unit's steps."""
-        raise NotImplementedError
-
-    def _read_sizes(self) -> list[int]:
-        """Return the lengths that prompts are filled up to, the largest first."""
-        raise NotImplementedError
+    def _prompt(self, begin: Begin) -> np.ndarray:
+        """Return all positions of a unit's prompt, [S, *item]; the last begins with the first token."""
+        return begin.inputs
 
     def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
         """Return the next token to be read [rows], and the results of the step, each [rows]."""
@@ -142,16 +147,16 @@ class TokenStage(Stage):
     def begin(self, begins: Sequence[Begin]) -> None:
         for begin in begins:
             slot, asked = begin.slot, begin.conditions.sampling
-            prompt, token = self._prompt(begin)
+            prompt, drawn = self._prompt(begin), begin.produced * self._steps_an_item
             self._temperature[slot].fill_(asked.temperature)  # assigned, a number is waited for
             self._top_p[slot].fill_(asked.top_p)
             self._top_k[slot].fill_(asked.top_k)
-            table = self._table(begin)
+            table = stage_uniforms(self._number, begin, drawn + begin.steps)[drawn:, 0]
             self._uniforms[slot, : len(table)] = stage(table, self.device)
-            self._token[slot].fill_(token)
-            self._position[slot].fill_(len(prompt))
+            self._token[slot].fill_(int(prompt[-1].flat[0]))
+            self._position[slot].fill_(len(prompt) - 1)
             self._count[slot].zero_()
-            self._prompts[slot], self._num_read[slot], self._lengths[slot] = prompt, 0, len(prompt) + 1
+            self._prompts[slot], self._num_read[slot], self._lengths[slot] = prompt[:-1], 0, len(prompt)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """Read parts of prompts: on a CPU whole blocks, by graphs whole prompts, once all of them may be read."""
@@ -164,8 +169,8 @@ class TokenStage(Stage):
             rows = next(rows for rows in READ_ROWS if rows <= len(complete))
             now, complete = complete[:rows], complete[rows:]
             longest = max(len(self._prompts[slot]) for slot in now)
-            size = min(size for size in self._read_sizes() if size >= longest)
-            tokens = np.zeros((rows, size, *self._item), np.int64)
+            size = min(size for size in self._read_sizes if size >= longest)
+            tokens = np.zeros((rows, size, *self._position_shape), np.int64)
             for row, slot in enumerate(now):
                 tokens[row, : len(self._prompts[slot])] = self._prompts[slot]
             self._reads.launch((rows, size), tokens, np.array(now))
@@ -234,7 +239,7 @@ class TokenStage(Stage):
 class SemanticModel(TokenStage):
     """Text and a voice's semantic tokens to semantic tokens, until their end."""
 
-    _item, _made = (2,), 3  # id of the text and of the voice; token, stop, valid
+    _position_shape, _num_made = (2,), 3  # id of the text and of the voice; token, stop, valid
 
     def __init__(
         self,
@@ -247,17 +252,15 @@ class SemanticModel(TokenStage):
         kv_dtype: torch.dtype | None = None,
     ) -> None:
         self._numbers, self._min_eos_p = numbers, min_eos_p
-        steps = numbers.max_semantic
-        super().__init__(network, number=0, slots=slots, positions=positions, steps=steps, kv_dtype=kv_dtype)
-
-    def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
-        return begin.inputs[:-1], int(begin.inputs[-1, 0])
-
-    def _table(self, begin: Begin) -> Tensor:
-        return stage_uniforms(0, begin, begin.steps)[:, 0]
-
-    def _read_sizes(self) -> list[int]:
-        return [self._numbers.max_text]
+        super().__init__(
+            network,
+            number=0,
+            slots=slots,
+            positions=positions,
+            steps=numbers.max_semantic,
+            read_sizes=[numbers.max_text],
+            kv_dtype=kv_dtype,
+        )
 
     def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
         end = self._numbers.semantic_size
@@ -275,29 +278,27 @@ class CoarseModel(TokenStage):
     A frame has ids, counted from each book's first: the second book's may be beyond its codes.
     """
 
-    _made = 4  # both codes, whether they are a frame, valid
+    _num_made, _steps_an_item = 4, NUM_COARSE  # both codes, whether they are a frame, valid
 
     def __init__(
         self, network: CausalGPT, windows: CoarseWindows, *, slots: int, kv_dtype: torch.dtype | None = None
     ) -> None:
         self._windows, self._numbers = windows, windows.numbers
-        steps, positions = windows.most_steps, min(whole_spans(windows.most_positions), network.config.block_size)
+        least, most = self._numbers.max_coarse_text, self._numbers.max_coarse_text + self._numbers.max_coarse_history
         with torch.inference_mode():
             self._first = torch.zeros(max(slots, CPU_ROWS), dtype=torch.int64, device=network.device)
-        super().__init__(network, number=1, slots=slots, positions=positions, steps=steps, kv_dtype=kv_dtype)
+        super().__init__(
+            network,
+            number=1,
+            slots=slots,
+            positions=min(whole_spans(windows.most_positions), network.config.block_size),
+            steps=windows.most_steps,
+            read_sizes={least, *range(2 * least, most, least), whole_spans(most)},
+            kv_dtype=kv_dtype,
+        )
 
-    def _prompt(self, begin: Begin) -> tuple[np.ndarray, int]:
-        prompt = window_prompt(self._windows, begin)
-        return prompt[:-1], int(prompt[-1])
-
-    def _table(self, begin: Begin) -> Tensor:
-        made = begin.produced * NUM_COARSE
-        return stage_uniforms(1, begin, made + begin.steps)[made:, 0]
-
-    def _read_sizes(self) -> list[int]:
-        least, most = self._numbers.max_coarse_text, self._numbers.max_coarse_text + self._numbers.max_coarse_history
-        sizes = {least, *range(2 * least, most, least), whole_spans(most)}
-        return sorted((min(size, self._positions) for size in sizes), reverse=True)
+    def _prompt(self, begin: Begin) -> np.ndarray:
+        return window_prompt(self._windows, begin)
 
     def _choose(self, logits: Tensor, rows: int) -> tuple[Tensor, list[Tensor]]:
         size = self._numbers.codebook_size
