@@ -32,15 +32,6 @@ class ChunkStage(Stage):
         self._begun: dict[int, Begin] = {}
         self._graphs: Graphs | None = None
 
-    @torch.inference_mode()
-    def capture(self) -> None:
-        if self.device.type == "cuda":
-            self.make_graphs()
-
-    def make_graphs(self) -> None:
-        """Make the graphs of chunks of all sizes; on a CPU (in tests) their calls run uncaptured."""
-        raise NotImplementedError
-
     def _capture(
         self,
         call: Callable[[Tensor, Tensor], Tensor],

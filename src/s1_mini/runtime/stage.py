@@ -24,8 +24,14 @@ class Stage:
     device: torch.device
     is_overlapped: bool  # whether a step is only launched, so that the next one can follow before its result is read
 
+    @torch.inference_mode()
     def capture(self) -> None:
-        """Capture the graphs of a GPU; once, before everything else."""
+        """Capture the graphs on a GPU; once, before everything else."""
+        if self.device.type == "cuda":
+            self.make_graphs()
+
+    def make_graphs(self) -> None:
+        """Capture the calls that recur; on a CPU (in tests) they run uncaptured. By default there are none."""
 
     def begin(self, begins: Sequence[Begin]) -> None:
         """Begin units of work in their slots."""

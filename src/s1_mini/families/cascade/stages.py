@@ -106,13 +106,7 @@ class TokenStage(Stage):
         self._steps: StepGraphs[int] | None = None
         self._reads: StepGraphs[tuple[int, int]] | None = None
 
-    @torch.inference_mode()
-    def capture(self) -> None:
-        if self.device.type == "cuda":
-            self.make_graphs()
-
     def make_graphs(self) -> None:
-        """Capture the calls; on a CPU (in tests) they run uncaptured."""
         options = GraphOptions.of_stage(self.device, self._number)
         keys = [(rows, size) for size in self._read_sizes for rows in READ_ROWS if rows <= self._slots]
         self._reads = StepGraphs(
@@ -341,13 +335,7 @@ class FineModel(Stage):
         self._rows: list[int] = []  # of the captured calls
         self._graphs: StepGraphs[int] | None = None
 
-    @torch.inference_mode()
-    def capture(self) -> None:
-        if self.device.type == "cuda":
-            self.make_graphs()
-
     def make_graphs(self) -> None:
-        """Capture the calls; on a CPU (in tests) they run uncaptured."""
         numbers, draws = self._numbers, self._numbers.num_books - NUM_COARSE
         length, most = numbers.fine_window, self._policy.most_together(1)
         self._rows = [most, *(rows for rows in FINE_ROWS if rows < most)]
