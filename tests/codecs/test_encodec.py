@@ -170,7 +170,7 @@ def test_a_config_of_transformers_is_read_and_what_is_absent_is_as_published() -
         ({"upsampling_ratios": [2] * 20}, "num_filters times 2 .* is 33554432"),
         ({"target_bandwidths": [6.0, 3.0]}, "target_bandwidths=.* ascending"),
         ({"target_bandwidths": [0.1]}, ".*ask for 0 codebooks"),
-        ({"codebook_size": 1000}, "codebook_size=1000 is no power of two"),
+        ({"codebook_size": 1000}, "codebook_size=1000 is not a power of two"),
         ({"codebook_dim": 64}, "codebook_dim=64 is not hidden_size=128"),
         ({"use_conv_shortcut": 1}, "use_conv_shortcut=1 is neither true nor false"),
         ({"num_residual_layers": 30}, "the reach of the residual layers"),

@@ -81,7 +81,7 @@ def find_card(name: str) -> Card:
     """Return the GPU of a name, in any case. Raises `ParameterError` if it is unknown."""
     card = CARDS.get(name.lower())
     if card is None:
-        raise ParameterError("gpu", f"{name!r} is no card that is known; allowed are {', '.join(CARDS)}")
+        raise ParameterError("gpu", f"{name!r} is not a known card; allowed are {', '.join(CARDS)}")
     return card
 
 
@@ -91,7 +91,7 @@ def find_machine(instance_type: str) -> Machine:
     found = next((machine for machine in MACHINES if machine.instance_type.removeprefix("ml.") == wanted), None)
     if found is None:
         known = ", ".join(machine.instance_type.removeprefix("ml.") for machine in MACHINES)
-        raise ParameterError("machine", f"{instance_type!r} is no machine that is known; allowed are {known}")
+        raise ParameterError("machine", f"{instance_type!r} is not a known machine; allowed are {known}")
     return found
 
 

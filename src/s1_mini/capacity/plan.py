@@ -1,8 +1,8 @@
 """A checkpoint on a GPU: memory, slots, least and expected time of a frame, real-time streams and machines.
 
-A step reads every weight once and the used keys and values of every row; these bytes over the bandwidth are the floor
-of what is generated step by step, operations over the computing rate that of the sound. One GPU does both in turn.
-Stages on several GPUs work at the same time, and the slowest GPU counts.
+A step reads every weight once and the used keys and values of every row. These bytes over the bandwidth are the floor
+of stages that generate step by step; operations over the computing rate are that of the codec. One GPU does both in
+turn. Stages on several GPUs work at the same time, and the slowest GPU counts.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Plan:
     wish: Wish
     sizes: Sizes
     stages: Mapping[str, tuple[str, ...]]  # on each GPU, by its name
-    rooms: tuple[Room, ...]  # of each GPU, beside weights and the driver's context
+    rooms: tuple[Room, ...]  # of each GPU, besides weights and the driver's context
     slots: int
     columns: int
     floors: tuple[StepTime, ...]  # at `ROWS`, then at all slots
@@ -188,7 +188,7 @@ class Plan:
 
     @property
     def free_bytes(self) -> float:
-        """Free bytes beside weights and the driver's context."""
+        """Free bytes besides weights and the driver's context."""
         return sum(room.free_bytes for room in self.rooms)
 
     @property
@@ -247,9 +247,9 @@ class Plan:
 
 
 def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Card], wish: Wish) -> list[Plan]:
-    """Plan for each card; `measure` gives the sizes of the checkpoint, by formats and by bytes of the prefix cache.
+    """Plan for each card; `measure` returns the sizes of the checkpoint for formats and bytes of the prefix cache.
 
-    Raises `ParameterError` for columns, formats or a placement that cannot be, and for the one card that has no room.
+    Raises `ParameterError` for invalid columns, formats or placements, and for a single card without room.
     """
     sizes = measure(wish.formats, round(1e6 * _default("prefix_cache_mb")))
     for name, value in (("columns", wish.columns), ("context", wish.context)):
@@ -272,9 +272,9 @@ def make_plans(measure: Callable[[Formats, int], Sizes], cards: list[Card], wish
 def plan_machine(
     measure: Callable[[Formats, int], Sizes], machine: Machine, card: Card, wish: Wish, replicas: int | None
 ) -> Plan:
-    """Plan for a machine with so many replicas; None is one for each of its GPUs, or one if `wish` places stages.
+    """Plan for a machine with `replicas`; None is one for each of its GPUs, or one if `wish` places stages.
 
-    Raises `ParameterError` for what does not fit, with what would.
+    Raises `ParameterError` if they do not fit, naming what does.
     """
     has = f"{machine.instance_type} has {machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
     if wish.num_gpus > machine.num_gpus:
@@ -300,24 +300,24 @@ def _larger(machine: Machine, num_gpus: int, way: str) -> str:
 
 
 def _no_room(plan: Plan) -> str:
-    """Return what does not fit, and where it would, for an error message."""
+    """Return an error message that names the stages that do not fit, and cards on which they do."""
     columns = plan.wish.columns or SPAN
     room = next(room for room in plan.rooms if room.count(columns) < 1)
     stages = plan.stages[room.name]
     weights = sum(plan.sizes.stages[name].weight_bytes for name in stages)
     needs = CONTEXT_BYTES + weights + room.demand.fixed + room.demand.slot(columns)
-    told = (
+    message = (
         f"{', '.join(stages)} on {room.name} need {needs / 1e9:.1f} GB with one slot of {columns} columns, and "
         f"{plan.card.title} has {plan.card.memory_bytes / 1e9:.1f}; "
     )
     if plan.wish.placement and _plan(plan.sizes, plan.card, replace(plan.wish, placement={})).slots:
-        return told + "there is room without the placement"
+        return message + "there is room without the placement"
     fits = [
         card.name
         for card in CARDS.values()
         if (card.has_fp8 or not plan.wish.needs_fp8) and _plan(plan.sizes, card, plan.wish).slots
     ]
-    return told + (f"there is room on {', '.join(fits)}" if fits else "narrower formats need less (--weights int8)")
+    return message + (f"there is room on {', '.join(fits)}" if fits else "narrower formats need less (--weights int8)")
 
 
 def _plan(sizes: Sizes, card: Card, wish: Wish) -> Plan:

@@ -10,35 +10,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, reduce
-from math import inf
 from typing import Literal
 
 GIB = 2**30
 SPAN = 64  # positions of a slot are a multiple of it
 MAX_SLOTS = 4096  # as many as an engine may have
-AUTO_SLOTS = 256  # the most where nobody says how many: as far as the graphs' ladder goes
-STREAM_ROWS = 2  # rows of the codec a slot: a job may still sound when its slot is another's
+AUTO_SLOTS = 256  # the default limit: the largest size of the captured steps
+STREAM_ROWS = 2  # codec rows per slot: an utterance may still be decoded when its slot has a new one
 DECODED_FRAMES = 2  # at once, a slot
 SPARE_FRAMES = 32  # … and for all together
-CONTEXT_BYTES = GIB  # the driver's context and all kernels' code: in use before anything is asked for
+CONTEXT_BYTES = GIB  # the driver's context and all kernels' code, before the first allocation
 GRAPH_BYTES = GIB  # captured graphs with their shared pool, workspaces of the libraries
 SAFE_SHARE = 0.02  # of the free memory, for what falls between blocks
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Memory of one stage, or of several on one device, beside the weights, in bytes."""
+    """Memory of one stage, or of several on one device, besides the weights, in bytes."""
 
-    position: int = 0  # what is kept of one position of one slot: keys and values, random numbers
-    stream_row: int = 0  # what making sound remembers of one row
-    frame: int = 0  # what decoding one frame works with
+    position: int = 0  # of one position of one slot: keys and values, random numbers
+    stream_row: int = 0  # the codec's state of one row
+    frame: int = 0  # working memory of decoding one frame
     prefix_cache: int = 0
-    encoding: int = 0  # what only reads references, and its work; loaded when first needed
-    # What loading and capturing leave beside the weights, taken to be as much as these: parts that were merged, the
-    # decoder's weights as its graphs want them. An H200 with 256 slots of S1-mini used 72.7 GB (2026-11), which counts
-    # to 70.7 without and to 72.5 with it.
+    encoding: int = 0  # the encoder of references and its working memory; loaded at first use
+    # Leftovers of loading and capturing, estimated by the size of the weights: merged parts, the decoder's weights in
+    # the layout of its graphs. An H200 with 256 slots of S1-mini used 72.7 GB (2026-11); the count is 70.7 without
+    # these and 72.5 with them.
     copies: int = 0
-    fixed_slot: int = 0  # what is kept of one slot, however long it is
+    fixed_slot: int = 0  # of one slot, whatever its length
 
     def __add__(self, other: Demand) -> Demand:
         return Demand(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Demand)))
@@ -56,7 +55,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Room:
-    """A device: free bytes beside weights and context, and the demand of its stages."""
+    """A device: free bytes besides weights and context, and the demand of its stages."""
 
     free_bytes: float
     demand: Demand
@@ -67,12 +66,12 @@ class Room:
         """Bytes left for slots."""
         return max(0.0, self.free_bytes * (1 - SAFE_SHARE) - self.demand.fixed)
 
-    def count(self, positions: int) -> float:
-        """Return the slots of `positions` positions that fit; infinite if a slot takes no memory."""
+    def count(self, positions: int) -> int:
+        """Return the slots of `positions` positions that fit; all possible ones if a slot takes no memory."""
         each = self.demand.slot(positions)
         if not each:
-            return inf if self.for_slots else 0
-        return self.for_slots // each
+            return MAX_SLOTS if self.for_slots else 0
+        return int(self.for_slots // each)
 
 
 def sum_demands(demands: Iterable[Demand]) -> Demand:
@@ -82,8 +81,7 @@ def sum_demands(demands: Iterable[Demand]) -> Demand:
 
 def count_slots(rooms: Sequence[Room], positions: int) -> int:
     """Return the slots of `positions` positions that fit on all devices."""
-    slots = min(room.count(positions) for room in rooms)
-    return MAX_SLOTS if slots == inf else int(slots)
+    return min(room.count(positions) for room in rooms)
 
 
 def fit_slots(rooms: Sequence[Room], *, wanted: int, positions: int, needed: int) -> tuple[int, int]:
@@ -99,7 +97,7 @@ def fit_slots(rooms: Sequence[Room], *, wanted: int, positions: int, needed: int
     if slots:
         return slots, needed
     if count_slots(rooms, -1) < 1 or not any(room.demand.position for room in rooms):
-        return 1, 0  # shorter slots are no smaller
+        return 1, 0  # shorter slots need as much
     left = ((room.for_slots - room.demand.slot(-1), room.demand.position) for room in rooms)
     return 1, min(max(0, int(free // position) - 1) // SPAN * SPAN for free, position in left if position)
 

@@ -1,4 +1,4 @@
-"""What Encodec's layers remember between two chunks, so that any chunking gives the numbers of one call.
+"""The state of Encodec's layers between two chunks: any chunking gives the numbers of one call.
 
 A convolution sees some inputs before its new ones. At a stream's beginning these are its first inputs, mirrored; if
 there are too few, zeros follow them. A strided one also sees the end mirrored, up to a whole step. So a stream that
@@ -38,8 +38,8 @@ class WholeStream(NoCarry):
 class StreamChunk(CarryRows):
     """The next chunk of some streams.
 
-    `fresh` [n] is true for rows that begin anew. `lengths` [n] are the steps that count of the network's input: all,
-    but where a stream ends. `chosen` [n] says which row of the whole each row is; None means all.
+    `fresh` [n] is true for rows of a new stream. `lengths` [n] are the valid steps of the network's input: all, unless
+    a stream ends. `chosen` [n] says which row of the whole each row is; None means all.
     """
 
     def __init__(

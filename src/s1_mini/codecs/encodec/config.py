@@ -18,7 +18,7 @@ _MAX_PARTS = 32  # ratios, bandwidths, layers
 _MAX_CHANNELS = 2**13  # the published one has 512
 _MAX_BOOKS = 256
 
-# What the layers here are made for; a config that says otherwise is another codec, such as the one at 48 kHz.
+# Supported values; a config with others is another codec, such as the one at 48 kHz.
 _FIXED: Mapping[str, Any] = {
     "audio_channels": 1,
     "normalize": False,
@@ -84,7 +84,7 @@ class EncodecConfig:
     def first_frames(self) -> int:
         """Frames that the first ones depend on, since a stream's beginning is mirrored: 7.
 
-        A stream that has more must begin with a chunk of so many at the least.
+        The first chunk of a longer stream must have at least these.
         """
         rate = 1
         mirrored = [(self.kernel_size, 1), (self.last_kernel_size, 1)]  # inputs of a layer, and its steps a frame
@@ -121,7 +121,7 @@ class EncodecConfig:
                 f"{source}: codebook_dim={reprlib.repr(codebook_dim)} is not hidden_size={self.hidden_size}"
             )
         if self.codebook_size.bit_count() != 1 or self.codebook_size < 2:
-            raise CheckpointMismatchError(f"{source}: codebook_size={self.codebook_size} is no power of two above 1")
+            raise CheckpointMismatchError(f"{source}: codebook_size={self.codebook_size} is not a power of two above 1")
         for name, size, most in (
             ("num_filters times 2 for each of the upsampling_ratios", self.width, _MAX_CHANNELS),
             ("hidden_size", self.hidden_size, _MAX_CHANNELS),

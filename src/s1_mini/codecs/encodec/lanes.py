@@ -62,14 +62,14 @@ class Lanes:
         given: tuple[tuple[int, ...], torch.dtype],
         made: tuple[tuple[int, ...], torch.dtype],
     ) -> None:
-        """Make lanes for chunks of `frames` frames; a chunk has shape and format `given`, its result those `made`.
+        """Allocate lanes for chunks of `frames` frames; a chunk has shape and format `given`, its result those `made`.
 
         Time is the last axis of both. Raises `ConfigurationError` for chunks that no file can begin with.
         """
         if lanes < 1 or frames < codec.config.first_frames:
             raise ConfigurationError(
                 f"{lanes} lanes of {frames} frames: there must be one lane at the least, and a chunk must have "
-                f"{codec.config.first_frames} frames, since a file's first samples depend on so many"
+                f"{codec.config.first_frames} frames, since a file's first samples depend on these"
             )
         self.lanes, self._frames, self._codec, self._given = lanes, frames, codec, given
         self._carry, self.device = Carry(), codec.device
@@ -84,7 +84,7 @@ class Lanes:
 
     @torch.inference_mode()
     def capture(self, *, tunes: bool = False) -> None:
-        """Make the graph, on a GPU; once, before the first file.
+        """Capture the graph, on a GPU; once, before the first file.
 
         If it `tunes`, cuDNN tries its ways of each convolution and keeps the fastest: some seconds, and their sums may
         differ in the last bits from one time to the next.
@@ -107,7 +107,7 @@ class Lanes:
 
     @torch.inference_mode()
     def run(self, files: Iterable[np.ndarray]) -> Iterator[Numbered]:
-        """Return each file's number and result as soon as it is there; files are asked for when a lane is free.
+        """Yield each file's number and result as soon as it is complete; files are read when a lane is free.
 
         Raises `ValueError` for a file of another shape.
         """

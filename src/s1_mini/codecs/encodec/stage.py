@@ -1,7 +1,7 @@
-"""The decoder as a stage: chunks of codes in, sound out; what a slot remembers is carried on.
+"""The decoder as a stage: chunks of codes in, sound out; a slot keeps its stream's state.
 
-A stream's beginning is mirrored, so its first chunk must have seven frames, or all that there are: `chunk_sizes` sees
-to it. A chunk that ends its utterance may be filled up to the next size: its slot begins anew.
+A stream's beginning is mirrored, so its first chunk must have seven frames, or the whole stream: `chunk_sizes` ensures
+it. A chunk that ends its utterance may be padded to the next size, because the next one in its slot is a new stream.
 Shapes: n slots of a call, K codebooks, F frames, T samples.
 """
 
@@ -28,7 +28,7 @@ MAX_FRAMES = 1600  # of all slots of one captured call: beyond, a GPU is full, a
 
 
 def chunk_sizes(config: EncodecConfig, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the sizes of chunks nearest to those wished for that this codec can stream exactly."""
+    """Return the chunk sizes nearest to `sizes` that this codec can stream exactly."""
     first, *others = sizes
     if first >= config.first_frames:
         return (first, *others)
@@ -61,9 +61,9 @@ class EncodecDecoder(ChunkStage):
         )
 
     def _decode(self, codes: Tensor, rows: Tensor) -> Tensor:
-        """Return the sound [n, T] of codes [n, K, F]; `rows` [3, n] are slots, which begin anew, and frames that count.
+        """Return the sound [n, T] of codes [n, K, F]; `rows` [3, n] are slots, new streams (0 or 1) and valid frames.
 
-        All of it lies on the device, so that a graph can be made of it.
+        All tensors are on the device, so that it can be captured in a graph.
         """
         chosen, fresh, lengths = rows
         chunk = StreamChunk(self._carry, self._policy.slots + 1, fresh.bool(), lengths, chosen)

@@ -37,7 +37,7 @@ def translate(
 ) -> dict[str, Tensor]:
     """Return the tensors under `prefix` by the codec's names: weight norm folded, statistics dropped.
 
-    Without `encodes` the encoder is dropped, too. Raises `CheckpointMismatchError` for half of a weight norm.
+    Without `encodes` the encoder is dropped as well. Raises `CheckpointMismatchError` for half of a weight norm.
     """
     dropped = () if encodes else (_ENCODER,)
     named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,6 +1,6 @@
-"""What `config.json` and `generation_config.json` say of a cascade. Read, never assumed; checked before any weight is.
+"""The config of a cascade: `config.json` and `generation_config.json`, checked before any weight is read.
 
-What they leave out is as in transformers 5.17, whose layout this is: it leaves out what is as its own defaults.
+Absent keys have the defaults of transformers 5.17, whose layout this is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_siz
 from s1_mini.weights.directory import read_json
 
 NUM_COARSE = 2  # books of codes that the coarse model makes
-# The part of config.json for each stage, and the published vocabularies: ids that a model reads, and those it gives.
+# The part of config.json for each stage, and the published vocabularies: input and output ids.
 PARTS = {"semantic": "semantic_config", "coarse": "coarse_acoustics_config", "fine": "fine_acoustics_config"}
 VOCABULARIES = {"semantic": (129_600, 10_048), "coarse": (12_096, 12_096), "fine": (1056, 1056)}
 
@@ -42,7 +42,7 @@ class GPTConfig:
     width: int
     block_size: int  # positions
     input_size: int  # ids that it reads, of each book
-    output_size: int  # ids that it gives
+    output_size: int  # ids that it can choose
     bias: bool  # of the linear layers; of the norms, too, where it is causal
     is_causal: bool = True
 
@@ -63,13 +63,13 @@ class Numbers:
     text_offset: int = _at("semantic_config.text_encoding_offset", 10_048)  # added to the tokenizer's ids
     text_pad: int = _at("semantic_config.text_pad_token", 129_595)
     semantic_infer: int = _at("semantic_config.semantic_infer_token", 129_599)
-    # Semantic tokens; the next id is their end, and stands where there is none.
+    # Semantic tokens; the next id is their end, and padding.
     semantic_size: int = _at("semantic_config.semantic_vocab_size", 10_000)
-    # Tokens of text, and of a voice beside them.
+    # Tokens of text, and as many of a voice.
     max_text: int = _at("semantic_config.max_input_semantic_length", 256)
     max_semantic: int = _at("semantic_config.max_new_tokens", 768)  # semantic tokens that are made at most
     semantic_rate: float = _at("semantic_config.semantic_rate_hz", 49.9)  # a second
-    # Where there is no semantic token.
+    # Padding of semantic tokens.
     coarse_pad: int = _at("coarse_acoustics_config.coarse_semantic_pad_token", 12_048)
     coarse_infer: int = _at("coarse_acoustics_config.coarse_infer_token", 12_050)
     coarse_rate: float = _at("coarse_acoustics_config.coarse_rate_hz", 75.0)  # frames a second
@@ -79,7 +79,7 @@ class Numbers:
     window: int = _at("coarse_acoustics_config.sliding_window_len", 60)
     codebook_size: int = _at("codebook_size", 1024)  # codes of a book; as an id of the fine model: no code
     fine_window: int = _at("fine_acoustics_config.max_fine_input_length", 1024)  # frames
-    # Frames between windows; at most so many are seen of a voice.
+    # Frames between windows; a window sees at most as many of a voice.
     fine_hop: int = _at("fine_acoustics_config.max_fine_history_length", 512)
     num_books: int = _at("fine_acoustics_config.n_fine_codebooks", 8)
     min_eos_p: float = _at("semantic_config.min_eos_p", 0.0)  # the end is chosen where it is likelier; 0 is never
@@ -101,7 +101,7 @@ class Numbers:
         return self.max_text + 1
 
     def num_coarse(self, num_semantic: int) -> int:
-        """Return how many codes the coarse model makes of so many semantic tokens."""
+        """Return how many codes the coarse model makes of `num_semantic` tokens."""
         return round(int(num_semantic * self.ratio / NUM_COARSE) * NUM_COARSE)
 
 
@@ -117,7 +117,7 @@ class CascadeConfig:
 
     @property
     def num_coarse_ids(self) -> int:
-        """Ids that the coarse model may give: codes of the first book, then all behind them.
+        """Ids that the coarse model may choose: codes of the first book, then all behind them.
 
         As transformers masks them: for the second book that is some more than it has codes, which are taken modulo its
         size. Trained weights never choose those (`AlternatingCodebooksLogitsProcessor`).
@@ -142,7 +142,7 @@ class CascadeConfig:
                     raise CheckpointMismatchError(
                         f"config.json: {PARTS[stage]}.{name}={size}; generation_config.json needs {needs}"
                     )
-        if self.coarse.input_size < self.coarse.output_size:  # it reads again all that it gives
+        if self.coarse.input_size < self.coarse.output_size:  # it reads its own output
             raise CheckpointMismatchError(
                 f"config.json: coarse_acoustics_config.input_vocab_size={self.coarse.input_size}; its "
                 f"output_vocab_size={self.coarse.output_size} may not be larger"
@@ -155,7 +155,7 @@ class CascadeConfig:
 
 
 def read_values(directory: Path, parts: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Read config.json; what it leaves out may be among `parts`. Raises `CheckpointError`."""
+    """Read config.json; absent keys may be among `parts`. Raises `CheckpointError`."""
     values = read_json(directory / "config.json")
     for name, part in (parts or {}).items():
         values[name] = {**part, **_part(values, name, "config.json")}

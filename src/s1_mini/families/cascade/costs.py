@@ -36,7 +36,7 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
         codec_weights = sum(weight.numel() for weight in Encodec(codec, encodes=False).decoder.parameters())
 
     def tokens(name: str, a_frame: float, read_again: float = 0) -> Callable[[int, int], Cost]:
-        """Cost of a frame: `a_frame` steps, each of which reads `read_again` positions of its window beside its own."""
+        """Cost of a frame: `a_frame` steps, each of which also reads `read_again` positions of its window again."""
         gpt = gpts[name]
 
         def step(rows: int, span: int) -> Cost:
@@ -48,7 +48,7 @@ def measure_sizes(config: CascadeConfig, formats: Formats, prefix_cache_bytes: i
         return step
 
     def fine(rows: int, _: int) -> Cost:
-        frames = numbers.fine_window / SENTENCE_FRAMES  # that are computed for one that is heard
+        frames = numbers.fine_window / SENTENCE_FRAMES  # computed for each one of speech
         attends = 4 * config.fine.num_layers * config.fine.width * numbers.fine_window
         operations = rows * passes * frames * (2 * blocks["fine"] + attends) + 2 * heads["fine"] * rows
         return Cost(passes * read_bytes["fine"] / SENTENCE_FRAMES, operations)

@@ -36,7 +36,7 @@ class Cascade:
         ("config.json",),
         (
             *("model.safetensors", "model.safetensors.index.json", "semantic.safetensors", "text.pt", "text_2.pt"),
-            *("coarse.safetensors", "coarse.pt", "coarse_2.pt"),  # so that a first model that lacks is told by its name
+            *("coarse.safetensors", "coarse.pt", "coarse_2.pt"),  # so that a missing first model is named
             "pytorch_model.bin",
         ),
         ("tokenizer.json", "vocab.txt"),

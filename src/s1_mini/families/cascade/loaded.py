@@ -37,10 +37,10 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "balanced": (16, 64, 128),
     "throughput": (256,),
 }
-CODEC_SLOTS = 2  # for each of the first model's: an utterance may still sound when its slot is another's
+CODEC_SLOTS = 2  # for each of the first model's: an utterance may still be decoded when its slot has a new one
 PREFILL_POSITIONS = 4096  # of the coarse model's windows in one plan, on a GPU: each is read whole
-MAX_PREFILLS = 8  # of one plan, likewise
-SPARE_FRAMES = 256  # that become sound in a turn of a thread that makes more than sound
+MAX_PREFILLS = 8  # of one plan, on a GPU
+SPARE_FRAMES = 256  # decoded in one turn of a thread that also runs other stages
 NO_CLONING = (
     "this model cannot make a voice of a recording: what would hear its semantic tokens was never published. Name one "
     "of its voices, or send a voice file (.npz)"

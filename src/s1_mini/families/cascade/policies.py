@@ -1,6 +1,6 @@
-"""What the coarse and the fine stage do next: windows, whose place follows from their number alone. Loads no torch.
+"""Policies of the coarse and the fine stage: windows, whose place follows from their number alone. Loads no torch.
 
-How many tokens a voice has is told by the prompt's facts `SEMANTIC`, `COARSE` and `FINE`.
+The prompt's facts `SEMANTIC`, `COARSE` and `FINE` are the numbers of tokens of a voice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CoarseWindows:
         return facts.get(SEMANTIC, 0) + round(window * self.numbers.window / self.numbers.ratio)
 
     def at(self, units: int, facts: Facts) -> int:
-        """Return the window that comes after so many units."""
+        """Return the window that follows `units` units."""
         window = 0
         for _ in range(units):
             window += self.merged(window, facts)
@@ -77,14 +77,14 @@ class CoarsePolicy(StagePolicy):
     begins_early: bool = True
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Return the next window, or several that are one. Without any token a unit tells so."""
+        """Return the next window, or several merged ones; without any token a unit that fails."""
         windows, numbers, facts = self.windows, self.windows.numbers, progress.facts
         window = windows.at(progress.units, facts)
         merged = windows.merged(window, facts)
         stop = self._stop(window, facts)
         if not progress.is_final and (progress.available < stop or not self.begins_early):
             return None
-        # With all that it sees there, a window is never the last: it sees further than it speaks.
+        # A window whose whole input is available is never the last: it sees further than it speaks.
         steps, consumes = merged * numbers.window, self._spoken(window + merged) - progress.consumed
         if progress.is_final:
             left = numbers.num_coarse(progress.available) - window * numbers.window
@@ -130,7 +130,7 @@ class FineWindow:
         fill = history + number * numbers.fine_hop
         length = max(available, numbers.fine_window)
         self.fill = min(fill, length - numbers.fine_hop) if is_last else fill  # from here on it makes codes
-        # What the next window may make anew is not given out; the last begins anywhere behind this one's middle.
+        # Frames that the next window may change are held back; the last begins anywhere behind this one's middle.
         self.certain = available if is_last else (number + 1) * numbers.fine_hop + min(history, 1)
 
 

@@ -1,6 +1,6 @@
-"""Make a cascade with random weights, in transformers' form or the compact one. It speaks noise.
+"""Write a cascade with random weights, in transformers' form or the compact one. It speaks noise.
 
-Vocabularies, offsets and rates are the published ones, and weights so wide that what is chosen hangs on no last bit.
+Vocabularies, offsets and rates are the published ones. Weights are so large that no choice depends on a last bit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from s1_mini.weights.write import new_directory, write_json, write_tensors
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LETTERS = string.ascii_letters + string.digits + "äöüßéèçñ♪"
-LOGITS = 4.0  # standard deviation of what a head gives
-ATTENTION = 3.0  # of queries and keys: so much that it looks at little, and what is said hangs on each word
+LOGITS = 4.0  # standard deviation of logits
+ATTENTION = 3.0  # of queries and keys: attention is narrow, so the audio depends on each word
 END = 1.2  # times as much for the semantic end, so that speech lasts some seconds
 VOICES = {"one": 240, "two": 420}  # random voices, by name: their semantic tokens
 
@@ -62,7 +62,7 @@ RECIPES = {
 
 
 def _published_numbers() -> dict[str, Any]:
-    """Return a generation_config.json with what was published."""
+    """Return a generation_config.json of the published numbers."""
     values: dict[str, Any] = {"model_type": "bark", "sample_rate": EncodecConfig().sampling_rate}
     for number in fields(Numbers):
         group, _, key = number.metadata["place"].rpartition(".")
@@ -75,7 +75,7 @@ GENERATION = _published_numbers()
 
 
 def write_random_checkpoint(directory: Path, recipe: Recipe, *, form: Form = "compact", seed: int = 0) -> None:
-    """Write a checkpoint directory that did not exist, with two random voices.
+    """Write a new checkpoint directory, with two random voices.
 
     Raises `CheckpointFileError` if `directory` exists or cannot be written.
     """
@@ -115,7 +115,7 @@ def _vocabulary() -> list[str]:
 
 
 def random_voice(config: CascadeConfig, length: int, seed: int = 0) -> dict[str, Tensor]:
-    """Make a voice of `length` semantic tokens that says nothing."""
+    """Return a random voice of `length` semantic tokens."""
     draws = np.random.default_rng(seed)
     frames = int(length * config.numbers.ratio / 2)
     fine = draws.integers(0, config.numbers.codebook_size, (config.numbers.num_books, frames))

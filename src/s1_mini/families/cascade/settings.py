@@ -21,7 +21,7 @@ def _stages(value: Any) -> tuple[str, ...]:
 
 
 class CascadeSettings(BaseModel, frozen=True):
-    """What can be chosen when a cascade is opened."""
+    """Settings of a cascade when it is opened."""
 
     min_eos_p: float | None = Field(
         None,

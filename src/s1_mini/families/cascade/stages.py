@@ -3,10 +3,10 @@
 Semantic and coarse: a prompt in, a token a step out, which is fed back on the device. A step computes the slots up to
 the last that is in it and attends to positions up to a multiple of `SPAN`, in such shapes that a slot's numbers do not
 depend on its neighbours, on a CPU not by a bit. There prompts are read in blocks that begin at the same positions,
-however a plan parts them; on a GPU whole, some at once, by captured graphs.
+however a plan parts them; on a GPU whole, several at once, by captured graphs.
 Fine: windows of frames of two codes in, frames of eight out, in six passes over each window. It sees both ways, so a
-window's frames are made anew where the next overlaps it; only what no later window can change is given out. A slot
-keeps the codes of its last window. A CPU does each window alone, a GPU some in one graph.
+window's frames are computed again where the next overlaps it; only frames that no later window can change are
+returned. A slot keeps the codes of its last window. A CPU does each window alone, a GPU several in one graph.
 Shapes: B slots of a call, S positions, V ids; n windows of a call, T frames of a window, K books.
 """
 
@@ -38,7 +38,12 @@ from s1_mini.runtime.stage import Pending, Stage
 BLOCK = 128  # positions of a prompt that a CPU reads at once
 CPU_ROWS = 4  # at the least: a CPU rounds products of one to three rows otherwise than those of more
 READ_ROWS = (4, 2, 1)  # prompts that a GPU reads at once
-FINE_ROWS = (8, 4, 2, 1)  # fine windows of the captured calls, beside the most of one: the smallest that holds a call
+FINE_ROWS = (
+    8,
+    4,
+    2,
+    1,
+)  # fine windows of captured calls, besides the largest; the smallest that fits is used
 DRAWS_OF_A_STAGE = 1 << 32  # utterances of a request; each stage has random numbers of its own beyond
 
 
@@ -142,7 +147,7 @@ class TokenStage(Stage):
         for begin in begins:
             slot, asked = begin.slot, begin.conditions.sampling
             prompt, drawn = self._prompt(begin), begin.produced * self._steps_an_item
-            self._temperature[slot].fill_(asked.temperature)  # assigned, a number is waited for
+            self._temperature[slot].fill_(asked.temperature)  # an assignment would wait for the device
             self._top_p[slot].fill_(asked.top_p)
             self._top_k[slot].fill_(asked.top_k)
             table = stage_uniforms(self._number, begin, drawn + begin.steps)[drawn:, 0]
@@ -313,9 +318,9 @@ class CoarseModel(TokenStage):
 class _Window:
     """The unit of a slot of the fine model."""
 
-    codes: np.ndarray  # int64 [T, K]: what is known, no code where nothing is
+    codes: np.ndarray  # int64 [T, K]: known codes, else no code
     window: FineWindow
-    first: int  # frames of the window, from the first that is given out to the last
+    first: int  # frames of the window that are returned
     stop: int
     temperature: float
     uniforms: np.ndarray  # float32 [T, K - 2]

@@ -1,4 +1,4 @@
-"""What the original implementation of a cascade gave, computed anew by this engine's own stages and compared.
+"""Check a checkpoint: the output of the original implementation compared with that of this engine's own stages.
 
 An oracle is a flat file of tensors `CASE.NAME`; docs/cascade_measured.md lists the names and what they mean. Everything
 is done greedily and in fp32.

@@ -156,14 +156,14 @@ def _suno_values(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_config(directory: Path) -> CascadeConfig:
-    """Read the sizes of a checkpoint, from suno's files, too. Raises `CheckpointError`."""
+    """Read the config of a checkpoint, including sizes in suno's files. Raises `CheckpointError`."""
     return make_config(read_values(directory, _suno_values(directory)), read_generation(directory))
 
 
 def translate(tensors: Mapping[str, Tensor], config: CascadeConfig) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of each model by its network's names, heads cut to what can be sampled.
 
-    Raises `CheckpointMismatchError` for a model that is missing, and for tensors of none.
+    Raises `CheckpointMismatchError` for a missing model, and for tensors of none.
     """
     numbers = config.numbers
     models: dict[str, dict[str, Tensor]] = {stage: {} for stage in PREFIXES}
@@ -279,7 +279,7 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[Member]:
 
 
 def _dtype(stage: str, target: Target, conversion: Conversion) -> torch.dtype:
-    """Return the format to write; of the codec, what is small or decides on codes stays in float32."""
+    """Return the format to write; small tensors of the codec and those that choose codes stay in float32."""
     if stage == "codec":
         decides = ".quantizer." in target.name or ".encoder." in target.name
         rounds = conversion.codec_precision == "float16" and not decides and target.is_large

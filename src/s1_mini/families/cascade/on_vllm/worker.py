@@ -92,7 +92,7 @@ def open_vllm(opening: Mapping[str, Any]) -> tuple[VllmMaker, Mapping[str, Any]]
                 f"vLLM has no attention of heads of {config.head_dim} channels on a CPU, which the {stage} model has; "
                 f"it has those of {', '.join(map(str, sizes))}"
             )
-    told = {
+    stage_config = {
         "model_type": MODEL_TYPE,
         "stage": stage,
         "checkpoint": opening["checkpoint"],
@@ -108,7 +108,7 @@ def open_vllm(opening: Mapping[str, Any]) -> tuple[VllmMaker, Mapping[str, Any]]
     length = min(opening["positions"], config.block_size) + 1  # vLLM counts the last token, which is never read
     blocks = opening["slots"] * -(-length // BLOCK) + 1  # vLLM keeps one for itself
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(told))
+        Path(folder, "config.json").write_text(json.dumps(stage_config))
         engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=folder,
