@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -220,36 +221,43 @@ def test_a_config_that_cannot_be_is_refused_by_name(values: dict[str, object], t
         MelConfig.from_json(FULL_MODEL | values)
 
 
-def test_what_is_missing_or_damaged_is_told_in_a_sentence(published: Path, tmp_path: Path) -> None:
-    def broken(name: str) -> Path:
-        return Path(shutil.copytree(published, tmp_path / name))
+def cut_weights(directory: Path) -> None:
+    (directory / "pytorch_model.bin").write_bytes((directory / "pytorch_model.bin").read_bytes()[:90_000])
 
-    def start(directory: Path) -> None:
-        ProductionTTSEngine(EngineConfig(checkpoint_path=directory, device="cpu")).start()
 
-    one = broken("one")
-    (one / "spm_char.model").write_bytes(b"\x08\x01 no model")
-    with pytest.raises(CheckpointFileError, match=r"spm_char\.model is no sentencepiece model"):
-        start(one)
-    two = broken("two")
-    shutil.rmtree(two / "vocoder")
-    with pytest.raises(CheckpointFileError, match="no vocoder: neither a folder vocoder/ or hifigan/"):
-        start(two)
-    three = broken("three")
-    (three / "pytorch_model.bin").write_bytes((three / "pytorch_model.bin").read_bytes()[:90_000])
-    with pytest.raises(CheckpointFileError, match="cannot be read as weights"):
-        start(three)
-    four = broken("four")
+def drop_tensor(directory: Path) -> None:
     tensors = random_model(SIZES["tiny"][0])
     del tensors["speecht5.decoder.wrapped_decoder.layers.0.self_attn.k_proj.bias"]
-    torch.save(tensors, four / "pytorch_model.bin")
-    with pytest.raises(CheckpointMismatchError, match=r"no decoder\.wrapped_decoder\.layers\.0\.self_attn\.k_proj"):
-        start(four)
-    five = broken("five")
-    (five / "spm_char.model").unlink()
-    with pytest.raises(CheckpointError, match=r"lacks spm_char\.model"):
-        start(five)
-    six = broken("six")
-    (six / "vocoder" / "config.json").write_text(json.dumps(SIZES["tiny"][1] | {"model_in_dim": 40}))
-    with pytest.raises(CheckpointMismatchError, match="takes 40 mel bins"):
-        start(six)
+    torch.save(tensors, directory / "pytorch_model.bin")
+
+
+def narrow_vocoder(directory: Path) -> None:
+    (directory / "vocoder" / "config.json").write_text(json.dumps(SIZES["tiny"][1] | {"model_in_dim": 40}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "told"),
+    [
+        (
+            lambda path: (path / "spm_char.model").write_bytes(b"\x08\x01 no model"),
+            CheckpointFileError,
+            r"spm_char\.model is no sentencepiece model",
+        ),
+        (lambda path: (path / "spm_char.model").unlink(), CheckpointError, r"lacks spm_char\.model"),
+        (
+            lambda path: shutil.rmtree(path / "vocoder"),
+            CheckpointFileError,
+            "no vocoder: neither a folder vocoder/ or hifigan/",
+        ),
+        (cut_weights, CheckpointFileError, "cannot be read as weights"),
+        (drop_tensor, CheckpointMismatchError, r"no decoder\.wrapped_decoder\.layers\.0\.self_attn\.k_proj"),
+        (narrow_vocoder, CheckpointMismatchError, "takes 40 mel bins"),
+    ],
+)
+def test_what_is_missing_or_damaged_is_told_in_a_sentence(
+    damage: Callable[[Path], object], error: type[Exception], told: str, published: Path, tmp_path: Path
+) -> None:
+    damage(shutil.copytree(published, tmp_path / "damaged"))
+
+    with pytest.raises(error, match=told):
+        ProductionTTSEngine(EngineConfig(checkpoint_path=tmp_path / "damaged", device="cpu")).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.exceptions import CapacityError, ConfigurationError, TextError, VoiceNotFoundError, VoiceUnsupportedError
-from s1_mini.families.mel.loaded import as_mel
-from tests.families.mel_room import written
+from s1_mini.exceptions import CapacityError, ConfigurationError, VoiceNotFoundError, VoiceUnsupportedError
+from s1_mini.families.mel.loaded import as_mel, open_mel
+from s1_mini.families.mel.settings import MelSettings
+from s1_mini.layers.quantized import QuantizedLinear
+from tests.families.mel_room import CPU, written
 
 SAMPLES = 256  # of a frame
 LONG = "There are many words in this sentence, and it goes on for a while before it ends. " * 9
@@ -26,6 +29,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
     with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu")) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def endless(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
+    """An engine whose model never ends by itself."""
+    config = EngineConfig(checkpoint_path=checkpoint, device="cpu", stop_threshold=9.0, max_length_ratio=90.0)
+    with ProductionTTSEngine(config) as engine:
         yield engine
 
 
@@ -65,15 +76,8 @@ def test_a_seed_says_what_the_prenet_drops(engine: ProductionTTSEngine) -> None:
 
 
 @pytest.mark.parametrize(("text", "pieces"), [("A", 1), ("I.", 1), (LONG, 5)])
-def test_very_short_and_very_long_texts_are_spoken(checkpoint: Path, text: str, pieces: int) -> None:
-    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", stop_threshold=9.0)) as engine:
-        assert engine.generate(text, seed=1, max_new_tokens=10).frames == pieces * 2 * 10
-
-
-@pytest.mark.parametrize("text", ["", "   ", "...", "\x00"])
-def test_a_text_that_says_nothing_is_refused(engine: ProductionTTSEngine, text: str) -> None:
-    with pytest.raises(TextError):
-        engine.generate(text)
+def test_very_short_and_very_long_texts_are_spoken(endless: ProductionTTSEngine, text: str, pieces: int) -> None:
+    assert endless.generate(text, seed=1, max_new_tokens=10).frames == pieces * 2 * 10
 
 
 def test_a_text_over_six_hundred_characters_is_split_at_sentences(checkpoint: Path) -> None:
@@ -96,17 +100,15 @@ def test_the_length_is_bounded_by_the_texts_own(checkpoint: Path) -> None:
         assert {item.finish_reason for item in made} == {"length"}
 
 
-def test_a_listener_that_leaves_holds_nobody_up(checkpoint: Path) -> None:
-    config = EngineConfig(checkpoint_path=checkpoint, device="cpu", stop_threshold=9.0, max_length_ratio=90.0)
-    with ProductionTTSEngine(config) as engine:
-        chunks = engine.stream("This would go on for a minute or so.", chunk_profile="ttfa")
-        next(chunks)
+def test_a_listener_that_leaves_holds_nobody_up(endless: ProductionTTSEngine) -> None:
+    chunks = endless.stream("This would go on for a minute or so.", chunk_profile="ttfa")
+    next(chunks)
 
-        chunks.close()
+    chunks.close()
 
-        assert engine.generate("Hello.", seed=1, max_new_tokens=5).frames == 10
-        assert engine.health_check()["requests"] == 0
-        assert engine.health_check()["slots"]["free"] == 4
+    assert endless.generate("Hello.", seed=1, max_new_tokens=5).frames == 10
+    assert endless.health_check()["requests"] == 0
+    assert endless.health_check()["slots"]["free"] == 4
 
 
 def test_a_recording_is_refused_in_one_sentence(engine: ProductionTTSEngine, tone: np.ndarray) -> None:
@@ -116,8 +118,6 @@ def test_a_recording_is_refused_in_one_sentence(engine: ProductionTTSEngine, ton
 
 @pytest.mark.parametrize("formats", [{"weights_dtype": "int8"}, {"precision": "bfloat16"}, {"kv_dtype": "fp8"}])
 def test_narrow_formats_change_the_layers_alone_and_the_sound_little(checkpoint: Path, formats: dict[str, str]) -> None:
-    from s1_mini.layers.quantized import QuantizedLinear
-
     base = {"checkpoint_path": checkpoint, "device": "cpu", "stop_threshold": 9.0, "prenet_dropout": "off"}
     with ProductionTTSEngine(EngineConfig(**base)) as engine:
         wanted = engine.generate("Hello there.", max_new_tokens=12).audio
@@ -141,46 +141,30 @@ def test_narrow_formats_change_the_layers_alone_and_the_sound_little(checkpoint:
 
 @pytest.mark.usefixtures("no_grad")
 def test_fp8_is_for_what_a_step_of_the_decoder_reads_and_spares_the_encoder(checkpoint: Path) -> None:
-    from s1_mini.families.base import Placement
-    from s1_mini.families.mel.loaded import open_mel
-    from s1_mini.families.mel.settings import MelSettings
-    from s1_mini.layers.quantized import QuantizedLinear
-
-    placement = Placement(torch.device("cpu"), torch.float32, torch.float32, torch.float8_e4m3fn)
-    network = open_mel(checkpoint, placement, MelSettings()).model.network
+    network = open_mel(checkpoint, replace(CPU, weights_dtype=torch.float8_e4m3fn), MelSettings()).model.network
 
     quantized = {name for name, module in network.named_modules() if isinstance(module, QuantizedLinear)}
     assert len(quantized) == 2 * 4
     assert all(name.startswith("decoder.") and "encoder_attn" not in name for name in quantized)
 
 
-def test_fp8_on_a_cpu_becomes_int8_and_says_so(checkpoint: Path) -> None:
-    config = EngineConfig(checkpoint_path=checkpoint, device="cpu", weights_dtype="fp8")
-    with ProductionTTSEngine(config) as engine:
-        told = engine.health_check()["weights_dtype"]
-
-    assert told["value"] == "int8"
-    assert "cpu has no fp8" in told["reason"]
-
-
 def test_when_memory_runs_out_the_newest_gives_way_and_the_others_go_on(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    endless: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", stop_threshold=9.0)) as engine:
-        model, step, failing = as_mel(engine._running.speaker.loaded).model, None, [2]
-        step = model.step
+    model, failing = as_mel(endless._running.speaker.loaded).model, [2]
+    step = model.step
 
-        def out_of_memory(state: object, span: int, text_span: int, rows: int | None = None) -> torch.Tensor:
-            if failing[0] and rows == 2:
-                failing[0] -= 1
-                raise torch.OutOfMemoryError("none left")
-            return step(state, span, text_span, rows)
+    def out_of_memory(state: object, span: int, text_span: int, rows: int | None = None) -> torch.Tensor:
+        if failing[0] and rows == 2:
+            failing[0] -= 1
+            raise torch.OutOfMemoryError("none left")
+        return step(state, span, text_span, rows)
 
-        monkeypatch.setattr(model, "step", out_of_memory)
-        made = engine.generate_batch(["The first of two.", "And the second."], max_new_tokens=40).results
+    monkeypatch.setattr(model, "step", out_of_memory)
+    made = endless.generate_batch(["The first of two.", "And the second."], max_new_tokens=40).results
 
-        assert sorted(item.success for item in made) == [False, True]
-        assert engine.metrics.out_of_memory >= 1
+    assert sorted(item.success for item in made) == [False, True]
+    assert endless.metrics.out_of_memory >= 1
 
 
 @pytest.mark.parametrize(

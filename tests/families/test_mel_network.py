@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from s1_mini.families.mel.decoder import MelDecoder
+from s1_mini.core.messages import Begin, Conditions, Prefill
+from s1_mini.families.mel.decoder import MASKED_STEPS, MelDecoder
 from s1_mini.families.mel.verify import open_state, step_alone
+from s1_mini.types import SamplingParams
 from tests.families.mel_room import (
     TEXT,
     dropout,
@@ -164,9 +166,6 @@ def test_a_step_has_the_same_bits_in_every_slot_with_any_neighbours(tmp_path: Pa
 
 def test_graphs_of_steps_and_texts_do_what_is_done_without(tmp_path: Path) -> None:
     """On a CPU the captured calls run step by step: shapes and rows are those of a GPU."""
-    from s1_mini.core.messages import Begin, Conditions, Prefill
-    from s1_mini.types import SamplingParams
-
     model = opened(written(tmp_path / "it"), stop_threshold=9.0).model
     stages = [MelDecoder(model, slots=6, steps=128) for _ in range(2)]
     stages[1].make_graphs()
@@ -186,10 +185,6 @@ def test_graphs_of_steps_and_texts_do_what_is_done_without(tmp_path: Path) -> No
 
 
 def test_masks_are_drawn_as_steps_come_and_not_for_all_that_may(tmp_path: Path) -> None:
-    from s1_mini.core.messages import Begin, Conditions, Prefill
-    from s1_mini.families.mel.decoder import MASKED_STEPS
-    from s1_mini.types import SamplingParams
-
     model = opened(written(tmp_path / "it"), stop_threshold=9.0).model
     stage, text = MelDecoder(model, slots=1, steps=1000), torch.arange(4, 9).numpy()
     asked = Conditions(SamplingParams(), 3, 0, 900, {"speaker": speaker(0).numpy()})

@@ -37,21 +37,17 @@ class LoadedToy:
     networks = ()
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
-        """A text's bytes; the voice goes to the stage of frames, and shares nothing of the prompt."""
         items = np.frombuffer(text.encode(), np.uint8).astype(np.int64)[:, None]
         return Prompt(items, voice={"speaker": voices[0].tensors["speaker"].numpy()} if voices else {})
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
-        """The mean of its frames."""
         return Voice({"speaker": torch.from_numpy(made[1].mean(0)) / 2}, text)
 
     def chain(self, slots: int, positions: int) -> Chain:
-        """Three stages."""
         made = policies(slots)
         return Chain(made, (Text(), Frames(), Vocoder()), SAMPLE_RATE, lambda prompt: positions - len(prompt.items))
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
-        """A vector of loudness."""
         yield
         return {"speaker": torch.stack([part.abs().mean() for part in wave.chunk(WIDTH)])}
 
@@ -64,11 +60,9 @@ class Toy:
     random_sizes = {"tiny": "a file of text"}  # noqa: RUF012
 
     def pick_files(self, names: Collection[str]) -> list[str]:
-        """Its config and its voices."""
         return [name for name in names if name == "config.json" or name.startswith("voices/")]
 
     def describe(self, directory: Path) -> Description:  # noqa: ARG002 - all are alike
-        """A speaker's vector is a voice."""
         form = {"speaker": TensorFormat((WIDTH,), is_integer=False)}
         vector = lambda arrays: {"speaker": torch.from_numpy(arrays[""])}  # noqa: E731
         return Description(
@@ -77,7 +71,6 @@ class Toy:
         )
 
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:  # noqa: ARG002
-        """Two stages that read weights, one that computes."""
         reads = StageSizes(1e6, lambda rows, _: Cost(1e6, 2e6 * rows), "memory")
         sounds = StageSizes(1e5, lambda rows, _: Cost(1e5, 1e7 * rows), "compute")
         stages = {"text": reads, "frames": reads, "vocoder": sounds}
@@ -86,19 +79,15 @@ class Toy:
         return Sizes(stages, demands, 1 / FRAMES.rate, MAX_POSITIONS, lambda _, text_bytes: 4 * text_bytes)
 
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedToy:  # noqa: ARG002
-        """There is nothing to load."""
         return LoadedToy()
 
     def files(self, directory: Path, conversion: Conversion) -> list[Member]:  # noqa: ARG002 - nothing to convert
-        """Its config."""
         return [copied(directory / "config.json", "config.json")]
 
     def verify(self, *_: Any) -> Iterator[Check] | None:
-        """Nobody else has computed it."""
         return None
 
     def write_random(self, directory: Path, *, size: str, form: str, seed: int) -> None:  # noqa: ARG002
-        """Write config and voices."""
         (directory / "voices").mkdir(parents=True)
         (directory / "config.json").write_text(json.dumps({"model_type": NAME}))
         for name, value in VOICES.items():

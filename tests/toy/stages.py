@@ -29,7 +29,6 @@ class Windows(StagePolicy):
     """Autoregressive over windows of tokens; a window may be begun as soon as its tokens are there."""
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Give the next window; only the last is shorter."""
         start, rest = progress.consumed, progress.available - progress.consumed
         if rest < WINDOW and not (progress.is_final and rest):
             return None
@@ -37,12 +36,10 @@ class Windows(StagePolicy):
         return Unit(start, start + tokens, tokens, steps=tokens, prefill=tokens, past=1)
 
     def is_done(self, progress: Progress) -> bool:
-        """Tell whether all tokens have become frames."""
         return progress.is_final and progress.consumed >= progress.available
 
 
 def policies(slots: int) -> tuple[StagePolicy, ...]:
-    """The chain."""
     return (
         Autoregressive(name="text", input=PROMPT, output=TOKENS, slots=slots, held_back=1),
         Windows(name="frames", input=TOKENS, output=FRAMES, slots=max(1, slots // 2), holds="unit"),
@@ -73,12 +70,10 @@ class ToyStage(Stage):
         self.is_overlapped = is_overlapped
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Remember what a slot is to do."""
         for begin in begins:
             self.begun[begin.slot], self.steps[begin.slot] = begin, 0
 
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - any size
-        """Make a step of each slot, alone."""
         made = []
         for slot in slots:
             made.append(self.make(self.begun[slot], self.steps[slot], slot))
@@ -90,7 +85,6 @@ class ToyStage(Stage):
         return lambda: result
 
     def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:
-        """What one step gives, and whether the unit is over."""
         raise NotImplementedError
 
 
@@ -103,29 +97,25 @@ class Text(ToyStage):
         self.num_read = 0
 
     def begin(self, begins: Sequence[Begin]) -> None:
-        """Forget what was read."""
         super().begin(begins)
         self.read |= {begin.slot: 7 for begin in begins}
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
-        """Add up, in order."""
         for part in parts:
             self.num_read += part.stop - part.start
             for item in self.begun[part.slot].inputs[part.start : part.stop, 0]:
                 self.read[part.slot] = (31 * self.read[part.slot] + int(item)) % 65_521
 
     def save(self, slot: int, positions: int) -> Saved:
-        """Keep the sum."""
         return Saved(self.read[slot], positions, 8)
 
     def load(self, slot: int, saved: Saved) -> None:
-        """Take the sum."""
         self.read[slot] = saved.state
 
     def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:
-        """A token, or the end; without temperature it never ends by itself."""
         last = int(begin.inputs[-1, 0])
         self.read[slot] = (31 * self.read[slot] + last + 17 * step + begin.conditions.seed) % 65_521
+        # Without temperature it never ends by itself.
         if step > 5 and self.read[slot] % 23 == 0 and begin.conditions.sampling.temperature > 0:
             return np.zeros(0, np.int64), True
         return np.array([self.read[slot]]), False
@@ -135,7 +125,6 @@ class Frames(ToyStage):
     """Tokens to frames, two a step, by the voice's vector and the last frame."""
 
     def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:
-        """Two frames of one token."""
         voice = np.asarray(begin.conditions.voice.get("speaker", np.zeros(WIDTH)), np.float32)
         past = self.begun[slot].past
         before = past[-1] if len(past) else np.zeros(WIDTH, np.float32)
@@ -155,7 +144,6 @@ class Vocoder(ToyStage):
     """Frames to sound; a frame's depends on the one before and the two behind it."""
 
     def make(self, begin: Begin, step: int, slot: int) -> tuple[np.ndarray, bool]:  # noqa: ARG002
-        """The chunk's sound."""
         before, after = np.zeros((1 - begin.context, WIDTH)), np.zeros((2, WIDTH))
         padded = np.concatenate([before, begin.inputs, after]).astype(np.float32)
         means = np.stack([padded[i : i + 4].mean() for i in range(begin.consumes)])
