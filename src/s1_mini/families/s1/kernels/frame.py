@@ -192,6 +192,19 @@ def _penalise_all(logits, past, count, column, first, last, restricted, as_meant
 
 
 @in_order
+def _choose(logits, state, slot, codebook, first, last, restricted, as_meant):
+    """Draw a token of a slot's frame by `logits` [V], which it changes; -1 if they are not finite."""
+    if not _is_finite(logits):
+        return -1
+    count = state.counts[slot]
+    if restricted and count == 0:
+        logits[logits.shape[0] - 1] = f32(-np.inf)
+    column = codebook + 1 if codebook > 0 else 0
+    _penalise_all(logits, state.history[slot], count, column, first, last, restricted, as_meant, state.penalty[slot])
+    return draw(logits, state.temperature[slot], state.top_p[slot], state.uniforms[slot, count, codebook])
+
+
+@in_order
 def _embed(column, main, codes, first, last, scale, out):
     """Embed a column [K + 1], main token before codes."""
     size = codes.shape[0] // (column.shape[0] - 1)
@@ -239,20 +252,12 @@ def make_frame(slots, state, weights, rules, made):  # noqa: C901, PLR0912 - a c
     product(normal, weights.output.weight[0], weights.output.scale[0], weights.output.bias[0], logits)
     for row in range(rows):
         slot = slots[row]
-        count, table = state.counts[slot], logits[row]
-        valid = _is_finite(table)
-        if rules.restricted and count == 0:
-            table[table.shape[0] - 1] = f32(-np.inf)
-        _penalise_all(
-            table, state.history[slot], count, 0, rules.first, rules.last, rules.restricted, rules.as_meant,
-            state.penalty[slot],
-        )  # fmt: skip
-        choice = np.int64(0)
-        if valid:
-            choice = draw(table, state.temperature[slot], state.top_p[slot], state.uniforms[slot, count, 0])
-        stops = choice == rules.end and count > 0
+        choice = _choose(logits[row], state, slot, 0, rules.first, rules.last, rules.restricted, rules.as_meant)
+        valid = choice >= 0
+        choice = max(choice, 0)
+        stops = choice == rules.end and state.counts[slot] > 0
         if rules.restricted:
-            stops = choice == table.shape[0] - 1
+            stops = choice == logits.shape[1] - 1
             choice = rules.end if stops else choice + rules.first
         made[row, 0], made[row, books + 1], made[row, books + 2] = choice, stops, valid
         made[row, 1] = min(max(choice - rules.first, 0), rules.num_codes - 1)
@@ -288,19 +293,10 @@ def make_frame(slots, state, weights, rules, made):  # noqa: C901, PLR0912 - a c
             normal, weights.fast_output.weight[0], weights.fast_output.scale[0], weights.fast_output.bias[0], logits
         )
         for row in range(rows):
-            slot = slots[row]
-            count, table = state.counts[slot], logits[row]
-            valid = _is_finite(table)
-            _penalise_all(
-                table, state.history[slot], count, codebook + 1, 0, 0, False, rules.as_meant, state.penalty[slot]
-            )
-            choice = np.int64(0)
-            if valid:
-                uniform = state.uniforms[slot, count, codebook]
-                choice = draw(table, state.temperature[slot], state.top_p[slot], uniform)
-            else:
+            choice = _choose(logits[row], state, slots[row], codebook, 0, 0, False, rules.as_meant)
+            if choice < 0:
                 made[row, books + 2] = 0
-            made[row, codebook + 1] = choice
+            made[row, codebook + 1] = max(choice, 0)
         for row in range(rows, 2 * rows):
             places[row], ends[row] = codebook + 1, codebook + 2
 
