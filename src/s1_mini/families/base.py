@@ -1,8 +1,8 @@
-"""The interface behind which every family stands.
+"""The interface of a model family.
 
-A `Family` is what the registry names: it describes a checkpoint from its small files and opens it. A `LoadedModel` is
-what it opens: it writes prompts, encodes voices, and makes a `Chain` of stages. All else talks to these names only.
-Importing this loads no torch.
+The registry names a `Family`, which describes a checkpoint from its small files and opens it as a `LoadedModel`. That
+writes prompts, encodes voices, and builds a `Chain` of stages. Other packages use these names only. Importing this
+module does not load torch.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ Form = Literal["published", "compact"]
 
 @dataclass(frozen=True)
 class Description:
-    """What the small files of a checkpoint say of it; no weight is read."""
+    """A checkpoint's properties, read from its small files without any weights."""
 
     sample_rate: int  # Hz of the sound
-    voice: VoiceFormat  # what a voice is made of, and what encodes it
-    sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # the parameters that mean something
+    voice: VoiceFormat  # its tensors, and the encoder that makes them
+    sampling: Sequence[str] = ("temperature", "top_p", "repetition_penalty")  # the parameters that have an effect
     max_piece_bytes: int = 2**20  # of text in one piece; longer ones are split
 
     def check_sampling(self, asked: SamplingParams) -> None:
-        """Raise `ParameterError` for a parameter that was changed and means nothing."""
+        """Raise `ParameterError` for a parameter that was changed although it has no effect."""
         for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
             if name not in self.sampling and getattr(asked, name) != getattr(DEFAULT_SAMPLING, name):
                 told = f"has {', '.join(self.sampling)}" if self.sampling else "draws nothing"
@@ -57,18 +57,18 @@ class Placement:
 
     device: torch.device
     dtype: torch.dtype  # of the models
-    codec_dtype: torch.dtype  # of what makes sound
+    codec_dtype: torch.dtype  # of the codec or vocoder
     weights_dtype: torch.dtype | None = None  # of the large products, where it is a narrower one
-    kv_dtype: torch.dtype | None = None  # of keys and values, likewise
-    # Of stages that are elsewhere, by their names; `meta` for one in another process, whose weights are not read here.
+    kv_dtype: torch.dtype | None = None  # of keys and values, where narrower
+    # By name, of stages on another device; `meta` for one in another process, whose weights are not read here.
     devices: Mapping[str, torch.device] = field(default_factory=dict)
-    batch_invariant: bool = False  # whether a row's bits must not depend on those beside it, where a family offers it
+    batch_invariant: bool = False  # whether a row's bits must not depend on the rest of its batch, if the family can
 
     def of(self, stage: str) -> torch.device:
         return self.devices.get(stage, self.device)
 
     def beside(self, stage: str) -> torch.device:
-        """Return the device for work beside a stage's: its own, or the common one where the stage is not in memory."""
+        """Return the device for work around a stage: the stage's own, or the common one if it is not in memory."""
         device = self.of(stage)
         return self.device if device.type == "meta" else device
 
@@ -79,7 +79,7 @@ class Conversion:
 
     precision: ModelPrecision = "keep"
     codec_precision: CodecPrecision = "float16"
-    decode_only: bool = False  # without what only encodes references
+    decode_only: bool = False  # without the weights that only encode references
 
     def check_wide(self, family: str) -> None:
         """Raise `ParameterError` for weights in eight bits, which checkpoints of this family cannot have."""
@@ -99,7 +99,7 @@ class Check:
 
     @classmethod
     def close(cls, name: str, computed: Tensor, expected: Tensor, tolerance: float) -> Check:
-        """Compare real numbers of any shape; none may differ by more than `tolerance`."""
+        """Compare real numbers of any shape with an absolute tolerance."""
         if computed.shape != expected.shape:
             return cls(name, difference=float("inf"))
         difference = float((computed.cpu() - expected.cpu()).abs().max())
@@ -107,7 +107,7 @@ class Check:
 
     @classmethod
     def equal(cls, name: str, computed: Tensor, expected: Tensor) -> Check:
-        """Compare whole numbers of any shape, which must be the same."""
+        """Compare whole numbers of any shape for equality."""
         if computed.shape != expected.shape:
             return cls(name, agreement=0.0)
         agreement = float((computed.cpu() == expected.cpu()).double().mean()) if expected.numel() else 1.0
@@ -115,17 +115,17 @@ class Check:
 
 
 def check_size(name: str, there: int, *here: int) -> None:
-    """Raise `VerificationError` if an oracle's size is none of those that its checkpoint can have."""
+    """Raise `VerificationError` unless an oracle's size is one that its checkpoint can have."""
     if there not in here:
         sizes = " or ".join(map(str, here))
         raise VerificationError(f"the oracle was made of another checkpoint: {name} is {there} there, {sizes} here")
 
 
 class Family(Protocol):
-    """A family as the registry knows it. Neither importing its module nor `settings` and `describe` load torch."""
+    """A family as the registry knows it. Importing its module, `settings` and `describe` do not load torch."""
 
-    title: str  # of what it was made for, as people call it
-    settings: type[BaseModel]  # which are settings of the engine, too
+    title: str  # the best-known model of the family
+    settings: type[BaseModel]  # which are also settings of the engine
     stage_names: Sequence[str]  # in the order of the chain, as `placement` names them
     needed_files: Sequence[Sequence[str]]  # of a checkpoint directory: each by one of its names
     random_sizes: Mapping[str, str]  # of random checkpoints, the first by default: what each is
@@ -137,7 +137,7 @@ class Family(Protocol):
         """Read the small files of a checkpoint directory. Raises `CheckpointError`."""
 
     def sizes(self, directory: Path | None, formats: Formats, prefix_cache_bytes: int) -> Sizes:
-        """Count what a checkpoint directory takes, or without one what was published. Raises `CheckpointError`."""
+        """Count memory and work of a checkpoint, or without one of the published model. Raises `CheckpointError`."""
 
     def open(self, directory: Path, placement: Placement, settings: Any) -> LoadedModel:
         """Open a checkpoint directory; `settings` has the fields of the family's own. Raises `CheckpointError`."""
@@ -145,16 +145,16 @@ class Family(Protocol):
     def files(self, directory: Path, conversion: Conversion) -> list[Member]:
         """Return all files of a checkpoint but its voices, in the compact form.
 
-        The weights are checked against their config now, and read when their chunks are asked for. Raises
+        The weights are checked against their config now, and read as their chunks are consumed. Raises
         `CheckpointError`.
         """
 
     def verify(
         self, directory: Path, oracle: Mapping[str, Any], device: torch.device, tolerance: float
     ) -> Iterator[Check] | None:
-        """Open a checkpoint and give its checks against what the original computed; None if the oracle holds nothing.
+        """Open a checkpoint and return its checks against the original's results; None if the oracle has no known part.
 
-        Raises `CheckpointError`; going through the checks raises whatever an oracle of another form leads to.
+        Raises `CheckpointError`. Iterating over the checks may raise anything if the oracle is malformed.
         """
 
     def write_random(self, directory: Path, *, size: str, form: Form, seed: int) -> None:
@@ -163,36 +163,36 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class Chain:
-    """The stages of one engine: what the scheduler knows of them, and what carries out its plans."""
+    """The stages of one engine: policies for the scheduler, and the networks that carry out its plans."""
 
     policies: tuple[StagePolicy, ...]
     stages: tuple[Stage, ...]
     sample_rate: int
-    room: Callable[[Prompt], int]  # steps that an utterance may make after its prompt; below 1 there is no room
+    room: Callable[[Prompt], int]  # steps that an utterance may make after its prompt; below 1 the prompt is too long
 
 
 class LoadedModel(Protocol):
-    """A checkpoint that is open: what speaks, and what encodes voices."""
+    """An open checkpoint, which speaks and encodes voices."""
 
     num_bytes: int  # of the weights that a step reads
-    position_bytes: int  # that a slot needs for each position of prompt and steps
+    position_bytes: int  # that a slot needs for each position of its prompt and its steps
     max_positions: int  # of one utterance
 
     def prompt(self, text: str, voices: Sequence[Voice]) -> Prompt:
         """Write the prompt for one sentence piece. Raises `VoiceError` or `CapacityError`."""
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:
-        """Return the voice heard in what all stages but the last have made of `text`."""
+        """Return the voice that is heard in the outputs `made` of `text` by all stages but the last."""
 
     def chain(self, slots: int, positions: int) -> Chain:
-        """Make the stages of an engine, for `slots` utterances of up to `positions` positions each."""
+        """Build the stages of an engine, for `slots` utterances of up to `positions` positions each."""
 
     @property
     def networks(self) -> Sequence[nn.Module]:
-        """What has blocks that may be compiled."""
+        """Modules whose blocks may be compiled."""
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         """Encode a recording [samples] to the tensors of a voice, with a `yield` after each bounded piece of work.
 
-        Raises `CapacityError` for one that is too long, and what the first use may need to load.
+        Raises `CapacityError` if it is too long, and `CheckpointError` if loading the encoder fails.
         """

@@ -52,8 +52,8 @@ class Checkpoint:
 def find_checkpoint(path: Path | None, *, with_weights: bool = True) -> Checkpoint:
     """Return a checkpoint: the named one, or the one that ships.
 
-    What is no directory but a name on the hub is downloaded to its cache, without the weights if they are not asked
-    for. Raises `CheckpointError`, or `ConfigurationError` where the hub's library is not installed.
+    A name on the hub is downloaded to the hub's cache, without weights unless `with_weights`. Raises `CheckpointError`,
+    or `ConfigurationError` if the hub's library is not installed.
     """
     if path is None:
         if not (DEFAULT_MODEL / "config.json").is_file():

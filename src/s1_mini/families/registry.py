@@ -46,7 +46,6 @@ def family_of(checkpoint: Path) -> Family:
 
 
 def family_settings() -> tuple[type[BaseModel], ...]:
-    """Return the settings of all families."""
     return tuple(get_family(name).settings for name in FAMILIES)
 
 

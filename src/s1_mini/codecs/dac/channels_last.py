@@ -43,7 +43,7 @@ ALIGNED = 8  # attention wants masks whose rows lie a multiple of this apart
 
 
 class ChannelsLastDecoder:
-    """Streams of `rows` rows of one codec, whose decoding weights it lays out anew."""
+    """Streams of `rows` rows of one codec, with a copy of its decoding weights in another layout."""
 
     def __init__(self, codec: Dac, rows: int, *, chained: bool | None = None) -> None:
         """Build the decoder as a chain or not; None: as a chain where the GPU and the sizes allow it."""
@@ -320,7 +320,7 @@ class ChainedDecoder:
 
 @dataclass
 class _Link:
-    """A convolution, dilated or transposed, or the two of a residual unit: [B, P + T, C] to what its ending says."""
+    """A convolution, dilated or transposed, or the two of a residual unit, with its epilogue."""
 
     weight: Tensor  # [K, C, O]; of a unit, those of the second
     dilation: int

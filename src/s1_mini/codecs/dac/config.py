@@ -1,4 +1,4 @@
-"""Sizes of a DAC codec: the published ones, or those of a `codec_config.json` beside the weights."""
+"""Sizes of a DAC codec: the published ones, or those of `codec_config.json` in the checkpoint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DacConfig:
     decoder_dim: int = _size(1536)
     decoder_rates: tuple[int, ...] = _sizes((8, 8, 4, 2))
     input_dim: int = _size(1024)  # channels between encoder, quantizer and decoder
-    n_codebooks: int = _size(9, most=MAX_LAYERS)  # residual ones, beside the semantic one
+    n_codebooks: int = _size(9, most=MAX_LAYERS)  # residual ones, without the semantic one
     codebook_size: int = _size(1024)
     codebook_dim: int = _size(8)
     semantic_codebook_size: int = _size(4096)
@@ -70,7 +70,7 @@ class DacConfig:
         return math.prod(self.encoder_rates) * math.prod(self.downsample_factor)
 
     def encoder_block(self, dim: int) -> BlockConfig:
-        from s1_mini.layers.transformer import BlockConfig  # which loads torch, and who reads sizes needs none
+        from s1_mini.layers.transformer import BlockConfig  # imports torch, which is not needed to read sizes
 
         heads = max(1, dim // self.enc_head_dim)
         return BlockConfig(dim, heads, heads, self.enc_head_dim, 3 * dim, NORM_EPS, layer_scale=True)

@@ -125,9 +125,9 @@ class ConvNeXtBlock(nn.Module):
 
 
 class WindowTransformer(nn.Module):
-    """Causal transformer over x [B, C, T]: every step attends to itself and the window - 1 steps before it.
+    """Causal transformer over x [B, C, T]: every step attends to itself and to the window - 1 steps before it.
 
-    Positions count from the start of the stream, so the carry keeps them beside each layer's last keys and values.
+    Positions count from the start of the stream, so the carry keeps them, and each layer's last keys and values.
     """
 
     def __init__(self, config: BlockConfig, *, layers: int, window: int, max_steps: int, rope_base: float) -> None:

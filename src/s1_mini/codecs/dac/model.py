@@ -160,7 +160,7 @@ class QuantizerStack(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """All codebooks, and what stands between them and the convolutions."""
+    """All codebooks, and the layers between them and the convolutions."""
 
     def __init__(self, config: DacConfig, *, encodes: bool) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ class Dac(nn.Module):
         return self.decoder(self.quantizer.upsample(self.quantizer.post_module(vectors, carry), carry), carry)
 
     def check_length(self, frames: int) -> None:
-        """Raise `CapacityError` if a stream of so many frames is longer than the codec can remember."""
+        """Raise `CapacityError` if a stream of this many frames is too long for the codec."""
         if frames > self.max_frames:
             rate = self.samples_per_frame / self.sample_rate
             raise CapacityError(
@@ -299,9 +299,9 @@ class DacStream:
     def push(
         self, codes: Tensor, rows: Sequence[int] | None = None, snake: Callable[[Tensor, Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, T]; perhaps with another activation.
+        """Decode the next frames [n, K, F] of `rows`, or of all, to samples [n, T]; `snake` replaces the activation.
 
-        Raises `CapacityError` beyond the codec's longest. What raises has changed nothing.
+        Raises `CapacityError` beyond the codec's longest. A call that raises has changed nothing.
         """
         chosen = range(self.rows) if rows is None else rows
         assert codes.shape[:2] == (len(chosen), self._codec.num_codebooks), f"codes are {tuple(codes.shape)}"

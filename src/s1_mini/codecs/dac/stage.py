@@ -1,4 +1,4 @@
-"""The codec's decoding half as a stage: chunks of codes in, sound out; what a slot remembers is carried on.
+"""The codec's decoder as a stage: chunks of codes in, sound out; each slot keeps the state of its stream.
 
 A chunk that ends its utterance may be filled up to the next size: the codec is causal, and its slot begins anew.
 Shapes: n slots of a call, K codebooks, F frames, T samples.
@@ -34,7 +34,7 @@ class DacDecoder(ChunkStage):
     def __init__(self, codec: Dac, policy: Chunks, *, number: int, batch_invariant: bool = False) -> None:
         """Decode with the weights of `codec`; `number` is the stage's in its chain, for its stream on a GPU.
 
-        `batch_invariant` gives a chunk the same bits whatever is decoded beside it, on a GPU too.
+        With `batch_invariant` the bits of a chunk do not depend on the rest of its batch, on a GPU as well.
         """
         self._batch_invariant = batch_invariant
         super().__init__(codec.device, policy, number=number, rate=codec.samples_per_frame)

@@ -38,7 +38,7 @@ class Level(NamedTuple):
 
 
 class Block(nn.Module):
-    """Pairs of convolutions, each pair added to what goes in."""
+    """Pairs of convolutions, each with a skip connection around it."""
 
     def __init__(self, channels: int, taps: int, dilations: tuple[int, ...], slope: float) -> None:
         super().__init__()
@@ -134,7 +134,6 @@ class HifiGan(nn.Module):
         return sound[0]
 
     def _blocks(self, x: Tensor, index: int, level: Level, edges: Edges) -> Tensor:
-        """Return the mean of a level's blocks."""
         kinds, total = len(self.config.block_taps), None
         for block in self.resblocks[index * kinds : (index + 1) * kinds]:
             assert isinstance(block, Block)

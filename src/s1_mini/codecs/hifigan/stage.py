@@ -1,6 +1,6 @@
-"""A vocoder as a stage: chunks of frames in, with what is before and behind them; sound out. A slot remembers nothing.
+"""A vocoder as a stage: chunks of frames with their context in, sound out. Slots have no state.
 
-What makes the frames ready, such as a post-net, may stand before it and looks at frames to either side, too.
+A network such as a post-net may come first; it needs context as well.
 Shapes: n units of a call, F frames, M mel bins, T samples.
 """
 
@@ -22,7 +22,7 @@ from s1_mini.runtime.rows import fit
 
 
 class Front(Protocol):
-    """What stands before the vocoder."""
+    """A network in front of the vocoder."""
 
     reach: int  # frames to either side that one of its frames depends on
 
@@ -36,7 +36,7 @@ def context_of(vocoder: HifiGan, front: Front | None = None) -> int:
 
 
 class Vocoder(ChunkStage):
-    """Makes sound of windows."""
+    """A vocoder that turns windows into sound."""
 
     def __init__(self, vocoder: HifiGan, policy: Chunks, *, number: int, front: Front | None = None) -> None:
         """Take both as they lie in memory; `number` is the stage's in its chain, for its stream on a GPU."""
@@ -63,7 +63,7 @@ class Vocoder(ChunkStage):
         return graphs.launch((n, size), windows, edges)
 
     def _fill(self, window: np.ndarray, begin: Begin) -> tuple[int, int]:
-        """Put a unit's frames into a window of zeros; tell where they begin and end, from the first new one on."""
+        """Copy a unit's frames into a window of zeros. Return their start and end, counted from the first new frame."""
         first = self._context - begin.context
         window[first : first + len(begin.inputs)] = begin.inputs
         return -begin.context, len(begin.inputs) - begin.context
@@ -75,7 +75,7 @@ class Vocoder(ChunkStage):
         return wave
 
     def _speak(self, frames: Tensor, edges: Edges) -> Tensor:
-        """Make the sound [n, T] of windows [n, F, M]."""
+        """Return the sound [n, T] of windows [n, F, M]."""
         x = frames.to(self._vocoder.dtype)
         x = x.transpose(1, 2) if self._vocoder.axis == 2 else x
         if self._front is not None:

@@ -64,7 +64,7 @@ class Conv(nn.Module):
         self._by_tap: Tensor | None = None
 
     def prepare(self) -> None:
-        """Lay the weights out for channels that lie last."""
+        """Lay out the weights for channels last."""
         self._by_tap = self.weight.permute(2, 1, 0).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:

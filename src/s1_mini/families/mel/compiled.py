@@ -1,4 +1,4 @@
-"""A step of a mel decoder by one compiled call, on a CPU (`kernels/step.py`): its weights, and the state it shares."""
+"""A step of a mel decoder as one compiled call on a CPU (`kernels/step.py`): its weights and its state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOSE = {"float32": 1e-3, "int8": 0.1}  # shares that steps may differ by: in in
 
 
 class CompiledSteps:
-    """Makes steps of some slots of a state, which stays torch's as well."""
+    """Compiled steps on a state that it shares with torch."""
 
     def __init__(self, model: MelModel, state: MelState, weights: step.Weights) -> None:
         self._weights = weights
@@ -32,14 +32,14 @@ class CompiledSteps:
         self._state = step.State(*(tensor.numpy() for tensor in shared))
 
     def step(self, slots: Sequence[int]) -> np.ndarray:
-        """Make the next frames of each slot: float32 [slots, R * M + 2], rows as `MelModel.step` gives them."""
+        """Return the next frames of each slot: float32 [slots, R * M + 2], rows as in `MelModel.step`."""
         made = np.empty((len(slots), self._size), np.float32)
         step.make_step(np.array(slots, np.int64), self._state, self._weights, made)
         return made
 
 
 def gather(model: MelModel) -> step.Weights:
-    """Copy the weights of a model as a compiled step wants them."""
+    """Copy the weights of a model into the layout of a compiled step."""
     decoder, config, heads = model.network.decoder, model.config, model.network.speech_decoder_postnet
     layers, prenet = decoder.layers, decoder.prenet
     joined = prenet.speaker_embeds_layer.weight[:, : config.width]
@@ -70,7 +70,7 @@ def gather(model: MelModel) -> step.Weights:
 
 
 def formats_of(weights: step.Weights) -> list[str]:
-    """Name the formats of the products in layers, as `step.compile_for` wants them."""
+    """Return the formats of the products in layers, as `step.compile_for` takes them."""
     return [part.weight.dtype.name for part in weights.layers if isinstance(part, Product)]
 
 

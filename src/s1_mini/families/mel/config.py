@@ -1,4 +1,4 @@
-"""What a checkpoint's `config.json` says of a SpeechT5 model. Read, never assumed; checked before any weight is."""
+"""The architecture in a SpeechT5 checkpoint's `config.json`. Read, never assumed; checked before any weight is read."""
 
 from __future__ import annotations
 
@@ -95,18 +95,18 @@ class VocoderFiles:
 
 
 def find_vocoder(directory: Path) -> VocoderFiles:
-    """Find the vocoder of a checkpoint: in a folder beside the model, or inside it. Raises `CheckpointError`."""
+    """Find the vocoder of a checkpoint: in a folder of its own, or in the model's files. Raises `CheckpointError`."""
     for name in FOLDERS:
         folder = directory / name
         if folder.is_dir():
             return VocoderFiles(HifiGanConfig.from_json(read_json(folder / "config.json")), folder)
-    told = read_json(directory / "config.json").get(KEY)
-    if not isinstance(told, dict):
+    inner = read_json(directory / "config.json").get(KEY)
+    if not isinstance(inner, dict):
         raise CheckpointFileError(
             f"{directory} has no vocoder: neither a folder {' or '.join(f'{name}/' for name in FOLDERS)} with its "
             f"config.json and weights, nor {KEY!r} in its own config.json"
         )
-    return VocoderFiles(HifiGanConfig.from_json(told), directory, f"{KEY}.")
+    return VocoderFiles(HifiGanConfig.from_json(inner), directory, f"{KEY}.")
 
 
 def read_configs(directory: Path) -> tuple[MelConfig, VocoderFiles]:

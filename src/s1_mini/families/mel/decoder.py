@@ -25,11 +25,11 @@ from s1_mini.runtime.stage import Pending, Stage
 
 READ_ROWS = (1, 4)  # texts of the captured encodings …
 READ_TOKENS = (64, 128, 256)  # … and their tokens, up to the model's most
-MASKED_STEPS = 128  # whose masks are drawn at once, in 0.1 ms: nobody waits for all that an utterance may need
+MASKED_STEPS = 128  # whose masks are drawn at once, in 0.1 ms; those of a whole utterance would delay its first step
 
 
 class MelDecoder(Stage):
-    """SpeechT5 at work: made once, for `slots` utterances of up to `steps` steps each."""
+    """SpeechT5's decoder for `slots` utterances of up to `steps` steps each."""
 
     def __init__(self, model: MelModel, *, slots: int, steps: int) -> None:
         self.device, self.is_overlapped = model.device, model.device.type == "cuda"
@@ -54,7 +54,7 @@ class MelDecoder(Stage):
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
+        """Build the graphs; on a CPU (in tests) their calls run uncaptured."""
         config = self._model.config
         options = GraphOptions.of_stage(self.device, 0)
         self._reads = StepGraphs(
@@ -112,7 +112,7 @@ class MelDecoder(Stage):
             rows = fit(READ_ROWS, len(some))
             count = fit(self._tokens, longest)
             asked = np.zeros((rows, count + 2), np.int64)
-            asked[:, -2:] = self._slots, 1  # the slot that is nobody's, a single token
+            asked[:, -2:] = self._slots, 1  # the padding slot, a single token
             for row, slot in enumerate(some):
                 text = self._texts[slot]
                 asked[row, : len(text)], asked[row, -2:] = text, (slot, len(text))

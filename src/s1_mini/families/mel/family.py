@@ -10,7 +10,7 @@ from s1_mini.weights.directory import MODEL_NAMES, pick_files
 
 
 class Mel:
-    """SpeechT5 and what is built alike: characters to a mel, and HiFi-GAN."""
+    """SpeechT5 and models with its architecture: characters to a mel, and HiFi-GAN."""
 
     title = "SpeechT5"
     settings = MelSettings

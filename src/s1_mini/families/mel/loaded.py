@@ -1,4 +1,4 @@
-"""A SpeechT5 checkpoint that is open, with its vocoder."""
+"""An open SpeechT5 checkpoint with its vocoder."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LoadedMel:
         return Prompt(np.array(tokens, np.int64), voice=speaker)
 
     def own_voice(self, made: Sequence[np.ndarray], text: str) -> Voice:  # noqa: ARG002 - it has none of its own
-        """Return the voice that speaks where none was asked for: no speaker's."""
+        """Return the default voice, a vector of zeros."""
         return Voice({SPEAKER: torch.zeros(self.model.config.speaker_size)}, text)
 
     def chain(self, slots: int, positions: int) -> Chain:

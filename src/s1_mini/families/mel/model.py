@@ -1,7 +1,7 @@
 """SpeechT5 behind the family interface: rows of utterances, a text encoded in one go, some frames a step.
 
 Everything a step needs is on the device; nothing in it looks at a value, so it can be captured whole. Prenet and heads
-are kept in float32, whatever the layers are: they are small, and what comes out of them is fed back.
+are kept in float32, whatever the layers are: they are small, and their output is fed back.
 Shapes: B slots, S steps, T tokens, M mel bins, W width, U prenet units, R frames a step.
 """
 
@@ -27,17 +27,17 @@ CPU_ROWS = 4  # rows of a product on a CPU are a multiple of this: products of 1
 
 @dataclass(frozen=True)
 class MelState:
-    """Everything remembered of B utterances. Tensors are changed in place, never replaced."""
+    """The state of B utterances. Tensors are changed in place, never replaced."""
 
     made: KVCache  # of the decoder's steps, and a last one that inactive rows write to
-    text: KVCache  # of the text, for B slots and one that belongs to nobody
+    text: KVCache  # of the text, for B slots and a padding slot
     kept: Tensor | None  # bool [B, S, layers * U]: prenet units that are not dropped; None: all of them
     speaker: Tensor  # [B, W], what the speaker adds to every input of the decoder
     frame: Tensor  # [B, M], made last
     position: Tensor  # [B]: the step that is made next
     last_token: Tensor  # [B + 1]: the text's last position
     least: Tensor  # [B]: steps before which it does not end
-    active: Tensor  # [B] bool: who steps; the others rest, and nothing they hold is lost
+    active: Tensor  # [B] bool: the rows that step; the others rest and keep their state
 
     @property
     def max_steps(self) -> int:
@@ -57,7 +57,7 @@ class MelModel:
         weights_dtype: torch.dtype | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Put a network behind the interface; its layers become `dtype`, their large products `weights_dtype`."""
+        """Convert the layers of a network to `dtype`, their large products to `weights_dtype`."""
         self.network, self.config, self.settings, self.dtype = network, config, settings, dtype
         self.kv_dtype = kv_dtype or dtype
         encoder, decoder = network.encoder.wrapped_encoder, network.decoder.wrapped_decoder
@@ -82,7 +82,7 @@ class MelModel:
         return int(num_tokens * ratio / self.config.frames_per_step)
 
     def allocate(self, slots: int, steps: int) -> MelState:
-        """Make the state of `slots` utterances of up to `steps` steps each."""
+        """Allocate the state of `slots` utterances of up to `steps` steps each."""
         config, steps = self.config, min(steps, self.config.max_steps)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -112,14 +112,11 @@ class MelModel:
         )
 
     def draw_kept(self, seed: int, piece: int, block: int, steps: int) -> Tensor:
-        """Draw which prenet units are not dropped in a block of one utterance's steps; see `random_bytes`.
-
-        bool [S, layers * U].
-        """
+        """Draw the prenet units that are kept in a block of one utterance's steps: bool [S, layers * U]."""
         return random_bytes(seed, piece, block, steps, self.units) >= round(256 * self.config.prenet_dropout)
 
     def keep(self, state: MelState, slot: int, first: int, kept: Tensor) -> None:
-        """Take which units are not dropped in some steps of `slot`, from the `first` on: bool [S, layers * U]."""
+        """Set the units that are kept in steps of `slot`, from `first` on: bool [S, layers * U]."""
         if state.kept is not None:
             state.kept[slot, first : first + len(kept)] = stage(kept, self.device)
 
@@ -149,10 +146,10 @@ class MelModel:
         state.last_token[slots] = (torch.full_like(slots, count) if lengths is None else lengths) - 1
 
     def step(self, state: MelState, span: int, text_span: int, rows: int | None = None) -> Tensor:
-        """Make the next frames of every active row of the first `rows`: float32 [rows, R * M + 2].
+        """Return the next frames of every active row of the first `rows`: float32 [rows, R * M + 2].
 
-        Behind the frames stand whether it ends with them and whether all numbers were finite. None of the rows may
-        have over `span` steps or `text_span` tokens.
+        The last two numbers of a row are whether it ends with these frames and whether all numbers were finite. No row
+        may have more than `span` steps or `text_span` tokens.
         """
         rows = len(state.position) if rows is None else rows
         width = self._width(state, rows)
@@ -197,7 +194,7 @@ class MelModel:
         return x[0]
 
     def postnet(self, frames: Tensor) -> Tensor:
-        """Return a whole mel [F, M] as the vocoder wants it."""
+        """Return a whole mel [F, M] for the vocoder."""
         return self.network.speech_decoder_postnet.whole(frames)
 
     def _enter(self, state: MelState, width: int) -> Tensor:

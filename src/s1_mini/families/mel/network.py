@@ -76,7 +76,7 @@ def self_attention(width: int) -> Named:
 
 
 class EncoderLayer(nn.Module):
-    """Attention with relative positions, then two layers; a norm behind each."""
+    """Self-attention with relative positions, feed-forward; a norm after each."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Tokens to what the decoder attends to."""
+    """Tokens to the vectors that the decoder attends to."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Encoder(nn.Module):
         self._most = config.max_distance
 
     def prepare(self, positions: Tensor) -> None:
-        """Take over what is not stored: the table of positions [length, W]."""
+        """Set the table of positions [length, W], which is not stored."""
         self.positions = positions
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -139,7 +139,7 @@ class Encoder(nn.Module):
 
 
 class Prenet(nn.Module):
-    """A frame, where it stands and who speaks, to the decoder's input."""
+    """A frame, its position and its speaker to the decoder's input."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Prenet(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention to what was made, attention to the text, two layers; a norm behind each."""
+    """Causal self-attention, attention to the text, feed-forward; a norm after each."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class DecoderLayer(nn.Module):
         return keys, values
 
     def step(self, x: Tensor, made: Pair, text: Pair, at: Steps) -> Tensor:
-        """Go on from one step of each row x [B, W], whose key and value are put into `made`; both as `Steps` says."""
+        """Run one step of each row x [B, W] and store its key and value in `made`."""
         count = len(x)
         query, key, value = project(self.self_attn.qkv_proj, x).view(count, 3, self.heads, -1).unbind(1)
         keys, values = made
@@ -205,7 +205,7 @@ class DecoderLayer(nn.Module):
         return self._feed(x, seen)
 
     def whole(self, x: Tensor, text: Pair) -> Tensor:
-        """Do the same for all steps of each row x [B, S, W] at once, each of which sees itself and those before it."""
+        """Run all steps of each row x [B, S, W] at once, with a causal mask."""
         query, key, value = split_heads(project(self.self_attn.qkv_proj, x), self.heads, 3)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
         x = self.self_attn_layer_norm(x + project(self.self_attn.out_proj, seen))
@@ -234,7 +234,7 @@ class Steps:
 
 
 class Decoder(nn.Module):
-    """Frame by frame."""
+    """The decoder and its prenet."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ class Decoder(nn.Module):
 
 
 class Postnet(nn.Module):
-    """What is added to a whole mel, seen from some frames to either side; over windows, as the vocoder works."""
+    """A residual for the mel, from some frames of context on either side; over windows, as in the vocoder."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class Postnet(nn.Module):
         self._axis = 2  # of steps
 
     def prepare(self, device: torch.device, dtype: torch.dtype, axis: int) -> None:
-        """Move the convolutions to where the vocoder is and in its format, with steps on its axis."""
+        """Move the convolutions to the device and format of the vocoder, with steps on its axis."""
         self._axis = axis
         for layer in self.layers:
             assert isinstance(layer, Named)
@@ -289,7 +289,7 @@ class Postnet(nn.Module):
 
 
 class MelNetwork(nn.Module):
-    """All of a checkpoint but its vocoder."""
+    """A checkpoint without its vocoder."""
 
     def __init__(self, config: MelConfig) -> None:
         super().__init__()

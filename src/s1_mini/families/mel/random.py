@@ -84,7 +84,7 @@ FULL_VOCODER: dict[str, Any] = {
 }
 TINY_VOCODER = FULL_VOCODER | {"upsample_initial_channel": 32}
 SIZES = {"tiny": (TINY_MODEL, TINY_VOCODER), "full": (FULL_MODEL, FULL_VOCODER)}
-VOICES = ("first", "second")  # the first speaks where none is asked for
+VOICES = ("first", "second")  # the first is the default
 
 _END_BIAS, _END_SPREAD = -3.0, 2.0  # of the logits of the end
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,;:!?'\"-()"
@@ -190,7 +190,7 @@ def _fill(network: nn.Module, generator: torch.Generator) -> Iterator[tuple[str,
 def _published(
     name: str, tensor: Tensor, config: dict[str, Any], generator: torch.Generator
 ) -> Iterator[tuple[str, Tensor]]:
-    """Spell a tensor as published: projections apart, batch norms beside their kernels, tables of positions."""
+    """Yield a tensor under its published names: separate projections, batch norms, tables of positions."""
     stem, _, kind = name.rpartition(".")
     if name.startswith("speech_decoder_postnet.layers."):
         if kind == "weight":

@@ -7,13 +7,13 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 STAGES = ("decoder", "vocoder")
-FOLDERS = ("vocoder", "hifigan")  # of a vocoder beside its model
+FOLDERS = ("vocoder", "hifigan")  # that may hold the vocoder
 
 Dropout = Literal["on", "off"]
 
 
 class MelSettings(BaseModel, frozen=True):
-    """What can be chosen when a SpeechT5 checkpoint is opened."""
+    """Options for opening a SpeechT5 checkpoint."""
 
     prenet_dropout: Dropout = Field("on", description="of a mel model's prenet: on as it was trained, or off")
     stop_threshold: float = Field(

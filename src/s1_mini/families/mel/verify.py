@@ -1,8 +1,8 @@
-"""What the original implementation of SpeechT5 gave, computed anew by this engine and compared.
+"""Comparison of this engine with the original implementation of SpeechT5.
 
-An oracle is a `.safetensors` file; docs/mel.md lists its tensors. Their names begin with that of a case, `CASE.`: what
-goes in, and what came of it. All is computed by the engine's own path (the text encoded, single steps with caches, the
-vocoder in windows) in float32, with the dropout masks that the case brings, or without dropout.
+An oracle is a `.safetensors` file; docs/mel.md lists its tensors. Their names begin with that of a case, `CASE.`:
+inputs and expected outputs. The outputs are recomputed by the engine's own path (the text encoded, single steps with
+caches, the vocoder in windows) in float32, with the dropout masks of the case, or without dropout.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CHUNK = 16  # frames that the vocoder makes sound of at once
 def verify_mel(
     directory: Path, content: Mapping[str, Any], device: torch.device, tolerance: float
 ) -> Iterator[Check] | None:
-    """Open a checkpoint and give its checks, to be made one by one; None if there is nothing to check.
+    """Open a checkpoint and return its checks, computed as they are consumed; None if there is nothing to check.
 
-    Raises `CheckpointError`, and whatever an oracle of another form leads to.
+    Raises `CheckpointError`; a malformed oracle may raise anything.
     """
     cases: dict[str, dict[str, Tensor]] = {}
     for name, tensor in content.items():
@@ -76,7 +76,7 @@ def _check_sizes(config: MelConfig, case: Mapping[str, Tensor]) -> None:
 
 
 def _decode(model: MelModel, case: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Encode a case's text and, if it brings the decoder's inputs, walk along them whatever comes out."""
+    """Encode a case's text and run the decoder along the given inputs, if there are any."""
     encoded = model.encode(case["tokens"].to(model.device).long().view(1, -1))
     made = {"encoded": encoded[0]}
     if "frames_in" not in case:
@@ -94,7 +94,7 @@ def _decode(model: MelModel, case: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _run_free(model: MelModel, case: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Go on until the end, as the original does: the mel behind the post-net, and the steps."""
+    """Decode freely until the end: the mel after the post-net, and the number of steps."""
     most = min(model.steps_for(case["tokens"].numel(), model.settings.max_length_ratio), model.config.max_steps)
     state = open_state(model, case, most)
     rows: list[Tensor] = []
@@ -120,12 +120,12 @@ def open_state(model: MelModel, case: Mapping[str, Tensor], steps: int) -> MelSt
 
 
 def step_alone(model: MelModel, state: MelState) -> Tensor:
-    """Make the next frames of the one utterance: [R * M + 2]."""
+    """Return the next frames of the only utterance: [R * M + 2]."""
     return model.step(state, state.max_steps, model.config.max_text)[0]
 
 
 def _speak(loaded: LoadedMel, mel: Tensor) -> Tensor:
-    """Make the sound of a mel that has gone through the post-net, window by window."""
+    """Return the sound of a mel after the post-net, computed window by window."""
     vocoder, around = loaded.vocoder, context_of(loaded.vocoder)
     mel, waves = mel.to(vocoder.device).float(), []
     for begin in range(0, len(mel), CHUNK):

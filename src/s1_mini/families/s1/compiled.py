@@ -1,4 +1,4 @@
-"""A frame of S1 by one compiled call, on a CPU (`kernels/frame.py`): its weights, and the state that it shares."""
+"""A frame of S1 as one compiled call on a CPU (`kernels/frame.py`): its weights and its state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.layers.transformer import BlockConfig, TransformerBlock
 
 MODULE = frame.__name__
-CHECKS = 4  # columns that are tried
+CHECKS = 4  # columns to try
 CLOSE, ROUNDED = 1e-4, 0.1  # shares that numbers may differ by
 
 
 class CompiledFrames:
-    """Makes frames of some slots of a state, which stays torch's as well."""
+    """Compiled frames on a state that it shares with torch."""
 
     def __init__(self, model: S1Model, state: S1State, sampling: SamplingTensors, weights: frame.Weights) -> None:
         self._weights, self._books = weights, model.num_codebooks
@@ -52,14 +52,14 @@ class CompiledFrames:
         self._state = frame.State(*(tensor.numpy() for tensor in shared))
 
     def step(self, slots: Sequence[int]) -> np.ndarray:
-        """Make a frame of each slot: int64 [slots, K + 3], rows as `S1Model.step` returns them."""
+        """Return a frame of each slot: int64 [slots, K + 3], rows as in `S1Model.step`."""
         made = np.zeros((len(slots), self._books + 3), np.int64)
         frame.make_frame(np.array(slots, np.int64), self._state, self._weights, self._rules, made)
         return made
 
 
 def formats_of(weights: frame.Weights) -> list[str]:
-    """Name the formats of all products, in an order that `frame.compile_for` knows."""
+    """Return the formats of all products, in the order of `frame.compile_for`."""
     found: list[str] = []
     for field in weights:
         parts = field if isinstance(field, Layers) else (field,)
@@ -89,7 +89,7 @@ def check(model: S1Model, weights: frame.Weights) -> None:
 
 
 def _first_frame(model: S1Model, column: Tensor, weights: frame.Weights | None) -> list[Tensor]:
-    """Return what is made after one column, and the keys and values that are left, by torch or by compiled weights."""
+    """Return the frame after one column, and the keys and values, computed by torch or with compiled weights."""
     with torch.inference_mode():
         state = model.allocate(1, 1)
         asked = torch.tensor([[1.5], [1e-5], [0.9]])
@@ -105,7 +105,7 @@ def _first_frame(model: S1Model, column: Tensor, weights: frame.Weights | None) 
 
 
 def gather(model: S1Model) -> frame.Weights:
-    """Copy the weights of a model as a compiled frame wants them."""
+    """Copy the weights of a model into the layout of a compiled frame."""
     network, config = model.network, model.network.config
     project = network.fast_project_in
     return frame.Weights(

@@ -1,4 +1,4 @@
-"""What a checkpoint's `config.json` says of an S1 model. Read, never assumed; checked before any weight is."""
+"""The architecture in an S1 checkpoint's `config.json`. Read, never assumed; checked before any weight is read."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class S1Config:
 
     @property
     def residual_codebook_size(self) -> int:
-        """Codes that a residual codebook of the fast head can give."""
+        """Number of codes in a residual codebook of the fast head."""
         return min(RESIDUAL_CODEBOOK_SIZE, self.codebook_size)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> S1Config:
-        """Read `config.json`. What the fast stack does not say it has from the slow one, as upstream fills it in.
+        """Read `config.json`. The fast stack inherits missing values from the slow one, as upstream.
 
         Raises `CheckpointMismatchError` for a value that is missing, of the wrong type, or impossible.
         """
@@ -66,7 +66,7 @@ class S1Config:
 
 
 def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> BlockConfig:
-    """Read one stack's block; what it does not state is as in `like`."""
+    """Read one stack's block, which inherits missing values from `like`."""
     from s1_mini.layers.transformer import BlockConfig  # imports torch, which is not needed to describe a checkpoint
 
     def given(key: str, field: str, default: Any) -> tuple[str, Any]:

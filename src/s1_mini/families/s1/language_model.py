@@ -25,11 +25,11 @@ from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.shared_prefixes import SharedPrefixes
 from s1_mini.runtime.stage import Pending, Stage
 
-READS = (16, 32, 64, 128, 256)  # positions of prompts that are read in one go
+READS = (16, 32, 64, 128, 256)  # positions of prompts in one prefill
 
 
 class LanguageModel(Stage):
-    """S1's two transformers at work: made once, for `slots` sequences of up to `positions` positions each."""
+    """S1's two transformers for `slots` sequences of up to `positions` positions each."""
 
     def __init__(self, model: S1Model, *, slots: int, positions: int) -> None:
         self.device, self.is_overlapped = model.device, model.device.type == "cuda"
@@ -39,7 +39,7 @@ class LanguageModel(Stage):
             ones = torch.ones(3, slots, device=self.device)
             table = torch.zeros(slots, self._positions + 1, model.num_codebooks, device=self.device)
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
-        self.shares_prefixes = True  # whether rows of one voice read its keys and values once; set before a capture
+        self.shares_prefixes = True  # whether rows of one voice read its keys and values once; set before `capture`
         self._shared = None if self.state.common is None else SharedPrefixes(self.state.common)
         self._ladder = ladder(slots)
         self._prompts: dict[int, np.ndarray] = {}  # by slot, [S, K + 1]
@@ -55,7 +55,7 @@ class LanguageModel(Stage):
             self.make_graphs()
 
     def make_graphs(self) -> None:
-        """Make the graphs; on a CPU (in tests) their calls run uncaptured."""
+        """Build the graphs; on a CPU (in tests) their calls run uncaptured."""
         books = self._model.num_codebooks
         options = GraphOptions.of_stage(self.device, 0)
         self._reads = StepGraphs(
@@ -91,8 +91,8 @@ class LanguageModel(Stage):
         for begin in begins:
             slot, asked, prompt = begin.slot, begin.conditions.sampling, begin.inputs
             if self._shared is not None:
-                self._shared.forget(slot)  # first: whatever fails from here on, nobody reads this slot as a prefix
-            self._sampling.temperature[slot].fill_(asked.temperature)  # assigned, a number is waited for
+                self._shared.forget(slot)  # first, so that no slot reads this one as its prefix if a later line fails
+            self._sampling.temperature[slot].fill_(asked.temperature)  # an assignment would wait for the device
             self._sampling.top_p[slot].fill_(asked.top_p)
             self._sampling.repetition_penalty[slot].fill_(asked.repetition_penalty)
             table = uniforms(begin.conditions.seed, begin.conditions.utterance, begin.steps, self._model.num_codebooks)
@@ -144,7 +144,7 @@ class LanguageModel(Stage):
         self._hold(slot, saved)
 
     def replay(self, rows: int) -> bool:
-        """Launch a captured frame of the first slots and do not look at it; tell whether there is one."""
+        """Launch a captured frame of the first slots without reading it. Return whether graphs exist."""
         if self._steps is not None:
             self._steps.replay(self._kind(fit(self._ladder, rows), self._positions))
         return self._steps is not None
@@ -155,23 +155,23 @@ class LanguageModel(Stage):
         return self._model.step(state, self._sampling, span, rows)
 
     def _kinds(self, rows: int) -> list[tuple[int, bool]]:
-        """Return the kinds of steps of so many rows: one that looks at what they share loses time where none do."""
+        """Return the kinds of steps for this many rows; one that reads shared prefixes is slower if there are none."""
         return [(rows, shares) for shares in (False, True) if not shares or self._may_share(rows, self._positions)]
 
     def _kind(self, rows: int, span: int) -> tuple[int, bool]:
-        """Choose the step for what the first `rows` slots hold now, and tell the device which share a prefix."""
+        """Choose the step for the first `rows` slots, and write to the device which of them share a prefix."""
         return rows, self._shared is not None and self._may_share(rows, span) and self._shared.write(rows)
 
     def _may_share(self, rows: int, span: int) -> bool:
         return self._shared is not None and self.shares_prefixes and self._model.may_share(rows, span)
 
     def _hold(self, slot: int, saved: Saved) -> None:
-        """Note that a slot holds a prefix: what is loaded from the same one is the same to the last bit."""
+        """Record that a slot holds a prefix; slots that loaded the same one have the same bits."""
         if self._shared is not None:
             self._shared.hold(slot, saved.state[0], saved.positions)
 
     def _asked(self, part: Prefill) -> np.ndarray:
-        """Return what is to be read [n, K + 3]: a prompt's items, the slot, their positions."""
+        """Return rows [n, K + 3] to prefill: a prompt's items, the slot, their positions."""
         items = self._prompts[part.slot][part.start : part.stop]
         slots = np.full((len(items), 1), part.slot)
         return np.concatenate((items, slots, np.arange(part.start, part.stop)[:, None]), axis=1)

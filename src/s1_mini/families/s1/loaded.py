@@ -1,4 +1,4 @@
-"""An S1 checkpoint that is open: the model, and the codec that goes with it. They are introduced to each other here."""
+"""An open S1 checkpoint: the model and its codec."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SPARE_FRAMES = 32  # that become sound in a turn of a thread that makes both, be
 
 
 class LoadedS1:
-    """One checkpoint directory. The half of the codec that encodes is loaded when the first reference comes."""
+    """One checkpoint directory. The codec's encoder is loaded for the first reference."""
 
     def __init__(self, directory: Path, model: S1Model, codec: Dac, encodes_on: torch.device) -> None:
         self.model, self.codec = model, codec
@@ -102,7 +102,6 @@ class LoadedS1:
         return {"codes": (yield from codec.encode_by_blocks(wave.to(codec.device)))}
 
     def encoding_codec(self) -> Dac:
-        """Return a codec that can encode."""
         with self._lock:
             if self._encoder is None:
                 encoder = open_dac(self._directory, encodes=True, device=self._encodes_on)
@@ -149,7 +148,7 @@ def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> Load
 
 
 def _check_pair(model: S1Model, codec: DacConfig) -> None:
-    """Every code of the codec must mean something to the model. Raises `CheckpointMismatchError`."""
+    """Raise `CheckpointMismatchError` unless the model knows every code of the codec."""
     num_semantic = model.tokenizer.semantic_end - model.tokenizer.semantic_begin + 1
     if model.num_codebooks != codec.num_codebooks:
         raise CheckpointMismatchError(

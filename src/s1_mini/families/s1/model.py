@@ -1,4 +1,4 @@
-"""S1 behind the family interface: rows of sequences, prompts read in, one frame a step.
+"""S1 for many sequences: prefill of prompts, then one frame a step.
 
 Everything a step needs is on the device; nothing in it looks at a value, so it can be captured whole.
 Shapes: B slots, S columns, K codebooks.
@@ -46,7 +46,7 @@ class SamplingTensors:
 
 @dataclass(frozen=True)
 class S1State:
-    """Everything S1 remembers of B sequences. Tensors are changed in place, never replaced."""
+    """The state of B sequences. Tensors are changed in place, never replaced."""
 
     cache: KVCache  # slow: one column per prompt or frame column, and a last one that inactive rows write to
     fast_cache: KVCache  # fast: overwritten by every frame
@@ -55,8 +55,8 @@ class S1State:
     column: Tensor  # [B, K + 1]: what the row reads next; set by begin and step
     position: Tensor  # [B]: the column it will stand in; set by begin and step
     count: Tensor  # [B]: frames made; set by begin and step
-    active: Tensor  # [B] bool: who steps; the others rest, and nothing they hold is lost
-    common: CommonPrefixes | None  # who has the same prefix: the caller's to tell. None if no kernel would look
+    active: Tensor  # [B] bool: the rows that step; the others rest and keep their state
+    common: CommonPrefixes | None  # rows with the same prefix, set by the caller; None if no kernel reads it
 
     @property
     def max_columns(self) -> int:
@@ -76,9 +76,9 @@ class S1Model:
         kv_dtype: torch.dtype | None = None,
         batch_invariant: bool = False,
     ) -> None:
-        """Put a network behind the interface; slow keys and values are of its dtype unless `kv_dtype` is given.
+        """Prepare a network; slow keys and values are of its dtype unless `kv_dtype` is given.
 
-        `batch_invariant` has kernels give a row the same bits whatever is computed beside it.
+        With `batch_invariant` the bits of a row do not depend on the rest of its batch.
         """
         self.network = network
         self.tokenizer = tokenizer
@@ -95,7 +95,7 @@ class S1Model:
         self.device = network.norm.weight.device
         self.dtype = network.norm.weight.dtype
         self.kv_dtype = kv_dtype or self.dtype
-        self.batch_invariant = batch_invariant and self.device.type == "cuda"  # a CPU is so by itself
+        self.batch_invariant = batch_invariant and self.device.type == "cuda"  # a CPU always is
         self.num_bytes = sum(weight.numel() * weight.element_size() for weight in network.parameters())
         slow = network.config.slow
         self.column_bytes = 2 * network.config.num_layers * slow.num_kv_heads * slow.head_dim * self.kv_dtype.itemsize
@@ -105,7 +105,7 @@ class S1Model:
                 module.merge()
 
     def prompt(self, text: str, voices: Sequence[Voice] = ()) -> Prompt:
-        """Write the prompt for one sentence piece. Raises `CapacityError` if nothing could be said after it."""
+        """Write the prompt for one sentence piece. Raises `CapacityError` if it leaves no position for speech."""
         prompt = build_prompt(self.tokenizer, self.network.config, text, voices)
         if len(prompt.items) >= self.max_columns:
             raise CapacityError(
@@ -115,7 +115,7 @@ class S1Model:
         return prompt
 
     def allocate(self, slots: int, columns: int) -> S1State:
-        """Make the state of `slots` sequences of up to `columns` prompt and frame columns each."""
+        """Allocate the state of `slots` sequences of up to `columns` prompt and frame columns each."""
         config = self.network.config
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -150,7 +150,7 @@ class S1Model:
         )
 
     def may_share(self, rows: int, span: int) -> bool:
-        """Return whether a step of so many rows would read once what `S1State.common` says they have in common."""
+        """Return whether a step of this many rows would read the prefixes in `S1State.common` once."""
         with one_order(self.batch_invariant):
             return looks_at_common(rows, self.network.config.slow.num_kv_heads, span)
 
@@ -166,7 +166,7 @@ class S1Model:
         self.network.slow(x, positions.unsqueeze(0), mask, lambda layer: state.cache.block_store(layer, rows, start))
 
     def prefill_rows(self, state: S1State, columns: Tensor, slots: Tensor, positions: Tensor, span: int) -> None:
-        """Read N prompt columns [N, K + 1], each into the slot [N] and position [N] beside it; none where that is -1.
+        """Read N prompt columns [N, K + 1], each into its slot [N] and position [N]; rows at position -1 are padding.
 
         Looks at no value, so it can be captured; a prompt's columns before those must have been read, or be among them.
         """
@@ -184,7 +184,7 @@ class S1Model:
     def begin(self, state: S1State, slot: int, column: Tensor, position: int) -> None:
         """Put `slot` before its first step, which reads `column` [K + 1] at `position`; it rests until active."""
         state.column[slot] = stage(column, self.device)
-        state.position[slot].fill_(position)  # assigned, a number is waited for
+        state.position[slot].fill_(position)  # an assignment would wait for the device
         state.count[slot].zero_()
         state.window.history[slot].zero_()
 
@@ -244,7 +244,7 @@ class S1Model:
         active: Tensor | None = None,
         slots: Tensor | None = None,
     ) -> tuple[Tensor, Columns]:
-        """Embed columns, and tell where in the cache each goes and what it sees there."""
+        """Embed columns. Return also their places in the cache and the positions that they attend to."""
         x, target, rope = self.network.enter(columns, position, active, state.max_columns, self.semantic)
         mask = used_columns(position, span, self.network.config.slow.head_dim)
         return x, Columns(target, position, span, rope, mask, slots)

@@ -38,7 +38,7 @@ class Pairs(NamedTuple):
 
 
 class S1Network(nn.Module):
-    """Tensors in, logits out; no sampling, no state of its own beside the weights."""
+    """Tensors in, logits out; no sampling, and no state except weights."""
 
     def __init__(self, config: S1Config, *, main_rows: int, residual_rows: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class S1Network(nn.Module):
     def enter(
         self, columns: Tensor, position: Tensor, active: Tensor | None, spare: int, semantic: tuple[int, int]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Do as `enter_columns` with the slow layers' tables."""
+        """Run `enter_columns` with the slow layers' tables."""
         return enter_columns(columns, position, active, spare, self._embedding(semantic), self.rope)
 
     def embed(self, columns: Tensor, semantic: tuple[int, int]) -> Tensor:
@@ -95,7 +95,7 @@ class S1Network(nn.Module):
         return x
 
     def slow_step(self, x: Tensor, cache: KVCache, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """Run one column of each row x [B, dim]. Gives the output before the norm as `branch_sum` takes it."""
+        """Run one column of each row x [B, dim]. Return the output before the norm, as `branch_sum` takes it."""
         branch: Tensor | None = None
         for index, layer in enumerate(self.blocks(self.layers)):
             x, branch = layer.step(x, branch, cache.rows(index), columns)
@@ -114,7 +114,7 @@ class S1Network(nn.Module):
         return self.sum_and_logits(hidden, None)[1]
 
     def fast(self, hidden: Tensor, first: Tensor, cache: KVCache, pairs: Pairs, pick: PickCode) -> None:
-        """Make the codes 1 … K-1 of a frame from the slow output and the first code, embedded, [B, dim] both.
+        """Compute the codes 1 … K-1 of a frame from the slow output and the embedded first code, [B, dim] both.
 
         Positions 0 (the hidden state) and 1 (the first code) are both known at the start and run as one pass; `pairs`
         are those of B rows or more.

@@ -3,7 +3,7 @@
 `<|interleave|>` { speaker REFERENCE-TEXT codes `<|im_end|>` }* speaker TEXT
 
 The model goes on with semantic tokens until `<|im_end|>`. All references are speaker 0, whose tag
-`<|speaker:0|>` is no control token in S1 but plain text (content_sequence.py and generate_long at d3df505).
+`<|speaker:0|>` is plain text in S1, not a control token (content_sequence.py and generate_long at d3df505).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ CONTROL_TOKENS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a random checkpoint is made from: both config files, and how many text tokens there are."""
+    """A random checkpoint's config files and numbers of tokens."""
 
     model: dict[str, Any]
     codec: dict[str, Any] = field(default_factory=dict)  # empty: the published codec

@@ -15,7 +15,7 @@ Switch = Literal["off", "on"]
 
 
 class S1Settings(BaseModel, frozen=True):
-    """What can be chosen when an S1 checkpoint is opened."""
+    """Options for opening an S1 checkpoint."""
 
     heads: Heads = Field("restricted", description="restricted keeps only the rows of the head that can be spoken")
     repetition_mode: RepetitionMode = Field("upstream", description="as the original counts, or as it meant to: fixed")

@@ -40,7 +40,7 @@ _MAX_SLICE = 400_000  # characters that upstream hands to tiktoken at once
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What both files say: ranks of text tokens by their bytes, ids of control tokens by name, and two limits."""
+    """Both files: ranks of text tokens by their bytes, ids of control tokens by name, and limits."""
 
     ranks: dict[bytes, int]
     special_tokens: dict[str, int]
@@ -89,7 +89,7 @@ class S1Tokenizer:
 
 
 def read_vocabulary(directory: Path) -> Vocabulary:
-    """Read and check both files, without what tiktoken makes of them.
+    """Read and check both files, without building a tiktoken encoding.
 
     Raises `CheckpointFileError` or `CheckpointMismatchError`.
     """
@@ -111,7 +111,7 @@ def read_vocabulary(directory: Path) -> Vocabulary:
 
 
 def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
-    """Refuse what tiktoken cannot take: it panics on some of these."""
+    """Raise for ids that tiktoken cannot take: it panics on some of these."""
     missing = next((value for value in range(256) if bytes([value]) not in ranks), None)
     if missing is not None:
         raise CheckpointMismatchError(f"tokenizer.tiktoken has no token for the byte {missing}; some texts need it")

@@ -1,9 +1,8 @@
-"""What the original implementation of S1 gave, computed anew by this engine and compared.
+"""Comparison of this engine with the original implementation of S1.
 
-An oracle holds, for one checkpoint, what the original computed: prompts, hidden states and logits teacher-forced
-along a generated sequence, greedy tokens, sampler vectors, every stage of the codec. Everything is computed anew by
-the engine's own path (prefill, then single steps; streamed codec) in fp32, with the full heads and the original's
-penalty, and compared.
+An oracle holds the original's results for one checkpoint: prompts, hidden states and logits teacher-forced along a
+generated sequence, greedy tokens, sampler vectors, every stage of the codec. Everything is recomputed by the engine's
+own path (prefill, then single steps; streamed codec) in fp32, with the full heads and the original's penalty.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.families.s1.settings import S1Settings
 from s1_mini.types import Voice
 
-# What is not computed from the checkpoint but says where the oracle came from.
+# Origin of the oracle, not computed from the checkpoint.
 _PROVENANCE = ("config", "codec_config", "preset", "seed", "torch", "upstream_commit", "sampling")
 
 
 def verify_s1(
     directory: Path, content: Mapping[str, Any], device: torch.device, tolerance: float
 ) -> Iterator[Check] | None:
-    """Open a checkpoint and give its checks, to be made one by one; None if there is nothing to check.
+    """Open a checkpoint and return its checks, computed as they are consumed; None if there is nothing to check.
 
-    Raises `CheckpointError`, and whatever an oracle of another form leads to.
+    Raises `CheckpointError`; a malformed oracle may raise anything.
     """
     known = {"codec", "sampler"} & set(content)
     if not known and not any(isinstance(part, Mapping) and "prompt" in part for part in content.values()):
@@ -59,7 +58,7 @@ def _checks(loaded: LoadedS1, content: Mapping[str, Any], tolerance: float) -> I
 
 
 def _unchecked(group: str, names: Iterable[str]) -> Iterator[Check]:
-    """A failed row for everything that was stored but not recomputed: nothing is passed over in silence."""
+    """Yield a failed check for every stored value that was not recomputed."""
     for name in names:
         if name not in _PROVENANCE:
             yield Check(f"{group} {name} (not known)".strip())
@@ -103,7 +102,7 @@ def _like(model: S1Model, computed: Tensor, stored: Tensor) -> Tensor:
 
 
 def _rebuild_prompt(model: S1Model, columns: Tensor) -> Prompt:
-    """Read text and references out of a prompt's tokens, then write the prompt anew from them."""
+    """Extract text and references from a prompt's tokens, and build the prompt from them."""
     tokenizer = model.tokenizer
     tokens, end = columns[0].tolist(), tokenizer.control("im_end")
     *references, last = _split_at(tokens[1:], end)
@@ -131,7 +130,7 @@ def _text(model: S1Model, tokens: list[int]) -> str:
 
 
 def _run_forced(model: S1Model, columns: Tensor, sequence: Tensor) -> dict[str, Tensor]:
-    """Walk along `sequence` [K + 1, T], whatever the logits say, and collect what the network gives at every step."""
+    """Run along `sequence` [K + 1, T] with teacher forcing, and collect the network's outputs at every step."""
     start, sequence = columns.shape[1], sequence.to(model.device)
     state = _open(model, columns, sequence.shape[1])
     results: dict[str, list[Tensor]] = {"hidden": [], "slow_logits": [], "fast_logits": []}

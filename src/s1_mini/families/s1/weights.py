@@ -79,7 +79,7 @@ def _sibling_name(name: str) -> str:
 
 
 def _tie(config: S1Config, named: dict[str, Tensor], source: str) -> None:
-    """Use the embeddings as a tied head. A head of its own beside them contradicts the config."""
+    """Use the embeddings as a tied head. Raise if the file has another head."""
     if not config.tie_word_embeddings or "embeddings.weight" not in named:
         return
     if "output.weight" not in named and "embeddings.weight" + SUFFIX in named:
@@ -152,7 +152,7 @@ def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer | Vocabulary) -> 
 
 
 def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | list[int], source: str) -> None:
-    """Keep some rows of a head, once it is certain that it has the `stored` rows its config says."""
+    """Keep some rows of a head. Raise unless it has the `stored` rows that its config states."""
     if name not in named:
         return  # `fit` names it as missing
     if named[name].dim() != 2 or len(named[name]) != stored:
@@ -207,7 +207,7 @@ def _may_narrow(target: Target) -> bool:
 
 
 def _untie(checkpoint: Path, targets: list[Target], named: dict[str, Tensor]) -> None:
-    """Check that a head which is stored beside embeddings that it is tied to is the same."""
+    """Raise if a stored head differs from the embeddings that it is tied to."""
     both = [target for target in targets if target.name in {"output.weight", "embeddings.weight"}]
     if not read_json(checkpoint / "config.json").get("tie_word_embeddings") or len(both) < 2:
         return

@@ -1,6 +1,6 @@
 """A whole step of a mel decoder in one compiled call: prenet, layers, heads.
 
-It gives what the network gives with torch, but for the last bits.
+The results are those of the network in torch, except for the last bits.
 Shapes: R rows, B slots, L layers, W width, M mel bins, U prenet units, P prenet layers, H heads, D head size, S steps,
 T tokens, F frames a step.
 """
@@ -48,7 +48,7 @@ class Weights(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is remembered of B slots; `model.MelState` tells of it. Changed in place."""
+    """The state of B slots, as `model.MelState` describes it. Changed in place."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -64,7 +64,7 @@ class State(NamedTuple):
 
 @in_order
 def _open(x, slots, state, number, kept_scale):
-    """Put what a prenet layer gives, x [R, U], through its gate, and drop what is to be dropped."""
+    """Apply ReLU and dropout to the output x [R, U] of a prenet layer."""
     size = x.shape[1]
     for row in range(x.shape[0]):
         slot = slots[row]
@@ -78,7 +78,7 @@ def _open(x, slots, state, number, kept_scale):
 
 @in_order
 def _enter(slots, state, weights, x):
-    """Put the decoder's input into x [R, W]."""
+    """Write the decoder's input to x [R, W]."""
     rows = x.shape[0]
     opened = np.empty((rows, weights.last.weight.shape[1]), np.float32)
     other = np.empty_like(opened)
@@ -107,9 +107,9 @@ def _enter(slots, state, weights, x):
 
 @in_order
 def make_step(slots, state, weights, made):
-    """Make the next frames of each slot of `slots` int64 [R], into `made` float32 [R, F M + 2].
+    """Compute the next frames of each slot of `slots` int64 [R], into `made` float32 [R, F M + 2].
 
-    Behind a row's frames stand whether it ends with them and whether all numbers were finite.
+    The last two numbers of a row are whether it ends with these frames and whether all numbers were finite.
     """
     rows, layers = slots.shape[0], weights.layers
     x = np.empty((rows, weights.positions.shape[1]), np.float32)

@@ -1,1 +1,1 @@
-"""What only S1 does in one kernel: a column of tokens embedded and taken back, its tokens drawn and penalised."""
+"""Kernels of S1 alone: embedding, storing and sampling a column of tokens."""

@@ -1,4 +1,4 @@
-"""Both ends of a frame: a column of tokens embedded, and what was made put where the next frame looks for it.
+"""Both ends of a frame: embedding a column of tokens, and storing a finished frame for the next step.
 
 Shapes: B rows, K codebooks, D channels, V codes of a book, W frames of the repetition window.
 """
@@ -22,7 +22,7 @@ BLOCK = 256
 
 
 class Embedding(NamedTuple):
-    """How a column becomes what the first layer reads."""
+    """The tables that embed a column."""
 
     main: Tensor  # [tokens, D]
     codes: Tensor  # [K V, D]
@@ -59,7 +59,7 @@ def embed(columns: Tensor, main: Tensor, codes: Tensor, semantic: tuple[int, int
 def take_frame(
     frame: Tensor, history: Tensor, column: Tensor, position: Tensor, count: Tensor, active: Tensor, skipped: int
 ) -> None:
-    """Take `frame` [B, K + 1 or more] as what the active of the first B rows made; the rest is changed in place.
+    """Store `frame` [B, K + 1 or more] for the active ones of the first B rows; the other tensors change in place.
 
     `history` [rows, W, K + 1] is a ring of the last frames but the first `skipped`, `column` [rows, K + 1] what a row
     reads next, at `position` [rows]; `count` [rows] is how many frames it has made; `active` [rows] bool.

@@ -38,12 +38,12 @@ class RepetitionWindow(NamedTuple):
     made.
     """
 
-    history: Tensor  # int64 [B, W, K + 1], zeros where nothing was said
+    history: Tensor  # int64 [B, W, K + 1], zeros before the first frame
     as_meant: bool  # `fixed`
 
     @property
     def skipped(self) -> int:
-        """Frames at the start that are not remembered."""
+        """Number of frames at the start that are not recorded."""
         return 0 if self.as_meant else 1
 
     def main_tokens(self, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ class RepetitionWindow(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the draws of B rows go by; nothing of it changes within a frame."""
+    """Sampling parameters of B rows, constant within a frame."""
 
     penalty: Tensor  # [B]
     temperature: Tensor  # [B]
@@ -79,7 +79,7 @@ class Asked(NamedTuple):
 
 
 class MainTokens(NamedTuple):
-    """What the main token may be."""
+    """The possible main tokens."""
 
     first: int  # semantic token, that of code 0
     last: int
@@ -127,7 +127,7 @@ def sample_code(logits: Tensor, embeddings: Tensor, made: Tensor, asked: Asked, 
 
 
 def penalise(logits: Tensor, tokens: Tensor, valid: Tensor, penalty: Tensor) -> Tensor:
-    """Make `tokens` [B, N] less likely where `valid` [B, N]; once each, however often they occur.
+    """Penalise `tokens` [B, N] where `valid` [B, N], each once, however often it occurs.
 
     Negative logits are multiplied by the row's `penalty` [B], others divided (Keskar et al. 2019, CTRL). Tokens that
     have no logit cannot be drawn, so they need no penalty.

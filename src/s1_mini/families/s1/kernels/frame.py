@@ -1,6 +1,6 @@
 """A whole frame of S1 in one compiled call: a column embedded, both transformers, all of a frame's tokens drawn.
 
-It gives what `columns`, `draw` and the network give with torch, but for the last bits.
+The results are those of `columns`, `draw` and the network in torch, except for the last bits.
 Shapes: R rows, B slots, K codebooks, W width, F width of the depth transformer, V codes of a book, D head size.
 """
 
@@ -42,7 +42,7 @@ class Weights(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is remembered of B slots; `model.S1State` tells of it. Changed in place."""
+    """The state of B slots, as `model.S1State` describes it. Changed in place."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -59,7 +59,7 @@ class State(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What may be said, and what is made less likely."""
+    """Vocabulary and penalty mode."""
 
     first: int  # semantic token
     last: int
@@ -82,7 +82,6 @@ def _soften(logits, top, coldness, kept, masses, shares):
 
 @in_order
 def _mass_from(keys, masses, least):
-    """Return the sum of the masses of keys that are `least` or more."""
     total = np.uint32(0)
     for token in range(keys.shape[0]):
         total += masses[token] if keys[token] >= least else np.uint32(0)
@@ -99,7 +98,6 @@ def _order(logits, keys):
 
 @in_order
 def _likeliest(keys):
-    """Return the first token of the highest key."""
     likeliest = 0
     for token in range(keys.shape[0]):
         likeliest = token if keys[token] > keys[likeliest] else likeliest
@@ -110,7 +108,7 @@ def _likeliest(keys):
 def draw(logits, temperature, top_p, uniform):
     """Draw a token by `logits` [V], as `draw.probabilities` and `draw.draw` do, without a sort.
 
-    A penalty may have made some infinite; then what is drawn means nothing, but is a token.
+    If a penalty has made logits infinite, the result is an arbitrary token.
     """
     size = logits.shape[0]
     keys, masses = np.empty(size, np.uint32), np.empty(size, np.uint32)
@@ -152,7 +150,7 @@ def draw(logits, temperature, top_p, uniform):
 
 @in_order
 def _penalise(logits, token, penalty, hit):
-    """Make a token less likely, but once."""
+    """Penalise a token once."""
     if 0 <= token < logits.shape[0] and not hit[token]:
         hit[token] = True
         logits[token] = logits[token] * penalty if logits[token] < 0 else logits[token] / penalty
@@ -168,7 +166,7 @@ def _is_finite(x):
 
 @in_order
 def _penalise_all(logits, past, count, column, first, last, restricted, as_meant, penalty):
-    """Penalise what was said, `past` [W, K + 1], by the rules of `repetition`; the main token where `column` is 0.
+    """Penalise the tokens in `past` [W, K + 1] as `draw.RepetitionWindow` describes; the main token if `column` is 0.
 
     Only main tokens from `first` to `last` count where the head is `restricted` to them.
     """
@@ -230,7 +228,7 @@ def _copy(source, places, out):
 
 @in_order
 def make_frame(slots, state, weights, rules, made):  # noqa: C901, PLR0912 - a call costs as much as a frame's part
-    """Make one frame of each slot of `slots` int64 [R], into `made` int64 [R, K + 3].
+    """Compute one frame of each slot of `slots` int64 [R], into `made` int64 [R, K + 3].
 
     A row is main token, codes, whether it is the end, whether the logits were finite.
     """
