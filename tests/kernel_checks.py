@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -22,13 +22,23 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape))).to(dtype)
 
 
-def by_both(monkeypatch: pytest.MonkeyPatch, module: ModuleType, call: Callable[[], Any]) -> tuple[Any, Any]:
-    """What the kernel gives, and the reference."""
+def by_both(
+    monkeypatch: pytest.MonkeyPatch, modules: ModuleType | Sequence[ModuleType], call: Callable[[], Any]
+) -> tuple[Any, Any]:
+    """What the kernels of these modules give, and their references."""
     ours = call()
-    monkeypatch.setattr(module, "runs_triton", lambda _: False)
-    return ours, call()
+    with monkeypatch.context() as patch:
+        for module in [modules] if isinstance(modules, ModuleType) else modules:
+            patch.setattr(module, "runs_triton", lambda _: False)
+        return ours, call()
 
 
 def assert_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
     bound = 1e-5 if dtype == torch.float32 else 2**-7
     torch.testing.assert_close(ours.float(), theirs.float(), atol=bound, rtol=bound)
+
+
+def assert_near(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
+    """As sums of many numbers are: relative to the largest."""
+    bound = theirs.float().abs().max() * (1e-5 if dtype == torch.float32 else 2**-6)
+    assert (ours.float() - theirs.float()).abs().max() <= bound

@@ -8,15 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from s1_mini.kernels.convolution import UNITS, ConvolutionTile, tile_of
 from s1_mini.kernels.convolution_chain import (
     Ending,
+    UnitWeights,
     _exchange_past_triton,
     convolve_on,
     convolve_on_triton,
     exchange_past,
+    residual_unit,
+    residual_unit_triton,
 )
-from s1_mini.kernels.convolution_tiles import UNITS, ConvolutionTile, tile_of
-from s1_mini.kernels.residual_unit import UnitWeights, residual_unit, residual_unit_triton
 from s1_mini.kernels.snake import Rows, snake_table
 
 ROUNDING = 2**-8  # of numbers up to 8 in 16 bits, and of sums of such

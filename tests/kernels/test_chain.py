@@ -13,9 +13,16 @@ import pytest
 import torch
 
 from kernel_checks import needs_gpu, randn
-from s1_mini.kernels.convolution_chain import Ending, _exchange_past_triton, convolve_on, exchange_past, runs_chain
-from s1_mini.kernels.convolution_tiles import DILATED, POINTWISE, TRANSPOSED, UNITS, ConvolutionTile, is_many, tile_of
-from s1_mini.kernels.residual_unit import UnitWeights, residual_unit
+from s1_mini.kernels.convolution import DILATED, POINTWISE, TRANSPOSED, UNITS, ConvolutionTile, is_many, tile_of
+from s1_mini.kernels.convolution_chain import (
+    Ending,
+    UnitWeights,
+    _exchange_past_triton,
+    convolve_on,
+    exchange_past,
+    residual_unit,
+    runs_chain,
+)
 from s1_mini.kernels.snake import Rows, snake_table
 
 H100 = 232_448  # bytes of shared memory that a program may have

@@ -16,7 +16,7 @@ from kernel_checks import assert_close
 from s1_mini.kernels import common_attention, decode_attention
 from s1_mini.kernels.backend import HAS_TRITON, one_order
 from s1_mini.kernels.common_attention import CommonPrefixes
-from s1_mini.kernels.rope_store import HeadNorms
+from s1_mini.kernels.rope import HeadNorms
 from s1_mini.runtime.shared_prefixes import SharedPrefixes
 
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
@@ -112,7 +112,7 @@ def by_torch(room: Room, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """What plain torch gives, each row reading its own copy."""
     with monkeypatch.context() as patch:
         patch.setattr(decode_attention, "runs_triton", lambda _: False)
-        patch.setattr("s1_mini.kernels.rope_store.runs_triton", lambda _: False)
+        patch.setattr("s1_mini.kernels.rope.runs_triton", lambda _: False)
         mask = (torch.arange(SPAN, device=DEVICE) <= room.position.unsqueeze(1))[:, None, None]
         keys, values = room.keys.clone(), room.values.clone()
         return decode_attention.step_attention(

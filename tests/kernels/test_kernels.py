@@ -6,23 +6,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_checks import assert_close, by_both, dtypes, needs_gpu, randn
+from kernel_checks import assert_close, assert_near, by_both, dtypes, needs_gpu, randn
 from s1_mini.kernels import (
     convolution,
     decode_attention,
     gate,
     linear,
     norm,
-    rope,
-    rope_store,
     snake,
     weight,
 )
+from s1_mini.kernels import rope as rotary
 
 pytestmark = needs_gpu
 
 SIZES = [(1024, 4096), (1000, 48), (64, 200)]
 FP8 = torch.float8_e4m3fn
+needs_fp8 = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with fp8"
+)
+formats = pytest.mark.parametrize(
+    "kept", [None, torch.int8, pytest.param(FP8, marks=needs_fp8)], ids=["full", "int8", "fp8"]
+)
+
+
+def weights_of(outputs: int, inputs: int, dtype: torch.dtype, kept: torch.dtype | None) -> weight.Weight:
+    wide = randn(outputs, inputs) / inputs**0.5
+    return wide.to(dtype) if kept is None else weight.quantize(wide, kept)
 
 
 @dtypes
@@ -54,14 +64,14 @@ def test_queries_turn_and_keys_and_values_are_stored(
     heads, groups, size = sizes
     qkv, rope = randn(3, (heads + 2 * groups) * size, dtype=dtype), randn(3, size // 2, 2)
     columns = torch.tensor([0, 5, 299], device="cuda")
-    norms = rope_store.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
+    norms = rotary.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
 
     def call() -> Tensor:
         keys, values = (torch.zeros(4, groups, 300, size, dtype=dtype, device="cuda") for _ in range(2))
-        query = rope_store.rope_store(qkv, keys, values, columns, rope, norms)
+        query = rotary.rope_store(qkv, keys, values, columns, rope, norms)
         return torch.cat((query.flatten(), keys.flatten(), values.flatten()))
 
-    assert_close(*by_both(monkeypatch, rope_store, call), dtype)
+    assert_close(*by_both(monkeypatch, rotary, call), dtype)
 
 
 @dtypes
@@ -72,26 +82,20 @@ def test_attention_over_rows_of_any_length(monkeypatch: pytest.MonkeyPatch, dtyp
     position = torch.arange(rows, device="cuda") * 9
     mask = (torch.arange(700, device="cuda") <= position.unsqueeze(1))[:, None, None]
 
-    ours, theirs = by_both(
-        monkeypatch,
-        decode_attention,
-        lambda: decode_attention.decode_attention(query, keys, values, position, 700, mask),
-    )
+    def call() -> Tensor:
+        return decode_attention.decode_attention(query, keys, values, position, 700, mask)
 
-    assert_close(ours, theirs, dtype)
+    assert_close(*by_both(monkeypatch, decode_attention, call), dtype)
 
 
 def test_one_position_may_be_told_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     query, keys, values = randn(5, 4, 64), randn(5, 2, 10, 64), randn(5, 2, 10, 64)
     position = torch.tensor([6], device="cuda").expand(5)
 
-    ours, theirs = by_both(
-        monkeypatch,
-        decode_attention,
-        lambda: decode_attention.decode_attention(query, keys, values, position, 7, None),
-    )
+    def call() -> Tensor:
+        return decode_attention.decode_attention(query, keys, values, position, 7, None)
 
-    assert_close(ours, theirs, torch.float32)
+    assert_close(*by_both(monkeypatch, decode_attention, call), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -125,62 +129,62 @@ def test_queries_and_keys_turn_and_are_parted(
     qkv, turns = randn(2, 5, (heads + 2 * groups) * size, dtype=dtype), randn(2, 5, size // 2, 2)
 
     def call() -> Tensor:
-        return torch.cat([part.flatten() for part in rope.turn_and_part(qkv, turns, heads, groups)])
+        return torch.cat([part.flatten() for part in rotary.turn_and_part(qkv, turns, heads, groups)])
 
-    assert_close(*by_both(monkeypatch, rope, call), dtype)
+    assert_close(*by_both(monkeypatch, rotary, call), dtype)
 
 
 @dtypes
+@formats
 @pytest.mark.parametrize("rows", [1, 2, 3, 64, 65, 128, 200])
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("sizes", [(inputs, outputs, gated) for inputs, outputs in SIZES for gated in (False, True)])
 def test_a_norm_and_a_product(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, sizes: tuple[int, int], gated: bool
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    kept: torch.dtype | None,
+    rows: int,
+    sizes: tuple[int, int, bool],
 ) -> None:
-    inputs, outputs = sizes
-    x, branch = randn(rows, inputs, dtype=dtype), randn(2, rows, inputs)
-    weight = randn(outputs * (1 + gated), inputs, dtype=dtype) / inputs**0.5
+    inputs, outputs, gated = sizes
+    x, weights = randn(rows, inputs, dtype=dtype), weights_of(outputs * (1 + gated), inputs, dtype, kept)
     bias = None if gated else randn(outputs, dtype=dtype)
     spec = norm.Norm(randn(inputs, dtype=dtype), 1e-6)
 
-    for added in (None, branch):
+    for branch in (None, randn(2, rows, inputs)):
         ours, theirs = by_both(
-            monkeypatch, linear, lambda added=added: linear.norm_linear(x, added, spec, weight, bias, gated=gated)
+            monkeypatch, linear, lambda branch=branch: linear.norm_linear(x, branch, spec, weights, bias, gated=gated)
         )
-        monkeypatch.undo()
         assert_close(ours[0], theirs[0], dtype)
-        scale = theirs[1].float().abs().max()
-        assert (ours[1].float() - theirs[1].float()).abs().max() <= scale * (1e-5 if dtype == torch.float32 else 2**-6)
+        assert_near(ours[1], theirs[1], dtype)
 
 
 @dtypes
 @pytest.mark.parametrize("rows", [1, 2, 3, 64, 200])
 def test_a_layer_norm_a_product_and_gelu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int) -> None:
-    x, weight = 1 + randn(rows, 768, dtype=dtype), randn(3072, 768, dtype=dtype) / 768**0.5
+    x, weights = 1 + randn(rows, 768, dtype=dtype), weights_of(3072, 768, dtype, None)
     spec, bias = norm.Norm(randn(768, dtype=dtype), 1e-5, centred=True), randn(3072, dtype=dtype)
 
-    ours, theirs = by_both(monkeypatch, linear, lambda: linear.norm_linear(x, None, spec, weight, bias, gelu=True)[1])
+    ours, theirs = by_both(monkeypatch, linear, lambda: linear.norm_linear(x, None, spec, weights, bias, gelu=True)[1])
 
-    bound = theirs.float().abs().max() * (1e-5 if dtype == torch.float32 else 2**-6)
-    assert (ours.float() - theirs.float()).abs().max() <= bound
+    assert_near(ours, theirs, dtype)
 
 
 @dtypes
+@formats
 @pytest.mark.parametrize("rows", [1, 2, 3, 64, 128, 200])
 @pytest.mark.parametrize("sizes", [(2048, 1024), (1000, 48), (64, 200)])
 def test_a_product_and_a_residual(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, sizes: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kept: torch.dtype | None, rows: int, sizes: tuple[int, int]
 ) -> None:
     inputs, outputs = sizes
     x, residual = randn(rows, inputs, dtype=dtype), randn(rows, outputs, dtype=dtype)
-    weight, bias = randn(outputs, inputs, dtype=dtype) / inputs**0.5, randn(outputs, dtype=dtype)
+    weights, bias = weights_of(outputs, inputs, dtype, kept), randn(outputs, dtype=dtype)
 
     ours, theirs = by_both(
-        monkeypatch, linear, lambda: linear.branch_sum(*linear.linear_sum(x, weight, bias, residual))
+        monkeypatch, linear, lambda: linear.branch_sum(*linear.linear_sum(x, weights, bias, residual))
     )
 
-    bound = theirs.float().abs().max() * (1e-5 if dtype == torch.float32 else 2**-6)
-    assert (ours.float() - theirs.float()).abs().max() <= bound
+    assert_near(ours, theirs, dtype)
 
 
 @dtypes
@@ -194,7 +198,7 @@ def test_a_step_of_attention(
     qkv, rope = randn(rows, (heads + 2 * groups) * size, dtype=dtype), randn(rows, size // 2, 2)
     before = [randn(rows, groups, 701, size, dtype=dtype) for _ in range(2)]
     position = torch.arange(rows, device="cuda") * 9
-    norms = rope_store.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
+    norms = rotary.HeadNorms(randn(size, dtype=dtype), randn(size, dtype=dtype), 1e-6) if normed else None
     mask = (torch.arange(700, device="cuda") <= position.unsqueeze(1))[:, None, None]
 
     def call() -> tuple[Tensor, Tensor]:
@@ -202,10 +206,7 @@ def test_a_step_of_attention(
         out = decode_attention.step_attention(qkv, keys, values, position, position, rope, norms, span=700, mask=mask)
         return out, torch.cat((keys.flatten(), values.flatten()))
 
-    ours = call()
-    for module in (decode_attention, rope_store):
-        monkeypatch.setattr(module, "runs_triton", lambda _: False)
-    theirs = call()
+    ours, theirs = by_both(monkeypatch, (decode_attention, rotary), call)
 
     assert_close(ours[0], theirs[0], dtype)
     assert_close(ours[1], theirs[1], dtype)
@@ -222,11 +223,7 @@ def test_rows_of_one_slot_see_each_other(monkeypatch: pytest.MonkeyPatch) -> Non
             qkv, keys, values, columns, columns, rope, None, span=16, mask=mask, slots=slots
         )
 
-    ours = call()
-    for module in (decode_attention, rope_store):
-        monkeypatch.setattr(module, "runs_triton", lambda _: False)
-
-    assert_close(ours, call(), torch.float32)
+    assert_close(*by_both(monkeypatch, (decode_attention, rotary), call), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -246,50 +243,6 @@ def test_a_dilated_convolution(
     assert (ours.float() - theirs.float()).abs().max() <= bound
 
 
-needs_fp8 = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with fp8"
-)
-formats = pytest.mark.parametrize("kept", [torch.int8, pytest.param(FP8, marks=needs_fp8)], ids=["int8", "fp8"])
-
-
-@dtypes
-@formats
-@pytest.mark.parametrize("rows", [1, 2, 3, 64, 128, 200])
-@pytest.mark.parametrize("sizes", [(inputs, outputs, gated) for inputs, outputs in SIZES for gated in (False, True)])
-def test_a_norm_and_a_product_with_kept_weights(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kept: torch.dtype, rows: int, sizes: tuple[int, int, bool]
-) -> None:
-    inputs, outputs, gated = sizes
-    x = randn(rows, inputs, dtype=dtype)
-    narrow = weight.quantize(randn(outputs * (1 + gated), inputs) / inputs**0.5, kept)
-    bias = None if gated else randn(outputs, dtype=dtype)
-    spec = norm.Norm(randn(inputs, dtype=dtype), 1e-6)
-
-    ours, theirs = by_both(monkeypatch, linear, lambda: linear.norm_linear(x, None, spec, narrow, bias, gated=gated)[1])
-
-    bound = theirs.float().abs().max() * (1e-5 if dtype == torch.float32 else 2**-6)
-    assert (ours.float() - theirs.float()).abs().max() <= bound
-
-
-@dtypes
-@formats
-@pytest.mark.parametrize("rows", [1, 3, 64, 128, 200])
-@pytest.mark.parametrize("sizes", [(2048, 1024), (1000, 48)])
-def test_a_product_with_kept_weights_and_a_residual(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kept: torch.dtype, rows: int, sizes: tuple[int, int]
-) -> None:
-    inputs, outputs = sizes
-    x, residual = randn(rows, inputs, dtype=dtype), randn(rows, outputs, dtype=dtype)
-    narrow, bias = weight.quantize(randn(outputs, inputs) / inputs**0.5, kept), randn(outputs, dtype=dtype)
-
-    ours, theirs = by_both(
-        monkeypatch, linear, lambda: linear.branch_sum(*linear.linear_sum(x, narrow, bias, residual))
-    )
-
-    bound = theirs.float().abs().max() * (1e-5 if dtype == torch.float32 else 2**-6)
-    assert (ours.float() - theirs.float()).abs().max() <= bound
-
-
 @needs_fp8
 @dtypes
 @pytest.mark.parametrize("rows", [1, 3, 70])
@@ -301,7 +254,7 @@ def test_a_step_of_attention_over_an_fp8_cache(
     qkv, rope = randn(rows, 32 * 128, dtype=dtype), randn(rows, 64, 2)
     before = [randn(rows, 8, 701, 128).to(FP8) for _ in range(2)]
     position = torch.arange(rows, device="cuda") * 9
-    norms = rope_store.HeadNorms(randn(128, dtype=dtype), randn(128, dtype=dtype), 1e-6)
+    norms = rotary.HeadNorms(randn(128, dtype=dtype), randn(128, dtype=dtype), 1e-6)
     mask = (torch.arange(700, device="cuda") <= position.unsqueeze(1))[:, None, None]
     slots = torch.arange(rows, device="cuda") if shared else None
 
@@ -312,10 +265,7 @@ def test_a_step_of_attention_over_an_fp8_cache(
         )
         return out.float(), torch.cat((keys.flatten(), values.flatten())).float()
 
-    ours = call()
-    for module in (decode_attention, rope_store):
-        monkeypatch.setattr(module, "runs_triton", lambda _: False)
-    theirs = call()
+    ours, theirs = by_both(monkeypatch, (decode_attention, rotary), call)
 
     torch.testing.assert_close(ours[0], theirs[0], atol=2**-5, rtol=2**-5)
     torch.testing.assert_close(ours[1], theirs[1], atol=2**-9, rtol=1 / 7)
@@ -353,10 +303,7 @@ def test_queries_may_be_a_part_of_a_joint_projection(monkeypatch: pytest.MonkeyP
     position = torch.arange(5, device="cuda") * 40
     mask = (torch.arange(200, device="cuda") <= position.unsqueeze(1))[:, None, None]
 
-    ours, theirs = by_both(
-        monkeypatch,
-        decode_attention,
-        lambda: decode_attention.decode_attention(query, keys, values, position, 200, mask),
-    )
+    def call() -> Tensor:
+        return decode_attention.decode_attention(query, keys, values, position, 200, mask)
 
-    assert_close(ours, theirs, dtype)
+    assert_close(*by_both(monkeypatch, decode_attention, call), dtype)

@@ -14,7 +14,7 @@ from s1_mini.kernels.backend import one_order
 from s1_mini.kernels.convolution import convolve
 from s1_mini.kernels.linear import branch_sum, linear, linear_sum, many_tile, norm_linear
 from s1_mini.kernels.norm import Norm, add_norm
-from s1_mini.kernels.rope_store import HeadNorms
+from s1_mini.kernels.rope import HeadNorms
 from s1_mini.kernels.weight import quantize
 
 ROWS = 300

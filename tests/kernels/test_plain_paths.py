@@ -10,7 +10,7 @@ from torch import Tensor
 from s1_mini.kernels.decode_attention import step_attention, used_columns
 from s1_mini.kernels.linear import branch_sum, linear, linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm
-from s1_mini.kernels.rope_store import HeadNorms
+from s1_mini.kernels.rope import HeadNorms
 from s1_mini.kernels.weight import quantize
 from s1_mini.layers.transformer import rope_table, rotate
 

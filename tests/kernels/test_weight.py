@@ -1,7 +1,8 @@
-"""Weights in eight bits: how near they are to the trained ones, and that products are those of what was kept."""
+"""Weights in eight bits, and packed for a CPU: how near they are to the trained ones, and products with them."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from s1_mini.kernels.linear import branch_sum, linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm
-from s1_mini.kernels.weight import QuantizedWeight, narrow, product, quantize
+from s1_mini.kernels.weight import QuantizedWeight, narrow, pack, product, quantize
 
 FP8 = torch.float8_e4m3fn
 formats = pytest.mark.parametrize("dtype", [torch.int8, FP8], ids=["int8", "fp8"])
@@ -87,3 +88,39 @@ def test_what_is_too_large_for_fp8_becomes_the_largest_and_is_finite() -> None:
 
 def test_a_quantized_weight_tells_its_shape() -> None:
     assert QuantizedWeight(torch.zeros(3, 8, dtype=torch.int8), torch.ones(3)).shape == (3, 8)
+
+
+WEIGHTS = torch.randn(2, 40, 33, generator=torch.Generator().manual_seed(0))
+
+
+def almost_bfloat16() -> torch.Tensor:
+    """All but one number, and that by its last bit."""
+    weights = WEIGHTS.bfloat16().float()
+    weights[1, 0, 0] = 1 + 2**-23
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("weights", "kept"),
+    [
+        (list(WEIGHTS), "float32"),
+        (list(almost_bfloat16()), "float32"),
+        (list(WEIGHTS.bfloat16().float()), "uint16"),
+        ([quantize(weight, torch.int8).dequantize(torch.float32) for weight in WEIGHTS], "int8"),
+        ([quantize(weight, torch.int8) for weight in WEIGHTS], "int8"),
+    ],
+)
+def test_products_are_those_of_the_weights_that_were_packed(
+    weights: list[torch.Tensor | QuantizedWeight], kept: str
+) -> None:
+    layers = pytest.importorskip("s1_mini.kernels.compiled.layers", reason="numba has no wheels for this platform")
+    bias = torch.linspace(-1, 1, 40)
+    x = torch.randn(3, 33, generator=torch.Generator().manual_seed(1))
+
+    packed = pack(weights, [None, bias])
+    out = np.empty((3, 40), np.float32)
+    layers.product(x.numpy(), packed.weight[1], packed.scale[1], packed.bias[1], out)
+
+    last = weights[1].dequantize(torch.float32) if isinstance(weights[1], QuantizedWeight) else weights[1]
+    assert packed.weight.dtype.name == kept
+    torch.testing.assert_close(torch.from_numpy(out), x @ last.T + bias)

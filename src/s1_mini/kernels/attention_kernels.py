@@ -7,7 +7,7 @@ of one key-value head: products want 16.
 from __future__ import annotations
 
 from s1_mini.kernels.backend import HAS_TRITON, fetch_ahead, jit, wait_for_last, widen
-from s1_mini.kernels.rope_store import as_kept
+from s1_mini.kernels.rope import as_kept
 
 if HAS_TRITON:
     import triton.language as tl

@@ -1,14 +1,14 @@
-"""Whether Triton is there, so that a module of kernels can be imported on any machine; how its kernels follow another.
+"""Whether Triton is available, so that kernel modules import on any machine; launch options of its kernels.
 
-On GPUs that can (compute capability 9 and more), a kernel is launched while the one before it still runs (programmatic
-dependent launch): it fetches what is there already, and then waits for the other's end with `wait_for_last`. Every
-kernel launched so must wait, at the latest before it ends: the next one relies on it. A kernel may begin while several
-before it still run, so before it waits it reads only what no kernel of its frame writes: weights, and what was
-left at the end of the frame before. The kernel that begins a frame is therefore never launched early.
+On GPUs of compute capability 9 and more, a kernel is launched while the one before it still runs (programmatic
+dependent launch): it prefetches its inputs, and then waits for the end of the other with `wait_for_last`. Every kernel
+launched so must wait, at the latest before it ends: the next one relies on it. A kernel may begin while several before
+it still run, so before it waits it reads only what no kernel of its frame writes: weights, and the state at the end of
+the frame before. The first kernel of a frame is therefore never launched early.
 
 Sums of the same numbers in another order differ in their last bits. Within `one_order` every kernel adds up a row's
-numbers in an order that neither the number of rows nor the row's place decides: reductions are shared out and walked
-through in one way for all, only how many rows and outputs a program takes is free.
+numbers in an order that depends neither on the number of rows nor on the row's place: reductions are split in one way
+for all; only the number of rows and outputs of a program is free.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:  # Windows, macOS and CPU builds have none
+except ImportError:  # not on Windows, macOS and CPU builds
     triton = tl = None
 
 HAS_TRITON = triton is not None
@@ -34,25 +34,25 @@ _in_one_order: ContextVar[bool] = ContextVar("in_one_order", default=False)
 
 
 def runs_triton(x: Tensor) -> bool:
-    """Whether a kernel is to work on this tensor. What is being compiled is left to inductor, which writes its own."""
+    """Return whether a Triton kernel handles this tensor. Under torch.compile, inductor writes its own."""
     return _uses_triton and x.is_cuda and not torch.compiler.is_compiling()
 
 
 def leave_triton() -> None:
-    """Compute everything in torch from now on, in all threads: Triton is installed and does not work."""
-    global _uses_triton  # noqa: PLW0603 - as below
+    """Compute everything in torch from now on, in all threads, because the installed Triton does not work."""
+    global _uses_triton  # noqa: PLW0603 - a switch of the process
     _uses_triton = False
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one of this thread: there Triton launches kernels, wherever their tensors are."""
+    """Make a GPU the current one of this thread: Triton launches kernels there, wherever their tensors are."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def without_triton() -> Iterator[None]:
     """Compute everything in torch, in all threads, as without Triton: the reference for kernels."""
-    global _uses_triton  # noqa: PLW0603 - a switch of the process, like whether Triton is there
+    global _uses_triton  # noqa: PLW0603 - a switch of the process
     before, _uses_triton = _uses_triton, False
     try:
         yield
@@ -61,7 +61,7 @@ def without_triton() -> Iterator[None]:
 
 
 def in_one_order() -> bool:
-    """Whether a row's sums must be in the same order whatever rows are beside it."""
+    """Return whether a row's sums must not depend on the rows beside it."""
     return _in_one_order.get()
 
 
@@ -87,7 +87,7 @@ def jit_for_any(*names: str) -> Callable[[Any], Any]:
 
 @lru_cache
 def follows_early(device: torch.device) -> bool:
-    """Whether kernels on this device may begin before the one ahead has ended."""
+    """Return whether kernels on this device may begin before the previous one has ended."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -99,7 +99,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def launch(x: Tensor) -> dict[str, Any]:
-    """Keywords to launch a kernel that works on x and knows how to wait: EARLY, and what Triton needs for it."""
+    """Return the launch options of a kernel on x that calls `wait_for_last`."""
     return {"EARLY": True, "launch_pdl": True} if follows_early(x.device) else {"EARLY": False}
 
 
@@ -123,7 +123,7 @@ def widen(x, like, EARLY: tl.constexpr):
 
 @jit
 def fetch_ahead(pointers):
-    """Have the lines of these addresses fetched into the L2 cache, without waiting for them."""
+    """Prefetch the lines of these addresses into the L2 cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",

@@ -25,7 +25,7 @@ from s1_mini.kernels.attention_kernels import (
     turn_rows,
 )
 from s1_mini.kernels.backend import HAS_TRITON, in_one_order, jit, launch, runs_triton, wait_for_last
-from s1_mini.kernels.rope_store import HeadNorms
+from s1_mini.kernels.rope import HeadNorms
 
 if HAS_TRITON:
     import triton

@@ -1,13 +1,15 @@
-"""A dilated convolution over steps that lie channels last, as products of shifted steps with one tap after another.
+"""Convolutions over steps that lie channels last, as products of shifted steps with one tap after another; their tiles.
 
 cuDNN is as fast for most sizes; for some it chooses a way that takes hundreds of milliseconds (2026-11, torch 2.11,
-96 channels, 7 taps), and to let it try them all takes long at every start.
+96 channels, 7 taps), and trying them all takes long at every start. Tiles with which two programs have room on a
+multiprocessor are fastest: one multiplies while the other ends.
 Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import NamedTuple
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,23 +20,80 @@ if HAS_TRITON:
     import triton.language as tl
 
 MANY_STEPS = 4096  # from here on programs take large tiles; below they must be many
-MANY_IN_ONE_ORDER = 512  # of each row: there the number of rows must not decide
+MANY_IN_ONE_ORDER = 512  # the same for the steps of each row: the number of rows must not decide
+
+
+class ConvolutionTile(NamedTuple):
+    """Steps, outputs and inputs of a program; outputs that are no power of two are split into `wide` and `more`."""
+
+    tall: int
+    wide: int
+    more: int
+    block: int
+    warps: int
+    stages: int
+    registers: int | None = None  # limit of a thread
+
+    @property
+    def outputs(self) -> int:
+        return self.wide + self.more
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of its stages, for numbers of 16 bits."""
+        return self.stages * self.block * (self.tall + self.outputs) * 2
+
+
+FEW = ConvolutionTile(64, 32, 0, 64, warps=4, stages=4)
+# By outputs; other widths take the largest that they are a multiple of. As measured at 16 streams of 25 frames.
+DILATED = {
+    96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=4),
+    192: ConvolutionTile(128, 128, 64, 32, warps=8, stages=5, registers=128),
+    384: ConvolutionTile(128, 128, 64, 64, warps=8, stages=2, registers=128),
+    768: ConvolutionTile(256, 128, 0, 64, warps=8, stages=3),
+    1536: ConvolutionTile(128, 256, 0, 64, warps=8, stages=3),
+}
+TRANSPOSED = {
+    192: ConvolutionTile(128, 128, 64, 64, warps=8, stages=2, registers=128),
+    768: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3, registers=128),
+    3072: ConvolutionTile(128, 256, 0, 64, warps=8, stages=3),
+}
+POINTWISE = {
+    96: ConvolutionTile(64, 64, 32, 32, warps=4, stages=3),
+    192: ConvolutionTile(128, 64, 0, 64, warps=4, stages=3),
+    384: ConvolutionTile(128, 128, 0, 64, warps=4, stages=3),
+    768: ConvolutionTile(64, 128, 0, 64, warps=4, stages=4),
+}
+UNITS = {  # whole residual units, by channels: without a narrower part, which Triton 3.6 reads beyond its memory there
+    96: ConvolutionTile(128, 128, 0, 32, warps=4, stages=4),
+}
+
+
+def is_many(rows: int, steps: int) -> bool:
+    """Return whether `rows` of `steps` steps fill a GPU with large tiles."""
+    return rows * steps >= MANY_STEPS
+
+
+def tile_of(outputs: int, taps: int, *, many: bool) -> ConvolutionTile:
+    """Return the tile of a convolution with `many` steps or few."""
+    if not many:
+        return FEW
+    table = {1: POINTWISE, 2: TRANSPOSED}.get(taps, DILATED)
+    fitting = [width for width in table if outputs % width == 0]
+    return table[max(fitting or table)]
 
 
 def convolve(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
     """Return [B, T, O] of x [B, P + T, C] and `weight` [K, C, O], P being (K - 1) * `dilation`."""
-    if runs_triton(x):
-        return _convolve_triton(x.contiguous(), weight, dilation)
-    return F.conv1d(x.transpose(1, 2), weight.permute(2, 1, 0), dilation=dilation).transpose(1, 2).contiguous()
-
-
-def _convolve_triton(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
+    if not runs_triton(x):
+        return F.conv1d(x.transpose(1, 2), weight.permute(2, 1, 0), dilation=dilation).transpose(1, 2).contiguous()
+    x = x.contiguous()
     batch, length, inputs = x.shape
     taps, _, outputs = weight.shape
     steps = length - (taps - 1) * dilation
-    out = torch.empty(batch, steps, outputs, dtype=x.dtype, device=x.device)
+    out = x.new_empty(batch, steps, outputs)
     block = next((size for size in (64, 32, 16) if inputs % size == 0), 64)
-    are_many = steps >= MANY_IN_ONE_ORDER if in_one_order() else batch * steps >= MANY_STEPS
+    are_many = steps >= MANY_IN_ONE_ORDER if in_one_order() else is_many(batch, steps)
     if are_many and x.element_size() <= 2:
         tall, wide, warps, stages = 128, 128 if outputs > 64 else 64, 8, 3
     else:

@@ -1,4 +1,4 @@
-"""A convolution with all that stands between it and the next: bias, skip, Snake, and room for the next one's past.
+"""A convolution fused with its epilogue (bias, skip, Snake, room for the next one's past), and whole residual units.
 
 `kernels/convolution.py` and `kernels/snake.py` in one kernel, for 16 bits and GPUs whose copy engine loads tiles
 (compute capability 9). A transposed convolution is one whose outputs are those of several steps.
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.kernels.backend import HAS_TRITON, jit, jit_for_any, runs_triton
-from s1_mini.kernels.convolution import convolve
-from s1_mini.kernels.convolution_tiles import ConvolutionTile, is_many, tile_of
+from s1_mini.kernels.convolution import UNITS, ConvolutionTile, convolve, is_many, tile_of
 from s1_mini.kernels.snake import Rows, quick_snake_of, snake_of_table
 
 if HAS_TRITON:
@@ -24,6 +23,7 @@ if HAS_TRITON:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
 LANES = 32  # channels of a program
+COPIED = 32  # numbers of inputs and outputs are multiples of it
 
 
 def exchange_past(joined: Tensor, past: Tensor, rows: Rows) -> None:
@@ -76,28 +76,25 @@ def _exchange_kernel(
     tl.store(kept + at, tl.where(is_old, old, new), mask=inside)
 
 
-COPIED = 32  # inputs and outputs are a multiple of
-
-
 @dataclass(frozen=True)
 class Ending:
-    """What is done to a convolution's result, and what the next one wants of it."""
+    """The epilogue of a convolution."""
 
     channels: int  # N
     bias: Tensor | None  # [O]
     snake: Tensor | None  # [2, O], as `snake_table` gives it for each channel
-    context: int  # steps of past that the next convolution wants before it
-    keeps_total: bool  # whether what Snake is computed of is wanted, too
+    context: int  # steps of past before the result, for the next convolution
+    keeps_total: bool  # whether the input of Snake is stored, too
 
 
 def runs_chain(x: Tensor) -> bool:
-    """Whether a chain of these kernels is for tensors like this one."""
+    """Return whether these kernels handle tensors like this one."""
     return runs_triton(x) and x.element_size() == 2 and _has_copy_engine(x.device)
 
 
 @lru_cache
 def _has_copy_engine(device: torch.device) -> bool:
-    """Whether tiles are for this GPU: those of later ones multiply in another way, which was not tried."""
+    """Return whether the tiles are for this GPU: later ones multiply differently, which is untested."""
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
@@ -106,8 +103,8 @@ def convolve_on(
 ) -> tuple[Tensor, Tensor]:
     """Convolve x [B, P + T, C] with `weight` [K, C, O], P being (K - 1) * `dilation`; add bias and `skip` [B, T, O].
 
-    Gives the total [B, T', N], meant to be used only if the ending keeps it, and its Snake behind as many steps as the
-    ending asks for, which are left to `exchange_past`: [B, context + T', N], T' being T * O / N.
+    Return the total [B, T', N], valid only if the ending keeps it, and its Snake after `context` steps, which are left
+    to `exchange_past`: [B, context + T', N], T' being T * O / N.
     """
     if runs_triton(x):
         many = is_many(len(x), x.shape[1] - (len(weight) - 1) * dilation)
@@ -124,7 +121,7 @@ def convolve_on(
 
 
 def descriptor(matrix: Tensor, block: tuple[int, int]) -> TensorDescriptor:
-    """Describe blocks of a matrix to the copy engine; what is outside the matrix reads as 0."""
+    """Describe blocks of a matrix to the copy engine; outside the matrix reads return 0."""
     return TensorDescriptor.from_tensor(matrix, list(block))
 
 
@@ -309,3 +306,134 @@ def _chain_kernel(
             HAS_SKIP,
             KEEPS_TOTAL,
         )
+
+
+@dataclass(frozen=True)
+class UnitWeights:
+    """The weights of a residual unit, except those of its ending."""
+
+    dilated: Tensor  # [K, C, C]
+    dilation: int
+    between: Ending  # of the dilated convolution, with bias and Snake
+    pointwise: Tensor  # [1, C, C]
+
+
+def residual_unit(joined: Tensor, weights: UnitWeights, ending: Ending, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """Return as `convolve_on`, of both convolutions on `joined` [B, P + T, C] and `skip` [B, T, C].
+
+    They are one kernel where a program can have all channels of some steps: intermediate results stay on the chip.
+    """
+    batch, steps, channels = skip.shape
+    if runs_triton(joined) and is_many(batch, steps) and channels in UNITS:
+        return residual_unit_triton(joined, weights, ending, skip, UNITS[channels])
+    _, inner = convolve_on(joined, weights.dilated, weights.dilation, weights.between)
+    return convolve_on(inner, weights.pointwise, 1, ending, skip)
+
+
+def residual_unit_triton(
+    joined: Tensor, weights: UnitWeights, ending: Ending, skip: Tensor, tile: ConvolutionTile
+) -> tuple[Tensor, Tensor]:
+    """Compute `residual_unit` with one kernel, whose tile has all channels."""
+    batch, steps, channels = skip.shape
+    between = weights.between
+    assert joined.is_contiguous()
+    assert skip.is_contiguous()
+    assert between.bias is not None
+    assert between.snake is not None
+    assert tile.wide >= channels == ending.channels
+    assert not tile.more
+    out = joined.new_empty(batch, ending.context + steps, channels)
+    total = joined.new_empty(batch, steps, channels) if ending.keeps_total else out
+    first, second = weights.dilated.view(-1, channels), weights.pointwise.view(channels, channels)
+    _unit_kernel[(triton.cdiv(steps, tile.tall), batch)](
+        descriptor(joined.view(-1, channels), (tile.tall, tile.block)),
+        descriptor(first, (tile.block, tile.wide)),
+        descriptor(second, (tile.wide, tile.wide)),
+        between.bias,
+        between.snake,
+        joined if ending.bias is None else ending.bias,
+        joined if ending.snake is None else ending.snake,
+        skip,
+        total,
+        out,
+        joined.shape[1],
+        steps,
+        weights.dilation,
+        ending.context * channels,
+        channels,
+        len(weights.dilated),
+        tile.tall,
+        tile.wide,
+        tile.block,
+        ending.bias is not None,
+        ending.snake is not None,
+        ending.keeps_total,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        maxnreg=tile.registers,
+    )
+    return total, out
+
+
+@jit
+def _between(value, bias, snake, kind, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return Snake of sums [T, WIDTH] of the channels and their bias, rounded to `kind`."""
+    channel = tl.arange(0, WIDTH)
+    taken = channel < CHANNELS
+    value += tl.load(bias + channel, mask=taken, other=0.0).to(tl.float32)[None, :]
+    return quick_snake_of(value, snake, channel, CHANNELS, taken).to(kind)
+
+
+@jit_for_any("length", "steps", "dilation")
+def _unit_kernel(
+    x,
+    weight,
+    second,
+    between_bias,
+    between_snake,
+    bias,
+    snake,
+    skip,
+    total,
+    joined,
+    length,
+    steps,
+    dilation,
+    before,
+    CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr,
+    TALL: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SNAKE: tl.constexpr,
+    KEEPS_TOTAL: tl.constexpr,
+):
+    row = tl.program_id(1)
+    start = tl.program_id(0) * TALL
+    sums, _ = sum_taps(x, weight, weight, row * length + start, 0, dilation, CHANNELS, TAPS, TALL, WIDE, 0, BLOCK)
+    inner = _between(sums, between_bias, between_snake, joined.dtype.element_ty, CHANNELS, WIDE)
+    step = start + tl.arange(0, TALL)
+    far = row.to(tl.int64)
+    skip += far * steps * CHANNELS
+    total += far * steps * CHANNELS
+    joined += far * (before + steps * CHANNELS) + before
+    # Columns that pad the width are 0, and so are their weights.
+    out = tl.dot(inner, second.load([0, 0]))
+    put(
+        out,
+        bias,
+        snake,
+        skip,
+        total,
+        joined,
+        step,
+        0,
+        steps,
+        CHANNELS,
+        WIDE,
+        HAS_BIAS,
+        HAS_SNAKE,
+        True,
+        KEEPS_TOTAL,
+    )

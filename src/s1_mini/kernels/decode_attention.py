@@ -18,7 +18,7 @@ from torch import Tensor
 from s1_mini.kernels.attention_kernels import join_blocks_kernel, join_kernel, part_kernel
 from s1_mini.kernels.backend import HAS_TRITON, in_one_order, launch, runs_triton
 from s1_mini.kernels.common_attention import BLOCK_IN_ONE_ORDER, FEWEST_ROWS, CommonPrefixes, attend_common
-from s1_mini.kernels.rope_store import HeadNorms, rope_store
+from s1_mini.kernels.rope import HeadNorms, rope_store
 
 if HAS_TRITON:
     import triton

@@ -5,7 +5,6 @@ Shapes: N rows, D channels of each half.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,15 +19,11 @@ BLOCK = 1024
 
 def gate(both: Tensor) -> Tensor:
     """Return silu(a) * b [..., D] of `both` [..., 2 D], a before b; silu(a) is rounded first, as torch does it."""
-    if runs_triton(both):
-        return _gate_triton(both.contiguous())
-    first, second = both.chunk(2, dim=-1)
-    return F.silu(first) * second
-
-
-def _gate_triton(both: Tensor) -> Tensor:
-    size = both.shape[-1] // 2
-    out = torch.empty(*both.shape[:-1], size, dtype=both.dtype, device=both.device)
+    if not runs_triton(both):
+        first, second = both.chunk(2, dim=-1)
+        return F.silu(first) * second
+    both, size = both.contiguous(), both.shape[-1] // 2
+    out = both.new_empty(*both.shape[:-1], size)
     _gate_kernel[(both.numel() // (2 * size), triton.cdiv(size, BLOCK))](both, out, size, BLOCK)
     return out
 

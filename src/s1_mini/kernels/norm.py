@@ -1,4 +1,4 @@
-"""A residual sum and the norm of it, by its root mean square or, centred, by its deviation, in one pass.
+"""A residual sum and its norm, by its root mean square or, centred, by its deviation, in one pass.
 
 Shapes: N rows, D channels, P parts.
 """
@@ -18,6 +18,9 @@ if HAS_TRITON:
     import triton.language as tl
 
 
+MAX_CHANNELS = 16_384  # of a kernel's program
+
+
 class Norm(NamedTuple):
     """A norm of the inputs."""
 
@@ -31,14 +34,34 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tens
 
     A `branch` [P, N, D] beside x [N, D] is summed first, then rounded to x's dtype.
     """
-    if runs_triton(x) and x.shape[-1] <= 16_384:
-        return _add_norm_triton(x, branch, norm)
-    if branch is not None and branch.ndim > x.ndim:
-        branch = branch.sum(0).to(x.dtype)
-    total = x if branch is None else x + branch
-    if norm.centred:
-        return total, F.layer_norm(total, norm.weight.shape, norm.weight, None, norm.eps)
-    return total, rms_norm(total, norm.weight, norm.eps)
+    size = x.shape[-1]
+    if not runs_triton(x) or size > MAX_CHANNELS:
+        if branch is not None and branch.ndim > x.ndim:
+            branch = branch.sum(0).to(x.dtype)
+        total = x if branch is None else x + branch
+        if norm.centred:
+            return total, F.layer_norm(total, norm.weight.shape, norm.weight, None, norm.eps)
+        return total, rms_norm(total, norm.weight, norm.eps)
+    x = x.contiguous()
+    total, normal = x if branch is None else torch.empty_like(x), torch.empty_like(x)
+    added = x if branch is None else branch.contiguous()
+    block = triton.next_power_of_2(size)
+    _add_norm_kernel[(x.numel() // size,)](
+        x,
+        added,
+        norm.weight,
+        total,
+        normal,
+        size,
+        x.numel(),
+        norm.eps,
+        0 if branch is None else added.numel() // x.numel(),
+        block,
+        CENTRED=norm.centred,
+        **launch(x),
+        num_warps=max(1, min(8, block // 256)),
+    )
+    return total, normal
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, round_last: bool = False) -> Tensor:
@@ -51,32 +74,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, round_last: bool = False)
     normal = x.float()
     normal = normal * torch.rsqrt(normal.square().mean(-1, keepdim=True) + eps)
     return (normal * weight.float()).to(x.dtype) if round_last else normal.to(x.dtype) * weight
-
-
-def _add_norm_triton(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-    x = x.contiguous()
-    total = x if branch is None else torch.empty_like(x)
-    normal = torch.empty_like(x)
-    size = x.shape[-1]
-    block = triton.next_power_of_2(size)
-    added = x if branch is None else branch.contiguous()
-    parts = added.numel() // x.numel() if branch is not None else 0
-    _add_norm_kernel[(x.numel() // size,)](
-        x,
-        added,
-        norm.weight,
-        total,
-        normal,
-        size,
-        x.numel(),
-        norm.eps,
-        parts,
-        block,
-        CENTRED=norm.centred,
-        **launch(x),
-        num_warps=max(1, min(8, block // 256)),
-    )
-    return total, normal
 
 
 @jit

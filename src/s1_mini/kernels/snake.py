@@ -1,8 +1,8 @@
-"""Snake, x + sin²(αx) / α (Ziyin et al. 2020), with all that a causal convolution before it and one after it need.
+"""Snake, x + sin²(αx) / α (Ziyin et al. 2020), fused with its neighbours between two causal convolutions.
 
-One pass over memory instead of five: the bias of the convolution before, the skip around it, the activation, the
-past that is put before the result, and the new past. Channels lie last; inside all is fp32.
-Shapes: B rows, T steps, C channels, P steps of past, R rows that pasts are kept of.
+One pass over memory instead of five: the bias of the convolution before, the skip around it, the activation, the past
+before the result, and the new past. Channels lie last; all arithmetic is fp32.
+Shapes: B rows, T steps, C channels, P steps of past, R rows of pasts.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ NO_DIVISION_BY_ZERO = 1e-9
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows of the pasts the rows of a batch are, and which of them begin anew, on the device."""
+    """The rows of the pasts that belong to a batch, on the device."""
 
     chosen: Tensor  # [B] int64
-    fresh: Tensor  # [B] bool
+    fresh: Tensor  # [B] bool: it begins without a past
 
 
 def snake_extend(
@@ -42,39 +42,28 @@ def snake_extend(
     """Return total = x + `bias` [C] + `skip` and snake(total) with the past before it: [B, T, C] and [B, P + T, C].
 
     `past` [R, P, C] then holds the last P steps of the second. Without `alpha` [C] there is no activation. The first is
-    only meant to be used if `keeps_total`.
+    valid only with `keeps_total`.
     """
-    if runs_triton(x):
-        return _snake_extend_triton(x.contiguous(), alpha, past, rows, bias, skip, keeps_total)
-    total = x.float()
-    if bias is not None:
-        total = total + bias.float()
-    if skip is not None:
-        total = total + skip.float()
-    out = total
-    if alpha is not None:
-        wide = alpha.float()
-        out = total + (wide * total).sin().square() / (wide + NO_DIVISION_BY_ZERO)
-    joined = out.to(x.dtype)
-    if past is not None:
-        before = past[rows.chosen].masked_fill(rows.fresh[:, None, None], 0)
-        joined = torch.cat((before, joined), dim=1)
-        past[rows.chosen] = joined[:, joined.shape[1] - past.shape[1] :]
-    return total.to(x.dtype), joined
-
-
-def _snake_extend_triton(
-    x: Tensor,
-    alpha: Tensor | None,
-    past: Tensor | None,
-    rows: Rows,
-    bias: Tensor | None,
-    skip: Tensor | None,
-    keeps_total: bool,
-) -> tuple[Tensor, Tensor]:
+    if not runs_triton(x):
+        total = x.float()
+        if bias is not None:
+            total = total + bias.float()
+        if skip is not None:
+            total = total + skip.float()
+        out = total
+        if alpha is not None:
+            wide = alpha.float()
+            out = total + (wide * total).sin().square() / (wide + NO_DIVISION_BY_ZERO)
+        joined = out.to(x.dtype)
+        if past is not None:
+            before = past[rows.chosen].masked_fill(rows.fresh[:, None, None], 0)
+            joined = torch.cat((before, joined), dim=1)
+            past[rows.chosen] = joined[:, joined.shape[1] - past.shape[1] :]
+        return total.to(x.dtype), joined
+    x = x.contiguous()
     batch, steps, channels = x.shape
     context = 0 if past is None else past.shape[1]
-    joined = torch.empty(batch, context + steps, channels, dtype=x.dtype, device=x.device)
+    joined = x.new_empty(batch, context + steps, channels)
     total = torch.empty_like(x) if keeps_total else x
     lanes = min(64, triton.next_power_of_2(channels))
     block = 32
@@ -121,8 +110,8 @@ def _snake(value, alpha, lane, channels, HAS_ALPHA: tl.constexpr):
     if HAS_ALPHA:
         slope = tl.load(alpha + lane, mask=lane < channels, other=1.0).to(tl.float32)[None, :]
         angle = slope * value
-        # The square of the sine has the period π, so the angle is brought near 0, by π in three parts that multiply
-        # exactly; there a series does. `tl.sin` takes any angle, and a branch for each.
+        # The square of the sine has the period π: reduce the angle by π in three parts that multiply exactly, then take
+        # a series. `tl.sin` handles any angle, with a branch for each.
         turns = tl.floor(angle * 0.3183098861837907 + 0.5)
         angle = angle - turns * 3.140625 - turns * 9.67502593994140625e-4 - turns * 1.509957990978376e-7
         square = angle * angle
@@ -181,7 +170,7 @@ def _snake_extend_kernel(
             KEEPS_TOTAL,
             BLOCK,
         )
-    elif CONTEXT > 0:  # one program has all the past of some channels, so that none reads what another has written
+    elif CONTEXT > 0:  # one program has all the past of some channels, so that none reads another's writes
         kept = past + tl.load(chosen + row) * CONTEXT * channels
         num_old = CONTEXT * (1 - tl.load(fresh + row).to(tl.int32))
         _put_past(
@@ -266,9 +255,8 @@ def _put_past(
     tl.store(kept + at, tl.where(is_old, old, value), mask=inside)
 
 
-# Snake in fewer operations, for results that are rounded to 16 bits. sin² has the period π: the angle is taken in turns
-# of π, brought to ±½ and put into a series of its square, whose relative error is 1e-6. What depends on the channel
-# alone is looked up.
+# Snake in fewer operations, for results that are rounded to 16 bits. sin² has the period π: the angle in units of π is
+# reduced to ±½ and put into a series of its square, whose relative error is 1e-6. Factors of a channel are looked up.
 
 
 def snake_table(alpha: Tensor) -> Tensor:

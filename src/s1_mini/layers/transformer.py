@@ -18,8 +18,7 @@ from s1_mini.kernels.decode_attention import step_attention
 from s1_mini.kernels.gate import gate
 from s1_mini.kernels.linear import linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm, add_norm, rms_norm
-from s1_mini.kernels.rope import turn
-from s1_mini.kernels.rope_store import HeadNorms
+from s1_mini.kernels.rope import HeadNorms, turn
 from s1_mini.kernels.weight import QuantizedWeight, Weight, product
 from s1_mini.layers.kv_cache import Columns, KVStore
 

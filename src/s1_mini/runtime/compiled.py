@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Step = Callable[[Sequence[int]], np.ndarray]  # of n slots; returns an array [n, …]
-FORMATS = {torch.float32, torch.bfloat16, torch.int8}  # of weights; `kernels/packed.py` packs them
+FORMATS = {torch.float32, torch.bfloat16, torch.int8}  # of weights; `kernels/weight.py` packs them
 
 
 @dataclass(frozen=True)

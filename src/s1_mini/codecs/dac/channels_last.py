@@ -30,11 +30,18 @@ from s1_mini.codecs.dac.layers import (
 )
 from s1_mini.codecs.dac.model import Dac, Decoder, DecoderBlock, Quantizer
 from s1_mini.kernels.convolution import convolve
-from s1_mini.kernels.convolution_chain import COPIED, Ending, convolve_on, exchange_past, runs_chain
+from s1_mini.kernels.convolution_chain import (
+    COPIED,
+    Ending,
+    UnitWeights,
+    convolve_on,
+    exchange_past,
+    residual_unit,
+    runs_chain,
+)
 from s1_mini.kernels.gate import gate
 from s1_mini.kernels.linear import linear
 from s1_mini.kernels.norm import add_norm
-from s1_mini.kernels.residual_unit import UnitWeights, residual_unit
 from s1_mini.kernels.rope import turn_and_part
 from s1_mini.kernels.snake import Rows, snake_extend, snake_table
 from s1_mini.layers.transformer import LayerScale, TransformerBlock

@@ -59,7 +59,7 @@ class DacDecoder(ChunkStage):
         if self.device.type != "cpu" or any(part.dtype != torch.float32 for part in self._codec.parameters()):
             return None
 
-        from s1_mini.kernels.compiled import snake as kernel  # numba takes a moment to import
+        from s1_mini.kernels.compiled import layers as kernel  # numba takes a moment to import
 
         def snake(x: Tensor, alpha: Tensor) -> Tensor:
             """Return Snake of x [1, C, T] with `alpha` [1, C, 1], float32 both."""

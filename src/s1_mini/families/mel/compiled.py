@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from s1_mini.families.mel.kernels import step
 from s1_mini.families.mel.model import MelModel, MelState
 from s1_mini.kernels.compiled.product import Product
-from s1_mini.kernels.packed import is_close, pack
+from s1_mini.kernels.weight import is_close, pack
 from s1_mini.layers.quantized import QuantizedLinear
 
 MODULE = step.__name__

@@ -14,7 +14,7 @@ from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
 from s1_mini.families.s1.network import S1Network
 from s1_mini.kernels.compiled.layers import Layers
 from s1_mini.kernels.compiled.product import Product
-from s1_mini.kernels.packed import is_close, pack
+from s1_mini.kernels.weight import is_close, pack
 from s1_mini.layers.quantized import QuantizedLinear
 from s1_mini.layers.transformer import BlockConfig, TransformerBlock
 

@@ -1,11 +1,13 @@
-"""Transformer layers over one token of each of some rows: all of a step of a stack of layers in one call.
+"""Transformer layers over one token of each of some rows, a whole stack in one call; and Snake, the codec's activation.
 
 Sums of many outputs grow side by side, each in the order of its inputs (`product.py`).
-Shapes: L layers, R rows, W width, K inputs, N outputs, H query heads, G key-value heads, D head size, S columns.
+Shapes: L layers, R rows, W width, K inputs, N outputs, H query heads, G key-value heads, D head size, S columns;
+C channels, T steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numba
@@ -16,6 +18,7 @@ from s1_mini.kernels.compiled.build import in_any_order, in_order
 from s1_mini.kernels.compiled.product import Product
 
 BLOCK = 512  # outputs whose sums stay in the nearest cache
+NO_DIVISION_BY_ZERO = 1e-9
 f32 = np.float32
 
 
@@ -34,7 +37,7 @@ class Layers(NamedTuple):
 
 
 def widen(_weight):
-    """Return a weight in float32; what is compiled stands below."""
+    """Return a weight in float32; the compiled version stands below."""
 
 
 @overload(widen, inline="always")
@@ -46,7 +49,7 @@ def _widen(weight):
 
 @in_order
 def exp(x):
-    """Return e to the x, to the last bit but one or two; vectors of it need no library."""
+    """Return e to the x, to the last bit or two; it vectorizes without a library."""
     inside = min(max(x, f32(-87.3)), f32(88.3))
     rounder = f32(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
     whole = (inside * f32(1.4426950408889634) + rounder) - rounder
@@ -183,9 +186,9 @@ def sum_of(x):
 
 @in_order
 def attend(query, keys, values, length, scores, out):  # noqa: C901 - likewise
-    """Put into `out` [H D] what `query` [H, D] finds in the first `length` columns of keys and values [G, S, D].
+    """Put attention of `query` [H, D] to the first `length` columns of keys and values [G, S, D] into `out` [H D].
 
-    `scores` [H, at least `length`] is room to work in.
+    `scores` [H, at least `length`] is scratch space.
     """
     heads, size = query.shape
     shared = heads // keys.shape[0]
@@ -264,3 +267,30 @@ def step_layers(x, layers, keys, values, slots, columns, lengths, rope):
         gate(both, opened)
         product(opened, layers.down.weight[layer], layers.down.scale[layer], layers.down.bias[layer], branch)
         add(x, branch)
+
+
+@in_order
+def snake(x, alpha, out):
+    """Put Snake, x + sin²(αx) / α, of x [C, T] with `alpha` [C] into `out` [C, T], in one pass."""
+    rounder = f32(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
+    for channel in range(x.shape[0]):
+        factor = alpha[channel]
+        inverse = f32(1) / (factor + f32(NO_DIVISION_BY_ZERO))
+        for step in range(x.shape[1]):
+            value = x[channel, step]
+            angle = factor * value
+            turns = (angle * f32(0.3183098861837907) + rounder) - rounder  # half ones: the square has their period
+            rest = angle - turns * f32(3.140625) - turns * f32(9.67502593994140625e-4) - turns * f32(1.5099579909e-7)
+            square = rest * rest
+            total = f32(2.7557319224e-6) - square * f32(2.5052108385e-8)
+            total = f32(-1.9841269841e-4) + square * total
+            total = f32(8.3333333333e-3) + square * total
+            total = f32(-1.6666666667e-1) + square * total
+            wave = rest + rest * square * total
+            out[channel, step] = value + wave * wave * inverse
+
+
+def compile_for(formats: Sequence[str]) -> None:  # noqa: ARG001 - there is one
+    """Compile `snake`, the only function here that no other compiled one calls, and cache it."""
+    both, alpha = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
+    snake.compile(tuple(numba.typeof(each) for each in (both, alpha, both)))
