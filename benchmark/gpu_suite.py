@@ -43,6 +43,7 @@ from s1_mini.runtime.process import frozen, prepare_process
 
 VOICE = "suite"
 LATE_S = 1.0  # streams whose first audio comes later (p95) are too many: their listeners wait between two sentences
+STARTS = 2  # the last finds caches warm
 START_LIMIT_S = 120.0
 START = """
 import sys
@@ -165,7 +166,7 @@ def run_suite(config: EngineConfig, scale: Scale, seed: int, progress: Callable[
     `progress` is called with the name of each part. Raises what an engine raises at its start.
     """
     begun, details = time.perf_counter(), dict[str, Any]()
-    progress("start to ready, twice")
+    progress("start to ready")
     details["start_s"] = measure_starts(config)
     progress("frames")
     speaker = load(config)
@@ -306,11 +307,11 @@ def listen_in_real_time(clients: Clients, asks: Sequence[Ask], *, streams: int, 
 
 
 def measure_starts(config: EngineConfig) -> list[float]:
-    """Return the seconds from the start of a process to a ready engine, twice: the second finds caches warm.
+    """Return the seconds of each start, from the beginning of a process to a ready engine.
 
     Raises `ConfigurationError` if an engine does not start.
     """
-    return [_start_once(config.model_dump_json(exclude_defaults=True)) for _ in range(2)]
+    return [_start_once(config.model_dump_json(exclude_defaults=True)) for _ in range(STARTS)]
 
 
 def _start_once(settings: str) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,21 +10,17 @@ from typing import Any
 
 import pytest
 
-from benchmark.command import run
 from benchmark.corpora import Look, Outcome, looks, main, speed, sums_by_way
+from tests.benchmark.conftest import Command
 
 
-def test_all_ways_speak_all_texts(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_ways_speak_all_texts(tiny: Path, tmp_path: Path, command: Command) -> None:
     output = tmp_path / "corpora.json"
-    arguments = ["--checkpoint", str(tiny), "--devices", "cpu", "--texts", "6", "--frames", "4", "--slots", "2"]
-    monkeypatch.setattr(sys, "argv", ["corpora", *arguments, "--shard-size", "2", "--output", str(output)])
 
-    assert run(main) == 0
+    done = command(main, "--devices cpu --texts 6 --frames 4 --slots 2 --shard-size 2", checkpoint=tiny, output=output)
 
     told = json.loads(output.read_text(encoding="utf-8"))
-    assert told == json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (done.code, done.facts) == (0, told)
     engine, corpus = told["outcomes"]
     assert (engine["way"], corpus["way"], engine["texts"]) == ("engine", "corpus", 6)
     assert engine["audio_s"] == pytest.approx(corpus["audio_s"])

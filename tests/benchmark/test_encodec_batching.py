@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import numpy as np
 import pytest
 
 from benchmark import encodec_batching
-from benchmark.command import run
 from benchmark.encodec_batching import HISTOGRAM, WAYS, draw_lengths, main
+from tests.benchmark.conftest import Command
 
 
 def test_the_work_is_as_long_as_test_clean_and_a_share_of_it_is_alike() -> None:
@@ -23,18 +20,14 @@ def test_the_work_is_as_long_as_test_clean_and_a_share_of_it_is_alike() -> None:
     assert np.mean(part) == pytest.approx(np.mean(whole), rel=0.02)
 
 
-def test_the_command_measures_all_ways_and_they_agree(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_measures_all_ways_and_they_agree(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encodec_batching, "SHORTEST_S", 0.1)  # or it would take half a minute
     monkeypatch.setattr(encodec_batching, "BIN_S", 0.2)
-    options = "--device cpu --size tiny --share 0.003 --lanes 3 --chunk 15 --batch 4 --single-share 0.5"
-    monkeypatch.setattr(sys, "argv", ["encodec_batching", *options.split()])
 
-    assert run(main) == 0
-    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    done = command(main, "--device cpu --size tiny --share 0.003 --lanes 3 --chunk 15 --batch 4 --single-share 0.5")
 
-    told = {(each["direction"], each["way"]): each for each in line["ways"]}
+    assert done.code == 0
+    told = {(each["direction"], each["way"]): each for each in done.facts["ways"]}
     assert list(told) == [(direction, way) for direction in ("encode", "decode") for way in WAYS]
     for (direction, way), each in told.items():
         assert each["files"] == (4 if way == "single" else 8)
@@ -49,10 +42,8 @@ def test_the_command_measures_all_ways_and_they_agree(
     assert told["decode", "sorted"]["useful"] > told["decode", "padded"]["useful"]
 
 
-def test_a_device_that_is_not_there_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["encodec_batching", "--device", "cuda:99"])
+def test_a_device_that_is_not_there_is_one_sentence(command: Command) -> None:
+    done = command(main, "--device cuda:99")
 
-    assert run(main) == 1
-    assert capsys.readouterr().err.startswith("encodec_batching: device='cuda:99'")
+    assert done.code == 1
+    assert done.errors.startswith("encodec_batching: device='cuda:99'")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 
 import numpy as np
 import pytest
 
-from benchmark.command import run
 from benchmark.fleet import Engine, by_least, main, simulate
+from tests.benchmark.conftest import Command
 
 
 @pytest.mark.parametrize(("slots", "load"), [(1, 0.5), (10, 0.8)])
@@ -39,17 +37,14 @@ def test_each_request_goes_to_the_engine_that_has_the_fewest() -> None:
         assert sorted(given) == sorted(have)
 
 
-def test_the_command_tells_how_full_and_what_is_scarce(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["fleet", "--gpu", "t4", "--engines", "4", "--price", "1"])
+def test_the_command_tells_how_full_and_what_is_scarce(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SIMULATED": 100, "WARM_S": 3.0, "SEEN_S": 3.0, "LOADS": (0.4, 0.9)}.items():
         monkeypatch.setattr(f"benchmark.fleet.{name}", value)
 
-    assert run(main) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    done = command(main, "--gpu t4 --engines 4 --price 1")
 
-    (fleet,) = told["fleets"]
+    assert done.code == 0
+    (fleet,) = done.facts["fleets"]
     assert 0.4 <= fleet["by_chance"] <= fleet["by_least"] < 1
     assert fleet["hour_costs"] > 0
-    assert all(each["engines"] > 0 for each in told["shared"])
+    assert all(each["engines"] > 0 for each in done.facts["shared"])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
-import pytest
 import torch
 
-from benchmark.command import run
 from benchmark.frames import FrameTime, main, measure_frames
 from s1_mini.config import EngineConfig
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
+from tests.benchmark.conftest import Command
 
 
 def test_each_number_of_rows_is_timed_on_the_threads_of_the_engine(tiny: Path) -> None:
@@ -40,24 +37,16 @@ def test_the_host_adds_what_a_step_takes_longer_than_its_replay() -> None:
     assert FrameTime(8, device_ms=2.0, step_ms=1.5).host_ms == 0.0
 
 
-def test_the_command_prints_a_table_and_a_line_of_json(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--checkpoint", tiny, "--device", "cpu", "--rows", "1,2", "--frames", "2", "--context", "20"]
-    options += ["--voices", "1"]
-    monkeypatch.setattr(sys, "argv", ["frames", *map(str, options)])
+def test_the_command_prints_a_table_and_a_line_of_json(tiny: Path, command: Command) -> None:
+    done = command(main, "--device cpu --rows 1,2 --frames 2 --context 20 --voices 1", checkpoint=tiny)
 
-    assert run(main) == 0
-    *table, line = capsys.readouterr().out.splitlines()
-
-    assert [each["rows"] for each in json.loads(line)["frames"]] == [1, 2]
-    assert [row.split()[0] for row in table] == ["rows", "1", "2"]
+    assert done.code == 0
+    assert [each["rows"] for each in done.facts["frames"]] == [1, 2]
+    assert [row.split()[0] for row in done.lines] == ["rows", "1", "2"]
 
 
-def test_a_checkpoint_that_is_none_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["frames", "--checkpoint", str(tmp_path)])
+def test_a_checkpoint_that_is_none_is_one_sentence(tmp_path: Path, command: Command) -> None:
+    done = command(main, checkpoint=tmp_path)
 
-    assert run(main) == 1
-    assert capsys.readouterr().err.startswith("frames: ")
+    assert done.code == 1
+    assert done.errors.startswith("frames: ")

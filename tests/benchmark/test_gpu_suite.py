@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from benchmark import gpu_suite
-from benchmark.command import run
 from benchmark.frames import measure_frames
 from benchmark.gpu_suite import (
     FULL,
@@ -35,6 +33,7 @@ from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import LoadedCheckpoint, formats_of, load
+from tests.benchmark.conftest import Command
 
 KEPT = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200.json"
 NEWER = ["same_alone", "same_cached", "same_torch"]  # than what is kept
@@ -61,17 +60,15 @@ def fields(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_suite_runs_on_a_cpu_and_keeps_its_json(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_suite, "SMALL", TINIER)
+    monkeypatch.setattr(gpu_suite, "STARTS", 1)
     kept = tmp_path / "suite.json"
 
-    options = ["--checkpoint", tiny, "--device", "cpu", "--output", kept]
-    monkeypatch.setattr(sys, "argv", ["gpu_suite", *map(str, options)])
-    assert run(main) == 0
+    code, lines, data, _ = command(main, "--device cpu", checkpoint=tiny, output=kept)
 
-    *lines, line = capsys.readouterr().out.splitlines()
-    data = json.loads(line)
+    assert code == 0
     values = {figure["name"]: figure["value"] for figure in data["figures"]}
     assert json.loads(kept.read_text()) == data
     assert values.keys() == {"frame_1", "frame_2", *TARGETS.keys() - {"frame_1", "frame_64", "frame_128"}}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from benchmark.command import run
 from benchmark.mel_baseline import FIFTY, SECTIONS, TEXTS, Comparison, Original, decoder_macs, encoder_macs, main
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.random import write_random_checkpoint
+from tests.benchmark.conftest import Command
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +50,12 @@ def test_the_derived_figures_are_those_counted_of_the_real_size() -> None:
     assert encoder_macs(config, 100) > 85e6 * 100
 
 
-def test_the_command_tells_every_table_and_a_line_of_json(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["mel_baseline", "--checkpoint", str(checkpoint), "--device", "cpu", "--texts", "1,2", "--repeats", "2"]
-    more = ["--requests", "1,5", "--growth", "4,8", "--max-steps", "30", "--output", str(tmp_path / "it.json")]
-    monkeypatch.setattr(sys, "argv", command + more)
+def test_the_command_tells_every_table_and_a_line_of_json(checkpoint: Path, tmp_path: Path, command: Command) -> None:
+    words = "--device cpu --texts 1,2 --repeats 2 --requests 1,5 --growth 4,8 --max-steps 30"
 
-    assert run(main) == 0
+    code, lines, told, _ = command(main, words, checkpoint=checkpoint, output=tmp_path / "it.json")
 
-    printed = capsys.readouterr().out
-    told = json.loads(printed.splitlines()[-1])
+    assert code == 0
     assert json.loads((tmp_path / "it.json").read_text()) == told
     assert told["facts"]["steps"] == [25, 30]
     assert [way["name"] for way in told["latencies"]] == ["baseline", "transformers", "engine", "engine, first sound"]
@@ -79,7 +73,7 @@ def test_the_command_tells_every_table_and_a_line_of_json(
     assert len(told["bottlenecks_before"]) == len(told["bottlenecks_after"]) == 3
     assert {one["part"] for one in told["growth"]} == {"decode, baseline", "decode, engine", "encode"}
     for words in ("one at a time", "before use %", "requests at once", "section", "Bottlenecks before", "derived"):
-        assert words in printed
+        assert any(words in line for line in lines)
 
 
 def test_the_baselines_latencies_are_measured_in_a_queue_of_all_requests(

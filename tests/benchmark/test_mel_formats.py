@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmark.command import run
 from benchmark.mel_formats import FORMATS, main, mel_cepstral_distortion
 from s1_mini.families.mel.random import write_random_checkpoint
+from tests.benchmark.conftest import Command
 
 
-def test_the_command_tells_of_every_format_how_far_it_is_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_tells_of_every_format_how_far_it_is_off(tmp_path: Path, command: Command) -> None:
     write_random_checkpoint(tmp_path / "tiny", form="published")
-    command = ["mel_formats", "--checkpoint", str(tmp_path / "tiny"), "--device", "cpu", "--text", "Hello."]
-    monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "it.json")])
 
-    assert run(main) == 0
+    code, _, told, _ = command(
+        main, "--device cpu --text Hello.", checkpoint=tmp_path / "tiny", output=tmp_path / "it.json"
+    )
 
-    *_, line = capsys.readouterr().out.splitlines()
-    told = json.loads(line)
+    assert code == 0
     assert json.loads((tmp_path / "it.json").read_text()) == told
     found = {one["name"]: one["distance"] for one in told["formats"]}
     assert [*found] == [each.name for each in FORMATS]

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmark.command import run
 from benchmark.scaling import draw, main
 from replica_room import needs_proxy
+from tests.benchmark.conftest import Command
 
 
 @needs_proxy
-def test_two_replicas_are_loaded_and_one_is_lost(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_replicas_are_loaded_and_one_is_lost(tiny: Path, tmp_path: Path, command: Command) -> None:
     output = tmp_path / "scaling.json"
-    arguments = {"checkpoint": tiny, "device": "cpu", "replicas": 2, "output": output}
-    load = {"streams": 2, "rate": 4, "listeners": 1, "frames": 30, "seconds": 2, "ramp": 0.5, "listen": 1}
-    words = [f"--{name}={value}" for name, value in (arguments | load).items()]
-    monkeypatch.setattr(sys, "argv", ["scaling", *words])
+    load = {"streams": 2, "rate": 4, "listeners": 1, "frames": 30, "seconds": 1, "ramp": 0.3, "listen": 1}
 
-    assert run(main) == 0
+    code, _, told, _ = command(main, "--device cpu --replicas 2", checkpoint=tiny, output=output, **load)
 
-    told = json.loads(output.read_text(encoding="utf-8"))
-    assert told == json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (code, told) == (0, json.loads(output.read_text(encoding="utf-8")))
     (two,) = told["outcomes"]
     assert (two["replicas"], two["listeners"], two["failed"], two["missed_pings"]) == (2, 2, 0, 0)
     assert 0 < two["lost"] <= 4

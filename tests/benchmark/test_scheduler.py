@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import numpy as np
 import pytest
 
 from benchmark import scheduler
-from benchmark.command import run
 from benchmark.scheduler import SAMPLES, NullStage, main, measure_scheduler
-
-
-def test_a_turn_can_be_measured_without_a_device() -> None:
-    assert 0 < measure_scheduler(4, 10) < 1000
+from tests.benchmark.conftest import Command
 
 
 def test_a_null_stage_gives_as_many_items_as_were_asked_for() -> None:
@@ -37,13 +30,9 @@ def test_in_every_turn_all_rows_make_a_frame_and_their_sound_is_given_out(monkey
     assert core.scheduler.ledger.metrics.audio_s == pytest.approx(0.04 * frames, abs=3 * 0.04 * 12)
 
 
-def test_the_command_tells_each_number_of_rows(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["scheduler", "--rows", "1,2", "--turns", "10"])
+def test_the_command_tells_each_number_of_rows(command: Command) -> None:
+    done = command(main, "--rows 1,2 --turns 10")
 
-    assert run(main) == 0
-
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])["scheduler_ms"]
-    assert set(told) == {"1", "2"}
-    assert all(ms > 0 for ms in told.values())
+    assert done.code == 0
+    assert set(done.facts["scheduler_ms"]) == {"1", "2"}
+    assert all(ms > 0 for ms in done.facts["scheduler_ms"].values())

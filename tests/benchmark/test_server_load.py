@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,28 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.command import run
 from benchmark.server_load import Minute, Tally, facts_of, has_lost, main
 from plain_install import plain_environment
+from tests.benchmark.conftest import Command
 
 ROOT = Path(__file__).parents[2]
 
 
-def load(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["server_load", *options])
-    return run(main)
+def test_nothing_is_lost_or_doubled_while_half_of_the_clients_vanish(oracle: Path, command: Command) -> None:
+    code, lines, told, _ = command(main, "--streams 8 --seconds 3 --max-batch-size 4", checkpoint=oracle)
 
-
-def test_nothing_is_lost_or_doubled_while_half_of_the_clients_vanish(
-    oracle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--streams", "8", "--seconds", "3", "--max-batch-size", "4", "--checkpoint", str(oracle)]
-
-    code = load(monkeypatch, *options)
-    out = capsys.readouterr().out
-    told = json.loads(out.splitlines()[-1])
-
-    assert code == 0, out
+    assert code == 0, lines
     assert told["failed"] == {}
     assert told["different"] == 0
     assert told["whole"] >= 4
@@ -52,12 +40,11 @@ def test_what_is_lost_is_told(lost: str) -> None:
     assert has_lost(facts_of(tally, 8, 3.0))
 
 
-def test_a_server_that_cannot_start_is_told_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert load(monkeypatch, "--checkpoint", str(tmp_path), "--seconds", "1") == 1
+def test_a_server_that_cannot_start_is_told_at_once(tmp_path: Path, command: Command) -> None:
+    done = command(main, "--seconds 1", checkpoint=tmp_path)
 
-    assert "does not come up" in capsys.readouterr().err
+    assert done.code == 1
+    assert "does not come up" in done.errors
 
 
 def test_without_the_extra_it_says_what_it_lacks(tmp_path: Path) -> None:
