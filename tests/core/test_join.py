@@ -56,18 +56,13 @@ def test_every_piece_begins_and_ends_in_silence_without_a_jump(lengths):
     assert np.abs(np.diff(wave, prepend=0.0, append=0.0)).max() <= np.pi / 2 / FADE
 
 
-def test_the_middle_of_a_piece_is_untouched():
+def test_two_pieces_are_a_pause_apart_and_untouched_between_their_fades():
     piece = np.random.default_rng(0).uniform(-1, 1, 100).astype(np.float32)
 
-    wave = joined([[piece]])
+    one = joined([[piece]])
 
-    assert np.array_equal(wave[FADE:-FADE], piece[FADE:-FADE])
-
-
-def test_two_pieces_are_a_pause_apart():
-    one = joined([[np.ones(50, np.float32)]])
-
-    assert np.array_equal(joined([[np.ones(50)], [np.ones(50)]]), np.concatenate([one, np.zeros(PAUSE), one]))
+    assert np.array_equal(one[FADE:-FADE], piece[FADE:-FADE])
+    assert np.array_equal(joined([[piece], [piece]]), np.concatenate([one, np.zeros(PAUSE), one]))
 
 
 def test_sound_is_held_back_for_no_longer_than_a_fade():
@@ -88,15 +83,11 @@ def test_no_pause_follows_the_last_piece_whether_or_not_it_was_ended():
 
 def test_after_finish_a_new_stream_begins_without_a_pause():
     stream = joiner()
-    first = np.concatenate([stream.push(np.ones(50)), stream.finish()])
+    assert len(stream.finish()) == 0
 
-    second = np.concatenate([stream.push(np.ones(50)), stream.finish()])
+    first, second = (np.concatenate([stream.push(np.ones(50)), stream.finish()]) for _ in range(2))
 
     assert np.array_equal(first, second)
-
-
-def test_an_unused_stream_is_empty():
-    assert len(joiner().finish()) == 0
 
 
 def test_without_fades_and_pauses_pieces_pass_unchanged():

@@ -20,27 +20,14 @@ def saved(save: Callable[..., None], *arrays: np.ndarray, **named: np.ndarray) -
     return file.getvalue()
 
 
-def bomb() -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.npy", bytes(2**25))
-    return file.getvalue()
-
-
-def lying_bomb(method: int) -> bytes:
-    """An archive of 64 MiB of zeros whose directory states 100 bytes."""
+def bomb(method: int, stated_bytes: int) -> bytes:
+    """An archive of 64 MiB of zeros whose directory states another size."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as archive:
         archive.writestr("a.npy", bytes(2**26))
     content = bytearray(file.getvalue())
-    struct.pack_into("<I", content, content.rfind(b"PK\x01\x02") + 24, 100)
+    struct.pack_into("<I", content, content.rfind(b"PK\x01\x02") + 24, stated_bytes)
     return bytes(content)
-
-
-def huge() -> bytes:
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (2**40,)})
-    return file.getvalue()
 
 
 def promising(length: int) -> bytes:
@@ -60,26 +47,21 @@ def packed() -> bytes:
     return bytes(content)
 
 
-def unended() -> bytes:
-    """A header with a bracket that is never closed."""
-    return saved(np.save, np.zeros(9)).replace(b"(9,)", b"(9, ")
-
-
 WRONG = {
     "pickled objects": (saved(np.save, np.array([{"a": 1}], dtype=object)), "object, not numbers"),
     "letters": (saved(np.save, np.array(["a"])), "not numbers"),
-    "an archive that unpacks to much": (bomb(), "more than 16 arrays or"),
-    "an archive of deflate that states a false size": (lying_bomb(zipfile.ZIP_DEFLATED), "damaged"),
-    "an archive of bzip2 that states a false size": (lying_bomb(zipfile.ZIP_BZIP2), "method 12"),
-    "an archive of lzma that states a false size": (lying_bomb(zipfile.ZIP_LZMA), "method 14"),
+    "an archive that unpacks to much": (bomb(zipfile.ZIP_DEFLATED, 2**26), "more than 16 arrays or"),
+    "an archive of deflate that states a false size": (bomb(zipfile.ZIP_DEFLATED, 100), "damaged"),
+    "an archive of bzip2 that states a false size": (bomb(zipfile.ZIP_BZIP2, 100), "method 12"),
+    "an archive of lzma that states a false size": (bomb(zipfile.ZIP_LZMA, 100), "method 14"),
     "a file that is too large": (saved(np.save, np.zeros(2**18 + 1)), "at most 2,097,152"),
-    "a header that promises much": (huge(), "has the shape"),
+    "a header that promises much": (promising(2**40), "has the shape"),
     "a header that promises more than follows": (promising(2**20), "has the shape"),
     "a header with a length below 0": (promising(-1), "has the shape"),
     "too many arrays": (saved(np.savez, **{f"a{i}": np.zeros(1) for i in range(17)}), "more than 16 arrays"),
     "an archive that is cut": (saved(np.savez, a=np.zeros(9))[:80], "damaged"),
     "an archive of damaged deflate": (packed(), "damaged"),
-    "a header that does not end": (unended(), "damaged"),
+    "a header that does not end": (saved(np.save, np.zeros(9)).replace(b"(9,)", b"(9, "), "damaged"),
     "an array that is cut": (saved(np.save, np.zeros(9))[:-8], "."),
 }
 
@@ -106,18 +88,12 @@ def test_arrays_of_every_order_and_shape_come_back() -> None:
         assert read.shape == array.shape
 
 
-@pytest.mark.parametrize("data", [data for data, _ in WRONG.values()], ids=WRONG)
-def test_a_file_that_is_refused_takes_a_few_megabytes_at_most(data: bytes) -> None:
+@pytest.mark.parametrize(("data", "complaint"), WRONG.values(), ids=WRONG)
+def test_what_is_no_such_file_is_refused_and_takes_a_few_megabytes_at_most(data: bytes, complaint: str) -> None:
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=r"."):
+        with pytest.raises(ValueError, match=complaint):
             read_arrays(data)
         assert tracemalloc.get_traced_memory()[1] < 10e6
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(("data", "complaint"), WRONG.values(), ids=WRONG)
-def test_what_is_no_such_file_is_refused(data: bytes, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        read_arrays(data)

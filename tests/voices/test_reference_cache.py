@@ -1,16 +1,256 @@
-"""A recording is encoded once: for all who bring it at once, again later, and after a restart."""
+"""Encoded recordings: encoded once; on disk found after a restart, bounded, shared, and never those of another."""
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from s1_mini.voices.format import fingerprint
-from s1_mini.voices.reference_cache import ReferenceCache
+from s1_mini.files import files
+from s1_mini.voices.format import Tensors, fingerprint
+from s1_mini.voices.reference_cache import BLOCK_BYTES, ReferenceCache, ReferenceStore
+from voice_formats import voice_format
+
+UNBOUNDED = 10**9
+Damage = Callable[[Path], object]
+
+
+def store_of(folder: Path, max_bytes: int = UNBOUNDED, encoder: str = "codec") -> ReferenceStore:
+    return ReferenceStore(folder, voice_format(encoder, books=4), max_bytes)
+
+
+def key(number: int) -> str:
+    return f"{number:032x}"
+
+
+def codes(number: int) -> Tensors:
+    return {"codes": torch.arange(40).reshape(4, 10) + number}
+
+
+def path_of(folder: Path, number: int, encoder: str = "codec") -> Path:
+    return folder / encoder / f"{key(number)}.safetensors"
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(path.stem, 16) for path in folder.glob("*/*.safetensors"))
+
+
+def disk_bytes(folder: Path) -> int:
+    return sum(-(-path.stat().st_size // BLOCK_BYTES) * BLOCK_BYTES for path in folder.rglob("*") if path.is_file())
+
+
+def set_times(folder: Path, *numbers: int) -> None:
+    """Make these entries the oldest, in this order."""
+    for time, number in enumerate(numbers):
+        os.utime(path_of(folder, number), ns=(time, time))
+
+
+def is_stored(tensors: Tensors | None, number: int) -> bool:
+    return tensors is not None and torch.equal(tensors["codes"], codes(number)["codes"])
+
+
+def test_entries_are_found_after_a_restart_and_by_their_encoder_only(tmp_path: Path) -> None:
+    store_of(tmp_path).write(key(1), codes(1))
+
+    assert is_stored(store_of(tmp_path).read(key(1)), 1)
+    assert store_of(tmp_path).read(key(2)) is None
+    assert store_of(tmp_path, encoder="another").read(key(1)) is None
+    assert load_file(path_of(tmp_path, 1))["codes"].dtype == torch.int16
+
+
+def test_the_folder_stays_within_its_limit_and_loses_what_was_used_longest_ago(tmp_path: Path) -> None:
+    limit = 16 * BLOCK_BYTES
+    store = store_of(tmp_path, limit)
+    for number in range(8):
+        store.write(key(number), codes(number))
+    set_times(tmp_path, *range(8))
+    store.read(key(0))
+    for number in range(8, 100):
+        store.write(key(number), codes(number))
+        os.utime(path_of(tmp_path, number), ns=(number, number))
+        assert disk_bytes(tmp_path) <= limit
+
+    assert kept(tmp_path)[0] == 0
+    assert kept(tmp_path)[1:] == list(range(100 - len(kept(tmp_path)) + 1, 100))
+    assert len(kept(tmp_path)) >= 12
+
+
+def test_a_memory_hit_counts_as_a_use_of_the_entry_on_disk(tmp_path: Path) -> None:
+    cache = ReferenceCache(max_bytes=10_000, store=store_of(tmp_path))
+    cache.get(key(1), lambda: codes(1))
+    set_times(tmp_path, 1)
+
+    cache.find(key(1))
+
+    assert path_of(tmp_path, 1).stat().st_mtime_ns > 1
+
+
+def test_entries_of_former_encoders_and_unfinished_files_count_and_are_deleted_too(tmp_path: Path) -> None:
+    for number in range(10):
+        store_of(tmp_path, encoder="former").write(key(number), codes(number))
+    (tmp_path / "former" / f".{key(3)}-a1b2.tmp").write_bytes(bytes(8 * BLOCK_BYTES))
+    for path in (tmp_path / "former").iterdir():
+        os.utime(path, ns=(1, 1))
+
+    store = store_of(tmp_path, 8 * BLOCK_BYTES)
+    store.write(key(77), codes(77))
+
+    assert disk_bytes(tmp_path) <= 6 * BLOCK_BYTES
+    assert is_stored(store.read(key(77)), 77)
+
+
+def test_foreign_files_are_neither_counted_nor_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "codec"
+    folder.mkdir()
+    others = [tmp_path / "mine.safetensors", folder / "mine.safetensors", folder / "notes.txt"]
+    for other in others:
+        other.write_bytes(bytes(20 * BLOCK_BYTES))
+    store = store_of(tmp_path, 8 * BLOCK_BYTES)
+    for number in range(20):
+        store.write(key(number), codes(number))
+
+    assert all(other.exists() for other in others)
+    assert is_stored(store.read(key(19)), 19)
+
+
+def flip_last_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+
+
+def into_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES: dict[str, Damage] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "torn": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "foreign": lambda path: path.write_bytes(b"no tensors"),
+    "another number": flip_last_bit,
+    "another recording's": lambda path: path.write_bytes(path_of(path.parents[1], 2).read_bytes()),
+    "unsigned": lambda path: save_file(codes(1), path),
+    "other tensors": lambda path: save_file({"weights": torch.zeros(3)}, path),
+    "too large": lambda path: os.truncate(path, 2**31),
+    "a folder": into_folder,
+}
+if hasattr(os, "mkfifo"):
+    DAMAGES["a FIFO"] = lambda path: (path.unlink(), os.mkfifo(path))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_does_not_hold_its_recording_is_encoded_again(damage: str, tmp_path: Path) -> None:
+    for number in (1, 2):
+        store_of(tmp_path).write(key(number), codes(number))
+    DAMAGES[damage](path_of(tmp_path, 1))
+    cache = ReferenceCache(max_bytes=10_000, store=store_of(tmp_path))
+
+    assert cache.find(key(1)) is None
+    assert is_stored(cache.get(key(1), lambda: codes(1)), 1)
+    if damage != "a folder":  # which a file cannot replace
+        assert is_stored(store_of(tmp_path).read(key(1)), 1)
+
+
+def test_a_store_that_cannot_be_written_warns_once_and_fails_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    cache = ReferenceCache(max_bytes=10_000, store=store_of(tmp_path))
+
+    for number in range(3):
+        assert is_stored(cache.get(key(number), lambda number=number: codes(number)), number)
+    assert caplog.text.count("No space left on device") == 1
+    assert list((tmp_path / "codec").iterdir()) == []
+
+
+def test_an_entry_that_is_as_large_as_the_store_is_not_written(tmp_path: Path) -> None:
+    store_of(tmp_path, BLOCK_BYTES).write(key(1), codes(1))
+
+    assert kept(tmp_path) == []
+
+
+def test_several_stores_share_a_folder_within_one_limit(tmp_path: Path) -> None:
+    limit = 128 * BLOCK_BYTES
+    wrong: list[int] = []
+
+    def work(first: int) -> None:
+        store = store_of(tmp_path, limit)  # one for each process
+        for number in range(first, first + 150):
+            store.write(key(number), codes(number))
+            for near in (number, number - 5):
+                found = store.read(key(near))
+                if found is not None and not is_stored(found, near):
+                    wrong.append(near)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 50, 100, 150)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+    assert disk_bytes(tmp_path) <= limit
+    assert len(kept(tmp_path)) > 64
+
+
+def test_an_entry_that_another_process_deletes_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = type(files).remove
+
+    def late(self: object, path: Path) -> None:
+        path.unlink()
+        remove(files, path)
+
+    for number in range(16):
+        store_of(tmp_path).write(key(number), codes(number))
+    monkeypatch.setattr(type(files), "remove", late)
+
+    store_of(tmp_path, 16 * BLOCK_BYTES).trim()
+
+    assert len(kept(tmp_path)) == 12
+
+
+def test_warming_loads_the_entries_used_last_as_far_as_memory_goes_and_leaves_their_order(tmp_path: Path) -> None:
+    for number in range(9):
+        store_of(tmp_path).write(key(number), codes(number))
+    set_times(tmp_path, *range(9))
+    size = codes(0)["codes"].nbytes
+    cache = ReferenceCache(max_bytes=4 * size, store=store_of(tmp_path))
+
+    cache.warm()
+
+    assert cache.stats.entries == 4
+    set_times(tmp_path, *range(9))
+    cache.get(key(99), lambda: codes(99))  # evicts the one that was used longest ago
+    for path in tmp_path.glob("*/*.safetensors"):
+        path.unlink()
+    assert [number for number in range(9) if cache.find(key(number)) is not None] == [6, 7, 8]
+
+
+def test_warming_deletes_what_is_beyond_a_smaller_limit(tmp_path: Path) -> None:
+    for number in range(20):
+        store_of(tmp_path).write(key(number), codes(number))
+    set_times(tmp_path, *range(20))
+    cache = ReferenceCache(max_bytes=10**6, max_entries=3, store=store_of(tmp_path, 8 * BLOCK_BYTES))
+
+    cache.warm()
+
+    assert kept(tmp_path) == [14, 15, 16, 17, 18, 19]
+    assert cache.stats.entries == 3
+
+
+# In memory
 
 
 class Encoder:
