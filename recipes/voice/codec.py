@@ -364,12 +364,13 @@ class CodecTraining(TimedTraining):
         config = json.dumps(CODECS[self.size], indent=2) + "\n"
         (self.work / "codec_config.json").write_text(config, encoding="utf-8")
 
-    def resume(self) -> None:
+    def resume(self) -> bool:
         """Continue from the stage's own state, or else from the codec and the discriminators of the stage before."""
-        super().resume()
-        if not self.steps and self.stage.is_adversarial and self._judges_path.exists():
+        has_state = super().resume()
+        if not has_state and self.stage.is_adversarial and self._judges_path.exists():
             self.adversary.load_state_dict(torch.load(self._judges_path, weights_only=True))
             self._patience = 0
+        return has_state
 
 
 def main() -> None:

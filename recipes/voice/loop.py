@@ -186,15 +186,17 @@ class TimedTraining(ABC):
         save_file(tensors, self.work / f"{self.name}.new")
         (self.work / f"{self.name}.new").replace(self.weights_path)
 
-    def resume(self) -> None:
-        """Continue from the last `save`, or else from exported weights, or else from the beginning."""
+    def resume(self) -> bool:
+        """Continue from the last `save` and return True, or else from exported weights, or from the beginning."""
         path = self.work / f"{self.name}.pt"
         if path.exists():
             self.restore(torch.load(path, map_location=self.device, weights_only=True))
-        elif self.weights_path.exists():
+            return True
+        if self.weights_path.exists():
             tensors = load_file(self.weights_path)
             values = [tensors[name] for name in self.names]
             self.fill(values, values)
+        return False
 
 
 Step = Callable[[], None]

@@ -25,7 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -77,17 +77,7 @@ class Coded(NamedTuple):
     codes: NDArray[np.int16]  # [K, F]
 
 
-class Encoder(Protocol):
-    """An encoder of rows of samples."""
-
-    device: torch.device
-    samples_per_frame: int
-
-    def encode_rows(self, waves: Tensor) -> Tensor:
-        """Encode waves [B, T] to codes [B, K, F]."""
-
-
-def encode_waves(codec: Encoder, waves: list[NDArray[np.int16]]) -> list[NDArray[np.int16]]:
+def encode_waves(codec: Dac | AsTrained, waves: list[NDArray[np.int16]]) -> list[NDArray[np.int16]]:
     """Codes [K, F] of every int16 wave [samples], as if each were encoded by itself."""
     order = sorted(range(len(waves)), key=lambda index: len(waves[index]))
     codes: dict[int, NDArray[np.int16]] = {}
