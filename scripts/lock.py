@@ -1,4 +1,4 @@
-"""Write the lock files anew with the hashes of all that is pinned, on every system and Python that is supported.
+"""Update the lock files, with the hashes of every pinned package on every supported system and Python.
 
 Example: python scripts/lock.py --upgrade fastapi
 
@@ -30,7 +30,7 @@ BROWSER = "sys_platform == 'emscripten'"  # a Python in which no torch runs
 
 
 class Lock(NamedTuple):
-    """A lock file: what it is made from, and the locks whose versions it keeps; `above` also leaves out their pins."""
+    """A lock file: its inputs and the locks whose versions it keeps; `above` also leaves out their pins."""
 
     name: str
     inputs: "Sequence[str]"
@@ -64,7 +64,7 @@ LOCKS = (
 
 def main(arguments: "list[str]") -> int:
     """Write or check every lock file; return 0 if each pin says which requirements file names it."""
-    parser = argparse.ArgumentParser(description="Write the lock files anew, with hashes.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(description="Update the lock files, with hashes.", allow_abbrev=False)
     parser.add_argument("--upgrade", metavar="PACKAGE", action="append", default=[], help="take its newest version")
     parser.add_argument("--check", action="store_true", help="only check that each requirement is marked as one")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Check everything: set up `.venv`, then lint, layout, types and imports beside each other, then tests, as CI does.
+"""Check everything: set up `.venv`, run lint, layout, types and imports in parallel, then the tests, as CI does.
 
 Example: python scripts/test.py -k scheduler
 
@@ -82,7 +82,7 @@ def checks(
 ) -> "list[tuple[str, list[str]]]":
     """Return name and command of each check; pytest is last.
 
-    `is_new`: no test was ever collected in this checkout, so compile what the tests import beside the first checks.
+    `is_new`: no test was ever collected in this checkout, so compile the imports of the tests beside the first checks.
     """
     run = [str(python), "-m"]
     return [

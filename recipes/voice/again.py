@@ -1,4 +1,4 @@
-"""Begin a training where the voice that ships ended: its weights as they were before the export.
+"""Start a training from the voice that ships, with its weights as they were before the export.
 
 python -m recipes.voice.again --checkpoint src/s1_mini/default_model --work DIR
 

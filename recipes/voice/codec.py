@@ -169,7 +169,7 @@ def initialise(module: nn.Module) -> None:
 
 
 SCALES = ((64, 10, 0.5), (128, 20, 0.5), (256, 40, 1.0), (512, 80, 1.0), (1024, 100, 1.0), (2048, 160, 1.0))
-FLOOR = 2e-3  # some -70 dB: a fifth of the teacher's frames is softer than that, and nobody hears them
+FLOOR = 2e-3  # some -70 dB: a fifth of the teacher's frames is softer than that, and inaudible
 MEL, VERDICT, FEATURES = 15.0, 1.0, 0.7  # weights of the losses
 REVIVE_EVERY, REVIVE_UNTIL = 500, 0.6  # steps; share of a stage
 CROP_S = 0.5  # of every row: what the discriminators see

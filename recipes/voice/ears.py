@@ -34,7 +34,7 @@ class Ears:
     def words(self, wave: Wave, rate: int) -> str:
         """Return the transcript of Whisper base, with figures as they are read aloud.
 
-        Where it repeats itself over and over, it is asked again at a higher temperature, as it is meant to be.
+        Where it repeats itself over and over, it decodes again at a higher temperature, as its authors intend.
         """
         segments, _ = self._whisper.transcribe(
             _at_16k(wave, rate), language="en", beam_size=5, temperature=(0.0, 0.2, 0.4)
@@ -51,7 +51,7 @@ class Ears:
         return overall_quality(_at_16k(wave, rate))
 
     def voice(self, wave: Wave, rate: int) -> NDArray[np.float32]:
-        """Resemblyzer's embedding [256] of who speaks, of length 1."""
+        """Resemblyzer's embedding [256] of the speaker, of length 1."""
         from resemblyzer import preprocess_wav
 
         embedding: NDArray[np.float32] = self._resemblyzer.embed_utterance(preprocess_wav(_at_16k(wave, rate)))

@@ -1,4 +1,4 @@
-"""Judge voices by ear, old beside new: one table, then one line of JSON.
+"""Compare voices by automatic judges: one table, then one line of JSON.
 
 python -m recipes.voice.judge --packages DIR --checkpoint DIR [--checkpoint DIR …] [--sentences 30]
     [--who default voices clones] [--speech HELD.npz --phonemes HELD.xz [--recording-s 7]]
@@ -114,7 +114,7 @@ class Speaker:
             yield self._said(text, str(voice), index, voice=voice)
 
     def clone(self, held: Sequence[Held], count: int, recording_s: float) -> Iterator[Said]:
-        """Say the first `count` that held-out speakers said, each as it sounds in a recording of others."""
+        """Generate the first `count` held-out utterances, each cloned from other utterances of its speaker."""
         for index, one in enumerate(held[:count]):
             other = recording(one, held, recording_s)
             if other is not None:

@@ -92,7 +92,7 @@ class TimedTraining(ABC):
         loss.backward()
 
     def move(self) -> None:
-        """Follow the gradients, and let the mean weights follow the weights; is captured, too."""
+        """Update the weights and their mean; captured as well."""
         nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
         self.optimiser.step()
         with torch.no_grad():

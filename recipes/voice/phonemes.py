@@ -1,4 +1,4 @@
-"""Write what is said as phonemes, American and British, for the teacher, beside the words as the model reads them.
+"""Write texts as American and British phonemes for the teacher, with the words as the model reads them.
 
 python -m recipes.voice.phonemes --texts FILE --output FILE --count 100000 [--start 0] [--british 20000]
 python -m recipes.voice.phonemes --held-out --output FILE

@@ -70,7 +70,7 @@ class Styles:
         return cls({f.stem: torch.from_numpy(np.fromfile(f, np.float32).reshape(-1, 2 * STYLE)) for f in files})
 
     def row(self, speaker: Speaker, num_phonemes: int) -> Tensor:
-        """The style [256] of this speaker for a text of so many phonemes."""
+        """The style [256] of this speaker for a text of `num_phonemes`."""
         at = min(max(num_phonemes, 1), len(self._mean)) - 1
         return torch.cat((self._mixed(speaker.sound, at)[:STYLE], self._mixed(speaker.talk, at)[STYLE:]))
 
@@ -89,7 +89,7 @@ def training_voices(names: list[str]) -> list[str]:
 
 
 def speaker(index: int, names: list[str]) -> Speaker:
-    """Make the training speaker of this index: the same for ever, of the voices `names`."""
+    """Return the training speaker of this index, always the same, mixed from the voices `names`."""
     random = np.random.default_rng([0xC0DE, index])
     every = training_voices(names)
     english = [name for name in every if _is_english(name)]

@@ -123,9 +123,9 @@ class Studio:
 
 
 def bound_memory(device: torch.device, processes: int) -> None:
-    """Leave every one of so many processes on a GPU its share of the memory, and some to cuFFT and cuDNN.
+    """Limit this process to its share of the memory of a GPU that `processes` share, leaving some to cuFFT and cuDNN.
 
-    What torch has once taken it keeps, and cuFFT keeps a plan for every count and length of rows, up to 4,096 of them:
+    torch keeps the memory that it has allocated, and cuFFT a plan for every count and length of rows, up to 4,096:
     eight makers without bounds died after five minutes.
     """
     if device.type == "cuda":
@@ -236,7 +236,7 @@ class Count:
 
 
 def open_studio(directory: Path, device: torch.device, batch_s: float) -> tuple[Studio, list[str]]:
-    """Load the teacher and its styles from what `packages.py` wrote; return the names of the voices, too."""
+    """Load the teacher and its styles from what `packages.py` wrote; and return the names of the voices."""
     styles = Styles.read(directory / "voices")
     teacher = Teacher(directory / "model.onnx", directory / "vocab.json", device)
     return Studio(teacher, styles, batch_s), list(styles.tables)

@@ -130,7 +130,7 @@ def _reordered(gates: Floats) -> Floats:
 
 
 def import_without_phonemes() -> None:
-    """Make `kokoro` importable without misaki, which its pipeline imports."""
+    """Stub misaki, which kokoro's pipeline imports and nothing here uses."""
     if "misaki" not in sys.modules:
         package: Any = types.ModuleType("misaki")
         package.en, package.espeak = types.ModuleType("misaki.en"), types.ModuleType("misaki.espeak")

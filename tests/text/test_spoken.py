@@ -49,7 +49,7 @@ def read_sentences() -> list[tuple[str, str, set[str]]]:
 
 
 def expand(forms: str) -> Iterator[str]:
-    """Give all forms that a cell with braces stands for."""
+    """Yield all forms that a cell with braces stands for."""
     inner = re.search(r"\{([^{}]*)\}", forms)
     if inner is None:
         yield from forms.split("|")

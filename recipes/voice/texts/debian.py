@@ -95,7 +95,7 @@ def _words() -> Iterator[str]:
 
 
 def _cleaned(text: str) -> str | None:
-    """Make a sentence of a piece of text, or nothing if it holds what cannot be read aloud."""
+    """Return a piece of text as a sentence, or None if it cannot be read aloud."""
     text = " ".join(text.replace("`", "'").replace("--", ", ").replace(" ,", ",").split()).strip(" ;:,-")
     num_words = len(text.split())
     if not (MIN_WORDS <= num_words <= MAX_WORDS and len(text) < MAX_CHARACTERS and _ALLOWED.fullmatch(text)):

@@ -291,7 +291,7 @@ def _natural(rng: Random, corpora: Corpora, seed: int, ordinal: int, attempt: in
     sentence = corpora.sentences[((ordinal + attempt * 7919) * stride + seed) % num]
     if ordinal < num:
         return sentence
-    return _embedded(rng, sentence)  # the corpus is used up: let somebody say it
+    return _embedded(rng, sentence)  # the corpus is used up: put the sentence into direct speech
 
 
 def _embedded(rng: Random, sentence: str) -> str:

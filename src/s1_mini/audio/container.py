@@ -50,7 +50,7 @@ _UNKNOWN_LENGTH = 0xFFFFFFFF
 
 
 def to_int16(wave: np.ndarray) -> np.ndarray:
-    """Round a float wave in [-1, 1] to little-endian int16 of the same shape; what lies beyond is clipped.
+    """Round a float wave in [-1, 1] to little-endian int16 of the same shape; louder samples are clipped.
 
     Raises `GenerationError` if a sample is NaN or infinite: a model that says so has failed.
     """
@@ -75,7 +75,7 @@ def check_format(name: str) -> AudioFormat:
 
 
 def format_of(path: str | Path) -> AudioFormat:
-    """Read the format off the suffix of `path`; raise `ParameterError` if there is none or it is not known."""
+    """Return the format that the suffix of `path` names; raise `ParameterError` if it names none."""
     suffix = Path(path).suffix
     for known in FORMATS:
         if suffix[1:].lower() == known:
@@ -91,8 +91,8 @@ def media_type(audio_format: AudioFormat) -> str:
 def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> bytes:
     """Encode a float wave [samples] in [-1, 1]; clipped beyond.
 
-    Rates that mp3 or Opus cannot hold are resampled to 48 kHz. Raises `GenerationError` if a sample is NaN or
-    infinite, if there are none and the format is not pcm, or if the wave has other than one dimension.
+    Rates that mp3 or Opus cannot hold are resampled to 48 kHz. Raises `GenerationError` for samples that are NaN or
+    infinite, for an empty wave unless the format is pcm, and for a wave of another number of dimensions than one.
     """
     if wave.ndim != 1:
         raise GenerationError(f"sound to encode has the shape {wave.shape}; allowed is [samples], one channel")
@@ -120,7 +120,7 @@ def rate_in(audio_format: AudioFormat, sample_rate: int) -> int:
 
 
 def wav_header(sample_rate: int, num_samples: int | None = None) -> bytes:
-    """Return what stands before 16-bit mono samples in a wav file.
+    """Return the header of a wav file of 16-bit mono samples.
 
     Without a number of them, or with more than its fields hold, any number may follow, as through a pipe.
     """
@@ -152,7 +152,7 @@ def check_writable(path: str | Path, *, is_windows: bool = os.name == "nt") -> N
     if target.is_char_device():
         if not is_windows and not os.access(target, os.W_OK):
             raise ParameterError("path", f"cannot write {str(path)!r}: no permission")
-        return  # Windows tells nothing of its NUL, which has no folder either
+        return  # on Windows its NUL has neither permissions nor a folder
     if not target.parent.is_dir():
         raise ParameterError("path", f"cannot write {str(path)!r}: there is no folder {str(target.parent)!r}")
     if not os.access(target.parent, os.W_OK):
@@ -227,7 +227,7 @@ class StreamEncoder:
 
 
 class _OneWayFile:
-    """A file for encoders whose content is taken away piece by piece; writes to what was taken are ignored."""
+    """A file for encoders that is emptied piece by piece; writes to bytes that were taken are ignored."""
 
     def __init__(self) -> None:
         self._kept = bytearray()

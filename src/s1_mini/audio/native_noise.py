@@ -1,6 +1,6 @@
-"""What C libraries write to stderr by themselves, kept out of a server's log: libmpg123 comments on every broken frame.
+"""Keep the messages of C libraries out of a server's log: libmpg123 writes one to stderr for every broken frame.
 
-Off unless a program turns it on, since it may silence whoever else writes to the process's stderr at that moment.
+Off unless a program turns it on, because it also silences other threads that write to stderr at that moment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _num_inside = 0
 
 
 def keep_out() -> int:
-    """Turn it on; give a file descriptor of the real stderr, for the program's own log."""
+    """Turn it on; return a file descriptor of the real stderr, for the program's own log."""
     global _real, _nowhere
     if _real is None:
         _real, _nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
@@ -28,7 +28,7 @@ def keep_out() -> int:
 
 @contextmanager
 def kept_out() -> Iterator[None]:
-    """Send to nowhere what is written to stderr until the block ends, in whatever thread."""
+    """Discard all that any thread writes to stderr until the block ends."""
     if _real is None:
         yield
         return
@@ -40,7 +40,7 @@ def kept_out() -> Iterator[None]:
 
 
 def _count(change: int) -> None:
-    """Count who is inside; the first closes stderr, the last opens it."""
+    """Count the blocks in progress; the first closes stderr, the last opens it."""
     global _num_inside  # noqa: PLW0603
     assert _real is not None
     with _lock:

@@ -1,4 +1,4 @@
-"""Reads a reference recording, whatever it is stored as, into the mono wave that the codec encodes.
+"""Read a reference recording of any container into the mono wave that the codec encodes.
 
 Trusts nothing: size is checked before reading, length before decoding and again while decoding, the samples
 after it. Knows no codec and no cache. The voices call it, once per recording.
@@ -50,9 +50,9 @@ def load_reference(
     """Load a recording as a mono float32 wave [samples] at `sample_rate` in Hz; channels are averaged.
 
     `audio` is a path, the bytes of a wav (RIFF, RF64), flac, mp3, ogg, opus or aiff file, or a float wave [samples]
-    already at `sample_rate`. `check` is called between blocks of a second or less; what it raises ends the work. Raises
-    `ReferenceAudioError` if the recording is missing, over `max_bytes` (files), longer than `max_s` or shorter than
-    `MIN_REFERENCE_S` seconds, silent, not finite, corrupt, or not audio.
+    already at `sample_rate`. `check` is called between blocks of a second or less and may raise to stop the work.
+    Raises `ReferenceAudioError` if the recording is missing, over `max_bytes` (files), longer than `max_s` or shorter
+    than `MIN_REFERENCE_S` seconds, silent, not finite, corrupt, or not audio.
     """
     recording = read_recording(audio, max_bytes)
     with naming(audio):
@@ -167,7 +167,7 @@ def _check_container(data: bytes) -> None:
 def _read_block(sound: soundfile.SoundFile) -> np.ndarray:
     """Read the next samples, mono; none at the end."""
     block = sound.read(_BLOCK, dtype="float32", always_2d=True)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told later
+    with np.errstate(over="ignore", invalid="ignore"):  # reported by `_Level.add`
         mono: np.ndarray = block.mean(axis=1)
     return mono
 
@@ -190,14 +190,14 @@ def _check_length(num_samples: int, rate: int, max_s: float) -> None:
 
 
 class _Level:
-    """How long and how loud a recording is, told block by block."""
+    """Length and level of a recording, block by block."""
 
     def __init__(self, rate: int, max_s: float) -> None:
         self._rate, self._max_s = rate, max_s
         self.num_samples, self._peak = 0, 0.0
 
     def add(self, block: np.ndarray) -> None:
-        """Take in the next samples. Raises `ReferenceAudioError` for a NaN, or once it is too long."""
+        """Count the next samples. Raises `ReferenceAudioError` for a NaN, or once it is too long."""
         self.num_samples += len(block)
         _check_length(self.num_samples, self._rate, self._max_s)
         if not np.isfinite(block).all():

@@ -1,6 +1,6 @@
-"""Text in: `tidied` puts it in order, `form` makes of it what a checkpoint reads, `split` cuts it into pieces.
+"""Text normalization: `tidied` tidies, `form` fits a text to a checkpoint, `split` cuts it into sentences.
 
-`spoken` gives a written text as it is said; it knows no checkpoint.
+`spoken` turns numbers, dates and signs into words; it does not depend on a checkpoint.
 """
 
 from s1_mini.text.reading import spoken

@@ -1,6 +1,6 @@
-"""What a checkpoint reads: words of a language or raw text, and which characters. From a text to what is spoken of it.
+"""The text that a checkpoint reads: words of a language or raw text, and its alphabet.
 
-A checkpoint says so in its `config.json`, whichever family it is of:
+A checkpoint of any family declares both in its `config.json`:
 `"text": {"language": "en", "alphabet": " '(),-.:;?!ABC…"}`. One that says nothing takes all text as it is.
 """
 
@@ -22,7 +22,7 @@ from s1_mini.types import Normalize, OnUnsupported
 # Language detection for Latin script, by function words. It only triggers a warning, so it prefers a miss over a false
 # alarm: names, titles, quotations and single foreign words in an English text are not reported. Language models and
 # n-gram detectors are 1 to 100 MB in size and misjudge short texts.
-MAX_CHARACTERS = 2000  # enough to tell a language
+MAX_CHARACTERS = 2000  # enough to detect a language
 MIN_SCORE = 2.0  # function words of the language
 MIN_SHARE = 0.3  # of all words
 MAX_ENGLISH = 0.25  # English function words for each foreign one
@@ -162,7 +162,7 @@ class NormalizedText:
 
 @dataclass(frozen=True)
 class TextForm:
-    """What a checkpoint reads."""
+    """Language and alphabet of a checkpoint."""
 
     language: str | None = None  # whose words it reads; None: text as it is written
     alphabet: frozenset[str] | None = None  # None: all characters
@@ -187,9 +187,9 @@ class TextForm:
     def script(
         self, text: str, max_length: int, *, choice: Normalize = "auto", on_unsupported: OnUnsupported = "error"
     ) -> NormalizedText:
-        """Return what is spoken for a request's `text`.
+        """Return the spoken form of a request's `text`.
 
-        `max_length` bounds the characters of the text and of what is spoken. Raises `TextError` as `tidied` does, for
+        `max_length` bounds the characters of the text and of its spoken form. Raises `TextError` as `tidied` does, for
         a text that is too long when it is spoken, and for an unsupported character unless those are skipped; raises
         `NothingToSpeakError` if nothing is left to speak.
         """

@@ -13,7 +13,7 @@ MAX_DIGITS = 15  # the rules of some languages end soon after
 
 @cache
 def languages() -> frozenset[str]:
-    """Return the tags of all languages whose numbers can be said."""
+    """Return the tags of all languages whose numbers can be spelt out."""
     from unicode_rbnf import RbnfEngine
 
     return frozenset(RbnfEngine.get_supported_languages())

@@ -1,6 +1,6 @@
-"""Puts a text in order: Unicode composed, white space tidied, nothing that is read aloud touched.
+"""Tidy a text: compose Unicode, normalize white space, and leave everything that is read aloud.
 
-Refuses what is not text or has nothing to say. Does not know sentences, tokens or models: `(excited)` and
+Refuses input that is not text or has nothing to say. Does not know sentences, tokens or models: `(excited)` and
 `<|im_end|>` are plain text here. The engine calls it once per request, before `split`.
 """
 

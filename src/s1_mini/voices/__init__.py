@@ -1,1 +1,1 @@
-"""Who speaks: recordings and files on their way to becoming voices. What a voice is made of, a family says."""
+"""Named voices, voice files and reference recordings. Each family defines the tensors of its voices."""

@@ -1,4 +1,4 @@
-"""What a voice of a checkpoint is made of, as its family says: named tensors of certain shapes; how files keep them.
+"""The tensors of a checkpoint's voices, as its family defines them, and how files keep them.
 
 Integers are int64 in memory and the smallest of int16, int32 and int64 that holds them in files; real numbers stay as
 they are. Only reading and writing tensors loads torch.
@@ -51,7 +51,7 @@ class TensorFormat:
 
 @dataclass(frozen=True)
 class VoiceBeside:
-    """A voice that lies beside a checkpoint in a form of its publisher's. Both raise `CheckpointFileError`."""
+    """A voice next to a checkpoint in its publisher's format. Both raise `CheckpointFileError`."""
 
     shapes: Callable[[], Shapes]  # of its tensors
     read: Callable[[], Tensors]
@@ -59,12 +59,12 @@ class VoiceBeside:
 
 @dataclass(frozen=True)
 class VoiceFormat:
-    """The tensors of a voice by name, what encodes them, and what can be told of them."""
+    """The tensors of a voice by name, their encoder, their duration and their checks."""
 
     tensors: Mapping[str, TensorFormat]
-    encoder: str  # fingerprint of what makes them of recordings; voices of another cannot be used
+    encoder: str  # fingerprint of the codec; voices of another cannot be used
     sample_rate: int  # Hz of the recordings that it takes
-    seconds: Callable[[Shapes], float]  # of the recording, as far as shapes tell; else 0
+    seconds: Callable[[Shapes], float]  # of the recording; 0 if shapes do not show it
     fault: Callable[[Tensors], str] = lambda _: ""  # why values cannot be, after the name of a file; empty if they can
     clones: bool = True  # whether recordings can be made voices; if not, `from_arrays` is the way to new ones
     from_arrays: Callable[[Mapping[str, np.ndarray]], Tensors] | None = None  # of a numpy file; raises `ValueError`

@@ -1,8 +1,8 @@
 """Named voices: the file that holds one, and those that a checkpoint brings along in `voices/NAME.safetensors`.
 
-A file holds the tensors that the family says (`format`) and, as metadata, `text` (what is said), `description`, for a
-voice added later `codec` (the fingerprint of what encoded it) and, in one of a checkpoint's, `default`. No name is ever
-guessed.
+A file holds the tensors that the family defines (`format`) and, as metadata, `text` (the transcript), `description`,
+for a voice added later `codec` (the fingerprint of its encoder) and, in one of a checkpoint's, `default`. No name is
+ever guessed.
 
 Only reading and writing tensors loads torch: a list of voices needs none.
 """
@@ -35,7 +35,7 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True)
 class VoiceSummary:
-    """What a voice's file says of it, without its tensors."""
+    """The metadata of a voice file, without its tensors."""
 
     name: str
     text: str
@@ -61,12 +61,12 @@ class NamedVoice:
 
 
 class CheckpointVoices:
-    """The voices of one checkpoint. One that is damaged is an error to those who ask for it, and to nobody else."""
+    """The voices of one checkpoint. A damaged voice fails the requests that name it, and no others."""
 
     def __init__(
         self, checkpoint: Path, files: Mapping[str, Path], form: VoiceFormat, beside: Mapping[str, VoiceBeside]
     ) -> None:
-        """List voices of files and, where no file has their name, those `beside` the checkpoint."""
+        """List voices of files and, where no file has their name, those of the publisher's format."""
         self._checkpoint, self._files, self._form = checkpoint, files, form
         self._beside = {name: each for name, each in beside.items() if is_name(name)}
         self._summaries: dict[str, VoiceSummary] = {}
@@ -86,9 +86,9 @@ class CheckpointVoices:
 
     @classmethod
     def open(cls, checkpoint: Path, form: VoiceFormat) -> CheckpointVoices:
-        """Read all voices of a checkpoint directory; none is fine, and `faults` has those that are damaged.
+        """Read all voices of a checkpoint directory, if any; `faults` has the damaged ones.
 
-        Raises `CheckpointFileError` for a broken list of those that lie beside it.
+        Raises `CheckpointFileError` for a broken list of the publisher's.
         """
         library = cls.listed(checkpoint, form)
         for name in library.names:
@@ -102,8 +102,8 @@ class CheckpointVoices:
 
     @property
     def default(self) -> Voice | None:
-        """The voice that speaks when none is asked for. Raises `VoiceFileError` if it is, or may be, a damaged one."""
-        unknown = sorted(self._files.keys() - self._summaries.keys())  # they do not even tell whether they are it
+        """The voice of requests that name none. Raises `VoiceFileError` if it is, or may be, a damaged one."""
+        unknown = sorted(self._files.keys() - self._summaries.keys())  # whether one of them is the default
         name = next((name for name, told in self._summaries.items() if told.is_default), next(iter(unknown), None))
         if name is None:
             return None
@@ -180,7 +180,7 @@ def read_voice(path: Path, form: VoiceFormat) -> NamedVoice:
 
 
 def read_summary(path: Path, form: VoiceFormat) -> VoiceSummary:
-    """Read what a voice file says of itself, not its tensors. Raises `CheckpointFileError` if it is none."""
+    """Read the metadata of a voice file, not its tensors. Raises `CheckpointFileError` if it is none."""
     shapes, metadata = _read(path, form.read_shapes)
     return _summary(path.stem, form.seconds(shapes), metadata)
 

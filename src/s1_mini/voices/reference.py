@@ -47,7 +47,7 @@ Encode: TypeAlias = "Callable[[Tensor, Check], Tensors]"  # wave [samples] to th
 
 @dataclass(frozen=True)
 class ReferenceReader:
-    """Reads references within limits: what they need before they are encoded."""
+    """Read and check references within limits, without encoding them."""
 
     form: VoiceFormat
     max_s: float
@@ -94,7 +94,7 @@ class ReferenceReader:
 
 @dataclass(frozen=True)
 class ReferenceEncoder(ReferenceReader):
-    """Makes voices of references: `find` takes milliseconds, `encode` seconds."""
+    """Encode references as voices: `find` takes milliseconds, `encode` seconds."""
 
     encode_wave: Encode
     cache: ReferenceCache

@@ -190,7 +190,7 @@ class ReferenceStore:
             self.trim()
 
     def mark_used(self, key: str) -> None:
-        """Make `key` the most recently used entry, if it is there."""
+        """Mark the entry of `key`, if there is one, as the most recently used."""
         with suppress(OSError):
             os.utime(self._path(key))
 

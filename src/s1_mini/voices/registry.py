@@ -100,7 +100,7 @@ class AddedVoices:
             return set(self._voices)
 
     def refresh(self) -> None:
-        """Look for voices that other processes have added or deleted. Raises `EngineError`."""
+        """Detect voices that other processes have added or deleted. Raises `EngineError`."""
 
     def get(self, name: str) -> NamedVoice | None:
         """Return a voice, or None. Raises `VoiceFileError`."""

@@ -1,6 +1,6 @@
-"""What English writes in signs and says in words: one module for each kind, in the order in which `read` goes.
+"""English in words: each module replaces one kind of signs, in the order of `read`.
 
-Each function takes a text and gives it with its own signs replaced, and leaves all else. Patterns are bounded or
+Each function returns the text with its own signs replaced and everything else unchanged. Patterns are bounded or
 possessive, so that time grows with the length of the text alone.
 """
 
@@ -29,7 +29,7 @@ _WITH_DIGITS = (
 
 
 def read(text: str) -> str:
-    """Return a text without markup as it is said in English."""
+    """Return a text without markup in English words."""
     text = read_roman(read_abbreviations(read_bare_units(read_equations(read_links(read_arrows(text))))))
     if any("0" <= character <= "9" for character in text):
         for each in _WITH_DIGITS:

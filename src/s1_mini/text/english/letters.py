@@ -1,4 +1,4 @@
-"""Words in capitals, which are spelt, said or only shout, and letters that are drawn out."""
+"""Words in capitals (acronyms, abbreviations, shouting) and repeated letters."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _stretched(found: re.Match[str]) -> str:
 
 
 def _shorten(word: str, runs: list[re.Match[str]], lengths: tuple[int, ...]) -> str:
-    """Return a word with so many letters of each run, and one of those for which no length is given."""
+    """Return a word with its runs of a letter shortened to `lengths`, those without a length to one."""
     parts, end = [], 0
     for number, each in enumerate(runs):
         parts += [word[end : each.start()], each.group()[: lengths[number] if number < len(lengths) else 1]]

@@ -1,4 +1,4 @@
-"""Words that the rules cannot tell: capitals that are said as a word, that are spelt, or that only shout."""
+"""Exceptions to the rules: capitals that are a word, an abbreviation, or only shouting."""
 
 from __future__ import annotations
 

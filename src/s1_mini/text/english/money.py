@@ -1,4 +1,4 @@
-"""Sums of money, in the currencies that are written by a sign or a code."""
+"""Sums of money, with the sign or the code of a currency."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MONEY_BEFORE = re.compile(rf"(?<!\w)({_CODE})\.?\s?({NUMBER}){SCALE}(?!\w)")
 _MONEY_AFTER = re.compile(
     rf"{_MINUS}(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE}))(?!\w){_PER}"
 )
-# Numbers as the continent writes them, beside a currency of it: 1.000,50 and 1 000,50 and 1'000.50 and 12,50 and 99,-.
+# Numbers as continental Europe writes them, next to its currencies: 1.000,50 and 1 000,50 and 1'000.50, 12,50 and 99,-.
 _FOREIGN = "|".join(map(re.escape, [*"€₺₽₴円", *(code for code in _CODES if len(code) == 3), *_NAMED]))
 _GROUPED = r"\d{1,3}(?:[.' ]\d{3}){1,5}(?:,\d{1,2}|\.\d\d)?(?!,?\d|\.\d)|\d{1,9},(?:\d{1,2}(?!\d|,\d)|[-–](?!\d))"
 _FOREIGN_SUM = re.compile(

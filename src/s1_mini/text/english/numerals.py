@@ -13,11 +13,11 @@ from functools import cache
 from s1_mini.text.numbers import spell
 from s1_mini.text.tables import table, text_after, text_before
 
-# A number as written: 1,234.5 or 12 or .5; its signs are matched by whoever uses it.
+# A number as written, without its sign: 1,234.5 or 12 or .5.
 NUMBER = r"(?:\d{1,3}(?:,\d{3})++(?!\d)(?:\.\d++)?|\d++(?:\.\d++)?|\.\d++)"
 # Signs before a number.
 APPROXIMATE = {"-": "minus ", "+": "plus ", "±": "plus or minus ", "~": "about ", "≈": "about "}
-MAX_SAID = 36  # digits of a number that has a name; a longer one is said digit by digit
+MAX_SAID = 36  # digits of a number that has a name; a longer one is spelt digit by digit
 
 _THOUSANDS = (
     " thousand million billion trillion quadrillion quintillion sextillion septillion octillion nonillion decillion"
@@ -78,7 +78,7 @@ def written(text: str) -> str:
 
 
 def paired(number: int) -> str:
-    """Spell out a number of up to four digits as years and rooms are said: nineteen eighty-four, three oh four."""
+    """Spell out up to four digits in pairs, as in years and rooms: nineteen eighty-four, three oh four."""
     if number < 100 or number > 9999 or 2000 <= number < 2010 or number % 1000 == 0:
         return cardinal(number)
     before, last = divmod(number, 100)
