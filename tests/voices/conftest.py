@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,8 @@ def make_voice(seed: int = 0, text: str = "Made up.", frames: int = 9) -> Voice:
     return Voice({"codes": codes}, text)
 
 
-@pytest.fixture
-def settled() -> Callable[[ProductionTTSEngine], dict[str, Any]]:
-    """Waits until nothing is left to be done in the background; gives what health tells of voices."""
-
-    def wait(engine: ProductionTTSEngine) -> dict[str, Any]:
-        wait_until(lambda: engine.health_check()["voices"]["warming"] == 0)
-        voices: dict[str, Any] = engine.health_check()["voices"]
-        return voices
-
-    return wait
+def settled(engine: ProductionTTSEngine) -> dict[str, Any]:
+    """Wait for the end of the work in the background; return the voices part of the health."""
+    wait_until(lambda: engine.health_check()["voices"]["warming"] == 0)
+    voices: dict[str, Any] = engine.health_check()["voices"]
+    return voices

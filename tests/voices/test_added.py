@@ -15,15 +15,11 @@ from safetensors.torch import save_file
 
 from s1_mini.audio.reference import read_recording
 from s1_mini.exceptions import ConfigurationError, EngineError, ReferenceAudioError, VoiceExistsError, VoiceFileError
-from s1_mini.types import Voice
 from s1_mini.voices import format as form
 from s1_mini.voices.library import CheckpointVoices, NamedVoice, write_voice
 from s1_mini.voices.registry import VoiceDirectory, VoiceRegistry
+from tests.voices.conftest import make_voice
 from voice_formats import BOOKS, voice_format
-
-
-def voice(seed: int = 0, text: str = "Made up.") -> Voice:
-    return Voice({"codes": torch.randint(0, 32, (BOOKS, 9), generator=torch.Generator().manual_seed(seed))}, text)
 
 
 @pytest.fixture
@@ -45,7 +41,7 @@ def roster(directory: VoiceDirectory) -> VoiceRegistry:
 
 
 def test_two_thousand_voices_are_listed_without_opening_one(folder: Path, opened: list[Path]) -> None:
-    content = write_voice(folder, "v0", voice(), encoder="codec").read_bytes()
+    content = write_voice(folder, "v0", make_voice(), encoder="codec").read_bytes()
     for index in range(1, 2000):
         (folder / f"v{index}.safetensors").write_bytes(content)
 
@@ -58,18 +54,18 @@ def test_two_thousand_voices_are_listed_without_opening_one(folder: Path, opened
 
 
 def test_a_voice_comes_back_as_it_was_put(folder: Path) -> None:
-    VoiceDirectory(folder, voice_format("codec")).put(NamedVoice("mia", voice(), "a description"), replace=False)
+    VoiceDirectory(folder, voice_format("codec")).put(NamedVoice("mia", make_voice(), "a description"), replace=False)
 
     mia = VoiceDirectory(folder, voice_format("codec")).get("mia")
 
     assert mia is not None
-    assert torch.equal(mia.voice.tensors["codes"], voice().tensors["codes"])
+    assert torch.equal(mia.voice.tensors["codes"], make_voice().tensors["codes"])
     assert (mia.voice.text, mia.description, mia.encoder) == ("Made up.", "a description", "codec")
 
 
 def test_a_voice_of_another_codec_is_refused_by_name(folder: Path) -> None:
-    VoiceDirectory(folder, voice_format("one")).put(NamedVoice("mia", voice()), replace=False)
-    write_voice(folder, "unsigned", voice())
+    VoiceDirectory(folder, voice_format("one")).put(NamedVoice("mia", make_voice()), replace=False)
+    write_voice(folder, "unsigned", make_voice())
     other = VoiceDirectory(folder, voice_format("two"))
 
     with pytest.raises(VoiceFileError, match="'mia' was encoded by the codec one, this checkpoint's is two"):
@@ -101,7 +97,7 @@ if hasattr(os, "mkfifo"):
 def test_a_file_that_is_no_voice_is_named_in_an_error_and_hurts_no_other(damage: str, folder: Path) -> None:
     directory = VoiceDirectory(folder, voice_format("codec"))
     for name in ("good", "bad"):
-        directory.put(NamedVoice(name, voice()), replace=False)
+        directory.put(NamedVoice(name, make_voice()), replace=False)
     BROKEN[damage](folder / "bad.safetensors")
 
     with pytest.raises(VoiceFileError, match=r"'bad' cannot be used: bad\.safetensors is no voice file"):
@@ -111,7 +107,7 @@ def test_a_file_that_is_no_voice_is_named_in_an_error_and_hurts_no_other(damage:
 
 def test_listing_leaves_out_what_is_no_voice_and_says_so_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = VoiceDirectory(folder, voice_format("codec"))
-    directory.put(NamedVoice("good", voice()), replace=False)
+    directory.put(NamedVoice("good", make_voice()), replace=False)
     (folder / "bad.safetensors").write_bytes(b"no voice")
     (folder / "No Name.safetensors").write_bytes(b"")
     (folder / ".bad-x.tmp").write_bytes(b"left over")
@@ -139,16 +135,16 @@ def test_fifos_and_broken_links_among_recordings_are_reported_and_never_waited_f
 def test_what_another_process_adds_replaces_or_deletes_is_seen(folder: Path) -> None:
     mine, theirs = VoiceDirectory(folder, voice_format("codec")), VoiceDirectory(folder, voice_format("codec"))
 
-    theirs.put(NamedVoice("mia", voice(1)), replace=False)
+    theirs.put(NamedVoice("mia", make_voice(1)), replace=False)
     first = mine.get("mia")
-    theirs.put(NamedVoice("mia", voice(2)), replace=True)
+    theirs.put(NamedVoice("mia", make_voice(2)), replace=True)
     second = mine.get("mia")
     theirs.remove("mia")
 
     assert first is not None
     assert second is not None
-    assert torch.equal(first.voice.tensors["codes"], voice(1).tensors["codes"])
-    assert torch.equal(second.voice.tensors["codes"], voice(2).tensors["codes"])
+    assert torch.equal(first.voice.tensors["codes"], make_voice(1).tensors["codes"])
+    assert torch.equal(second.voice.tensors["codes"], make_voice(2).tensors["codes"])
     assert mine.get("mia") is None
 
 
@@ -158,7 +154,7 @@ def test_of_many_who_put_a_name_at_once_one_wins(folder: Path) -> None:
 
     def put(index: int) -> None:
         try:
-            directories[index].put(NamedVoice("mia", voice(index)), replace=False)
+            directories[index].put(NamedVoice("mia", make_voice(index)), replace=False)
             outcomes.append(f"put {index}")
         except VoiceExistsError:
             outcomes.append("exists")
@@ -173,7 +169,7 @@ def test_of_many_who_put_a_name_at_once_one_wins(folder: Path) -> None:
     kept = VoiceDirectory(folder, voice_format("codec")).get("mia")
     assert outcomes.count("exists") == 7
     assert kept is not None
-    assert torch.equal(kept.voice.tensors["codes"], voice(int(winner.split()[1])).tensors["codes"])
+    assert torch.equal(kept.voice.tensors["codes"], make_voice(int(winner.split()[1])).tensors["codes"])
     assert [path.name for path in folder.iterdir()] == ["mia.safetensors"]
 
 
@@ -181,18 +177,18 @@ def test_a_write_that_fails_leaves_the_old_voice_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = VoiceDirectory(folder, voice_format("codec"))
-    directory.put(NamedVoice("mia", voice(1)), replace=False)
+    directory.put(NamedVoice("mia", make_voice(1)), replace=False)
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(EngineError, match="'mia' cannot be written: No space left"):
-        directory.put(NamedVoice("mia", voice(2)), replace=True)
+        directory.put(NamedVoice("mia", make_voice(2)), replace=True)
 
     kept = VoiceDirectory(folder, voice_format("codec")).get("mia")
     assert kept is not None
-    assert torch.equal(kept.voice.tensors["codes"], voice(1).tensors["codes"])
+    assert torch.equal(kept.voice.tensors["codes"], make_voice(1).tensors["codes"])
     assert [path.name for path in folder.iterdir()] == ["mia.safetensors"]
 
 
@@ -204,7 +200,7 @@ def test_a_directory_that_cannot_be_one_is_a_configuration_error(tmp_path: Path)
 
 
 def test_no_name_leads_out_of_the_directory(folder: Path) -> None:
-    write_voice(folder.parent, "outside", voice(), encoder="codec")
+    write_voice(folder.parent, "outside", make_voice(), encoder="codec")
     directory = VoiceDirectory(folder, voice_format("codec"))
 
     for name in ("../outside", str(folder.parent / "outside"), "..", "con", "", 7, None):

@@ -27,11 +27,9 @@ from s1_mini.exceptions import (
 from s1_mini.types import VoiceInfo
 from s1_mini.voices.library import FOLDER, NamedVoice, write_voice
 from s1_mini.voices.registry import VoiceDirectory
-from tests.voices.conftest import make_voice
+from tests.voices.conftest import make_voice, settled
 from voice_formats import voice_format
 from waiting import wait_until
-
-Settled = Callable[[ProductionTTSEngine], dict[str, Any]]
 
 
 def engine_of(checkpoint: Path, **settings: Any) -> ProductionTTSEngine:
@@ -213,9 +211,7 @@ def test_a_replaced_voice_with_another_transcript_is_another_prompt(tiny: Path, 
         assert engine.health_check()["reference_cache"]["misses"] == 1
 
 
-def test_a_pinned_voice_is_read_in_and_survives_eviction_and_the_end_of_memory(
-    tiny: Path, tone: np.ndarray, settled: Settled
-) -> None:
+def test_a_pinned_voice_is_read_in_and_survives_eviction_and_the_end_of_memory(tiny: Path, tone: np.ndarray) -> None:
     with engine_of(tiny, kv_cache_size=2) as engine:
         prefixes = engine._running.synthesizer.core.prefixes
         for index, name in enumerate(("mia", "nils", "olga", "paul")):
@@ -255,9 +251,7 @@ def test_more_pins_than_the_cache_holds_are_refused(tiny: Path, tone: np.ndarray
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFOs in folders")
-def test_a_transcript_that_is_a_fifo_fails_and_delays_no_other(
-    tiny: Path, folder: Path, tone: np.ndarray, settled: Settled
-) -> None:
+def test_a_transcript_that_is_a_fifo_fails_and_delays_no_other(tiny: Path, folder: Path, tone: np.ndarray) -> None:
     for name in ("mia", "nils"):
         soundfile.write(folder / f"{name}.wav", tone, 44_100)
     os.mkfifo(folder / "mia.txt")
@@ -270,7 +264,7 @@ def test_a_transcript_that_is_a_fifo_fails_and_delays_no_other(
 
 
 def test_voices_are_warmed_after_the_start(
-    voiced: Path, folder: Path, tone: np.ndarray, settled: Settled, caplog: pytest.LogCaptureFixture
+    voiced: Path, folder: Path, tone: np.ndarray, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine_of(voiced, warm_voices="bert, nobody") as engine:
         told = settled(engine)
@@ -285,7 +279,7 @@ def test_voices_are_warmed_after_the_start(
     assert "'nobody' is not a voice here" in caplog.text
 
 
-def test_all_voices_are_warmed_as_far_as_the_cache_goes(voiced: Path, settled: Settled) -> None:
+def test_all_voices_are_warmed_as_far_as_the_cache_goes(voiced: Path) -> None:
     for index in range(5):
         write_voice(voiced / FOLDER, f"more{index}", make_voice(10 + index))
     with engine_of(voiced, warm_voices="all", kv_cache_size=3) as engine:
@@ -340,7 +334,7 @@ def test_warming_ends_with_the_engine(voiced: Path) -> None:
 
 
 def test_recordings_in_the_directory_become_voices_and_broken_ones_are_told(
-    tiny: Path, folder: Path, tone: np.ndarray, settled: Settled
+    tiny: Path, folder: Path, tone: np.ndarray
 ) -> None:
     soundfile.write(folder / "mia.wav", tone, 44_100)
     (folder / "mia.txt").write_text("Ah.", encoding="utf-8")
