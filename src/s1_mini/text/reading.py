@@ -36,7 +36,7 @@ _WITH_POINT = re.compile(r"(-(?=\d))?(\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.(\d+))
 
 def _read_numbers(text: str, tag: str) -> str:
     """Spell out the numbers of a text that is not English; `tag` is one of `numbers.languages()`."""
-    from s1_mini.text.english.letters import read_stretched
+    from s1_mini.text.english.spelling import read_stretched
 
     language = tag.partition("_")[0]
     pattern = _SWISS if tag == "de_CH" else _WITH_POINT if language in _POINT else _WITH_COMMA

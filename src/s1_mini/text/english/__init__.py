@@ -16,11 +16,17 @@ from s1_mini.text.english.equations import (
     read_pairs,
     read_symbols,
 )
-from s1_mini.text.english.identifiers import read_identifiers, read_labels, read_links, read_phones
-from s1_mini.text.english.letters import read_acronyms, read_stretched
 from s1_mini.text.english.measures import read_fractions, read_measures
 from s1_mini.text.english.money import read_money
 from s1_mini.text.english.numerals import read_plain, read_ranges, read_roman
+from s1_mini.text.english.spelling import (
+    read_acronyms,
+    read_identifiers,
+    read_labels,
+    read_links,
+    read_phones,
+    read_stretched,
+)
 
 _WITH_DIGITS = (
     *(read_dates, read_times, read_phones, read_labels, read_money, read_fractions, read_measures),

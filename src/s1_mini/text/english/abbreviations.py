@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from s1_mini.text.tables import table, text_after, text_before, words
+from s1_mini.text.english.dates import DAYS, MONTHS
+from s1_mini.text.tables import table, text_after, text_before
 
-MONTHS = words("January February March April May June July August September October November December")
-SHORT_MONTHS = {month[:3]: month for month in MONTHS} | {"Sept": "September"}
-DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+_SHORT_MONTHS = {month[:3]: month for month in MONTHS} | {"Sept": "September"}
 _SHORT_DAYS = {day[:3]: day for day in DAYS} | {"Tues": "Tuesday", "Thur": "Thursday", "Thurs": "Thursday"}
 
 _TITLES = table(
@@ -68,12 +67,12 @@ _TITLE = re.compile(
 )
 _DAY = re.compile(
     rf"(?<![\w.'-])({_one_of(_SHORT_DAYS)})"
-    rf"(?:(?<!Sun)(?<!Sat)\.(?!\w)|\.?(?=,?\s(?:\d|(?:{'|'.join(SHORT_MONTHS)}))))"
+    rf"(?:(?<!Sun)(?<!Sat)\.(?!\w)|\.?(?=,?\s(?:\d|(?:{'|'.join(_SHORT_MONTHS)}))))"
 )
-_SHORT = _SHORT_DAYS | SHORT_MONTHS
+_SHORT = _SHORT_DAYS | _SHORT_MONTHS
 _SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT)})\.?\s?[-–]\s?({_one_of(_SHORT)})\b\.?")
 _MONTH = re.compile(
-    rf"(?<![\w.'-])({_one_of(SHORT_MONTHS)})"
+    rf"(?<![\w.'-])({_one_of(_SHORT_MONTHS)})"
     rf"(?:(?<=\d [A-Z]..)(?<!May)(?!\w)\.?|(?<!May)\.|(?=\s(?:\d{{1,2}}(?:st|nd|rd|th)?|\d{{4}}|'\d\d)(?![\w:.%])))"
 )
 _NUMBERED = re.compile(
@@ -181,7 +180,7 @@ def read_abbreviations(text: str) -> str:
     text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}", text)
     text = _TITLE.sub(lambda found: _TITLES[found[1]], text)
     text = _DAY.sub(lambda found: _SHORT_DAYS[found[1]], text)
-    text = _MONTH.sub(lambda found: SHORT_MONTHS[found[1]] + _stop(found), text)
+    text = _MONTH.sub(lambda found: _SHORT_MONTHS[found[1]] + _stop(found), text)
     if "." not in text and "№" not in text:
         return _UNDOTTED.sub(lambda found: _ANYWHERE[found[1]], text)
     text = _OFFICE.sub(lambda found: "Secretary" if found[1] == "Sec" else "Director", _DEGREE.sub(_degree, text))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from s1_mini.text.english.abbreviations import DAYS, MONTHS
 from s1_mini.text.english.numerals import cardinal, decade, ordinal, paired
-from s1_mini.text.tables import text_after, text_before
+from s1_mini.text.tables import text_after, text_before, words
 
+MONTHS = words("January February March April May June July August September October November December")
+DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 _HALF = r"(?:\s?([AaPp])\.?\s?[Mm]\b(\.?))"
 _DASH = re.compile(
     r"(?<![\w.:/-])(\d{1,2}(?::\d\d)?)(\s?[ap]\.?\s?m\b\.?)?\s?[-–—]\s?(?=(\d{1,2}(?::\d\d)?)(\s?[ap]\.?\s?m\b)?)",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from s1_mini.text.english.abbreviations import DIRECTIONS, MONTHS
+from s1_mini.text.english.abbreviations import DIRECTIONS
+from s1_mini.text.english.dates import MONTHS
 from s1_mini.text.english.money import SCALE, TO, is_adjective, scaled
 from s1_mini.text.english.numerals import APPROXIMATE, NUMBER, cardinal, ordinal, part_of, parts_of, written
 from s1_mini.text.tables import table, text_after, text_before, words

@@ -1,12 +1,83 @@
-"""What names and does not count: telephones, rooms, versions, mixed letters and digits, links, files and hashtags."""
+"""What is spelt and does not count: telephones, rooms, versions, mixed letters and digits, links, files, acronyms.
+
+Also words in capitals that only shout, and repeated letters.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from itertools import product
 
-from s1_mini.text.english.lexicon import SAID, SPELT
+from s1_mini.text.english.measures import UNITS, plural
 from s1_mini.text.english.numerals import cardinal, digits, paired, written
-from s1_mini.text.tables import signs, words
+from s1_mini.text.tables import signs, table, text_before, words
+
+# Exceptions to the rules: capitals that are a word, an abbreviation, or only shouting.
+SAID = frozenset(
+    words(
+        "NASA NATO UNESCO UNICEF OPEC AIDS COVID RAM ROM PIN SIM GIF ASCII IKEA NAFTA ASEAN SWAT FIFA UEFA LEGO "
+        "SARS NASDAQ YOLO LASER RADAR SONAR SCUBA CAPTCHA ECOWAS OSHA HIPAA FEMA NOAA PETA NORAD GUI WYSIWYG JPEG "
+        "ZIP MIDI BIOS CERN INTERPOL EUROPOL TASER MERS CRISPR LIDAR PISA TOEFL AWOL FOMO SIDS GAAP DARPA COBOL "
+        "IMAX ICANN NIMBY MOMA CAD MAC DOS LAN WAN VIN COP GNU"
+    )
+)
+SPELT = frozenset(
+    words(
+        "FBI CIA USA UK EU UN US UAE NSA IRS CEO CFO CTO COO IBM BBC CNN NBC ABC CBS ESPN HTML CSS HTTP HTTPS URL "
+        "URI API SDK USB CPU GPU TPU LED LCD OLED DVD CD TV PC PDF PNG SVG XML SQL DNS IP TCP UDP SSH SSL TLS VPN "
+        "WWW FTP IT AI ML AR VR HR PR QA ID GDP GNP VAT MBA PHD BA MA BSC MD DJ MC VIP DIY FAQ ASAP RSVP TBA TBD "
+        "ETA FYI LOL OMG BTW DNA RNA HIV ADHD OCD PTSD ICU ER MRI NHS WHO IMF WTO ECB UFO SUV BMW ATM PO AC DC AM "
+        "FM PM EST PST CST MST GMT UTC BST CET NBA NFL NHL MLB UFC PGA NCAA YMCA ACLU NAACP IEEE GDPR AARP AAA "
+        "EEG IQ EQ OK OS IOS DOI ISBN AOL AWS SMS MMS GPS ISP IDE SATA LGBT LGBTQ EPA FDA FCC SEC CDC NIH DEA DOJ "
+        "NRA UCLA MIT NYU USSR GDR RGB HD UHD HDMI DIN IPO ROI KPI ROTFL SEO CRM ERP HQ EV AGM NGO APR ISO CV BC AD "
+        "CE IOU LLC PLC PLO IRA UPS DHL KFC IEC EULA UI UX ICYMI ASPCA"
+    )
+)
+# Said as words in capitals, too; longer ones are if they have a vowel and are in neither list above.
+SHORT = frozenset(
+    words(
+        "JSON YAML NVIDIA CMAKE REPL A I AN AS AT BE BY DO GO HE IF IN IS ME MY NO OF OH ON OR SO TO UP WE HI YO YES "
+        "NOT AND THE ALL ANY ARE ASK BAD BAG BED BIG BOX BOY BUS BUT BUY CAN CAR CAT CRY CUP CUT DAD DAY DID DIE DOG "
+        "DRY EAT END EVE EYE FAR FEW FLY FOR ARM ACT ADD AGE AGO AID AIM AIR ART ATE BET BIT BUG CAP COW COP DAM DEN "
+        "DIG DIP DOT DUE EAR EGG FAN FAT FEE FIT FIX FOX GAP GAS GYM HID HUG INN JAM JAR JET LAB LAP LIP LOG MIX MUD "
+        "NET NUT OWE PAN PEN PET PIE PIG PIT POT RAT RAW RAY ROW RUB RUG SIN SIP SUM TAP TAR TIN TIP TON TOY VOW WAX "
+        "WEB WIG ZIP FUN GET GOD GOT GUN GUY HAD HAS HAT HER HEY HIM HIS HIT HOT HOW ICE ITS JOB JOY KEY KID LAW LAY "
+        "LEG LET LIE LOT LOW MAD MAN MAP MAY MEN MET MOM MR MRS MS MUM NEW NOR NOW ODD OFF OIL OLD ONE OUR OUT OWN "
+        "PAY PUT RAN RED RUN SAD SAT SAW SAY SEA SEE SET SEX SHE SIR SIT SIX SKY SON SUN TAX TEA TEN TIE TOO TOP TRY "
+        "TWO USE VAN WAR WAS WAY WET WHY WIN WON YET YOU ZOO"
+    )
+)
+# Clusters of consonants that an English word or syllable begins and ends with, without a plural's S.
+ONSETS = frozenset(
+    words(
+        "BL BR CH CHL CHR CL CR CZ DR DW DY FJ FL FR GH GL GN GR GW KH KL KN KR LL LY MN MY NY PF PH PHL PHR PL PN PR "
+        "PS QU RH SC SCH SCHL SCHM SCHN SCHW SCL SCR SH SHM SHR SK SKR SL SM SN SP SPH SPL SPR SQU ST STR SV SW TH "
+        "THR THW TR TS TW VL VR WH WR ZH ZL"
+    )
+)
+CODAS = frozenset(
+    words(
+        "BB BT CH CHT CK CKS CT DD DGE DTH DZ FF FT GG GH GHT GN GS KS LB LC LCH LD LF LFTH LK LL LM LN LP LPT LS LSH "
+        "LT LTH LTZ LV LZ MB MF MM MN MP MPH MPT MS NC NCH NCT ND NG NGTH NK NKS NN NS NSK NST NT NTH NX NZ PH PP PS "
+        "PT PTH RB RC RCH RD RF RG RGH RK RL RLD RM RMTH RN RP RR RS RSH RST RT RTH RTZ RV RX RZ SCH SH SK SM SP SS "
+        "ST TCH TH THM TS TT TZ WD WK WL WN WS WT XT XTH ZZ"
+    )
+)
+AMBIGUOUS = frozenset(words("US IT WHO AM AI ME OR IN ID OK"))  # words between shouted words, letters elsewhere
+
+# With a letter twice, so that "goooood" is good and "sooooo" is so.
+DOUBLED = frozenset(
+    words(
+        "good cool food mood soon moon noon too tool fool room boom zoom book look took cook see seen need feed "
+        "sweet week been free tree three green keep sleep sleepy feel deep meet street cheese geez all ball call "
+        "tell well will hell yell still small full kill bell fell hill hello yellow really off stuff miss kiss "
+        "less pass boss cross grass class add odd egg happy funny sorry pretty silly boo moo woo zoo ooh aah eek "
+        "hmm shh brr grr mm zz woohoo yahoo coffee bee loose goose smooth proof goodness goodbye hooray yippee "
+        "whee wheel asleep agree speed beer cheers ass better bitter letter butter happen summer winner dinner "
+        "running school blood door floor poor"
+    )
+)
 
 _PHONE = re.compile(
     r"(?<![\w.,/-])(?:\+?\d{1,3}[ .-])?(?:\(\d{3}\)[ .-]?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])"
@@ -217,3 +288,118 @@ def read_links(text: str) -> str:
     if "@" in text:
         text = _NAME.sub(lambda found: "at " + _read_link(found[1]).replace(" underscore ", " "), text)
     return text
+
+
+_MIXED_CASE = re.compile(r"\b(?:PhD|iOS|BSc|MSc|LaTeX|IoT|PaaS|SaaS|IaaS)(?=s?\b)")
+_MIXED_SAID = table(
+    "PhD=P H D, iOS=i O S, BSc=B S C, MSc=M S C, IoT=I O T, SaaS=sass, PaaS=pass, IaaS=I A A S, LaTeX=lah-tech"
+)
+_ENDS_SMALL = re.compile(r"(?<![\w'])[A-Z]{2,5}[a-rt-z](?!\w)")  # NVMe, PCIe
+_CONTRACTED = re.compile(r"(?<![\w'])([A-Z]{1,12})'(T|RE|VE|LL|D|M|S)(?!\w)")
+_CLUSTER = re.compile("QU|(?:(?!QU)[B-DF-HJ-NP-TV-XZ]|^Y)+(?:QU)?")
+_HARD_VOWELS = re.compile("^(?:[AIOU]{3}|AA|IA|IE|II|OE|UE|UI|UO|UU)|(?<!Q)[AEIOU]{4}|(?<!Q)UU|II(?!$)")
+_JOINED = re.compile(r"(?<![\w&])([A-Z]{1,4}(?:&[A-Z]{1,4}){1,3})(?![\w&])")
+_CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})(s|'s|ed|ing)?(?![\w])(?:-(?=[A-Z]\b))?")
+_NEXT = re.compile(r"[^\w]{1,3}([A-Z]{2,20})\b")
+_BEFORE = re.compile(r"\b([A-Z]{2,20})[^\w]{1,3}$")
+_CAPITAL_VOWEL = re.compile("[AEIOUY]")
+_DRAWN = re.compile(r"([A-Za-z])\1\1")
+_WORD = re.compile(r"[A-Za-z]++")
+_REPEATED = re.compile(r"([A-Za-z])\1{2,}", re.IGNORECASE)
+_MAX_RUNS = 4
+
+
+@lru_cache(maxsize=4096)
+def _is_pronounceable(word: str) -> bool:
+    """Return whether English words have these clusters of letters: MANUAL has, MMLU and OECD have not."""
+    if _HARD_VOWELS.search(word) or not _CAPITAL_VOWEL.search(word):
+        return False
+    clusters = [(found.start(), found.group()) for found in _CLUSTER.finditer(word)]
+    return all(_is_cluster(each, start == 0, start + len(each) == len(word)) for start, each in clusters)
+
+
+def _is_cluster(letters: str, is_first: bool, is_last: bool) -> bool:
+    if len(letters) == 1:
+        return True
+    if is_first:
+        return letters in ONSETS
+    if is_last:
+        return letters in CODAS or (letters[-1] == "S" and (len(letters) == 2 or letters[:-1] in CODAS))
+    splits = ((letters[:cut], letters[cut:]) for cut in range(len(letters) + 1))
+    return any((len(a) < 2 or a in CODAS) and (len(b) < 2 or b in ONSETS) for a, b in splits)
+
+
+def _is_shouted(word: str) -> bool:
+    if word in SAID or word in SPELT:
+        return False
+    if word in SHORT:
+        return True
+    is_long = len(word) > 7 and len(_CAPITAL_VOWEL.findall(word)) > 1  # no acronym
+    return 3 < len(word) <= 20 and (is_long or _is_pronounceable(word.removeprefix("MC")))
+
+
+def _spell(word: str, ending: str) -> str:
+    return " ".join(word) + ending
+
+
+def _capitals(found: re.Match[str]) -> str:
+    word, ending = found[1], found[2] or ""
+    tail = " " if found.group().endswith("-") else ""
+    if word in SAID or len(word) > 20:
+        return found.group()
+    if word in AMBIGUOUS:
+        before = text_before(found, 25)
+        near = [_NEXT.match(found.string, found.end()), _BEFORE.search(before)]
+        if word == "OK":
+            return f"okay{ending}{tail}"
+        shouted = any(each and _is_shouted(each[1]) for each in near)
+        return (word.lower() + ending if shouted else _spell(word, ending)) + tail
+    if word not in SPELT and _is_shouted(word):
+        return word.lower() + ending + tail
+    return _spell(word, ending) + tail
+
+
+def _ends_small(found: re.Match[str]) -> str:
+    unit = UNITS.get(found.group())
+    return plural(unit) if unit else " ".join(found.group())
+
+
+def _contracted(found: re.Match[str]) -> str:
+    word, ending = found[1], found[2]
+    is_word = ending != "S" or word in AMBIGUOUS or _is_shouted(word)
+    return f"{word if word == 'I' else word.lower()}'{ending.lower()}" if is_word else f"{word}'s"
+
+
+def read_acronyms(text: str) -> str:
+    """Spell what is spelt, and write small what only shouts."""
+    text = _CONTRACTED.sub(_contracted, text) if "'" in text else text
+    text = _MIXED_CASE.sub(lambda found: _MIXED_SAID[found.group()], text)
+    text = _ENDS_SMALL.sub(_ends_small, text)
+    text = _JOINED.sub(lambda found: " and ".join(" ".join(part) for part in found[1].split("&")), text)
+    return _CAPITALS.sub(_capitals, text)
+
+
+def _stretched(found: re.Match[str]) -> str:
+    word = found.group()
+    if not _DRAWN.search(word):
+        return word
+    runs = list(_REPEATED.finditer(word))
+    for lengths in product((2, 1), repeat=min(_MAX_RUNS, len(runs))):
+        shortened = _shorten(word, runs, lengths)
+        if shortened.lower() in DOUBLED:
+            return shortened
+    return _shorten(word, runs, ())
+
+
+def _shorten(word: str, runs: list[re.Match[str]], lengths: tuple[int, ...]) -> str:
+    """Return a word with its runs of a letter shortened to `lengths`, those without a length to one."""
+    parts, end = [], 0
+    for number, each in enumerate(runs):
+        parts += [word[end : each.start()], each.group()[: lengths[number] if number < len(lengths) else 1]]
+        end = each.end()
+    return "".join(parts) + word[end:]
+
+
+def read_stretched(text: str) -> str:
+    """Return words without letters that are drawn out: sooooo is so, goooood is good."""
+    return _WORD.sub(_stretched, text) if _DRAWN.search(text) else text
