@@ -76,7 +76,7 @@ class Replicas(Address):
                     parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 except (OSError, IndexError):
                     continue
-                if parent == self.process.pid and b"s1_mini.remote.replica_process" in words:
+                if parent == self.process.pid and b"s1_mini.remote.replica" in words:
                     found[int(words[words.index(b"--index") + 1])] = int(folder.name)
         return [found[index] for index in sorted(found)]
 

@@ -1,23 +1,26 @@
-"""Handle of one replica in the supervisor."""
+"""One replica: its handle in the supervisor, and its program, which is this module."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
-
-import httpx
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from s1_mini.remote.process import Supervised, bound
 from s1_mini.server.member import ReplicaInfo
 
+if TYPE_CHECKING:
+    import httpx
+
 logger = logging.getLogger(__name__)
 
-PROCESS = "s1_mini.remote.replica_process"
+PROCESS = "s1_mini.remote.replica"
 PROBE_S = 2.0  # timeout of a health check
 SILENT_S = 15.0  # without an answer from its event loop a replica hangs
 START_S = 1800.0  # to the first 200 of `/ready`: kernels may have to be compiled
@@ -37,8 +40,12 @@ class Replica(Supervised):
         on_end: Callable[[Replica, int | None], Awaitable[None]],
     ) -> None:
         """`admit` opens the replica to requests when it is ready; it returns whether that worked."""
-        command = [sys.executable, "-m", PROCESS, *_words(member), *options]
-        super().__init__(bound(command, os.getpid()), environment, start_s=START_S, silent_s=SILENT_S)
+        import httpx  # here, since the replica itself needs none
+
+        identity = ["--index", member.name, "--count", str(member.count), "--socket", str(member.socket)]
+        identity += ["--keeps-voices"] if member.keeps_voices else []
+        command = bound([sys.executable, "-m", PROCESS, *identity, *options], os.getpid())
+        super().__init__(command, environment, start_s=START_S, silent_s=SILENT_S)
         self.member, self._admit, self._on_end = member, admit, on_end
         self._has_answered = False
         # Without keep-alive: the process at the other end of the socket may be another one by the next request.
@@ -48,6 +55,7 @@ class Replica(Supervised):
         self._client = httpx.AsyncClient(
             transport=transport, base_url="http://localhost", headers={"Accept-Encoding": "identity"}
         )
+        self._http_error = httpx.HTTPError
 
     @property
     def owes_answer(self) -> bool:
@@ -67,11 +75,10 @@ class Replica(Supervised):
         try:
             async with asyncio.timeout(within_s):
                 return await self._client.request(method, target, headers=headers, content=content, timeout=within_s)
-        except httpx.HTTPError as error:
+        except self._http_error as error:
             raise ConnectionError(str(error)) from None
 
     def before_start(self) -> None:
-        """Remove the socket of the last run."""
         self.member.socket.unlink(missing_ok=True)
         self._has_answered = False
 
@@ -86,17 +93,35 @@ class Replica(Supervised):
             self.is_ready = await self._admit(self)
 
     async def on_end(self, exit_code: int | None) -> None:
-        """Pass the end on to the supervisor."""
         await self._on_end(self, exit_code)
 
     def kill(self, verdict: str = "") -> None:
-        """Kill the process; log the reason if there is one."""
         if verdict:
             fields = {"event": "replica_hangs", "replica": self.member.name, "reason": verdict}
             logger.error("replica is killed", extra={"fields": fields})
         super().kill(verdict)
 
 
-def _words(member: ReplicaInfo) -> list[str]:
-    words = ["--index", member.name, "--count", str(member.count), "--socket", str(member.socket)]
-    return words + (["--keeps-voices"] if member.keeps_voices else [])
+def main() -> int:
+    """Serve as one replica until a signal, with the settings of the environment; return the exit code."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--index", type=int, required=True)
+    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--keeps-voices", action="store_true")
+    parser.add_argument("--local-endpoint")
+    parser.add_argument("--async-store")
+    given = parser.parse_args()
+
+    from s1_mini.engine import ProductionTTSEngine
+    from s1_mini.sagemaker.app import make_container_app
+    from s1_mini.sagemaker.async_store import open_store
+    from s1_mini.server.run import run
+
+    member = ReplicaInfo(given.index, given.count, given.socket, given.keeps_voices)
+    store = None if given.async_store is None else open_store(given.async_store)
+    return run(make_container_app(ProductionTTSEngine(), endpoint=given.local_endpoint, store=store, member=member))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
