@@ -11,10 +11,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,7 +24,6 @@ from s1_mini.core.messages import Saved
 from s1_mini.core.request import MAX_QUEUED, Request, Utterance
 from s1_mini.core.speech import NEVER
 from s1_mini.core.stage import Spec
-from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import (
     CheckpointMismatchError,
@@ -53,27 +51,6 @@ Result = TypeVar("Result")
 Health = Callable[[], Mapping[str, Any]]  # of the stages
 
 
-@dataclass
-class RemoteSlots:
-    """Slots of the first stage, in all replicas as counted at the start; more utterances may begin, and wait there."""
-
-    count: int
-    num_used: int = 0
-
-    @property
-    def num_free(self) -> int:
-        """Free slots."""
-        return max(0, self.count - self.num_used)
-
-
-@dataclass(eq=False)
-class Output:
-    """Pieces of one utterance that were not delivered yet: another utterance is delivered before it."""
-
-    pieces: deque[Piece] = field(default_factory=deque)
-    is_over: bool = False
-
-
 class RemoteCore:
     """Runs requests through the stages of one family, the last of which `call` reaches.
 
@@ -86,11 +63,11 @@ class RemoteCore:
         """`slots` are the first stage's, `max_open` limits the utterances in progress."""
         self.line = make_line(config.model_copy(update={"batch_timeout_ms": 0.0}))
         self.prefixes: ByteCache[Saved] = ByteCache(round(config.prefix_cache_mb * 1e6), config.kv_cache_size)
-        self.ledger, self.slots = RequestTracker(), RemoteSlots(slots)
-        self._max_open = max_open
-        speak = partial(_speak, call, stage_names[-1], chain.policies[-1].output, self.prefixes)
+        self.ledger, self._max_open = RequestTracker(), max_open
         self._loop = asyncio.new_event_loop()
-        self._relay = Relay(speak, self.line, self.ledger, self.slots, max_open)
+        self._relay = self.slots = Relay(
+            self, call, stage_names[-1], chain.policies[-1].output, count=slots, max_open=max_open
+        )
         self._takes_in, self._is_over, self._has_failed = True, threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="s1_mini relay", daemon=True)
         self._tasks = Tasks(config.max_waiting_references, lambda: None)
@@ -98,7 +75,6 @@ class RemoteCore:
 
     @property
     def metrics(self) -> EngineMetrics:
-        """Metrics of the requests."""
         return self.ledger.metrics
 
     @metrics.setter
@@ -107,23 +83,19 @@ class RemoteCore:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its threads run."""
         return self._thread.is_alive() and not self._has_failed
 
     @property
     def num_requests(self) -> int:
-        """Requests that were accepted and have not ended."""
         return len(self.ledger)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def watch(self) -> None:
         """Do nothing: stages have watchdogs of their own, and requests have deadlines."""
 
     def submit(self, request: Request) -> None:
-        """Accept a request. Raises `QueueFullError`, or `EngineNotReadyError` once stopped."""
         if not self._takes_in:
             raise EngineNotReadyError("the engine is stopping and takes in nothing more")
         self.line.submit(request, max(1.0, 2.0 * self.line.num_requests / self._max_open))
@@ -132,7 +104,6 @@ class RemoteCore:
         self._soon(self._relay.admit)
 
     def cancel(self, request: Request) -> None:
-        """Cancel a request soon; does nothing if it has ended."""
         self._soon(partial(self._relay.cancel, request))
 
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
@@ -143,7 +114,6 @@ class RemoteCore:
         return future
 
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
-        """Accept no more; finish what was accepted, or end it with `EngineNotReadyError`."""
         self._takes_in = False
         for request in self.ledger.all():
             request.speech.set_window(NEVER)  # the consumer may be the thread that waits here
@@ -196,18 +166,18 @@ class RemoteCore:
 class Relay:
     """Utterances in progress. Belongs to the thread of the event loop."""
 
-    def __init__(
-        self,
-        speak: Callable[[Utterance], AsyncGenerator[Piece, None]],
-        line: WaitingLine,
-        ledger: RequestTracker,
-        slots: RemoteSlots,
-        max_open: int,
-    ) -> None:
-        self._speak, self._line, self._ledger, self._slots = speak, line, ledger, slots
-        self._max_open = max_open
+    def __init__(self, core: RemoteCore, call: Call, stage: str, output: Spec, *, count: int, max_open: int) -> None:
+        """`call` reaches the last stage; `count` is the number of slots of the first one."""
+        self.count, self._max_open = count, max_open
+        self._line, self._ledger, self._prefixes = core.line, core.ledger, core.prefixes
+        self._call, self._stage, self._output = call, stage, output
         self._open: dict[Utterance, asyncio.Task[None]] = {}
-        self._outputs: dict[Utterance, Output] = {}
+        self._pieces: dict[Utterance, deque[Piece]] = {}  # not delivered: another utterance is delivered before
+
+    @property
+    def num_free(self) -> int:
+        """Free slots of the first stage, in all replicas as counted at the start; more utterances wait there."""
+        return max(0, self.count - len(self._open))
 
     async def run(self, is_over: threading.Event) -> None:
         """Admit utterances and end late requests until `is_over`."""
@@ -232,11 +202,10 @@ class Relay:
         now = time.monotonic()
         for utterance in self._line.take(max(0, self._max_open - len(self._open)), now):
             self._ledger.count_admitted(utterance.request, now)
-            output = self._outputs[utterance] = Output()
-            self._open[utterance] = asyncio.create_task(self._receive(utterance, output))
+            self._pieces[utterance] = deque()
+            self._open[utterance] = asyncio.create_task(self._receive(utterance))
             self._open[utterance].add_done_callback(partial(self._close_one, utterance))
             self._build_later(utterance.request)
-        self._slots.num_used = len(self._open)
 
     def cancel(self, request: Request) -> None:
         """Cancel a request; does nothing if it has ended."""
@@ -251,10 +220,10 @@ class Relay:
         self._open.pop(utterance, None)
         self.admit()
 
-    async def _receive(self, utterance: Utterance, output: Output) -> None:
+    async def _receive(self, utterance: Utterance) -> None:
         """Receive the pieces of one utterance."""
-        request = utterance.request
-        async with aclosing(self._speak(utterance)) as pieces:
+        request, waiting = utterance.request, self._pieces[utterance]
+        async with aclosing(draw(self._call, self._work(utterance), self._stage, self._output)) as pieces:
             async for piece in pieces:
                 set_voice = request.set_voice
                 if piece.made is not None and set_voice is not None:  # later utterances continue this voice
@@ -262,25 +231,22 @@ class Relay:
                     self._build_later(request, partial(set_voice, piece.made))
                 request.was_cut |= piece.was_cut
                 self._ledger.metrics.frames += piece.consumed
-                output.pieces.append(piece)
-                output.is_over = piece.is_last
+                waiting.append(piece)
                 self._deliver(request)
 
     def _deliver(self, request: Request) -> None:
         """Deliver the audio of the first utterance, and of the next ones if that is over."""
         while not request.has_ended and request.utterances:
-            utterance = request.utterances[0]
-            output = self._outputs.get(utterance)
-            if output is None:
-                return
-            now = time.monotonic()
-            while output.pieces:
-                piece = output.pieces.popleft()
+            utterance, now = request.utterances[0], time.monotonic()
+            pieces, is_over = self._pieces.get(utterance, ()), False
+            while pieces:
+                piece = pieces.popleft()
+                is_over = piece.is_last
                 if len(piece.items):
                     request.speech.push(piece.items, piece.consumed, now)
-            if not output.is_over:
+            if not is_over:
                 return
-            del self._outputs[utterance]
+            del self._pieces[utterance]
             request.front += 1
             request.utterances.remove(utterance)
             if request.set_voice is not None:
@@ -324,31 +290,26 @@ class Relay:
         request.has_ended = True
         self._line.remove(request)
         for utterance in request.utterances:
-            self._outputs.pop(utterance, None)
+            self._pieces.pop(utterance, None)
             task = self._open.get(utterance)
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
         self._ledger.end(request, error, reason, time.monotonic())
 
-
-def _speak(
-    call: Call, stage: str, output: Spec, prefixes: ByteCache[Saved], utterance: Utterance
-) -> AsyncGenerator[Piece, None]:
-    """Return the pieces of an utterance from the last stage."""
-    request = utterance.request
-    work = Work(
-        prompt=utterance.prompt,
-        sampling=request.sampling,
-        seed=request.seed,
-        utterance=utterance.index,
-        max_steps=utterance.max_steps,
-        profile=request.profile,
-        is_streamed=request.speech.is_streamed,
-        keeps=request.set_voice is not None,
-        pins=prefixes.is_pinned(utterance.prompt.prefix_key),
-        timeout_s=request.deadline - time.monotonic(),
-    )
-    return draw(call, work, stage, output)
+    def _work(self, utterance: Utterance) -> Work:
+        request = utterance.request
+        return Work(
+            prompt=utterance.prompt,
+            sampling=request.sampling,
+            seed=request.seed,
+            utterance=utterance.index,
+            max_steps=utterance.max_steps,
+            profile=request.profile,
+            is_streamed=request.speech.is_streamed,
+            keeps=request.set_voice is not None,
+            pins=self._prefixes.is_pinned(utterance.prompt.prefix_key),
+            timeout_s=request.deadline - time.monotonic(),
+        )
 
 
 class ClusterEngine(ProductionTTSEngine):
