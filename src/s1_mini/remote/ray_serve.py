@@ -34,6 +34,12 @@ LOAD = 0.75  # mean share of a replica's utterances above which another replica 
 HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 10.0}
 LOOK_S = 2.0  # interval of the replica count in `/health`
 FULL_RETRY_S = 1.0
+FIGURES = {
+    "seconds": "Seconds of work of a stage",
+    "steps": "Steps that a stage made",
+    "rows": "Rows of the steps of a stage",
+    "failed": "Utterances that ended with an error at a stage",
+}
 
 
 def app(args: dict[str, Any]) -> Application:
@@ -41,10 +47,13 @@ def app(args: dict[str, Any]) -> Application:
 
     Raises `ConfigurationError` where Ray is not installed or settings cannot work together, and `CheckpointError`.
     """
-    check_ray()
+    require("ray", "s1_mini.cluster")
     require("server", "the ingress of the cluster")
-    import ray
-    from ray import serve
+    try:
+        import ray
+        from ray import serve
+    except ImportError as error:
+        raise ConfigurationError(f's1_mini.cluster needs Ray Serve ({error}): pip install "s1-mini[ray]"') from None
 
     config, cluster = settings_of(args)
     family = open_checkpoint(config, with_weights=False).family
@@ -67,22 +76,12 @@ def app(args: dict[str, Any]) -> Application:
     return ingress.bind(config, server, cluster, stages)
 
 
-def check_ray() -> None:
-    """Raise `ConfigurationError` unless Ray Serve is installed."""
-    require("ray", "s1_mini.cluster")
-    try:
-        import ray.serve  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(f's1_mini.cluster needs Ray Serve ({error}): pip install "s1-mini[ray]"') from None
-
-
 def settings_of(args: Mapping[str, Any]) -> tuple[EngineConfig, ClusterSettings]:
     """Return engine and cluster settings from keywords. Raises `ConfigurationError` for an unknown one."""
     ours = {name: value for name, value in args.items() if name in ClusterSettings.model_fields}
     config = EngineConfig(**{name: value for name, value in args.items() if name not in ours})
-    path = config.checkpoint_path
-    if path is not None and path.is_dir():
-        config = config.model_copy(update={"checkpoint_path": path.resolve()})
+    if config.checkpoint_path is not None and config.checkpoint_path.is_dir():
+        config = config.model_copy(update={"checkpoint_path": config.checkpoint_path.resolve()})
     return config, ClusterSettings(**ours)
 
 
@@ -112,7 +111,6 @@ def check(config: EngineConfig, cluster: ClusterSettings, family: Family) -> Non
 
 
 def count_of(name: str, cluster: ClusterSettings) -> Count:
-    """Return the number of replicas of a deployment."""
     return cluster.replicas.get(name, Count(1, 1))
 
 
@@ -139,14 +137,9 @@ def options_of(name: str, config: EngineConfig, cluster: ClusterSettings, *, is_
     }
     if count.is_fixed:
         return options | {"num_replicas": count.least}
+    scaling = {"min_replicas": count.least, "max_replicas": count.most}
     target = LOAD * (ongoing if name in cluster.max_ongoing else slots)
-    return options | {
-        "autoscaling_config": {
-            "min_replicas": count.least,
-            "max_replicas": count.most,
-            "target_ongoing_requests": target,
-        }
-    }
+    return options | {"autoscaling_config": scaling | {"target_ongoing_requests": target}}
 
 
 def check_resources(
@@ -231,7 +224,6 @@ class StageReplica:
         self._meter = StageMeter(self._engine)
 
     async def speak(self, work: Work) -> AsyncGenerator[Piece, None]:
-        """Yield the output of the stage for an utterance."""
         try:
             async for piece in self._engine.speak(work):
                 yield piece
@@ -239,7 +231,6 @@ class StageReplica:
             self._meter.count()
 
     async def hello(self) -> Facts:
-        """Return the facts of the replica."""
         return self._engine.facts
 
     def check_health(self) -> None:
@@ -259,16 +250,8 @@ class StageMeter:
     def __init__(self, engine: StageEngine) -> None:
         from ray.serve import metrics
 
-        self._engine, self._told = engine, dict.fromkeys(("seconds", "steps", "rows", "failed"), 0.0)
-        self._counters = {
-            name: metrics.Counter(f"s1_mini_stage_{name}", description)
-            for name, description in (
-                ("seconds", "Seconds of work of a stage"),
-                ("steps", "Steps that a stage made"),
-                ("rows", "Rows of the steps of a stage"),
-                ("failed", "Utterances that ended with an error at a stage"),
-            )
-        }
+        self._engine, self._counted = engine, dict.fromkeys(FIGURES, 0.0)
+        self._counters = {name: metrics.Counter(f"s1_mini_stage_{name}", text) for name, text in FIGURES.items()}
 
     def count(self) -> None:
         """Add the work since the last call."""
@@ -280,9 +263,9 @@ class StageMeter:
             "failed": sum(count for end, count in figures.ends.items() if end not in ("spoken", "cancelled")),
         }
         for key, figure in now.items():
-            if figure > self._told[key]:
-                self._counters[key].inc(figure - self._told[key])
-        self._told = now
+            if figure > self._counted[key]:
+                self._counters[key].inc(figure - self._counted[key])
+        self._counted = now
 
 
 class Ingress:
@@ -331,7 +314,6 @@ class Ingress:
 
 
 def _nodes() -> list[dict[str, float]]:
-    """Return the resources of each node."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -351,8 +333,8 @@ def _count_replicas(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     there = serve.status().applications[serve.get_replica_context().app_name].deployments
     return {
         name: {
-            "status": str(getattr(there[name].status, "value", there[name].status)),
-            "replicas": {str(getattr(s, "value", s)).lower(): n for s, n in there[name].replica_states.items()},
+            "status": there[name].status.value,
+            "replicas": {state.value.lower(): count for state, count in there[name].replica_states.items()},
         }
         for name in names
         if name in there

@@ -75,8 +75,7 @@ class Wanted:
 class Begun:
     """An utterance in progress."""
 
-    request: Request
-    utterance: Utterance  # the only one
+    utterance: Utterance
     queue: OutputQueue
     made: list[np.ndarray] | None = None  # output of the previous stages, once complete
     was_cut: bool = False  # by one of them
@@ -163,18 +162,16 @@ class StageEngine:
             first=work.utterance,
             front=work.utterance,
         )
+        arriving = None
         if self.index:
             prompt = Prompt(np.zeros((0, *self.policy.input.shape)), facts=prompt.facts, voice=prompt.voice)
-            arriving, has_arrived = Items(self.policy.input), False
+            arriving = Items(self.policy.input)
         else:
             self._check_room(work)
-            arriving, has_arrived = None, True
-        utterance = Utterance(
-            request, work.utterance, prompt, work.max_steps, arriving=arriving, has_arrived=has_arrived
-        )
+        utterance = Utterance(request, work.utterance, prompt, work.max_steps, [], arriving, arriving is None)
         request.utterances = [utterance]
         self.core.submit(request)
-        return Begun(request, utterance, queue)
+        return Begun(utterance, queue)
 
     def _check_room(self, work: Work) -> None:
         room, key = self._room(work.prompt), work.prompt.prefix_key
@@ -200,7 +197,7 @@ class StageEngine:
         error = None if feeding.cancelled() else feeding.exception()
         if isinstance(error, Exception):
             begun.failure = as_error(error)
-            self.core.scheduler.end(begun.request, begun.failure)
+            self.core.scheduler.end(begun.utterance.request, begun.failure)
 
     async def _collect(self, begun: Begun, work: Work) -> AsyncGenerator[Piece, None]:
         """Yield the output, whenever the next stage can begin a unit with it."""
