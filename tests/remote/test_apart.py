@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,100 +33,43 @@ SHORT = {"chunk_length": 50, "max_batch_size": 4}  # a piece for each sentence
 ASKED = {"seed": 3, "max_new_tokens": 24}  # with which a random cascade has something to say
 
 
-class Losses:
-    """Stands before each stage, and loses replicas when it is told to."""
+class Fault:
+    """Stands before each stage, and acts in place of the one that it is set to."""
 
     def __init__(self) -> None:
-        self.next: set[str] = set()  # stages of which the next working replica is lost
-        self.lost: list[str] = []
+        self.stage = ""
+        self.act: Act = be_gone
+        self.num_calls = self.num_left = 0
+        self.is_mute = self.has_lost = False
 
-    def wrap(self, name: str, call: Call) -> Call:
-        async def lossy(work: Work) -> AsyncGenerator[Piece, None]:
-            async with aclosing(call(work)) as pieces:
-                has_begun = False
-                async for piece in pieces:
-                    if name in self.next and (has_begun or piece.is_last):
-                        self.next.remove(name)
-                        self.lost.append(name)
-                        raise LostError("killed")
-                    has_begun = True
-                    yield piece
-
-        return lossy
-
-
-@pytest.fixture(scope="module", params=["cascade", "mel", "tiny"])
-def checkpoint(request: pytest.FixtureRequest) -> Path:
-    found: Path = request.getfixturevalue(request.param)
-    return found
-
-
-def heard(engine: ProductionTTSEngine) -> np.ndarray:
-    """Two sentences, the second in the voice that the first has found."""
-    return np.concatenate([chunk.audio for chunk in engine.stream(TEXT, **ASKED)])
-
-
-def test_any_family_sounds_apart_as_together_whichever_replica_is_lost_meanwhile(checkpoint: Path) -> None:
-    losses = Losses()
-    with (
-        ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", **SHORT)) as together,
-        apart(checkpoint, losses.wrap, **SHORT) as parts,
-    ):
-        expected = heard(together)
-        assert np.array_equal(heard(parts.engine), expected)
-        names = family_of(checkpoint).stage_names
-        for name in names:
-            losses.next.add(name)
-            again = heard(parts.engine)
-            assert again.shape == expected.shape
-            assert np.abs(again - expected).max() < 1e-4  # a mel's rows of other calls differ in their last bits
-
-        assert losses.lost == list(names)
-        parts.wait_until_idle()
-
-
-@pytest.fixture(scope="module")
-def parts(cascade: Path) -> Iterator[Apart]:
-    with apart(cascade, max_batch_size=2) as parts:
-        yield parts
-
-
-def test_health_counts_slots_and_names_where_stages_are(parts: Apart) -> None:
-    told = parts.engine.health_check()
-
-    assert told["ready"]
-    assert told["slots"]["total"] == 2
-    assert set(told["placement"].values()) == {"elsewhere"}
-
-
-def test_what_a_caller_did_wrong_is_told_as_by_one_engine(parts: Apart) -> None:
-    with pytest.raises(VoiceUnsupportedError):
-        parts.engine.generate("Hello.", reference_audio=np.zeros(24_000, np.float32), reference_text="Ah.")
-
-
-def test_a_recording_becomes_a_voice_though_no_stage_works_in_that_process(tiny: Path, tone: np.ndarray) -> None:
-    asked = {"reference_audio": tone, "reference_text": "Aah.", "seed": 3, "max_new_tokens": 8}
-    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu")) as together, apart(tiny) as parts:
-        expected = together.generate("Hello.", **asked).audio
-        assert np.array_equal(parts.engine.generate("Hello.", **asked).audio, expected)
-
-
-class Fault:
-    """Stands before one stage, and once `is_on` it does what that must not do."""
-
-    def __init__(self, stage: str, act: Callable[[Fault, Call, Work], AsyncGenerator[Piece, None]]) -> None:
-        self.is_on, self.num_calls, self.num_left = False, 0, 0
-        self.is_mute = False
-        self._stage, self._act = stage, act
+    def set(self, stage: str, act: Act) -> None:
+        self.stage, self.act = stage, act
+        self.num_calls = self.num_left = 0
+        self.is_mute = self.has_lost = False
 
     def wrap(self, name: str, call: Call) -> Call:
         def either(work: Work) -> AsyncGenerator[Piece, None]:
-            if not self.is_on or name != self._stage:
+            if name != self.stage:
                 return call(work)
             self.num_calls += 1
-            return self._act(self, call, work)
+            return self.act(self, call, work)
 
         return either
+
+
+Act = Callable[[Fault, Call, Work], AsyncGenerator[Piece, None]]
+
+
+async def be_lost_once(fault: Fault, call: Call, work: Work) -> AsyncGenerator[Piece, None]:
+    """Lose the first replica that has begun to work."""
+    async with aclosing(call(work)) as pieces:
+        has_begun = False
+        async for piece in pieces:
+            if not fault.has_lost and (has_begun or piece.is_last):
+                fault.has_lost = True
+                raise LostError("killed")
+            has_begun = True
+            yield piece
 
 
 async def go_on_otherwise(fault: Fault, call: Call, work: Work) -> AsyncGenerator[Piece, None]:
@@ -155,21 +98,93 @@ async def be_mute(fault: Fault, call: Call, work: Work) -> AsyncGenerator[Piece,
         fault.num_left += 1
 
 
-def test_a_replica_that_goes_on_otherwise_ends_the_request_with_an_error(cascade: Path) -> None:
-    fault = Fault("coarse", go_on_otherwise)
-    with apart(cascade, fault.wrap) as parts:
-        fault.is_on = True
-        with pytest.raises(GenerationError, match="replica of the stage coarse was lost, and another one does not go"):
-            parts.engine.generate("Hello there.", **ASKED)
-        parts.wait_until_idle()
+Open = Callable[[Path], tuple[Apart, Fault]]
 
 
-def test_a_stage_that_loses_every_replica_ends_the_request_with_an_error(cascade: Path) -> None:
-    fault = Fault("fine", be_gone)
-    with apart(cascade, fault.wrap) as parts:
-        fault.is_on = True
-        with pytest.raises(EngineNotReadyError, match=r"the stage fine has lost 4 replicas .*: ActorDiedError"):
-            parts.engine.generate("Hello there.", **ASKED)
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Open]:
+    """Return the engine of a checkpoint with stages apart, started once, and what stands before them."""
+    started: dict[Path, tuple[Apart, Fault]] = {}
+    with ExitStack() as stack:
+
+        def open_once(checkpoint: Path) -> tuple[Apart, Fault]:
+            if checkpoint not in started:
+                fault = Fault()
+                started[checkpoint] = stack.enter_context(apart(checkpoint, fault.wrap, **SHORT)), fault
+            return started[checkpoint]
+
+        yield open_once
+
+
+@pytest.fixture
+def opened(cascade: Path, shared: Open) -> Iterator[tuple[Apart, Fault]]:
+    """A cascade; afterwards none of its stages has anything in hand."""
+    parts, fault = shared(cascade)
+    yield parts, fault
+    fault.set("", be_gone)
+    parts.wait_until_idle()
+
+
+@pytest.fixture(scope="module", params=["cascade", "mel", "tiny"])
+def checkpoint(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
+def heard(engine: ProductionTTSEngine) -> np.ndarray:
+    """Two sentences, the second in the voice that the first has found."""
+    return np.concatenate([chunk.audio for chunk in engine.stream(TEXT, **ASKED)])
+
+
+def test_any_family_sounds_apart_as_together_whichever_replica_is_lost_meanwhile(
+    checkpoint: Path, shared: Open
+) -> None:
+    parts, fault = shared(checkpoint)
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", **SHORT)) as together:
+        expected = heard(together)
+    assert np.array_equal(heard(parts.engine), expected)
+    for name in family_of(checkpoint).stage_names:
+        fault.set(name, be_lost_once)
+        again = heard(parts.engine)
+        assert fault.has_lost
+        assert again.shape == expected.shape
+        assert np.abs(again - expected).max() < 1e-4  # a mel's rows of other calls differ in their last bits
+    parts.wait_until_idle()
+
+
+def test_health_counts_slots_and_names_where_stages_are(opened: tuple[Apart, Fault]) -> None:
+    health = opened[0].engine.health_check()
+
+    assert health["ready"]
+    assert health["slots"]["total"] == 4
+    assert set(health["placement"].values()) == {"elsewhere"}
+
+
+def test_what_a_caller_did_wrong_is_told_as_by_one_engine(opened: tuple[Apart, Fault]) -> None:
+    with pytest.raises(VoiceUnsupportedError):
+        opened[0].engine.generate("Hello.", reference_audio=np.zeros(24_000, np.float32), reference_text="Ah.")
+
+
+def test_a_recording_becomes_a_voice_though_no_stage_works_in_that_process(
+    tiny: Path, engine: ProductionTTSEngine, tone: np.ndarray, shared: Open
+) -> None:
+    asked = {"reference_audio": tone, "reference_text": "Aah.", "seed": 3, "max_new_tokens": 8}
+    expected = engine.generate("Hello.", **asked).audio
+    assert np.array_equal(shared(tiny)[0].engine.generate("Hello.", **asked).audio, expected)
+
+
+def test_a_replica_that_goes_on_otherwise_ends_the_request_with_an_error(opened: tuple[Apart, Fault]) -> None:
+    parts, fault = opened
+    fault.set("coarse", go_on_otherwise)
+    with pytest.raises(GenerationError, match="replica of the stage coarse was lost, and another one does not go"):
+        parts.engine.generate("Hello there.", **ASKED)
+
+
+def test_a_stage_that_loses_every_replica_ends_the_request_with_an_error(opened: tuple[Apart, Fault]) -> None:
+    parts, fault = opened
+    fault.set("fine", be_gone)
+    with pytest.raises(EngineNotReadyError, match=r"the stage fine has lost 4 replicas .*: ActorDiedError"):
+        parts.engine.generate("Hello there.", **ASKED)
     assert fault.num_calls == 4, "the codec's own replicas are not to blame"
 
 
@@ -178,30 +193,27 @@ def wait_until_left(fault: Fault) -> None:
 
 
 def test_a_request_whose_time_is_over_ends_though_a_stage_says_nothing(
-    cascade: Path, monkeypatch: pytest.MonkeyPatch
+    opened: tuple[Apart, Fault], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = Fault("codec", be_mute)
-    with apart(cascade, fault.wrap, request_timeout_s=1000, **SHORT) as parts:
-        fault.is_on, ledger = True, parts.engine._running.synthesizer.core.ledger
-        late = ledger.late
-        monkeypatch.setattr(ledger, "late", lambda now: late(now + 1000 * fault.is_mute))
-        with pytest.raises(RequestTimeoutError, match="not finished in time"):
-            parts.engine.generate(TEXT, voice="one", **ASKED)
-        wait_until_left(fault)
-        parts.wait_until_idle()
+    parts, fault = opened
+    fault.set("codec", be_mute)
+    ledger = parts.engine._running.synthesizer.core.ledger
+    late = ledger.late
+    monkeypatch.setattr(ledger, "late", lambda now: late(now + 1000 * fault.is_mute))
+    with pytest.raises(RequestTimeoutError, match="not finished in time"):
+        parts.engine.generate(TEXT, voice="one", **ASKED)
+    wait_until_left(fault)
 
 
-def test_a_listener_who_leaves_takes_the_work_of_all_stages_along(cascade: Path) -> None:
-    fault = Fault("semantic", be_mute)
-    with apart(cascade, fault.wrap, **SHORT) as parts:
-        fault.is_on = True
-        listening = parts.engine.stream(TEXT, voice="one", **ASKED)
-        next(listening)
-        listening.close()
-        wait_until_left(fault)
-        for _ in range(20):  # or before any stage has heard of it
-            parts.engine.stream(TEXT, voice="one", **ASKED).close()  # type: ignore[attr-defined]
-        parts.wait_until_idle()
+def test_a_listener_who_leaves_takes_the_work_of_all_stages_along(opened: tuple[Apart, Fault]) -> None:
+    parts, fault = opened
+    fault.set("semantic", be_mute)
+    listening = parts.engine.stream(TEXT, voice="one", **ASKED)
+    next(listening)
+    listening.close()
+    wait_until_left(fault)
+    for _ in range(20):  # or before any stage has heard of it
+        parts.engine.stream(TEXT, voice="one", **ASKED).close()  # type: ignore[attr-defined]
 
 
 def test_stopping_ends_what_is_being_spoken_with_an_error(cascade: Path) -> None:
