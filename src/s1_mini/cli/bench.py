@@ -32,7 +32,7 @@ def bench(
     ] = "cached",
     chunk_profile: Annotated[ChunkProfile, typer.Option("--profile", help="How audio is cut into chunks.")] = "ttfa",
     baseline: Annotated[
-        Literal["none", "sequential"], typer.Option(help="Do the same work one request at a time beside it.")
+        Literal["none", "sequential"], typer.Option(help="Also do the same work one request at a time.")
     ] = "none",
     slots: Annotated[int | None, typer.Option(min=1, max=MAX_CLIENTS, help="[the greatest concurrency, or 8]")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Frames of a request at most.")] = 200,
@@ -40,7 +40,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="Same seed, same sentences and arrivals.")] = 0,
     path: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the JSON.")] = None,
 ) -> None:
-    """Measure the engine on this machine: a table, then one line of JSON (docs/benchmark.md tells how to read it).
+    """Measure the engine on this machine: a table, then one line of JSON (docs/benchmark.md explains them).
 
     Example: s1-mini bench --concurrency 1,4,8 --baseline sequential
     """
@@ -128,7 +128,7 @@ def profile(
     checkpoint: Checkpoint = None,
     device: DeviceName = "auto",
     text: Annotated[
-        str, typer.Option(help="What is said, as one sentence piece.")
+        str, typer.Option(help="Text to speak, as one sentence piece.")
     ] = "The children were playing in the garden behind the house.",
     rows: Annotated[int, typer.Option(min=1, max=1024, help="How many say it side by side.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one to warm up.")] = 5,
@@ -142,7 +142,7 @@ def profile(
     import json
     from dataclasses import asdict
 
-    config = engine_config(device=device)  # what is wrong is told before torch is loaded
+    config = engine_config(device=device)  # report wrong settings before torch is loaded
 
     from s1_mini.audio.container import check_format
     from s1_mini.bench.profile import measure_sections

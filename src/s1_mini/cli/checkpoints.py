@@ -128,7 +128,7 @@ def package(
     checkpoint: Checkpoint = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="New file or folder to write.")] = None,
     voices: Annotated[
-        Path | None, typer.Option(help="Folder of NAME.safetensors, beside the checkpoint's own.")
+        Path | None, typer.Option(help="Folder of NAME.safetensors to add to the checkpoint's own.")
     ] = None,
     layout: Annotated[
         Layout, typer.Option(help="archive: one .tar.gz; prefix: a folder of files for an uncompressed S3 prefix.")

@@ -77,7 +77,6 @@ class Wanted:
     max_instances: Annotated[int, _option("components: machines.", min=1)] = 2
 
     def deployment(self, name: str) -> Deployment:
-        """Give what is wanted, as data. Raises `ConfigurationError`."""
         from s1_mini.deploy.spec import Deployment, Fleet, Model, Rollout
 
         model = Model(
@@ -134,7 +133,6 @@ class Range:
     ] = None
 
     def scaling(self) -> Scaling:
-        """Give it as data. Raises `ConfigurationError`."""
         from s1_mini.deploy.spec import Scaling
 
         schedule = tuple(_scheduled(entry) for entry in self.schedule or ())
@@ -158,7 +156,7 @@ def variables() -> list[str]:
 
 
 def takes(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb the fields of `groups` as options of its own; it gets each group as one object, by its name."""
+    """Add the fields of `groups` to a command's options; it is called with one object for each group, by name."""
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(verb, include_extras=True)
@@ -275,7 +273,7 @@ def create(
     limit_s: Limit = 3600,
     no_wait: No_wait = False,
 ) -> None:
-    """Make a new endpoint, or run a batch, and wait until it serves; if that fails, leave nothing of it.
+    """Create an endpoint, or run a batch, and wait until it serves; if that fails, remove everything again.
 
     Example: s1-mini endpoint create hello --image … --role … --artifact s3://…/model.tar.gz
     """
@@ -293,7 +291,7 @@ def update(
     limit_s: Limit = 7200,
     no_wait: No_wait = False,
 ) -> None:
-    """Make an endpoint what is wanted while it serves; AWS goes back by itself if an alarm rings.
+    """Change an endpoint while it serves; AWS rolls back by itself if an alarm fires.
 
     Example: s1-mini endpoint update hello --image … --role … --artifact s3://…/2/model.tar.gz
     """
@@ -304,7 +302,7 @@ def update(
 
 @endpoint.command("list", cls=Verb)
 def list_endpoints(region: Region = None, profile: Profile = None) -> None:
-    """List the endpoints that were made here: what they are called, their state, their machines.
+    """List the endpoints of s1-mini: names, state, number of machines.
 
     Example: s1-mini endpoint list --region eu-west-1
     """
@@ -344,7 +342,7 @@ def invoke(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Say a sentence at an endpoint.
+    """Speak a sentence at an endpoint.
 
     Example: s1-mini endpoint invoke hello "Good morning." -o morning.wav
     """
@@ -379,7 +377,7 @@ def autoscale(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Let machines (with components: copies) follow the load between two numbers.
+    """Scale machines (with components: copies) with the load, between two numbers.
 
     Example: s1-mini endpoint autoscale hello --min 1 --max 4 --slots 8
     """
@@ -393,7 +391,7 @@ def autoscale(
 
 @endpoint.command("delete", cls=Verb)
 def delete(name: Name, region: Region = None, profile: Profile = None, limit_s: Limit = 1800) -> None:
-    """Remove an endpoint and all that was made for it; what is in S3 stays.
+    """Delete an endpoint and everything that was created for it, but nothing in S3.
 
     Example: s1-mini endpoint delete hello
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from s1_mini.capacity.plan import Plan, Streams
 
-WIDTH = 160  # of the table with all cards, where nobody looks at a terminal
+WIDTH = 160  # of the table with all GPUs, without a terminal
 
 
 def plan(
@@ -166,7 +166,7 @@ def _lines(plans: list[Plan]) -> list[tuple[str, list[str]]]:
 
 
 def _where(fits: list[bool], figures: list[str]) -> list[str]:
-    """Leave out what is of more rows than the card has slots."""
+    """Return figures, empty where the GPU has fewer slots."""
     return [figure if fit else "" for fit, figure in zip(fits, figures, strict=True)]
 
 

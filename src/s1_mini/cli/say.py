@@ -56,11 +56,13 @@ def say(
     reference_audio: Annotated[
         Path | None, typer.Option("--reference", help="Recording whose voice to use, or a voice file (.npz, .npy).")
     ] = None,
-    reference_text: Annotated[str | None, typer.Option(metavar="TEXT", help="What is said in the reference.")] = None,
+    reference_text: Annotated[str | None, typer.Option(metavar="TEXT", help="Transcript of the reference.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same sound.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is always the likeliest.")] = DEFAULT_SAMPLING.temperature,
     top_p: Annotated[float, typer.Option(help="How much of the probability to draw from.")] = DEFAULT_SAMPLING.top_p,
-    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest; 0: all.")] = DEFAULT_SAMPLING.top_k,
+    top_k: Annotated[
+        int, typer.Option(help="Sample from this many likeliest tokens; 0: all.")
+    ] = DEFAULT_SAMPLING.top_k,
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1 avoids repeating.")
     ] = DEFAULT_SAMPLING.repetition_penalty,
@@ -89,7 +91,7 @@ def say(
     precision: Precision = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say how long it took.")] = False,
 ) -> None:
-    """Say a text.
+    """Speak a text.
 
     Example: s1-mini say "Good morning." -o morning.wav --reference me.wav --reference-text "What I say there."
     """
@@ -222,7 +224,7 @@ def _write_stdout(content: bytes) -> None:
         sys.stdout.buffer.flush()
     except (OSError, AttributeError) as error:
         if is_gone(error):
-            raise BrokenPipeError(errno.EPIPE, "whoever listened has heard enough") from None
+            raise BrokenPipeError(errno.EPIPE, "the reader closed the pipe") from None
         raise ParameterError("path", f"cannot write to stdout: {error}") from None
 
 

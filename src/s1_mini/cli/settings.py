@@ -1,4 +1,4 @@
-"""`s1-mini settings`: every setting, its variable, what it is now and what it means."""
+"""`s1-mini settings`: every setting with its variable, value, default and meaning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def settings(
     markdown: Annotated[bool, typer.Option("--markdown", help="As docs/settings.md has them: defaults only.")] = False,
     changed: Annotated[bool, typer.Option("--changed", help="Only what variables have changed.")] = False,
 ) -> None:
-    """Show every setting: its variable, what it is in this environment, its default, what it means.
+    """Show every setting: its variable, its value in this environment, its default and its meaning.
 
     Example: S1_MINI_DEVICE=cpu s1-mini settings --changed
     """

@@ -33,7 +33,7 @@ VARIABLE = "S1_MINI_"
 
 
 def completing(*values: str) -> Callable[[str], list[str]]:
-    """Complete an option with these values; others are allowed, too."""
+    """Return a completion of these values; an option also accepts others."""
 
     def complete(incomplete: str) -> list[str]:
         return [value for value in values if value.startswith(incomplete)]
@@ -119,7 +119,7 @@ def print_table(rows: Iterable[Iterable[str]], *columns: Any, **options: Any) ->
 
     table = Table(*columns, **options)
     for row in rows:
-        table.add_row(*map(Text, row))  # as text: brackets in it are no markup
+        table.add_row(*map(Text, row))  # brackets in it are not markup
     Console().print(table)
 
 

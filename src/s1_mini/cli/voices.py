@@ -56,13 +56,13 @@ def add_voice(
     reference_audio: Annotated[
         Path, typer.Argument(metavar="RECORDING", help="Any sound file, or a voice file (.npz, .npy).")
     ],
-    reference_text: Annotated[str, typer.Option("--text", help="What is said in a recording, word for word.")] = "",
+    reference_text: Annotated[str, typer.Option("--text", help="Transcript of the recording, word for word.")] = "",
     description: Annotated[str, typer.Option(help="A few words about the voice.")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Even if there is a voice of that name.")] = False,
     checkpoint_path: Checkpoint = None,
     voices_path: VoicesPath = None,
 ) -> None:
-    """Make a voice of a recording and keep it in the directory of voices.
+    """Create a voice from a recording in the directory of voices.
 
     Example: s1-mini voices add me me.wav --text "What I say there." --voices-path my-voices
     """
@@ -86,7 +86,7 @@ def add_voice(
 
 @app.command("delete", cls=Verb)
 def delete_voice(voice: Name, checkpoint_path: Checkpoint = None, voices_path: VoicesPath = None) -> None:
-    """Delete an added voice, with the recording beside it if it came from one.
+    """Delete an added voice, and its recording if it came from one.
 
     Example: s1-mini voices delete me --voices-path my-voices
     """

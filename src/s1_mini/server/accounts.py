@@ -24,7 +24,7 @@ from s1_mini.core.turns import CLIENT_SHARE, client_share
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server.errors import BusyError, TooManyRequestsError
 
-MAX_NAME = 64  # characters of a client that is no address
+MAX_NAME = 64  # characters of a client's name that is not an address
 IPV6_CLIENT_BITS = 64  # one subscriber usually controls a whole /64
 
 CPU_SHARE = 0.5  # of one core, for the event-loop time of one client while there are others
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 
 class Resource(StrEnum):
-    """What can be held for a client."""
+    """A resource that is charged to clients."""
 
     CONNECTIONS = "connections"
     SESSIONS = "sessions"  # WebSocket
@@ -59,7 +59,7 @@ NAMES = {
 
 
 class Accounts:
-    """What is held of each resource, by client and in total."""
+    """The amounts that are held of each resource, by client and in total."""
 
     def __init__(
         self, limits: dict[Resource, int], *, by_client: bool = True, max_requests_per_client: int = 0
@@ -181,7 +181,7 @@ class Holding:
         return self._held[resource] + sum(part.sum(resource) for part in self._parts)
 
     def set(self, resource: Resource, amount: int, *, checked: bool = True) -> None:
-        """Hold `amount` of a resource, instead of what it holds now.
+        """Replace the amount that it holds of a resource.
 
         Raises `BusyError` or `TooManyRequestsError` and changes nothing if it is more than allowed. `checked=False` is
         for resources whose limit is kept by evicting others.
@@ -254,7 +254,7 @@ class IdlePool(Generic[Member]):
             self._forget_idle(member, holding.client)
 
     def mark_idle(self, member: Member) -> None:
-        """Make a member the last to be evicted among the idle ones; does nothing if it is idle already."""
+        """Mark a member idle, as the last to be evicted; does nothing if it is idle already."""
         if (holding := self._holdings.get(member)) is not None:
             self._idle.setdefault(holding.client, OrderedDict()).setdefault(member, None)
 

@@ -33,12 +33,14 @@ SMALL_BYTES = 64 * 1024  # parsed at once; more takes a thread
 # Charsets of a form. Some of Python's take minutes for a megabyte, and it remembers every unknown name it looks up.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
 MAX_FIELDS = 32
-MAX_FIELD_BYTES = 1024 * 1024  # of a form's field that is no file
+MAX_FIELD_BYTES = 1024 * 1024  # of a form's field, unless it is a file
 
-MAX_MARKS = 2048  # strings, colons, commas and brackets of a body that is no batch: many times what a request has
-MARKS_PER_ITEM = 32  # of each text of a batch, beyond that
+MAX_MARKS = 2048  # strings, colons, commas and brackets of one request: many times what it needs
+MARKS_PER_ITEM = 32  # in addition, for each text of a batch
 MAX_ESCAPES = 2**20  # backslashes: 32 texts of the greatest length, every letter of them written as \u0000
-MAX_GAP = 4096  # bytes between two marks outside of strings; a longer run is a number made to be slow, or no JSON
+MAX_GAP = (
+    4096  # bytes between two marks outside of strings; longer runs are numbers that are slow to parse, or not JSON
+)
 
 _MARK = re.compile(rb'["\[{,:]')
 _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -146,10 +148,7 @@ def unsupported_type(request: Request, allowed: str) -> ContentTypeError:
 
 
 def check_structure(data: bytes, max_marks: int = MAX_MARKS) -> None:
-    """Raise `BodyError` if `data` has more than `max_marks` marks, or a number of thousands of digits.
-
-    Whether it is JSON at all, the parser tells.
-    """
+    """Raise `BodyError` if `data` has more than `max_marks` marks, or a number of thousands of digits."""
     num_escapes = 0
     for start in range(0, len(data), _WINDOW):
         num_escapes += data.count(b"\\", start, start + _WINDOW)
@@ -168,7 +167,7 @@ def check_structure(data: bytes, max_marks: int = MAX_MARKS) -> None:
 
 
 def _after_string(data: bytes, position: int) -> int:
-    """Give where a string that begins at `position` is over; the end of `data` if it is nowhere."""
+    """Return the position after a string that begins at `position`; the end of `data` if it is not closed."""
     end = data.find(b'"', position)
     if end > position and data[end - 1 : end] != b"\\":
         return end + 1

@@ -98,7 +98,7 @@ class Connections:
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # asyncio says so for each
-            self._told.tell("no connection can be taken in: too many files are open", reason=error.strerror)
+            self._told.tell("no connection can be accepted: too many files are open", reason=error.strerror)
         else:
             loop.default_exception_handler(context)
 
@@ -152,12 +152,12 @@ class Told:
 
 
 def _unsent(transport: asyncio.Transport) -> int:
-    """Return the bytes in the system's send buffer; 0 where the system does not tell."""
+    """Return the bytes in the system's send buffer; 0 if the system does not report them."""
     return _queued(transport, termios.TIOCOUTQ) if sys.platform == "linux" else 0
 
 
 def unread(transport: asyncio.Transport) -> int:
-    """Return the bytes in the system's receive buffer; 0 where the system does not tell."""
+    """Return the bytes in the system's receive buffer; 0 if the system does not report them."""
     return _queued(transport, termios.FIONREAD) if sys.platform != "win32" else 0
 
 
@@ -170,7 +170,7 @@ def _queued(transport: asyncio.Transport, request: int) -> int:
 
 
 def has_left(transport: asyncio.Transport) -> bool:
-    """Return whether the client has closed, even if data that it sent before is unread; only Linux tells."""
+    """Return whether the client has closed, even if data that it sent before is unread; always False but on Linux."""
     if sys.platform == "linux":
         with suppress(OSError, ValueError):  # it is being closed
             look = select.poll()
@@ -185,7 +185,7 @@ def open_more_files() -> None:
         soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = ENOUGH_FILES if most == resource.RLIM_INFINITY else min(most, ENOUGH_FILES)
         if soft != resource.RLIM_INFINITY and soft < wanted:
-            with suppress(ValueError, OSError):  # macOS says that there is no limit, and has one
+            with suppress(ValueError, OSError):  # macOS reports no limit, but has one
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 

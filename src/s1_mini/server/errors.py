@@ -211,7 +211,7 @@ def misaddressed(method: str, path: str, allowed: str) -> ServerError:
 def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1MiniError:
     """Return one error for pydantic's list of problems. `known` are the fields that the request may have.
 
-    A field that is missing is reported last: an unknown one beside it is usually the same field, misspelt.
+    A field that is missing is reported last: an unknown one is then usually the same field, misspelt.
     """
     first, *others = sorted(problems, key=lambda problem: bool(problem["type"] == "missing"))
     if first["type"] == "json_invalid":

@@ -53,7 +53,7 @@ FRESH_S = 0.02  # health cache TTL
 RETRY_AFTER_S = 1.0
 
 
-class EngineDied(Exception):  # noqa: N818 - an end, not an error of anybody's
+class EngineDied(Exception):  # noqa: N818 - not an error of a request
     """The engine was started and has failed."""
 
 
@@ -69,7 +69,7 @@ class AdmissionController:
         self.is_draining = False
 
     def health(self) -> dict[str, Any]:
-        """Return the engine's `health_check()`, at most `FRESH_S` old: it queries the GPU driver, too."""
+        """Return the engine's `health_check()`, at most `FRESH_S` old: it also queries the GPU driver."""
         now = time.monotonic()
         if now - self._looked > FRESH_S:
             self._health, self._looked = self._engine.health_check(), now
@@ -80,7 +80,7 @@ class AdmissionController:
         if self.is_draining:
             return DrainingError("the server is going down; ask another one")
         if self.failure is not None:
-            return EngineNotReadyError("the engine could not be started, or has died; the server's log tells why")
+            return EngineNotReadyError("the engine could not be started, or has died; see the server's log")
         state = state or self._engine.state()
         if not state.is_ready:
             doing = "starting" if state.status == "stopped" else state.status

@@ -59,7 +59,7 @@ class EngineFigures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         inside, is_ready = self._gate.num_inside, float(self._gate.refusal() is None)
-        yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are taken in", is_ready)
+        yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are accepted", is_ready)
         yield GaugeMetricFamily(f"{PREFIX}http_requests_inside", "Requests to speak that are being answered", inside)
         held = GaugeMetricFamily(f"{PREFIX}http_held", "Held for all clients", labels=["resource"])
         limits = GaugeMetricFamily(f"{PREFIX}http_limit", "Limit for all clients together", labels=["resource"])

@@ -44,7 +44,7 @@ _FOREIGN = ("HTTPValidationError", "ValidationError")  # FastAPI's own refusal o
 
 SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "Sound, in the format that was asked for",
+        "description": "Audio in the requested format",
         "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in map(media_type, FORMATS)},
         "headers": {
             "X-Sample-Rate": {"schema": {"type": "integer"}, "description": "Hz of the engine's sound"},
@@ -96,7 +96,7 @@ class DescribedApp(FastAPI):
 
 
 def with_events(answer: dict[int | str, dict[str, Any]]) -> dict[int | str, dict[str, Any]]:
-    """Declare that audio can come as server-sent events, too."""
+    """Declare that audio can also come as server-sent events."""
     events: dict[str, Any] = {"text/event-stream": {}}
     return {200: answer[200] | {"content": answer[200]["content"] | events}}
 

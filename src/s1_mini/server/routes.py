@@ -73,7 +73,7 @@ FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "t
     openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
 )
 async def speak_text(request: Request) -> Response:
-    """Speak a text; the answer is the sound, whole, or with `stream` while it is made."""
+    """Speak a text. The response is the audio, whole, or with `stream` while it is generated."""
     body, recording = await read_speech(request, SpeechBody)
     return respond(await speak_to_client(request, request.app.state.engine, body.to_request(recording)))
 
@@ -86,7 +86,7 @@ async def speak_text(request: Request) -> Response:
     openapi_extra=body_of(BatchBody),
 )
 async def speak_batch(request: Request) -> Response:
-    """Speak several texts together; one that fails, fails alone, and `success` tells whether all succeeded."""
+    """Speak several texts together. An error affects one result only; `success` is true if all succeeded."""
     body = await read_json(request, BatchBody)
     state, num_items = request.app.state, len(body.items)
     allowed = min(state.settings.max_batch_items, state.accounts.largest(Resource.REQUESTS))
@@ -119,7 +119,7 @@ async def _speak_all(request: Request, body: BatchBody) -> list[BatchResult]:
 
 
 async def _speak_item(request: Request, item: Any, body: BatchBody, record: RequestLog) -> BatchResult:
-    """Return the result of one text of a batch; an error is a result, too."""
+    """Return the result of one text of a batch, which may be an error."""
     started, state = time.perf_counter(), request.app.state
     try:
         item_request = await asyncio.to_thread(_item_request, item, body)
@@ -241,7 +241,7 @@ async def describe_voice(request: Request, name: str) -> VoiceAnswer:
     openapi_extra=body_of(VoiceForm, form_files=("audio",), is_json=False),
 )
 async def add_voice(request: Request) -> VoiceAnswer:
-    """Keep a recording as a voice, to be used by its name."""
+    """Add a recording as a named voice."""
     if content_type(request) != FORM:
         raise unsupported_type(request, f"{FORM} with the fields name, text and file audio")
     form, recording = await read_form(request, VoiceForm, "audio")

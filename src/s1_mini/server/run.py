@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OPEN_TO_ALL = "whoever reaches this port may use the server: S1_MINI_SERVER_API_KEY, its key, is not set"
+OPEN_TO_ALL = "the server is open to everyone who reaches this port: S1_MINI_SERVER_API_KEY is not set"
 
 # Shares of the drain timeout that remain when:
 FAIL = 0.2  # unfinished requests fail, so that their clients get an error

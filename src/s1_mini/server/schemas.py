@@ -1,7 +1,4 @@
-"""What clients send and get, as pydantic models: every field bounded, unknown fields refused, examples for the reader.
-
-They hold no logic beyond turning themselves into a `SpeechRequest`.
-"""
+"""Requests and responses as pydantic models. Every field has bounds, and unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -35,18 +32,18 @@ BASE64_WINDOW = 2**18  # characters, a multiple of four
 
 
 def _as_whole(value: Any) -> Any:
-    """Take 3.0 for 3, as JSON does."""
+    """Return 3 for 3.0, which JSON does not distinguish."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# The bounds stand before the validator: behind it, pydantic would not tell them as JSON Schema does.
-Seed = Annotated[int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)]  # 2^63 is a double, MAX_SEED none
+# bounds before the validator: after it, pydantic leaves them out of the JSON schema
+Seed = Annotated[int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)]  # 2^63 is a double, MAX_SEED is not
 TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K), BeforeValidator(_as_whole)]
 NumTokens = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_as_whole)]
 ChunkLength = Annotated[int, Field(ge=50, le=1000), BeforeValidator(_as_whole)]
-# What a text must have and which voices there are, the engine judges, in one sentence whichever way it is asked.
+# length of texts and names of voices are checked by the engine, with the same messages for all interfaces
 _NOT_EMPTY: JsonDict = {"minLength": 1}
-Text = Annotated[str, Field(description="What to say.", examples=["Good morning."], json_schema_extra=_NOT_EMPTY)]
+Text = Annotated[str, Field(description="Text to speak.", examples=["Good morning."], json_schema_extra=_NOT_EMPTY)]
 VoiceName = Annotated[str, Field(description="A voice of GET /v1/voices.")]
 Format = Annotated[AudioFormat, Field(description="Of the answer; ogg is Opus too, pcm is s16le mono without header.")]
 Base64Audio = Annotated[
@@ -56,7 +53,7 @@ Base64Audio = Annotated[
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """A checked request, and how its audio is sent."""
+    """A validated request, and how its audio is sent."""
 
     speech: TTSRequest
     audio_format: AudioFormat = "wav"
@@ -65,29 +62,29 @@ class SpeechRequest:
 
     @property
     def reference(self) -> bytes:
-        """The recording whose voice to use; empty without one."""
+        """The reference recording; empty without one."""
         references = self.speech.references
         return cast("bytes", references[0].audio) if references else b""
 
 
 class Strict(BaseModel):
-    """What refuses fields that it does not know."""
+    """Base of models that refuse unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Sampling(Strict):
-    """How a text is read, and how tokens are drawn: what every request may say."""
+    """Options of every request: text normalization and sampling."""
 
     normalize: Normalize | None = Field(
-        None, description="auto: numbers and signs are said in words, where the checkpoint reads words; off: as sent."
+        None, description="auto: numbers and signs become words, if the checkpoint reads words; off: as sent."
     )
     on_unsupported: OnUnsupported | None = Field(
         None,
         description="Characters that the voice cannot pronounce. error: reject the text; skip: speak the rest, warn. "
         "Left out, the server's setting.",
     )
-    return_spoken_text: bool = Field(False, description="Tell what was spoken, where the answer is JSON.")
+    return_spoken_text: bool = Field(False, description="Return the normalized text in JSON responses.")
 
     seed: Seed | None = Field(None, description="Same seed, same sound.")
     temperature: float = Field(
@@ -95,7 +92,8 @@ class Sampling(Strict):
     )
     top_p: float = Field(DEFAULT_SAMPLING.top_p, gt=0, le=1)
     top_k: TopK = Field(
-        DEFAULT_SAMPLING.top_k, description="Draw from so many of the likeliest, 0 from all; not every family has it."
+        DEFAULT_SAMPLING.top_k,
+        description="Sample from this many likeliest tokens, 0 from all; not every family has it.",
     )
     repetition_penalty: float = Field(DEFAULT_SAMPLING.repetition_penalty, gt=0, le=MAX_REPETITION_PENALTY)
     max_new_tokens: NumTokens = Field(DEFAULT_SAMPLING.max_new_tokens, description="Longest sentence piece, in frames.")
@@ -107,7 +105,7 @@ class Sampling(Strict):
         return SpeechRequest(speech, audio_format, streams, self.return_spoken_text)
 
 
-# For clients that send whatever a language model writes, and would lose a whole answer over one character.
+# for clients that send a language model's output and would lose all of it over one character
 SKIP_BY_DEFAULT: Any = Field(
     "skip",
     description="Characters that the voice cannot pronounce. skip: speak the rest and warn; error: reject it all.",
@@ -129,20 +127,20 @@ class SpeechBody(Sampling):
     text: Text
     voice: VoiceName | None = None
     reference_audio: Base64Audio | None = None
-    reference_text: str | None = Field(None, description="What is said in the recording, word for word.")
+    reference_text: str | None = Field(None, description="Transcript of the recording, word for word.")
     format: Format = "wav"
-    stream: bool = Field(False, description="Send sound while it is made.")
-    chunk_profile: ChunkProfile | None = Field(None, description="Soonest first sound, or fewest chunks.")
+    stream: bool = Field(False, description="Send audio while it is generated.")
+    chunk_profile: ChunkProfile | None = Field(None, description="Least time to first audio, or fewest chunks.")
 
     def to_request(self, recording: bytes | None = None) -> SpeechRequest:
-        """Give the request; `recording` is a reference that did not come as base64. Raises `InvalidError`."""
+        """Return the request; `recording` is a reference that is decoded already. Raises `InvalidError`."""
         if recording is None and self.reference_audio is not None:
             recording = decode_base64(self.reference_audio)
         return self.build(self.text, self.format, streams=self.stream, reference_audio=recording)
 
 
 class BatchItem(Strict):
-    """One text of a batch; what is wrong with it is its own result."""
+    """One text of a batch; its error is its own result."""
 
     text: Text
     voice: VoiceName | None = None
@@ -167,18 +165,18 @@ class BatchBody(Sampling):
 
 
 class BatchResult(BaseModel):
-    """What became of one text of a batch."""
+    """The result of one text of a batch."""
 
     success: bool
     audio_base64: str | None = None
     generation_time: float
     error: str | None = None
     error_code: str | None = None
-    spoken_text: str | None = Field(None, description="Only where return_spoken_text asks for it.")
+    spoken_text: str | None = Field(None, description="Only with return_spoken_text.")
     warning: str | None = Field(None, description="Skipped characters, or a text in another language; only if any.")
 
     def content(self) -> bytes:
-        """Give it as JSON, without what was not asked for."""
+        """Return it as JSON, without optional fields that are None."""
         left_out = {name for name in ("spoken_text", "warning") if getattr(self, name) is None}
         return self.model_dump_json(exclude=left_out).encode()
 
@@ -192,7 +190,7 @@ class BatchAnswer(BaseModel):
 
 
 class OpenAIVoice(Strict):
-    """A voice as OpenAI's clients may name it, too."""
+    """A voice as an object, as OpenAI's API also allows."""
 
     id: VoiceName
 
@@ -204,7 +202,7 @@ def _own_speed(value: float) -> float:
 
 
 def _voice_name(value: Any) -> Any:
-    """Take `{"id": name}` for the name."""
+    """Return the name of `{"id": name}`."""
     name = value["id"] if isinstance(value, dict) and set(value) == {"id"} else value
     if name is None or isinstance(name, str):
         return name
@@ -230,14 +228,14 @@ class OpenAISpeechBody(Sampling):
     ] = Field(None, description="A voice of GET /v1/voices; OpenAI's own names mean the default voice.")
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: Annotated[float, AfterValidator(_own_speed)] = Field(
-        1.0, description="The voice's own; no other can be made.", json_schema_extra={"minimum": 1, "maximum": 1}
+        1.0, description="Only the voice's own speed is supported.", json_schema_extra={"minimum": 1, "maximum": 1}
     )
     instructions: str | None = Field(None, description="Ignored.")
     stream_format: Literal["audio", "sse"] = "audio"
 
 
 class OpenAIModel(BaseModel):
-    """A model, as OpenAI tells of one."""
+    """A model in OpenAI's format."""
 
     id: str
     object: Literal["model"] = "model"
@@ -253,7 +251,7 @@ class OpenAIModels(BaseModel):
 
 
 class Named(BaseModel):
-    """Something to choose by its `id`."""
+    """An item with an `id`."""
 
     id: str
     name: str
@@ -285,14 +283,14 @@ class SessionConfig(Sampling):
 
 
 class InputText(Strict):
-    """A piece of text, cut anywhere."""
+    """A piece of text, split anywhere."""
 
     type: Literal["input.text"]
     text: str
 
 
 class InputDone(Strict):
-    """No more text comes."""
+    """The end of the text."""
 
     type: Literal["input.done"]
 
@@ -321,20 +319,20 @@ class VoicesAnswer(BaseModel):
 
 
 class VoiceForm(Strict):
-    """The fields of `POST /v1/voices` beside its file `audio`."""
+    """The fields of `POST /v1/voices` besides the file `audio`."""
 
     name: str = Field(examples=["grandmother"], json_schema_extra={"pattern": r"^[a-z0-9][a-z0-9_-]{0,63}$"})
-    text: str = Field("", description="What is said in the recording, word for word; a voice file needs none.")
+    text: str = Field("", description="Transcript of the recording, word for word; not needed for a voice file.")
     description: str = Field("", max_length=500)
-    replace: bool = Field(False, description="Take the place of an added voice of this name.")
+    replace: bool = Field(False, description="Replace an added voice of this name.")
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Code and message of an error."""
 
     code: str = Field(description="Stable, for machines.")
     message: str
-    field: str | None = Field(description="The part of the request at fault.")
+    field: str | None = Field(description="The invalid field of the request.")
     request_id: str | None
 
 

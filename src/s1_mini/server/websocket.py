@@ -168,7 +168,7 @@ class Session:
         if is_done:
             return
         if self._state.gate.is_draining:
-            raise DrainingError("the server is going down; connect anew")
+            raise DrainingError("the server is shutting down; reconnect")
         if not self._unspoken and now - self._last_moved > settings.websocket_idle_s:
             raise IdleError(f"nothing came for {settings.websocket_idle_s:g} s")
 
