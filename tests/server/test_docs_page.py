@@ -103,7 +103,7 @@ def test_with_an_api_key_requests_fail_until_authorize_has_the_key(
 def test_only_routes_behind_the_key_ask_for_it_and_only_if_the_server_has_one(
     http: httpx2.Client, small_engine: ProductionTTSEngine
 ) -> None:
-    with serving(small_engine, api_key="open sesame") as locked, locked.client() as client:
+    with serving(small_engine, api_keys="open sesame") as locked, locked.client() as client:
         document = client.get("/openapi.json").json()
     for path, methods in document["paths"].items():
         for told in methods.values():

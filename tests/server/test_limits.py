@@ -18,12 +18,14 @@ from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
 from s1_mini.runtime.running import EngineRuntime
 from s1_mini.server.app import create_app
+from s1_mini.server.limits import PROBES
 from s1_mini.server.settings import ServerSettings
 from s1_mini.types import EngineState
 from tests.server.conftest import LONG_SPEECH, Clock, Door, serving
 from waiting import EVENTUALLY_S, wait_until
 
 BODY = {"text": "Good morning.", "max_new_tokens": 8}
+PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
 OVER_AT_ONCE_S = 1e-6  # a time limit that every machine exceeds, however fast it is
 
 
@@ -110,19 +112,27 @@ def test_a_sender_who_hears_nothing_until_it_has_sent_all_hears_413_too(strict: 
     assert code(answer) == "body_too_large"
 
 
-@pytest.mark.parametrize("before", [b"", b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"])
-def test_a_head_that_is_sent_too_slowly_is_refused(
-    small_engine: ProductionTTSEngine, clock: Clock, before: bytes
+@pytest.mark.parametrize(
+    ("before", "begun", "drop", "error"),
+    [
+        (b"", b"GET /ping HTTP/1.1\r\n", b"X-Slow: 1\r\n", b'"head_timeout"'),
+        (PING, b"GET /ping HTTP/1.1\r\n", b"X-Slow: 1\r\n", b'"head_timeout"'),
+        (b"", head("Content-Length: 1000"), b"x", b'"body_timeout"'),
+    ],
+    ids=["head", "second head", "body"],
+)
+def test_a_head_or_a_body_that_is_sent_too_slowly_is_refused(
+    small_engine: ProductionTTSEngine, clock: Clock, *, before: bytes, begun: bytes, drop: bytes, error: bytes
 ) -> None:
-    with serving(small_engine, head_timeout_s=30) as door, door.connect() as plug:
+    with serving(small_engine, head_timeout_s=30, body_timeout_s=30) as door, door.connect() as plug:
         plug.sendall(before)
         if before:
             assert plug.recv(65_536).startswith(b"HTTP/1.1 200")
-        plug.sendall(b"GET /ping HTTP/1.1\r\n")
-        received = drip(door, clock, plug, b"X-Slow: 1\r\n")
+        plug.sendall(begun)
+        received = drip(door, clock, plug, drop)
 
     assert received.startswith(b"HTTP/1.1 408")
-    assert b'"head_timeout"' in received
+    assert error in received
 
 
 def test_connections_that_send_no_head_are_closed_and_others_are_served(
@@ -146,18 +156,9 @@ def test_connections_that_send_no_head_are_closed_and_others_are_served(
 def test_a_connection_that_rests_between_two_requests_is_kept(small_engine: ProductionTTSEngine, clock: Clock) -> None:
     with serving(small_engine, head_timeout_s=30) as door, door.connect() as plug:
         for rest_s in (40, 0):
-            plug.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+            plug.sendall(PING)
             assert plug.recv(1000).startswith(b"HTTP/1.1 200")
             clock.advance(door, rest_s)
-
-
-def test_a_body_that_is_sent_too_slowly_is_refused(small_engine: ProductionTTSEngine, clock: Clock) -> None:
-    with serving(small_engine, body_timeout_s=30) as door, door.connect() as plug:
-        plug.sendall(head("Content-Length: 1000"))
-        received = drip(door, clock, plug, b"x")
-
-    assert received.startswith(b"HTTP/1.1 408")
-    assert b'"body_timeout"' in received
 
 
 @pytest.mark.parametrize("given", [None, "Bearer wrong", "Basic sesame", "Bearer", "Bearer sésame"])
@@ -174,7 +175,7 @@ def test_without_the_key_nothing_is_spoken(strict: Door, given: str | None) -> N
 def test_the_key_opens_and_health_needs_none(strict: Door) -> None:
     with strict.client() as client:
         assert client.post("/v1/tts", json=BODY, headers=KEY).status_code == 200
-        assert [client.get(path).status_code for path in ("/ping", "/ready", "/health", "/metrics")] == [200] * 4
+        assert [client.get(path).status_code for path in PROBES] == [200] * 4
 
 
 def test_a_new_route_has_the_key_and_admission_without_being_listed(
@@ -427,7 +428,7 @@ def test_a_path_with_a_slash_too_many_is_told_and_not_redirected(http: httpx2.Cl
 
 
 def test_a_load_balancer_may_look_under_any_name(http: httpx2.Client) -> None:
-    assert http.get("/ping", headers={"Host": "10.0.0.7:8080"}).status_code == 200
+    assert [http.get(path, headers={"Host": "10.0.0.7:8080"}).status_code for path in PROBES] == [200] * 4
 
 
 @pytest.mark.parametrize(

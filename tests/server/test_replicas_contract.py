@@ -72,7 +72,6 @@ EXCEPT = {
     # HAProxy's own page tells what is wrong with a head, see test_replicas.py
     "test_a_head_that_drips_is_ended_by_the_clock",
     "test_what_is_no_http_is_refused_in_the_shape_of_all_errors",
-    "test_a_head_of_hundreds_of_headers_is_refused",
     # nothing of these depends on who stands before it
     "test_custom_attributes_choose_another_route",
     "test_custom_attributes_choose_another_route_through_boto3",

@@ -91,7 +91,7 @@ def test_a_wrong_message_is_told_by_its_own_fields(
         say(socket, **message)
         (told,), _, _ = hear(socket)
 
-    assert told["error"]["field"] == field
+    assert (told["error"]["code"], told["error"]["field"]) == ("request_invalid", field)
     assert told["error"]["message"].startswith(sentence)
 
 
@@ -131,10 +131,6 @@ def test_the_first_sentence_sounds_while_the_second_is_still_written(door: Door,
     [
         ("not json", "body_invalid"),
         (b"\x00\x01", "body_invalid"),
-        ("{}", "request_invalid"),
-        ('{"type": "input.song"}', "request_invalid"),
-        ('{"type": "input.text", "text": "Hi.", "loud": true}', "request_invalid"),
-        ('{"type": "input.text", "text": 3}', "request_invalid"),
         (json.dumps({"type": "input.text", "text": "a" * 20_001}), "text_invalid"),
         ('{"type": "session.config", "reference_audio": "?"}', "request_invalid"),
         ("[" * 100_000, "body_invalid"),

@@ -65,7 +65,7 @@ class DescribedApp(FastAPI):
         if self.openapi_schema is None:
             document = super().openapi()
             document["info"]["description"] = DESCRIPTION
-            if self.state.settings.api_key is not None:
+            if self.state.settings.keys:
                 self._require_key(document)
             for operation in (each for path in document["paths"].values() for each in path.values()):
                 if _FOREIGN[0] in str(operation["responses"].get("422")):
