@@ -1,6 +1,6 @@
 """s1_mini: a text-to-speech engine for codec-language-model voices.
 
-The front door. Names are resolved on first use, so that `import s1_mini` loads neither torch nor pydantic.
+Names are resolved on first use, so that `import s1_mini` loads neither torch nor pydantic.
 """
 
 from __future__ import annotations

@@ -26,19 +26,14 @@ class CacheStats:
     evictions: int
 
 
-@dataclass
-class _Entry(Generic[Value]):
-    value: Value
-    num_bytes: int
-
-
 class ByteCache(Generic[Value]):
     """Values by key, together at most `max_bytes` bytes, and at most `max_entries` of them."""
 
     def __init__(self, max_bytes: int, max_entries: int | None = None) -> None:
         self.max_bytes, self.max_entries = max_bytes, max_entries
-        self._entries: OrderedDict[str, _Entry[Value]] = OrderedDict()  # unpinned, the most recently used last
-        self._pinned_entries: dict[str, _Entry[Value]] = {}
+        # Values with their bytes.
+        self._entries: OrderedDict[str, tuple[Value, int]] = OrderedDict()  # unpinned, the most recently used last
+        self._pinned_entries: dict[str, tuple[Value, int]] = {}
         self._pinned: set[str] = set()  # keys, present or not
         self._num_bytes = self._pinned_bytes = 0
         self._hits = self._misses = self._evictions = 0
@@ -54,7 +49,7 @@ class ByteCache(Generic[Value]):
                 self._misses += 1
                 return None
             self._hits += 1
-            return entry.value
+            return entry[0]
 
     def put(self, key: str, value: Value, num_bytes: int) -> bool:
         """Store `value`, evicting others; return False if it does not fit beside the pinned entries."""
@@ -62,7 +57,7 @@ class ByteCache(Generic[Value]):
             self._remove(key)
             if self._pinned_bytes + num_bytes > self.max_bytes or len(self._pinned_entries) == self.max_entries:
                 return False
-            self._insert(key, _Entry(value, num_bytes))
+            self._insert(key, (value, num_bytes))
             self._evict(self.max_bytes)
             return True
 
@@ -115,27 +110,27 @@ class ByteCache(Generic[Value]):
     def _evict(self, max_bytes: int) -> None:
         """Evict the least recently used entries. One just stored stays: `put` has checked that it fits."""
         while self._entries and self._is_over(max_bytes):
-            self._num_bytes -= self._entries.popitem(last=False)[1].num_bytes
+            self._num_bytes -= self._entries.popitem(last=False)[1][1]
             self._evictions += 1
 
     def _is_over(self, max_bytes: int) -> bool:
         num_entries = len(self._entries) + len(self._pinned_entries)
         return self._num_bytes > max_bytes or (self.max_entries is not None and num_entries > self.max_entries)
 
-    def _insert(self, key: str, entry: _Entry[Value]) -> None:
-        self._num_bytes += entry.num_bytes
+    def _insert(self, key: str, entry: tuple[Value, int]) -> None:
+        self._num_bytes += entry[1]
         if key in self._pinned:
             self._pinned_entries[key] = entry
-            self._pinned_bytes += entry.num_bytes
+            self._pinned_bytes += entry[1]
         else:
             self._entries[key] = entry
 
-    def _remove(self, key: str) -> _Entry[Value] | None:
+    def _remove(self, key: str) -> tuple[Value, int] | None:
         entry = self._entries.pop(key, None)
         if entry is None and (entry := self._pinned_entries.pop(key, None)) is not None:
-            self._pinned_bytes -= entry.num_bytes
+            self._pinned_bytes -= entry[1]
         if entry is not None:
-            self._num_bytes -= entry.num_bytes
+            self._num_bytes -= entry[1]
         return entry
 
     def _move(self, key: str) -> None:

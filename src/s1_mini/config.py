@@ -1,7 +1,6 @@
 """Settings of one engine process: fields, their `S1_MINI_*` variables, their checks. Imports no torch.
 
-Keyword beats variable beats default. Facts of a checkpoint are not settings (they are read from it), and what
-differs from request to request is not here either (`types.SamplingParams`).
+A keyword takes precedence over a variable, and that over the default. Options of a request are in `types.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def _path(value: Any) -> Any:
 
 
 def _placement(value: Any) -> Any:
-    """Read `stage=device` with commas between."""
+    """Parse `stage=device` pairs, separated by commas."""
     if not isinstance(value, str):
         return value
     devices: dict[str, str] = {}
@@ -68,7 +67,7 @@ Folder = Annotated[Path | None, BeforeValidator(_path)]
 
 
 class LoadSettings(BaseSettings):
-    """What to load, where, and in which number formats."""
+    """Which checkpoint to load, where, and in which number formats."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="forbid", populate_by_name=True, env_prefix=PREFIX, env_ignore_empty=True

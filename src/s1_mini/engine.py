@@ -21,12 +21,7 @@ import torch
 from s1_mini.audio.container import check_format
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import AudioStream, OutputQueue
-from s1_mini.exceptions import (
-    CapacityError,
-    EngineNotReadyError,
-    ParameterError,
-    S1MiniError,
-)
+from s1_mini.exceptions import CapacityError, EngineNotReadyError, ParameterError, S1MiniError
 from s1_mini.metrics import EngineMetrics, Family
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, open_checkpoint
@@ -58,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class _Lifecycle:
-    """What an engine is beside its requests: configuration, metrics, start and stop, state."""
+    """Configuration, metrics, start and stop, and state of an engine."""
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
@@ -75,13 +70,13 @@ class _Lifecycle:
                 self._running.voices.preloader.start()
 
     def reload(self, checkpoint_path: str | Path | None = None, *, timeout_s: float | None = None) -> None:
-        """Change to another checkpoint, or the same read anew, while requests go on coming.
+        """Load another checkpoint, or the same one again, while requests continue.
 
-        What was taken in is finished by the old one, what comes from now on is spoken by the new; both are in memory
-        until then, so a GPU needs room for a second (`kv_cache_gb` bounds what one takes). If the new one cannot be
-        loaded the old one goes on and the reason is raised: `CheckpointError`, `ConfigurationError` or
-        `CapacityError`. After `timeout_s`, what the old one still speaks ends with `EngineNotReadyError`. Voices added
-        to memory stay, and pins too, if the codec is the same.
+        The old checkpoint finishes the accepted requests, the new one takes all later ones. Until then both are in
+        memory, so a GPU needs room for a second one (`kv_cache_gb` limits each). If the new one cannot be loaded, the
+        old one stays and the reason is raised: `CheckpointError`, `ConfigurationError` or `CapacityError`. After
+        `timeout_s`, the remaining requests of the old one end with `EngineNotReadyError`. Voices added to memory and
+        pins are kept if the codec is the same.
         """
         with self._lifecycle:
             old = self._ready()
@@ -101,19 +96,18 @@ class _Lifecycle:
             keep_cache(config.compile_cache_path)
         if is_packaged(directory):
             use_cache(directory)
-        config = config.model_copy(update={"checkpoint_path": directory})  # a name may mean another one by now
+        config = config.model_copy(update={"checkpoint_path": directory})
         speaker, synthesizer = self._open(config)
         return run(speaker, synthesizer, config, before)
 
     def _open(self, config: EngineConfig) -> tuple[LoadedCheckpoint, Synthesizer]:
-        """Load a checkpoint, and let it speak."""
         speaker = load(config)
         return speaker, Synthesizer(speaker, config, self.metrics)
 
     def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
-        """Take in nothing more, finish what was taken in, and let go of the checkpoint.
+        """Accept no more requests, finish those in progress, and release the checkpoint.
 
-        Without `drain`, or after `timeout_s`, what is being spoken ends with `EngineNotReadyError`.
+        Without `drain`, or after `timeout_s`, requests in progress end with `EngineNotReadyError`.
         """
         with self._lifecycle:
             running, self._running = self._running, None
@@ -134,7 +128,7 @@ class _Lifecycle:
         try:
             await asyncio.to_thread(self.start)
         except asyncio.CancelledError:
-            await asyncio.to_thread(self.stop)  # as soon as it has started: nobody else would
+            await asyncio.to_thread(self.stop)  # as soon as it has started
             raise
         return self
 
@@ -145,27 +139,27 @@ class _Lifecycle:
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second of all sound that this engine gives."""
+        """Samples per second of the engine's audio."""
         return self._ready().speaker.description.sample_rate
 
     @property
     def num_slots(self) -> int:
-        """Pieces that are spoken at once; before the start, what the settings say of it, or 1."""
+        """Sentences that are generated at once; before the start, the number of the settings, or 1."""
         running = self._running
         return running.synthesizer.num_slots if running else self.config.max_batch_size or 1
 
     def state(self) -> EngineState:
-        """Whether it speaks, and how full its queue is; a small part of `health_check`, for every request to ask."""
+        """Return whether the engine is ready, and how full its queue is: cheap enough for every request."""
         running = self._running
         return EngineState("stopped") if running is None else running.state()
 
     def health_check(self) -> dict[str, Any]:
-        """Tell state, placement and memory; never waits for what is being spoken and never raises."""
+        """Return state, placement and memory; never waits for requests and never raises."""
         running = self._running
         return {"status": "stopped", "ready": False, "vram": vram(None)} if running is None else running.health()
 
     def families(self) -> list[Family]:
-        """Give all metrics of this moment, ready to be shown (`metrics.py`)."""
+        """Return all current metrics (`metrics.py`)."""
         running = self._running
         gigabytes = vram(None if running is None else running.speaker.device.value)
         memory = {name.removesuffix("_gb"): 2**30 * value for name, value in gigabytes.items()}
@@ -188,24 +182,24 @@ class _Voices(_Lifecycle):
     """The named voices and references of an engine."""
 
     def voice_names(self) -> list[str]:
-        """Give the names of all voices, sorted, without looking at any file."""
+        """Return the names of all voices, sorted, without opening any file."""
         return self._ready().voices.registry.names
 
     def voices(self) -> list[VoiceInfo]:
-        """Tell of all named voices, sorted: the checkpoint's and those that were added."""
+        """Return all named voices, sorted: the checkpoint's and added ones."""
         return self._ready().voices.registry.infos()
 
     def describe_voice(self, name: str) -> VoiceInfo:
-        """Tell of one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it is there but cannot be used."""
+        """Return one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it exists but cannot be used."""
         return self._ready().voices.registry.info(name)
 
     def add_voice(
         self, name: str, reference_audio: Audio, reference_text: str, *, description: str = "", replace: bool = False
     ) -> VoiceInfo:
-        """Keep a recording, and what is said in it, as a named voice that requests may ask for from now on.
+        """Add a named voice from a recording and its transcript.
 
-        Raises `VoiceError` for a name that is none, `VoiceExistsError` or `VoiceReadOnlyError` for one that is taken,
-        `ReferenceAudioError`, `TextError` or `ParameterError` for the rest, `CapacityError` for what does not fit.
+        Raises `VoiceError` for an invalid name, `VoiceExistsError` or `VoiceReadOnlyError` for one that is taken,
+        `ReferenceAudioError`, `TextError` or `ParameterError` for the rest, `CapacityError` if it does not fit.
         """
         return self._add_voice(name, Reference(reference_audio, reference_text), description, replace=replace).result()
 
@@ -219,7 +213,7 @@ class _Voices(_Lifecycle):
         replace: bool = False,
         client: str = "",
     ) -> VoiceInfo:
-        """Do as `add_voice` without blocking the event loop; cancelling it leaves the voices as they were.
+        """Add a voice as `add_voice` does, without blocking the event loop; cancelling it changes no voice.
 
         Recordings of one `client` take turns with those of others.
         """
@@ -240,7 +234,7 @@ class _Voices(_Lifecycle):
     async def prepare_reference_async(
         self, reference_audio: Audio, reference_text: str = "", *, client: str = ""
     ) -> None:
-        """Encode a reference now, so that later requests with it need not wait for that.
+        """Encode a reference now, so that later requests with it do not wait.
 
         Recordings of one `client` take turns with those of others.
 
@@ -251,36 +245,33 @@ class _Voices(_Lifecycle):
         await wait_async(encoding, deadline)
 
     def delete_voice(self, name: str) -> None:
-        """Forget an added voice; requests that speak with it go on.
-
-        Raises as `describe_voice`, or `VoiceReadOnlyError`.
-        """
+        """Delete an added voice; requests in progress keep it. Raises as `describe_voice`, or `VoiceReadOnlyError`."""
         self._ready().voices.delete(name)
 
     def pin_voice(self, name: str) -> VoiceInfo:
-        """Let a voice keep its place in the caches until `unpin_voice` or `stop`, and read it in soon.
+        """Keep a voice in the caches until `unpin_voice` or `stop`, and prefill it soon.
 
-        Raises as `describe_voice`, and `CapacityError` if the cache does not hold it beside what is pinned.
+        Raises as `describe_voice`, and `CapacityError` if it does not fit beside the other pinned voices.
         """
         return self._ready().voices.pin(name)
 
     def unpin_voice(self, name: str) -> VoiceInfo:
-        """Let a voice go from the caches as any other. Raises as `describe_voice`."""
+        """Make a voice evictable again. Raises as `describe_voice`."""
         return self._ready().voices.unpin(name)
 
 
 class ProductionTTSEngine(_Voices):
-    """One loaded checkpoint that speaks. `start` it, or use it in a `with` or an `async with` block.
+    """A text-to-speech engine with one checkpoint. Call `start`, or use a `with` or an `async with` block.
 
-    The keyword options of all methods that speak are those of `SpeechOptions`: `TTSRequest` and `SamplingParams` say
-    what they mean. Without `voice` and `reference_audio` the checkpoint's default voice speaks, if it has one.
+    The keyword options of all methods that generate audio are those of `SpeechOptions`, described in `TTSRequest` and
+    `SamplingParams`. Without `voice` and `reference_audio` the checkpoint's default voice is used, if it has one.
     """
 
     def stream(self, text: str, **options: Unpack[SpeechOptions]) -> Iterator[AudioChunk]:
         """Yield the audio of `text` as it is generated; the last chunk has the finish reason.
 
-        The first chunk has the spoken text and the warning about skipped characters. Raises `RequestError` at once for
-        what the caller got wrong, and `EngineError` from the iterator for what fails later.
+        The first chunk has the spoken text and the warning about skipped characters. Raises `RequestError` at once,
+        and `EngineError` from the iterator.
         """
         return iter(self._speak(TTSRequest.of(text, **options), streams=True))
 
@@ -295,7 +286,7 @@ class ProductionTTSEngine(_Voices):
         return self.speak_async(replace(TTSRequest.of(text, **options), flow=flow))
 
     def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream:
-        """Stream a request that is checked already, as `stream_async` does.
+        """Stream a request as `stream_async` does.
 
         Without `streams` the audio is used only when it is whole, so streaming requests are scheduled first.
         """
@@ -343,10 +334,10 @@ class ProductionTTSEngine(_Voices):
         audio_format: AudioFormat = "wav",
         **options: Unpack[SharedOptions],
     ) -> BatchGenerationResponse:
-        """Speak several texts, each with its own reference or none; an item that fails does not affect the others.
+        """Generate several texts, each with its own reference or none; a failed item does not affect the others.
 
-        `return_bytes` and `audio_format` are those of `generate`.
-        Raises `ParameterError` if an option for all items is wrong, or the lists differ in length.
+        `return_bytes` and `audio_format` are those of `generate`. Raises `ParameterError` for an invalid option, and if
+        the lists differ in length.
         """
         self._ready()
         started = time.perf_counter()
@@ -369,7 +360,7 @@ class ProductionTTSEngine(_Voices):
         audio_format: AudioFormat = "wav",
         **options: Unpack[SharedOptions],
     ) -> BatchGenerationResponse:
-        """Speak several texts as `generate_batch` does, without blocking the event loop."""
+        """Generate several texts as `generate_batch` does, without blocking the event loop."""
         begin = partial(self.generate_batch, return_bytes=return_bytes, audio_format=audio_format, **options)
         return await asyncio.to_thread(begin, texts, reference_audios, reference_texts)
 
@@ -397,8 +388,8 @@ class ProductionTTSEngine(_Voices):
                 prepared = running.prepare(request)
                 return running.begin(request, prepared, prepared.voices(deadline), deadline, streams=streams)
             except EngineNotReadyError:
-                if self._running is running:
-                    raise  # else another checkpoint has taken over meanwhile
+                if self._running is running:  # otherwise `reload` has replaced it meanwhile
+                    raise
 
     async def _begin_async(self, request: TTSRequest, *, streams: bool) -> OutputQueue:
         """Submit a request; no thread waits for its references, and cancelling it cancels their encoding."""

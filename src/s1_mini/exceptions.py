@@ -1,35 +1,8 @@
-"""Everything that can go wrong, as one tree.
+"""All errors of this package; `S1MiniError` catches them all.
 
-A caller catches `S1MiniError` and has them all. Each error carries a stable `code` for machines and a
-sentence for people: what was given, what is allowed, which switch helps. `RequestError` and its children are
-the caller's mistakes and name the `field` at fault; the others are about this installation or this moment.
-
-S1MiniError
-├── ConfigurationError          a setting, or two settings together, cannot work
-├── CheckpointError             a checkpoint directory cannot be used
-│   ├── CheckpointNotFoundError     no checkpoint was named and none ships, or the directory is not there
-│   ├── CheckpointFileError         a file is missing, truncated, foreign or unreadable
-│   ├── CheckpointMismatchError     files contradict each other: tensor missing, extra or misshapen
-│   └── PackageError                a packaged checkpoint is not what its manifest says, or cannot be written
-├── VerificationError           a checkpoint does not reproduce an oracle
-├── DeploymentError             AWS refused, or what it made does not work; says the next command
-├── RequestError                the request itself is wrong; `field` says where
-│   ├── TextError                   text empty, too long, or not text
-│   ├── ParameterError              a sampling or output parameter is out of range
-│   ├── VoiceUnsupportedError       a recording was given, but the checkpoint cannot clone from recordings
-│   ├── VoiceError                  a name cannot be a voice's, or it does not fit the model
-│   │   ├── VoiceNotFoundError          there is no voice of that name
-│   │   ├── VoiceExistsError            a voice of that name is there already, or is being added
-│   │   ├── VoiceReadOnlyError          the voice is the checkpoint's and stays as it is
-│   │   └── VoiceFileError              the voice's file is broken, or another codec's
-│   ├── VoiceUnsupportedError       the checkpoint makes no voice of a recording
-│   └── ReferenceAudioError         a reference is empty, silent, too short, too long or not audio
-└── EngineError                 the engine cannot do it
-    ├── EngineNotReadyError         not started, or already stopped
-    ├── QueueFullError              too many are waiting; `retry_after_s` says when to come again
-    ├── CapacityError               it does not fit into the slots or the memory there is
-    ├── RequestTimeoutError         it took longer than it may
-    └── GenerationError             the model failed on this request
+Each error has a stable `code` for machines, and a sentence for people: what was given, what is allowed, which setting
+helps. `RequestError` and its children are mistakes of the caller and name the `field` at fault; the others are about
+this installation or this moment.
 """
 
 from __future__ import annotations
@@ -94,7 +67,7 @@ class VerificationError(S1MiniError):
 
 
 class DeploymentError(S1MiniError):
-    """AWS refused a call, or what it made does not work."""
+    """AWS refused a call, or its deployment does not work; the message has the next command."""
 
     code = "deployment_failed"
 
@@ -124,7 +97,7 @@ class NothingToSpeakError(TextError):
 
 
 class VoiceUnsupportedError(RequestError):
-    """A recording was given, and the checkpoint has nothing that makes a voice of one."""
+    """A recording was given, but the checkpoint cannot clone from recordings."""
 
     code = "voice_unsupported"
 
@@ -136,7 +109,7 @@ class ParameterError(RequestError):
 
 
 class VoiceError(RequestError):
-    """A name cannot be a voice's, or a voice does not fit the model."""
+    """A name is invalid for a voice, or a voice does not fit the model."""
 
     code = "voice_invalid"
 
@@ -148,7 +121,7 @@ class VoiceNotFoundError(VoiceError):
 
 
 class VoiceExistsError(VoiceError):
-    """A voice of that name is there already, or somebody is adding it at this moment."""
+    """A voice of that name exists already, or is being added."""
 
     code = "voice_exists"
 
@@ -160,7 +133,7 @@ class VoiceReadOnlyError(VoiceError):
 
 
 class VoiceFileError(VoiceError):
-    """The voice's file is broken, or was made by another codec; whoever runs the engine has to mend it."""
+    """The voice's file is broken, or was made by another codec; the operator has to replace it."""
 
     code = "voice_file_invalid"
 
@@ -172,7 +145,7 @@ class ReferenceAudioError(RequestError):
 
 
 class EngineError(S1MiniError):
-    """The engine cannot do what was asked."""
+    """The engine cannot serve the request."""
 
     code = "engine_error"
 
@@ -184,7 +157,7 @@ class EngineNotReadyError(EngineError):
 
 
 class QueueFullError(EngineError):
-    """Too many requests are waiting; come again in `retry_after_s` seconds."""
+    """Too many requests are waiting; retry in `retry_after_s` seconds."""
 
     code = "queue_full"
 
@@ -206,6 +179,6 @@ class RequestTimeoutError(EngineError):
 
 
 class GenerationError(EngineError):
-    """The model failed on this request; its neighbours are unharmed."""
+    """The model failed on this request; others are not affected."""
 
     code = "generation_failed"

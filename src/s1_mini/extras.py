@@ -1,6 +1,6 @@
-"""What a plain install leaves out, and the command that brings it.
+"""Optional dependencies, and an error with the command that installs them.
 
-The Python engine and `s1-mini say` need none of it. Whoever does asks here first, so that a person reads one sentence.
+The Python engine and `s1-mini say` need none. Code that needs one calls `require` first.
 """
 
 from __future__ import annotations

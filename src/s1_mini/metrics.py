@@ -1,7 +1,6 @@
-"""What an engine counts, as plain numbers: one thread writes them, any may read.
+"""Metrics of an engine as plain numbers: one thread writes them, any thread may read.
 
-Nothing here knows how metrics are shown; whoever shows them asks for `families` (names and units follow Prometheus:
-base units, `_total` for what only grows).
+`families` describes them for an exporter. Names and units follow Prometheus: base units, `_total` for counters.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 # Upper bounds in seconds; the last bucket takes the rest.
@@ -19,7 +19,7 @@ ROW_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 
 class Histogram:
-    """How often a value fell below each of some bounds, and the sum of all."""
+    """Counts of values by bucket, and their sum."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -27,36 +27,28 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value."""
+        """Add a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     @property
     def count(self) -> int:
-        """Values counted."""
+        """Number of values."""
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:
-        """Bound below which `share` of the values lie, as fine as the buckets are; 0 before the first value."""
-        rank, seen = share * self.count, 0
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            seen += count
-            if count and seen >= rank:
-                return bound
-        return 0.0
+        """Return the bound below which `share` of the values lie; 0 before the first value."""
+        rank = share * self.count
+        return next((bound for bound, seen in self.cumulative() if seen and seen >= rank), 0.0)
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """Every bound, the last infinite, with how many values lie at or below it."""
-        seen, pairs = 0, []
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            seen += count
-            pairs.append((bound, seen))
-        return pairs
+        """Return every bound, the last one infinite, with the number of values at or below it."""
+        return list(zip((*self.bounds, float("inf")), accumulate(self.counts), strict=True))
 
 
 @dataclass(frozen=True)
 class Family:
-    """One metric as it is shown: values by one label, or a histogram."""
+    """One metric: a value, values by one label, or a histogram."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -71,31 +63,31 @@ def _latency() -> Histogram:
 
 @dataclass
 class EngineMetrics:
-    """Everything that one engine has counted since it was made; a reload goes on counting."""
+    """Metrics of one engine since its creation; a reload continues them."""
 
     queue_s: Histogram = field(default_factory=_latency)  # from arrival to the first slot
     prefill_s: Histogram = field(default_factory=_latency)  # from the slot until the prompt is read
-    first_chunk_s: Histogram = field(default_factory=_latency)  # from arrival to the first sound
+    first_chunk_s: Histogram = field(default_factory=_latency)  # from arrival to the first audio
     total_s: Histogram = field(default_factory=_latency)  # from arrival to the end
     real_time_factor: Histogram = field(default_factory=lambda: Histogram(FACTOR_BUCKETS))
-    rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # that made a frame in one step
+    rows: Histogram = field(default_factory=lambda: Histogram(ROW_BUCKETS))  # of a step that made frames
     frames: int = 0
     audio_s: float = 0.0
-    underruns: int = 0  # times that a listener had heard all before more came
+    underruns: int = 0  # times that a stream ran dry
     ends: Counter[str] = field(default_factory=Counter)  # requests by finish reason or error code
-    stage_seconds: dict[str, float] = field(default_factory=dict)  # by stage: in which it was at work on something
+    stage_seconds: dict[str, float] = field(default_factory=dict)  # of work, by stage
     stage_steps: Counter[str] = field(default_factory=Counter)  # by stage: steps, each of some rows
     stage_rows: Counter[str] = field(default_factory=Counter)  # by stage: rows of all its steps
-    out_of_memory: int = 0  # times that memory ran out and caches were let go
+    out_of_memory: int = 0  # times that memory ran out and caches were evicted
 
     def count_stage(self, name: str, rows: int, seconds: float) -> None:
-        """Count what a stage has done: a step of some rows, or with none only reading."""
+        """Add the work of a stage: a step of some rows, or only prefill with none."""
         self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + seconds
         self.stage_steps[name] += rows > 0
         self.stage_rows[name] += rows
 
     def families(self) -> Iterator[Family]:
-        """Give every metric, ready to be shown."""
+        """Yield every metric."""
         yield Family("queue_seconds", "histogram", "From arrival to the first slot", self.queue_s)
         yield Family("prefill_seconds", "histogram", "From the slot until the prompt is read", self.prefill_s)
         yield Family("first_chunk_seconds", "histogram", "From arrival to the first sound", self.first_chunk_s)

@@ -1,4 +1,4 @@
-"""What the engine gives back: the sound of a text, or why there is none. Knows sound files, and no engine."""
+"""Responses of the engine: the audio of a text, or an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from s1_mini.types import AudioChunk, AudioFormat, FinishReason
 
 @dataclass(frozen=True)
 class GenerationResponse:
-    """The sound of one text: `audio` is a float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
+    """The audio of one text: a float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
 
     audio: np.ndarray
     sample_rate: int
@@ -35,31 +35,31 @@ class GenerationResponse:
 
     @cached_property
     def audio_bytes(self) -> bytes:
-        """The sound as a file of `audio_format`, made when it is first asked for. Raises `GenerationError`."""
+        """The audio as a file of `audio_format`, encoded at the first access. Raises `GenerationError`."""
         return encode(self.audio, self.sample_rate, self.audio_format)
 
     def save(self, path: str | Path) -> None:
-        """Write the sound to a file, whole or not at all, in the format that its suffix names.
+        """Write the audio to a file atomically, in the format of its suffix.
 
-        Raises `ParameterError` (its field is `path`) for a suffix that is no format or a file that cannot be written,
-        and `GenerationError`.
+        Raises `ParameterError` for `path`, if the suffix is unknown or the file cannot be written, and
+        `GenerationError`.
         """
         write(path, self.audio, self.sample_rate, format_of(path))
 
     @property
     def audio_seconds(self) -> float:
-        """Length of the sound in seconds."""
+        """Length of the audio in seconds."""
         return len(self.audio) / self.sample_rate
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of work per second of sound; below 1 is faster than it plays."""
+        """Seconds of generation per second of audio; below 1 is faster than playback."""
         return self.generation_time / self.audio_seconds if self.audio_seconds else float("inf")
 
 
 @dataclass(frozen=True)
 class GenerationFailure:
-    """Why a text of a batch was not spoken: a sentence, and its `code` for machines as in `exceptions`."""
+    """The error of a text of a batch: a sentence, and its `code` for machines as in `exceptions`."""
 
     error: str
     error_code: str
@@ -85,7 +85,7 @@ class BatchGenerationResponse:
 def collect(
     begun: Iterable[AudioChunk] | S1MiniError, started: float, audio_format: AudioFormat, *, return_bytes: bool
 ) -> GenerationResult:
-    """Wait for one item of a batch; an item that fails, fails alone."""
+    """Wait for one item of a batch; return its error if it fails."""
     try:
         if isinstance(begun, S1MiniError):
             raise begun
@@ -97,7 +97,7 @@ def collect(
 def whole(
     chunks: Iterable[AudioChunk], started: float, audio_format: AudioFormat, *, return_bytes: bool
 ) -> GenerationResponse:
-    """Put together what is heard of a text, begun at `started` [s, `time.perf_counter`]."""
+    """Return the response of a text whose generation began at `started` [s, `time.perf_counter`]."""
     heard = list(chunks)
     response = GenerationResponse(
         audio=np.concatenate([chunk.audio for chunk in heard]),

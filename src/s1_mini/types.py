@@ -1,7 +1,6 @@
-"""What travels through the house: requests on the way in, chunks of sound on the way out (whole ones: `responses.py`).
+"""Requests on the way in and chunks of audio on the way out (whole responses: `responses.py`).
 
-Plain frozen data with the checks a caller's mistake deserves. Knows no torch, no files and no engine.
-Items that travel between the stages of a family are described in `core/stage.py`.
+Frozen data that is checked on construction; imports no torch. Items between stages are described in `core/stage.py`.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-# A recording: a path, the bytes of a sound file, or a float wave [samples] at the engine's own rate.
+# A recording: a path, the bytes of an audio file, or a float wave [samples] at the engine's rate.
 Audio: TypeAlias = "bytes | str | Path | np.ndarray"
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
-# How sound is cut into chunks: soonest first sound, fewest chunks, or something between (`core/stage.py`).
+# Chunk sizes: earliest first audio, fewest chunks, or a compromise (`core/stage.py`).
 ChunkProfile = Literal["ttfa", "balanced", "throughput"]
 
-# Whether text is given to the model as it is said (`text/reading.py`), or as it is written.
+# Whether numbers and signs are written as words for the model (`text/reading.py`), or left as they are.
 Normalize = Literal["auto", "off"]
 
 # Characters that the voice cannot pronounce: reject the text, or speak the rest and warn (`text/form.py`).
@@ -33,7 +32,7 @@ OnUnsupported = Literal["error", "skip"]
 
 VoiceSource = Literal["checkpoint", "added"]
 
-# Of a file of sound (`audio/container.py`): ogg is Opus too, pcm has no header.
+# Of an audio file (`audio/container.py`): ogg is Opus too, pcm has no header.
 AudioFormat = Literal["wav", "flac", "mp3", "opus", "ogg", "pcm"]
 
 # Upstream's defaults and bounds (ServeTTSRequest at d3df505); temperature 0 is ours and means greedy.
@@ -45,11 +44,10 @@ MAX_SEED = 2**63 - 1
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request draws its tokens; checked on construction.
+    """Sampling options of one request. Raises `ParameterError`.
 
-    `max_new_tokens` limits the frames of one sentence piece; `top_k` 0 lets all tokens be drawn.
-    Not every family has all of them: one that is changed and means nothing to a checkpoint is refused by its name.
-    Without `seed` every request draws its own. Raises `ParameterError`.
+    `max_new_tokens` limits the frames of one sentence piece; `top_k` 0 allows all tokens. Without `seed` every request
+    has a random one. An option that a checkpoint does not support is rejected unless it has the default value.
     """
 
     temperature: float = 0.8
@@ -71,7 +69,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Reference:
-    """A recording whose voice is to be spoken, and what is said in it."""
+    """A recording of a voice to clone, and its transcript."""
 
     audio: Audio
     text: str = ""
@@ -79,7 +77,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Voice:
-    """A reference as models hear it: named tensors, which ones its family says, and what is said in it."""
+    """An encoded reference: named tensors, as the family defines them, and the transcript."""
 
     tensors: Mapping[str, Tensor]
     text: str
@@ -87,20 +85,20 @@ class Voice:
 
 @dataclass(frozen=True)
 class VoiceInfo:
-    """What can be told of a named voice."""
+    """Facts of a named voice."""
 
     name: str
     description: str
-    is_default: bool  # it speaks when none is asked for
+    is_default: bool  # used by requests without a voice
     source: VoiceSource
     seconds: float  # of its recording
-    text: str  # what is said in it
-    pinned: bool  # it keeps its place in the caches
+    text: str  # transcript of the recording
+    pinned: bool  # exempt from eviction from the caches
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Something picked among possibilities, and why; logged at start and shown by `health_check`."""
+    """A value that the engine chose, and the reason; logged at start and shown by `health_check`."""
 
     value: str
     reason: str
@@ -108,20 +106,20 @@ class Choice:
 
 @dataclass(frozen=True)
 class EngineState:
-    """Whether an engine speaks, and how full its queue is."""
+    """Whether an engine is ready, and how full its queue is."""
 
     status: Literal["stopped", "ready", "failed"]
     num_waiting: int = 0  # requests in the queue, without paused streams
-    max_waiting: int = 0  # from which new requests are refused
+    max_waiting: int = 0  # new requests are refused from here on
 
     @property
     def is_ready(self) -> bool:
-        """Whether it speaks."""
+        """Whether it accepts requests."""
         return self.status == "ready"
 
 
 class SharedOptions(TypedDict, total=False):
-    """Options of a request that may hold for several texts; `TTSRequest` and `SamplingParams` have the defaults."""
+    """Options of a request that several texts may share; `TTSRequest` and `SamplingParams` have the defaults."""
 
     voice: str | None
     max_new_tokens: int
@@ -136,7 +134,7 @@ class SharedOptions(TypedDict, total=False):
 
 
 class SpeechOptions(SharedOptions, total=False):
-    """All options of a request, as keywords: what they mean is said in `TTSRequest` and `SamplingParams`."""
+    """All options of a request as keywords, described in `TTSRequest` and `SamplingParams`."""
 
     reference_audio: Audio | None
     reference_text: str | None
@@ -144,7 +142,7 @@ class SpeechOptions(SharedOptions, total=False):
 
 @dataclass(frozen=True)
 class TTSRequest:
-    """One text with its options; checked on construction. Raises `ParameterError`."""
+    """One text with its options. Raises `ParameterError`."""
 
     text: str
     references: tuple[Reference, ...] = ()
@@ -153,8 +151,8 @@ class TTSRequest:
     chunk_profile: ChunkProfile | None = None  # None: balanced
     normalize: Normalize | None = None  # None: as set by S1_MINI_NORMALIZE
     on_unsupported: OnUnsupported | None = None  # None: as set by S1_MINI_ON_UNSUPPORTED
-    # Client and group. Clients take turns in the queue, and so do the groups of a client; a request without a group is
-    # one of its own.
+    # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
+    # a group of its own.
     flow: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
@@ -186,16 +184,16 @@ def references_of(audio: Audio | None, text: str | None) -> tuple[Reference, ...
 
 @dataclass(frozen=True)
 class Timing:
-    """Where a request's first seconds went; None for what it has not come to."""
+    """Latency of the first phases of a request; None for phases that it has not reached."""
 
     queue_s: float | None  # from arrival to the first slot
-    prefill_s: float | None  # from the slot until the first prompt is read
-    first_chunk_s: float | None  # from arrival to the first sound
+    prefill_s: float | None  # from the slot until the first prompt is prefilled
+    first_chunk_s: float | None  # from arrival to the first audio
 
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """A piece of finished sound of one request, in order: float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
+    """One chunk of a request's audio, in order: float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
 
     audio: np.ndarray
     sample_rate: int
@@ -207,7 +205,7 @@ class AudioChunk:
 
     @property
     def wave(self) -> np.ndarray:
-        """The same as `audio`, by its older name."""
+        """Older name of `audio`."""
         return self.audio
 
 
