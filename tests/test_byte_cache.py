@@ -31,13 +31,17 @@ def test_the_least_recently_used_goes_first() -> None:
     assert cache.stats.evictions == 1
 
 
-def test_what_is_pinned_stays() -> None:
+def test_what_is_pinned_stays_until_it_is_unpinned() -> None:
     cache = cache_of("a", "b", "c")
     cache.pin("a")
 
     cache.put("d", "D", 60)
 
     assert [key for key in "abcd" if key in cache] == ["a", "d"]
+    cache.unpin("a")
+    cache.put("e", "E", 90)
+    assert [key for key in "abcde" if key in cache] == ["e"]
+    assert (cache.stats.num_bytes, cache.stats.pinned) == (90, 0)
 
 
 def test_what_does_not_fit_beside_what_is_pinned_is_refused() -> None:
@@ -94,17 +98,6 @@ def test_bytes_are_never_more_than_allowed(steps: list[tuple[str, int, bool]]) -
         stats = cache.stats
         assert stats.num_bytes <= 100
         assert stats.num_bytes == sum(cache.get(k) or 0 for k in "abcdef" if k in cache)
-
-
-def test_an_unpinned_entry_is_evicted_again() -> None:
-    cache = cache_of("a", "b", "c")
-    cache.pin("a")
-    cache.unpin("a")
-
-    cache.put("d", "D", 60)
-
-    assert [key for key in "abcd" if key in cache] == ["a", "d"]
-    assert (cache.stats.num_bytes, cache.stats.pinned) == (90, 0)
 
 
 @pytest.mark.parametrize("pinned", [0, 0.5])

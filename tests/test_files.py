@@ -37,49 +37,34 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "new", tmp_path / "old"
 
 
-def test_on_windows_a_file_that_somebody_reads_is_replaced_when_he_lets_go(
+def test_on_windows_open_files_are_replaced_deleted_and_renamed_once_they_are_closed(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new, old = pair
     held = Held(monkeypatch, "replace", refusals=3)
 
     held.files(is_windows=True).replace(new, old)
-
-    assert old.read_text(encoding="utf-8") == "new"
-    assert held.waited == list(WAITS_S[:3])
-
-
-def test_on_windows_a_file_that_somebody_reads_is_deleted_when_he_lets_go(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, old = pair
-
     Held(monkeypatch, "unlink", refusals=2).files(is_windows=True).remove(old)
+    (new.parent / "unfinished").mkdir()
+    Held(monkeypatch, "rename", refusals=1).files(is_windows=True).rename(new.parent / "unfinished", new)
 
+    assert held.waited == list(WAITS_S[:3])
     assert not old.exists()
+    assert new.is_dir()
 
 
-def test_who_never_lets_go_is_told_of_after_a_second_or_so(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_windows", [True, False])
+def test_a_permission_that_stays_refused_is_an_error_after_a_second_on_windows_and_at_once_elsewhere(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, is_windows: bool
 ) -> None:
     new, old = pair
     held = Held(monkeypatch, "replace", refusals=1000)
 
     with pytest.raises(PermissionError):
-        held.files(is_windows=True).replace(new, old)
+        held.files(is_windows=is_windows).replace(new, old)
 
-    assert 1 <= sum(held.waited) <= 2
+    assert 1 <= sum(held.waited) <= 2 if is_windows else held.waited == []
     assert old.read_text(encoding="utf-8") == "old"
-
-
-def test_elsewhere_no_permission_is_told_at_once(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    new, old = pair
-    held = Held(monkeypatch, "replace", refusals=1)
-
-    with pytest.raises(PermissionError):
-        held.files(is_windows=False).replace(new, old)
-
-    assert held.waited == []
 
 
 @pytest.mark.parametrize("has_links", [True, False])
@@ -110,15 +95,6 @@ def test_a_missing_file_is_not_waited_for(tmp_path: Path) -> None:
         Files(is_windows=True, sleep=never).remove(tmp_path / "none")
 
 
-def test_a_folder_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "unfinished").mkdir()
-    held = Held(monkeypatch, "rename", refusals=1)
-
-    held.files(is_windows=True).rename(tmp_path / "unfinished", tmp_path / "whole")
-
-    assert (tmp_path / "whole").is_dir()
-
-
 def test_an_open_file_keeps_its_path_when_another_takes_its_name(pair: tuple[Path, Path]) -> None:
     new, old = pair
     with open_regular(old) as file:
@@ -130,20 +106,16 @@ def test_an_open_file_keeps_its_path_when_another_takes_its_name(pair: tuple[Pat
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFOs in folders")
-def test_a_fifo_is_refused_without_waiting_even_if_it_takes_the_place_of_a_file_just_checked(
+def test_a_fifo_or_a_folder_is_refused_without_waiting_even_if_it_takes_the_place_of_a_file_just_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "fifo")
 
-    with pytest.raises(OSError, match="not a regular file"):
-        open_regular(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path):
+        with pytest.raises(OSError, match="not a regular file"):
+            open_regular(path)
 
     regular = Path(__file__).stat()
     monkeypatch.setattr("s1_mini.files.os.stat", lambda _: regular)
     with pytest.raises(OSError, match="not a regular file"):
         open_regular(tmp_path / "fifo")
-
-
-def test_a_folder_is_no_regular_file(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="not a regular file"):
-        open_regular(tmp_path)

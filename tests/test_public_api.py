@@ -47,15 +47,11 @@ def test_a_name_that_is_not_there_is_an_attribute_error_that_lists_what_is() -> 
         _ = s1_mini.TTSEngine
 
 
-@pytest.mark.parametrize("method", ["start", "stop", "generate", "stream", "generate_batch", "health_check"])
-def test_the_engine_has_the_seeds_methods(method: str) -> None:
-    assert callable(getattr(ProductionTTSEngine, method))
-
-
-def test_a_batch_takes_the_seeds_keywords() -> None:
-    parameters = inspect.signature(ProductionTTSEngine.generate_batch).parameters
-
-    assert {"texts", "reference_audios", "reference_texts", "return_bytes"} <= set(parameters)
+def test_the_engine_has_the_seeds_methods_and_a_batch_their_keywords() -> None:
+    for method in ("start", "stop", "generate", "stream", "generate_batch", "health_check"):
+        assert callable(getattr(ProductionTTSEngine, method))
+    keywords = inspect.signature(ProductionTTSEngine.generate_batch).parameters
+    assert {"texts", "reference_audios", "reference_texts", "return_bytes"} <= set(keywords)
 
 
 def test_what_one_text_and_a_batch_both_take_has_the_same_default_everywhere() -> None:
