@@ -275,6 +275,8 @@ def test_a_stop_finishes_what_was_taken_in_or_ends_it(drains: bool) -> None:
 
     core.stop(drains=drains)
 
+    with pytest.raises(EngineNotReadyError, match="accepts no further requests"):
+        ask(core)
     for queue in queues:
         if drains:
             assert len(sound(queue))

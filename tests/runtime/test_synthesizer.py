@@ -18,11 +18,8 @@ from leaks import leaks
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import (
     CapacityError,
-    EngineError,
-    EngineNotReadyError,
     GenerationError,
     QueueFullError,
-    RequestTimeoutError,
     S1MiniError,
 )
 from s1_mini.families.s1.language_model import LanguageModel
@@ -137,26 +134,6 @@ def test_a_full_queue_refuses_and_what_was_taken_in_is_spoken(speaker: LoadedChe
     synthesizer.close()
 
 
-def test_stopping_finishes_what_was_taken_in_and_refuses_what_comes(speaker: LoadedCheckpoint) -> None:
-    synthesizer = start(speaker)
-    queues = [ask(synthesizer, f"Text {i}.") for i in range(6)]
-
-    synthesizer.close()
-
-    assert all(len(sound(queue)) for queue in queues)
-    with pytest.raises(EngineNotReadyError, match="accepts no further requests"):
-        ask(synthesizer)
-
-
-def test_a_request_past_its_deadline_ends_with_an_error_and_frees_its_slot(synthesizer: Synthesizer) -> None:
-    with held_generation():
-        queue = ask(synthesizer, frames=400, deadline=time.monotonic() + 0.05)
-
-        with pytest.raises(RequestTimeoutError, match="not finished in time"):
-            sound(queue)
-    assert leaks(synthesizer.core.scheduler) == []
-
-
 def test_an_encoding_that_raises_a_timeout_error_ends_with_it(
     synthesizer: Synthesizer, speaker: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,46 +170,6 @@ def test_a_cancelled_encoding_ends_while_another_is_in_progress(
 def test_a_request_larger_than_a_slot_is_refused_at_once(synthesizer: Synthesizer) -> None:
     with pytest.raises(CapacityError, match="a slot holds 512"):
         ask(synthesizer, voices=(random_voice(600),))
-
-
-def test_a_step_that_fails_fails_the_row_it_belongs_to(synthesizer: Synthesizer) -> None:
-    expected = sound(ask(synthesizer, "Good.", frames=20))
-    poison(synthesizer, RuntimeError("a bad row"))
-
-    bad, good = ask(synthesizer, "Bad.", frames=20), ask(synthesizer, "Good.", frames=20)
-
-    assert np.array_equal(sound(good), expected)
-    with pytest.raises(GenerationError, match="a bad row"):
-        sound(bad)
-
-
-def test_a_thread_that_dies_is_an_error_to_all_and_is_noticed(speaker: LoadedCheckpoint) -> None:
-    synthesizer = start(speaker)
-
-    def die(*_: Any, **__: Any) -> None:
-        raise SystemError("the bookkeeping is broken")
-
-    synthesizer.core.scheduler.stages[0].plan = die  # type: ignore[method-assign,assignment]
-    queue = ask(synthesizer)
-
-    with pytest.raises(EngineNotReadyError, match="has died"):
-        sound(queue)
-    assert not synthesizer.core.is_alive
-    with pytest.raises(EngineError, match="bookkeeping is broken"):
-        ask(synthesizer)
-
-
-def test_a_sound_thread_that_dies_is_noticed_too(speaker: LoadedCheckpoint) -> None:
-    synthesizer = start(speaker)
-
-    def die(*_: Any, **__: Any) -> None:
-        raise SystemError("the choice is broken")
-
-    synthesizer.core.scheduler.stages[1].plan = die  # type: ignore[method-assign,assignment]
-
-    with pytest.raises(EngineError, match=r"has died|choice is broken"):  # or, if it died sooner, of who asks
-        sound(ask(synthesizer))
-    assert not synthesizer.core.is_alive
 
 
 def poison(synthesizer: Synthesizer, error: Exception) -> None:
