@@ -55,15 +55,6 @@ def test_plain_instructions_stand_on_one_base_that_a_build_can_name_by_its_diges
     assert all(";" not in text or text.startswith("set -eu;") for text in texts("RUN")), "a failed step fails its layer"
 
 
-def test_it_runs_as_somebody_who_is_not_root() -> None:
-    words = [one.word for one in IN_IMAGE]
-    (user,) = texts("USER")
-    (name,) = [text.partition("=")[2] for text in texts("ARG") if user == f"${{{text.partition('=')[0]}}}"]
-
-    assert int(name.partition(":")[0]) > 0
-    assert "RUN" not in words[words.index("USER") :]
-
-
 def test_nothing_that_makes_the_image_is_in_it() -> None:
     text = " ".join(one.text for one in IN_IMAGE)
 
@@ -180,14 +171,6 @@ def test_serve_and_the_compiler_s_stand_in_are_programs_that_become_what_they_st
         assert b"\r" not in path.read_bytes()
         assert path.read_text().splitlines()[-1].startswith("exec ")
         assert os.name == "nt" or path.stat().st_mode & stat.S_IXUSR
-
-
-def test_serve_gives_root_away_to_the_user_of_the_image() -> None:
-    text = (ROOT / "sagemaker" / "serve").read_text()
-    (name,) = re.findall(r"setpriv --reuid=(\w+) ", text)
-
-    assert f'if [ "$(id -u)" = 0 ] && id {name} >/dev/null' in text
-    assert re.search(rf"useradd --uid 1000 .*{name}$", " ".join(texts("RUN")))
 
 
 @pytest.mark.image

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gzip
 import hashlib
 import io
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -202,15 +204,20 @@ def test_a_compile_cache_is_used_where_it_was_made_for_and_nowhere_else(
         lay_out(published, compile_cache=tmp_path / "cache", compile_key="../../etc")
 
 
-def test_the_copy_of_a_compile_cache_goes_with_the_process(tmp_path: Path) -> None:
+def test_the_copy_of_a_compile_cache_goes_with_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / compile_cache.FOLDER / compile_cache.cache_key() / "triton").mkdir(parents=True)
-    asked = "import os; from s1_mini.packaging.compile_cache import *; print(use_cache(Path(os.environ['ARTIFACT'])))"
-    environment = os.environ | dict.fromkeys(compile_cache.VARIABLES, "") | {"ARTIFACT": str(tmp_path)}
+    at_exit: list[Callable[[], object]] = []
+    monkeypatch.setattr(atexit, "register", lambda *words, **named: at_exit.append(partial(*words, **named)))
+    for variable in compile_cache.VARIABLES:
+        monkeypatch.setenv(variable, "")
 
-    run = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, env=environment)
+    used = compile_cache.use_cache(tmp_path)
 
-    assert "s1-mini-compiled-" in run.stdout
-    assert not Path(run.stdout.strip()).exists()
+    assert used is not None
+    assert used.is_dir()
+    for each in at_exit:
+        each()
+    assert not used.exists()
 
 
 def test_what_is_compiled_is_kept_where_the_setting_says_unless_a_variable_says_otherwise(

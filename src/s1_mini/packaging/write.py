@@ -81,9 +81,9 @@ def lay_out(
     """
     family = family_of(checkpoint)
     members = [
+        *_voices(checkpoint, voices, family.describe(checkpoint).voice),
         *family.files(checkpoint, Conversion(precision, codec_precision, decode_only=decode_only)),
         *(copied(checkpoint / name, name) for name in _WELCOME if (checkpoint / name).is_file()),
-        *_voices(checkpoint, voices, family.describe(checkpoint).voice),
         written("code/inference.py", INFERENCE),
         written("code/requirements.txt", _requirements()),
         *([] if compile_cache is None else _compile_cache(compile_cache, compile_key or cache_key())),
