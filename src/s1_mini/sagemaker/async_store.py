@@ -22,32 +22,6 @@ RESERVED_BYTES = 4096  # a failure is a JSON object of at most 1,000 bytes
 _S3 = re.compile(rf"s3://({BUCKET})/(.*)", re.DOTALL)
 
 
-class AsyncStore:
-    """A store of the local endpoint. Only one that may run full reserves space."""
-
-    def read(self, location: str, max_bytes: int) -> bytes:
-        """Return the input at `location`. Raises `BodyError` or `BodyTooLargeError`."""
-        raise NotImplementedError
-
-    def locate(self, name: str) -> str:
-        """Return the location that `write` uses for `name`."""
-        raise NotImplementedError
-
-    def write(self, name: str, content: bytes, content_type: str) -> None:
-        """Write a complete answer or none. `name` is one path segment."""
-        raise NotImplementedError
-
-    def reserve(self, name: str) -> None:
-        """Reserve space for a failure under `name`. Raises `OSError` if there is none."""
-
-    def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
-        """Write a failure of at most `RESERVED_BYTES` under `name` into the reserved space."""
-        self.write(name, content, content_type)
-
-    def release(self, reserved: str) -> None:
-        """Free reserved space that was not used."""
-
-
 def open_store(place: str) -> AsyncStore:
     """Open the store at `place`: `s3://bucket/prefix`, or a folder, which is created. Raises `ConfigurationError`."""
     if place.startswith("s3://"):
@@ -55,7 +29,7 @@ def open_store(place: str) -> AsyncStore:
     return FolderStore(Path(place))
 
 
-class FolderStore(AsyncStore):
+class FolderStore:
     """A folder; its locations are `file://`, and it reads only files inside it."""
 
     def __init__(self, directory: Path) -> None:
@@ -70,7 +44,7 @@ class FolderStore(AsyncStore):
                     left.unlink()
 
     def read(self, location: str, max_bytes: int) -> bytes:
-        """Read a `file://` location, or a path relative to the folder."""
+        """Read a `file://` location or a relative path. Raises `BodyError` or `BodyTooLargeError`."""
         try:
             parts = urlsplit(location)
             path = (self._directory / local_path(parts.path)).resolve()
@@ -120,7 +94,7 @@ def local_path(path: str, *, is_windows: bool = os.name == "nt") -> str:
     return plain[1:] if is_windows and re.match(r"/[A-Za-z]:/", plain) else plain
 
 
-class S3Store(AsyncStore):
+class S3Store:
     """A prefix of a bucket for answers; inputs may be anywhere that the credentials reach."""
 
     def __init__(self, place: str) -> None:
@@ -152,3 +126,15 @@ class S3Store(AsyncStore):
     def write(self, name: str, content: bytes, content_type: str) -> None:
         key = self._place.join(name)
         self._client.put_object(Bucket=self._place.bucket, Key=key, Body=content, ContentType=content_type)
+
+    def reserve(self, name: str) -> None:
+        """Do nothing: a bucket never runs full."""
+
+    def write_reserved(self, reserved: str, name: str, content: bytes, content_type: str) -> None:  # noqa: ARG002
+        self.write(name, content, content_type)
+
+    def release(self, reserved: str) -> None:
+        """Do nothing."""
+
+
+AsyncStore = FolderStore | S3Store

@@ -10,7 +10,6 @@ The audio format depends on `Accept`, which only `output_fn` receives, so that f
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import threading
@@ -30,7 +29,7 @@ from s1_mini.runtime.process import freeze_what_is_loaded, prepare_process
 from s1_mini.sagemaker.app import make_container_app
 from s1_mini.sagemaker.headers import ATTRIBUTES, JSON
 from s1_mini.server.bodies import FORM
-from s1_mini.server.errors import ContentTypeError, code_of, describe, row_of
+from s1_mini.server.errors import ContentTypeError, describe, row_of
 from s1_mini.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -191,8 +190,7 @@ def output_fn(prediction: Call | Failure, accept: str | None, context: Context |
             raise
         if not isinstance(error, S1MiniError):
             logger.exception("a request failed")
-        context.set_response_status(code=row_of(error).status, phrase=code_of(error))
-        return json.dumps(describe(error, None)).encode(), JSON
+        response = httpx.Response(row_of(error).status, json=describe(error, None))
     if context is not None:
         if response.is_error:
             context.set_response_status(code=response.status_code, phrase=_error_of(response)["code"])
