@@ -10,6 +10,7 @@ from s1_mini.families.s1.kernels.draw import (
     Asked,
     MainTokens,
     RepetitionWindow,
+    SamplingTensors,
     draw,
     penalise,
     probabilities,
@@ -109,9 +110,8 @@ def test_a_step_of_rounding_moves_no_draw_but_those_at_its_edge() -> None:
 def asked(count: list[int]) -> Asked:
     rows = len(count)
     window = RepetitionWindow(torch.zeros(rows, WINDOW, BOOKS + 1, dtype=torch.int64), as_meant=True)
-    return Asked(
-        row(1.0, rows), row(0.0, rows), row(1.0, rows), torch.rand(rows, 9, BOOKS), torch.tensor(count), window
-    )
+    sampling = SamplingTensors(row(0.0, rows), row(1.0, rows), row(1.0, rows), torch.rand(rows, 9, BOOKS))
+    return Asked(sampling, torch.tensor(count), window)
 
 
 def main_tokens(*, restricted: bool) -> MainTokens:
@@ -152,7 +152,8 @@ def test_a_row_whose_logits_are_not_finite_is_told_of_and_harms_no_other(number:
 
 def test_a_code_that_was_said_is_drawn_less() -> None:
     logits, made = torch.tensor([[2.0, 1.5, 0.0]]).repeat(2, 1), torch.zeros(2, BOOKS + 3, dtype=torch.int64)
-    ask = asked([1, 0])._replace(penalty=row(2.0, 2))
+    ask = asked([1, 0])
+    ask.sampling.repetition_penalty.fill_(2.0)
     ask.window.history[:, 0, 3] = 0  # of codebook 2: code 0, in a frame that the second row has not made
     table = torch.randn(3, 8)
 

@@ -24,14 +24,13 @@ def asked(rows: int, vocabulary: int, mode: str) -> draw.Asked:
     window = RepetitionWindow((some(rows, WINDOW, 4) * vocabulary).long(), mode == "fixed")
     count = torch.arange(rows, device="cuda") % 40
     wishes = some(rows, 3)
-    return draw.Asked(
-        1 + wishes[:, 0].contiguous(),
+    sampling = draw.SamplingTensors(
         wishes[:, 1].contiguous() * 1.5,
         wishes[:, 2].contiguous() * 0.9 + 0.1,
+        1 + wishes[:, 0].contiguous(),
         some(rows, 41, 3),
-        count,
-        window,
     )
+    return draw.Asked(sampling, count, window)
 
 
 def logits_of(rows: int, vocabulary: int, dtype: torch.dtype, *, coarse: bool) -> Tensor:

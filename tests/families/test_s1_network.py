@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import reference_s1
-from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
+from s1_mini.families.s1.kernels.draw import SamplingTensors
+from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.random import RECIPES, Recipe, random_model
 from tests.families.s1_room import build
 
@@ -108,7 +109,7 @@ def test_rows_of_different_lengths_step_together_as_they_step_alone(tmp_path: Pa
 
     for slot, columns in enumerate(prompts):
         alone = begun(model, [columns])
-        own = SamplingTensors(*(getattr(params, f)[slot : slot + 1] for f in params.__dataclass_fields__))
+        own = SamplingTensors(*(part[slot : slot + 1] for part in params))
         single = [codes_of(model.step(alone, own, span=columns.shape[1] + i))[0] for i in range(6)]
         assert torch.equal(batch[slot], torch.stack(single))
 

@@ -15,9 +15,10 @@ import torch
 
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill, Saved
+from s1_mini.families.s1.kernels.draw import SamplingTensors
 from s1_mini.families.s1.language_model import LanguageModel
 from s1_mini.families.s1.loaded import as_s1
-from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
+from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.kernels import common_attention, decode_attention
 from s1_mini.kernels.backend import HAS_TRITON

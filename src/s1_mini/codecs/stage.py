@@ -19,6 +19,12 @@ from s1_mini.runtime.stage import Pending, Stage, made, whole_units
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # slots of the captured calls: a call runs in the smallest that holds it
 
+
+def rows_of(device: torch.device, slots: int) -> tuple[int, ...]:
+    """Return the slots of each captured call; without capture a call has one, since its last bits depend on others."""
+    return tuple(sorted({min(rows, slots) for rows in ROWS})) if device.type == "cuda" else (1,)
+
+
 Graphs = StepGraphs[tuple[int, int]]  # by slots and size of a chunk
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from s1_mini.codecs.hifigan.model import HifiGan, build_hifigan
 from s1_mini.codecs.hifigan.stage import Vocoder, context_of
-from s1_mini.codecs.stage import ROWS
+from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError, VoiceError, VoiceUnsupportedError
 from s1_mini.families.base import Chain, LoadedModel, Placement
-from s1_mini.families.mel.config import VocoderFiles, read_configs
+from s1_mini.families.mel.config import read_configs
 from s1_mini.families.mel.decoder import MelDecoder
 from s1_mini.families.mel.model import MelModel
 from s1_mini.families.mel.settings import STAGES, MelSettings
@@ -71,7 +71,6 @@ class LoadedMel:
     def chain(self, slots: int, positions: int) -> Chain:
         model, vocoder, front = self.model, self.vocoder, self.model.network.speech_decoder_postnet
         steps = min(positions, model.config.max_steps)
-        is_captured = vocoder.device.type == "cuda"  # elsewhere, rows of one call differ in the last bit
         rate = vocoder.config.sample_rate
         frames = Spec("float32", (model.config.num_bins,), rate=rate / vocoder.config.samples_per_frame)
         around = context_of(vocoder, front)
@@ -92,7 +91,7 @@ class LoadedMel:
                 sizes=CHUNK_FRAMES,
                 context=around,
                 look_ahead=around,
-                rows=tuple(sorted({min(rows, VOCODER_SLOTS * slots) for rows in ROWS})) if is_captured else (1,),
+                rows=rows_of(vocoder.device, VOCODER_SLOTS * slots),
                 max_items=MAX_FRAMES,
                 items_a_turn=SPARE_FRAMES + 2 * slots * model.config.frames_per_step,
                 not_finite="the vocoder gave samples that are not finite; its weights may be damaged",
@@ -138,20 +137,14 @@ def open_mel(directory: Path, placement: Placement, settings: MelSettings) -> Lo
         weights_dtype=placement.weights_dtype,
         kv_dtype=placement.kv_dtype,
     )
-    vocoder = open_vocoder(files, placement)
-    network.speech_decoder_postnet.prepare(vocoder.device, vocoder.dtype, vocoder.axis)
-    return LoadedMel(model, tokenizer, vocoder)
-
-
-def open_vocoder(files: VocoderFiles, placement: Placement) -> HifiGan:
-    """Open the vocoder, on a GPU with channels last. Raises `CheckpointError`."""
-    tensors = {
+    sound = {
         name.removeprefix(files.prefix): tensor
         for name, tensor in read_tensors(files.weights).items()
         if name.startswith(files.prefix)
     }
     device = placement.of(STAGES[1])
-    vocoder = build_hifigan(files.config, tensors, placement.codec_dtype, device, str(files.weights))
+    vocoder = build_hifigan(files.config, sound, placement.codec_dtype, device, str(files.weights))
     if device.type == "cuda":
-        vocoder.prepare()
-    return vocoder
+        vocoder.prepare()  # channels last
+    network.speech_decoder_postnet.prepare(vocoder.device, vocoder.dtype, vocoder.axis)
+    return LoadedMel(model, tokenizer, vocoder)

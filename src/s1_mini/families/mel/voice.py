@@ -14,7 +14,7 @@ import numpy as np
 
 from s1_mini.exceptions import CheckpointFileError
 from s1_mini.voices.arrays import read_arrays
-from s1_mini.voices.format import Shapes, TensorFormat, Tensors, VoiceBeside, VoiceFormat
+from s1_mini.voices.format import TensorFormat, Tensors, VoiceBeside, VoiceFormat
 from s1_mini.weights.directory import read_whole
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ MAX_BYTES = 2**20  # of a file with one vector
 
 
 def voice_format(size: int, sample_rate: int) -> VoiceFormat:
-    """Return the format of a voice whose vector has `size` numbers."""
     return VoiceFormat(
         tensors={SPEAKER: TensorFormat((size,), is_integer=False)},
         encoder=f"vectors of {size}",
@@ -35,19 +34,13 @@ def voice_format(size: int, sample_rate: int) -> VoiceFormat:
         seconds=lambda _: 0.0,
         fault=_fault,
         clones=False,
-        from_arrays=partial(from_arrays, size),
+        from_arrays=lambda arrays: _as_voice(_vector(size, arrays)),
         beside=partial(vectors_beside, size),
     )
 
 
-def from_arrays(size: int, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Return the one array of a file, [size] or [1, size], as a voice. Raises `ValueError` for what cannot be one."""
-    import torch
-
-    return {SPEAKER: torch.from_numpy(_vector(size, arrays))}
-
-
 def _vector(size: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the one array of a file, [size] or [1, size]. Raises `ValueError` for anything else."""
     if len(arrays) != 1:
         raise ValueError(f"it holds {len(arrays)} arrays, not one speaker's vector")
     (vector,) = arrays.values()
@@ -59,20 +52,20 @@ def _vector(size: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 def vectors_beside(size: int, directory: Path) -> dict[str, VoiceBeside]:
     """Return the vectors among a checkpoint's voices by name."""
     files = sorted((directory / "voices").glob("*.npy"))
-    return {file.stem: VoiceBeside(partial(_shapes, size, file), partial(_read, size, file)) for file in files}
+    return {file.stem: _beside(size, file) for file in files}
 
 
-def _shapes(size: int, file: Path) -> Shapes:
-    return {SPEAKER: _whole(size, file).shape}
+def _beside(size: int, file: Path) -> VoiceBeside:
+    return VoiceBeside(lambda: {SPEAKER: _read(size, file).shape}, lambda: _as_voice(_read(size, file)))
 
 
-def _read(size: int, file: Path) -> Tensors:
+def _as_voice(vector: np.ndarray) -> dict[str, Tensor]:
     import torch
 
-    return {SPEAKER: torch.from_numpy(_whole(size, file))}
+    return {SPEAKER: torch.from_numpy(vector)}
 
 
-def _whole(size: int, file: Path) -> np.ndarray:
+def _read(size: int, file: Path) -> np.ndarray:
     try:
         vector = _vector(size, read_arrays(read_whole(file, MAX_BYTES)))
     except ValueError as error:

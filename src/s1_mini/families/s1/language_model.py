@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from s1_mini.core.messages import Begin, Prefill, Saved, StepResult
-from s1_mini.families.s1.model import S1Model, SamplingTensors
+from s1_mini.families.s1.kernels.draw import SamplingTensors
+from s1_mini.families.s1.model import S1Model
 from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
 from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compile
@@ -112,7 +113,8 @@ class LanguageModel(Stage):
         for at in range(0, len(asked), READS[-1]):
             some = asked[at : at + READS[-1]]
             size = fit(READS, len(some))
-            padded = np.concatenate((some, self._nothing(size - len(some))))
+            padded = np.zeros((size, asked.shape[1]), np.int64)
+            padded[: len(some)], padded[len(some) :, -1] = some, -1  # position -1 is padding
             if self._reads is None:
                 self._read(size, stage(torch.from_numpy(padded), self.device))
             else:
@@ -175,11 +177,6 @@ class LanguageModel(Stage):
         items = self._prompts[part.slot][part.start : part.stop]
         slots = np.full((len(items), 1), part.slot)
         return np.concatenate((items, slots, np.arange(part.start, part.stop)[:, None]), axis=1)
-
-    def _nothing(self, count: int) -> np.ndarray:
-        nothing = np.zeros((count, self._model.num_codebooks + 3), np.int64)
-        nothing[:, -1] = -1
-        return nothing
 
     def _read(self, _: int, asked: Tensor) -> list[Tensor]:
         slots, positions = asked[:, -2].contiguous(), asked[:, -1].contiguous()

@@ -14,7 +14,7 @@ from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.stage import MAX_FRAMES, DacDecoder
 from s1_mini.codecs.dac.weights import open_dac
-from s1_mini.codecs.stage import ROWS
+from s1_mini.codecs.stage import rows_of
 from s1_mini.core.prompt import Prompt
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.exceptions import CheckpointMismatchError
@@ -61,8 +61,6 @@ class LoadedS1:
     def chain(self, slots: int, positions: int) -> Chain:
         model, codec = self.model, self.codec
         positions = min(positions, model.max_columns)
-        is_captured = model.device.type == "cuda"  # elsewhere, rows of one call differ in the last bit
-        rows = tuple(sorted({min(rows, CODEC_SLOTS * slots) for rows in ROWS}))
         frames = Spec("int64", (model.num_codebooks,), rate=codec.sample_rate / codec.samples_per_frame)
         policies = (
             Autoregressive(
@@ -79,9 +77,9 @@ class LoadedS1:
                 output=Spec("float32", rate=codec.sample_rate),
                 slots=CODEC_SLOTS * slots,
                 sizes=CHUNK_FRAMES,
-                rows=rows if is_captured else (1,),
+                rows=rows_of(model.device, CODEC_SLOTS * slots),
                 max_items=MAX_FRAMES,
-                helped_size=0 if is_captured else SMALL_CHUNK,
+                helped_size=0 if model.device.type == "cuda" else SMALL_CHUNK,
                 items_a_turn=SPARE_FRAMES + 2 * slots,
                 not_finite="the codec gave samples that are not finite; its weights may be damaged",
             ),

@@ -17,7 +17,15 @@ from s1_mini.core.messages import Saved
 from s1_mini.core.prompt import Prompt
 from s1_mini.exceptions import CapacityError
 from s1_mini.families.s1.kernels.columns import take_frame
-from s1_mini.families.s1.kernels.draw import WINDOW, Asked, MainTokens, RepetitionWindow, sample_code, sample_semantic
+from s1_mini.families.s1.kernels.draw import (
+    WINDOW,
+    Asked,
+    MainTokens,
+    RepetitionWindow,
+    SamplingTensors,
+    sample_code,
+    sample_semantic,
+)
 from s1_mini.families.s1.network import Pairs, S1Network
 from s1_mini.families.s1.prompt import build_prompt
 from s1_mini.families.s1.settings import Heads, RepetitionMode
@@ -32,16 +40,6 @@ from s1_mini.layers.transformer import BlockConfig, FeedForward
 from s1_mini.types import Voice
 
 CPU_ROWS = 4
-
-
-@dataclass(frozen=True)
-class SamplingTensors:
-    """The sampling parameters of all rows, on the device."""
-
-    temperature: Tensor  # [B]
-    top_p: Tensor  # [B]
-    repetition_penalty: Tensor  # [B]
-    uniforms: Tensor  # [B, frames, draws per frame] in [0, 1)
 
 
 @dataclass(frozen=True)
@@ -206,14 +204,7 @@ class S1Model:
         hidden, logits = self.network.sum_and_logits(*self._slow(state, span, self._width(state, rows)))
         idle = len(hidden) - rows  # computed, but not drawn for
         made = torch.empty(rows, self.num_codebooks + 3, dtype=torch.int64, device=self.device)
-        asked = Asked(
-            sampling.repetition_penalty[:rows],
-            sampling.temperature[:rows],
-            sampling.top_p[:rows],
-            sampling.uniforms[:rows],
-            state.count[:rows],
-            state.window,
-        )
+        asked = Asked(SamplingTensors(*(part[:rows] for part in sampling)), state.count[:rows], state.window)
 
         def fill(x: Tensor) -> Tensor:
             return F.pad(x, (0, 0, 0, idle)) if idle else x

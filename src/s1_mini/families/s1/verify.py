@@ -18,9 +18,9 @@ from s1_mini.codecs.carry import Carry
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.core.prompt import Prompt
 from s1_mini.families.base import Check, Placement, check_size
-from s1_mini.families.s1.kernels.draw import MIN_TEMPERATURE, penalise, probabilities
+from s1_mini.families.s1.kernels.draw import MIN_TEMPERATURE, SamplingTensors, penalise, probabilities
 from s1_mini.families.s1.loaded import LoadedS1, open_s1
-from s1_mini.families.s1.model import S1Model, S1State, SamplingTensors
+from s1_mini.families.s1.model import S1Model, S1State
 from s1_mini.families.s1.prompt import SPEAKER
 from s1_mini.families.s1.settings import S1Settings
 from s1_mini.types import Voice

@@ -67,15 +67,21 @@ class RepetitionWindow(NamedTuple):
         return (count >= self.skipped).unsqueeze(1).expand(-1, WINDOW)
 
 
-class Asked(NamedTuple):
-    """Sampling parameters of B rows, constant within a frame."""
+class SamplingTensors(NamedTuple):
+    """Sampling parameters of B rows, on the device."""
 
-    penalty: Tensor  # [B]
     temperature: Tensor  # [B]
     top_p: Tensor  # [B]
+    repetition_penalty: Tensor  # [B]
     uniforms: Tensor  # [B, frames, K] in [0, 1)
+
+
+class Asked(NamedTuple):
+    """What sampling depends on besides logits, constant within a frame."""
+
+    sampling: SamplingTensors
     num_frames: Tensor  # [B] that were made
-    window: RepetitionWindow  # what the first B rows said
+    window: RepetitionWindow  # of the first B rows, or more
 
 
 class MainTokens(NamedTuple):
@@ -167,10 +173,10 @@ def _whole(share: Tensor) -> Tensor:
 
 def _draw_penalised(logits: Tensor, tokens: Tensor, valid: Tensor, asked: Asked, number: int) -> Tensor:
     """Draw by each row's `number`th uniform; penalised logits are rounded to their dtype."""
-    logits = penalise(logits.float(), tokens, valid, asked.penalty).to(logits.dtype)
+    logits = penalise(logits.float(), tokens, valid, asked.sampling.repetition_penalty).to(logits.dtype)
     rows = torch.arange(len(logits), device=logits.device)
-    uniform = asked.uniforms[rows, asked.num_frames, number]
-    return draw(probabilities(logits, asked.temperature, asked.top_p), uniform)
+    uniform = asked.sampling.uniforms[rows, asked.num_frames, number]
+    return draw(probabilities(logits, asked.sampling.temperature, asked.sampling.top_p), uniform)
 
 
 def _can_draw(logits: Tensor) -> bool:
@@ -189,18 +195,18 @@ def _draw_triton(
         logits,
         window.history,
         asked.num_frames,
-        asked.penalty,
-        asked.temperature,
-        asked.top_p,
-        asked.uniforms,
+        asked.sampling.repetition_penalty,
+        asked.sampling.temperature,
+        asked.sampling.top_p,
+        asked.sampling.uniforms,
         embeddings,
         made,
         embedded,
         number,
         size,
         logits.stride(0),
-        asked.uniforms.stride(0),
-        asked.uniforms.stride(1),
+        asked.sampling.uniforms.stride(0),
+        asked.sampling.uniforms.stride(1),
         window.skipped,
         *(tokens[:3] if tokens else (0, 0, 0)),
         tokens.num_codes if tokens else 0,
