@@ -14,13 +14,13 @@ if HAS_TRITON:
 
 
 @jit
-def turn_rows(x, weight, cos, sin, eps, COUNT: tl.constexpr, SIZE: tl.constexpr, NORMS: tl.constexpr):
-    """Norm the rows of x [COUNT, SIZE] if asked to, and rotate their pairs by `cos` and `sin` [1 or COUNT, SIZE / 2].
+def turn_rows(x, weight, cos, sin, eps, COUNT: tl.constexpr, SIZE: tl.constexpr):
+    """Norm the rows of x [COUNT, SIZE] by `weight`, if any, and rotate pairs by `cos` and `sin` [1 or COUNT, SIZE / 2].
 
     Both round to x's dtype.
     """
     wide = x.to(tl.float32)
-    if NORMS:
+    if weight is not None:
         scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)[:, None]
         weights = tl.load(weight + tl.arange(0, SIZE)).to(tl.float32)[None, :]
         wide = (wide * scale * weights).to(x.dtype).to(tl.float32)
@@ -80,34 +80,6 @@ def part_columns(length, parts, BLOCK: tl.constexpr):
 
 
 @jit
-def _add_common(
-    top,
-    total,
-    mixed,
-    at,
-    mine,
-    own,
-    sums,
-    tops,
-    kept,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCKWISE: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """Add the sums of the columns before `own`, which a group's program has kept at `at` [P] and behind."""
-    count = own // BLOCK if BLOCKWISE else tl.cdiv(own, part_columns(own, PARTS, BLOCK))
-    channel = tl.arange(0, SIZE)
-    for number in range(0, count):  # unrolled, it takes registers of twice as many programs
-        block = at * kept + number
-        block_top = tl.load(tops + 2 * block, mask=mine, other=float("-inf"))
-        block_total = tl.load(tops + 2 * block + 1, mask=mine, other=0.0)
-        block_mixed = tl.load(sums + block[:, None] * SIZE + channel[None, :], mask=mine[:, None], other=0.0)
-        top, total, mixed = merge_sums(top, total, mixed, block_top, block_total, block_mixed)
-    return top, total, mixed
-
-
-@jit
 def part_kernel(  # noqa: C901, PLR0912 - its branches are taken when it is compiled
     asked,
     keys,
@@ -142,12 +114,9 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are taken when it is comp
     BLOCK: tl.constexpr,
     ALONE: tl.constexpr,
     BLOCKWISE: tl.constexpr,
-    SLOTS: tl.constexpr,
     NEW: tl.constexpr,
-    NORMS: tl.constexpr,
     NARROW: tl.constexpr,
     LINE: tl.constexpr,
-    COMMON: tl.constexpr,
     COMMON_PARTS: tl.constexpr,
     COMMON_BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
@@ -156,14 +125,14 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are taken when it is comp
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     part = tl.program_id(2)
-    slot = tl.load(slots + row) if SLOTS else row
+    slot = row if slots is None else tl.load(slots + row)
     length = tl.load(position + row * position_stride)  # without the new one, which is not there yet
     if not NEW:
         length = tl.maximum(length + 1, 1)
     each = part_columns(length, parts, BLOCK)
-    own = tl.load(starts + row).to(tl.int64) if COMMON else 0
-    first = own if COMMON else part * each  # what is in common goes with a row in one part
-    last = length if COMMON else tl.minimum(first + each, length)
+    own = 0 if starts is None else tl.load(starts + row).to(tl.int64)
+    first = part * each if starts is None else own  # rows with something in common have one part
+    last = tl.minimum(first + each, length) if starts is None else length
     channel = tl.arange(0, SIZE)
     start = slot * slot_stride + group * group_stride
     if EARLY:
@@ -181,11 +150,11 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are taken when it is comp
     if NEW:
         turn = rope + row * rope_stride + 2 * tl.arange(0, SIZE // 2)
         cos, sin = tl.load(turn)[None, :], tl.load(turn + 1)[None, :]
-        q = turn_rows(q, q_norm, cos, sin, eps, PADDED, SIZE, NORMS)
+        q = turn_rows(q, q_norm, cos, sin, eps, PADDED, SIZE)
         if part == 0:
             one = tl.arange(0, 1)[:, None]
             k = tl.load(asked + (row * width + heads + group + one) * SIZE + channel[None, :])
-            k = turn_rows(k, k_norm, cos, sin, eps, 1, SIZE, NORMS)
+            k = turn_rows(k, k_norm, cos, sin, eps, 1, SIZE)
             v = tl.load(asked + (row * width + heads + groups + group + one) * SIZE + channel[None, :])
             to = start + (tl.load(columns + row * columns_stride) + one) * SIZE + channel[None, :]
             k, v = as_kept(k, keys, NARROW), as_kept(v, values, NARROW)
@@ -194,24 +163,17 @@ def part_kernel(  # noqa: C901, PLR0912 - its branches are taken when it is comp
             top = tl.sum(q.to(tl.float32) * k.to(tl.float32), axis=1) * scale
             total = tl.full([PADDED], 1.0, tl.float32)
             mixed += v.to(tl.float32)
-    if COMMON:
-        if own > 0:
-            at = row * heads + head
-            top, total, mixed = _add_common(
-                top,
-                total,
-                mixed,
-                at,
-                mine,
-                own,
-                common_sums,
-                common_tops,
-                common_kept,
-                COMMON_PARTS,
-                COMMON_BLOCK,
-                BLOCKWISE,
-                SIZE,
-            )
+    if starts is not None:
+        if own > 0:  # add the sums of the columns before, which a group's program has stored
+            stored = (row * heads + head) * common_kept
+            count = own // COMMON_BLOCK if BLOCKWISE else tl.cdiv(own, part_columns(own, COMMON_PARTS, COMMON_BLOCK))
+            for number in range(0, count):  # unrolled, it takes registers of twice as many programs
+                common_top = tl.load(common_tops + 2 * (stored + number), mask=mine, other=float("-inf"))
+                common_total = tl.load(common_tops + 2 * (stored + number) + 1, mask=mine, other=0.0)
+                common_mixed = tl.load(
+                    common_sums + (stored + number)[:, None] * SIZE + channel[None, :], mask=mine[:, None], other=0.0
+                )
+                top, total, mixed = merge_sums(top, total, mixed, common_top, common_total, common_mixed)
     for begin in range(first, last, BLOCK):
         column = begin + tl.arange(0, BLOCK)
         score = block_scores(q, keys, start, column, last, scale, SIZE, EARLY)

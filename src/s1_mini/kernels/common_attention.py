@@ -118,7 +118,7 @@ def attend_common(
         values,
         common.groups,
         rope,
-        norms.query if norms else qkv,
+        norms.query if norms else None,
         norms.eps if norms else 0.0,
         sums,
         tops,
@@ -136,7 +136,6 @@ def attend_common(
         shape.block,
         shape.parts,
         BLOCKWISE=in_one_order(),
-        NORMS=norms is not None,
         LINE=128 // keys.element_size(),
         **launch(qkv),
         enable_fp_fusion=not in_one_order(),
@@ -177,7 +176,6 @@ def _common_kernel(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCKWISE: tl.constexpr,
-    NORMS: tl.constexpr,
     LINE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -204,7 +202,7 @@ def _common_kernel(
         at_query = (row * (heads + 2 * groups) + head)[:, None] * SIZE + channel[None, :]
         q = tl.load(asked + at_query, mask=mine[:, None], other=0.0)
         turn = rope + row[:, None] * rope_stride + 2 * tl.arange(0, SIZE // 2)[None, :]
-        q = turn_rows(q, q_norm, tl.load(turn), tl.load(turn + 1), eps, LINES, SIZE, NORMS)
+        q = turn_rows(q, q_norm, tl.load(turn), tl.load(turn + 1), eps, LINES, SIZE)
         at = (row * heads + head) * kept
         top = tl.full([LINES], float("-inf"), tl.float32)
         total = tl.zeros([LINES], tl.float32)

@@ -136,15 +136,15 @@ def convolve_on_triton(
     steps = length - (taps - 1) * dilation
     spread = outputs // ending.channels
     joined = x.new_empty(batch, ending.context + steps * spread, ending.channels)
-    total = x.new_empty(batch, steps * spread, ending.channels) if ending.keeps_total else joined
+    total = x.new_empty(batch, steps * spread, ending.channels) if ending.keeps_total else None
     flat = weight.view(-1, outputs)
     _chain_kernel[(triton.cdiv(steps, tile.tall) * triton.cdiv(outputs, tile.outputs), batch)](
         descriptor(x.view(-1, inputs), (tile.tall, tile.block)),
         descriptor(flat, (tile.block, tile.wide)),
         descriptor(flat, (tile.block, tile.more or tile.wide)),
-        x if ending.bias is None else ending.bias,
-        x if ending.snake is None else ending.snake,
-        x if skip is None else skip,
+        ending.bias,
+        ending.snake,
+        skip,
         total,
         joined,
         length,
@@ -158,15 +158,11 @@ def convolve_on_triton(
         tile.wide,
         tile.more,
         tile.block,
-        ending.bias is not None,
-        ending.snake is not None,
-        skip is not None,
-        ending.keeps_total,
         num_warps=tile.warps,
         num_stages=tile.stages,
         maxnreg=tile.registers,
     )
-    return total, joined
+    return joined if total is None else total, joined
 
 
 @jit
@@ -212,23 +208,19 @@ def put(
     steps,
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_SNAKE: tl.constexpr,
-    HAS_SKIP: tl.constexpr,
-    KEEPS_TOTAL: tl.constexpr,
 ):
-    """Store sums [T, WIDTH] of outputs from `to` on with their bias and skip, and Snake of that."""
+    """Store sums [T, WIDTH] of outputs from `to` on with their bias and skip, and Snake of that; all may be None."""
     output = to + tl.arange(0, WIDTH)
     taken = output < OUTPUTS
     at = step[:, None] * OUTPUTS + output[None, :]
     inside = (step < steps)[:, None] & taken[None, :]
-    if HAS_BIAS:
+    if bias is not None:
         value += tl.load(bias + output, mask=taken, other=0.0).to(tl.float32)[None, :]
-    if HAS_SKIP:
+    if skip is not None:
         value += tl.load(skip + at, mask=inside, other=0.0).to(tl.float32)
-    if KEEPS_TOTAL:
+    if total is not None:
         tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
-    if HAS_SNAKE:
+    if snake is not None:
         value = quick_snake_of(value, snake, output, OUTPUTS, taken)
     tl.store(joined + at, value.to(joined.dtype.element_ty), mask=inside)
 
@@ -254,10 +246,6 @@ def _chain_kernel(
     WIDE: tl.constexpr,
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_SNAKE: tl.constexpr,
-    HAS_SKIP: tl.constexpr,
-    KEEPS_TOTAL: tl.constexpr,
 ):
     TILES: tl.constexpr = (OUTPUTS + WIDE + MORE - 1) // (WIDE + MORE)
     row = tl.program_id(1)
@@ -268,44 +256,14 @@ def _chain_kernel(
     )
     step = start + tl.arange(0, TALL)
     far = row.to(tl.int64)
-    skip += far * steps * OUTPUTS
-    total += far * steps * OUTPUTS
+    if skip is not None:
+        skip += far * steps * OUTPUTS
+    if total is not None:
+        total += far * steps * OUTPUTS
     joined += far * (before + steps * OUTPUTS) + before
-    put(
-        sums,
-        bias,
-        snake,
-        skip,
-        total,
-        joined,
-        step,
-        to,
-        steps,
-        OUTPUTS,
-        WIDE,
-        HAS_BIAS,
-        HAS_SNAKE,
-        HAS_SKIP,
-        KEEPS_TOTAL,
-    )
+    put(sums, bias, snake, skip, total, joined, step, to, steps, OUTPUTS, WIDE)
     if MORE > 0:
-        put(
-            beside,
-            bias,
-            snake,
-            skip,
-            total,
-            joined,
-            step,
-            to + WIDE,
-            steps,
-            OUTPUTS,
-            MORE,
-            HAS_BIAS,
-            HAS_SNAKE,
-            HAS_SKIP,
-            KEEPS_TOTAL,
-        )
+        put(beside, bias, snake, skip, total, joined, step, to + WIDE, steps, OUTPUTS, MORE)
 
 
 @dataclass(frozen=True)
@@ -343,7 +301,7 @@ def residual_unit_triton(
     assert tile.wide >= channels == ending.channels
     assert not tile.more
     out = joined.new_empty(batch, ending.context + steps, channels)
-    total = joined.new_empty(batch, steps, channels) if ending.keeps_total else out
+    total = joined.new_empty(batch, steps, channels) if ending.keeps_total else None
     first, second = weights.dilated.view(-1, channels), weights.pointwise.view(channels, channels)
     _unit_kernel[(triton.cdiv(steps, tile.tall), batch)](
         descriptor(joined.view(-1, channels), (tile.tall, tile.block)),
@@ -351,8 +309,8 @@ def residual_unit_triton(
         descriptor(second, (tile.wide, tile.wide)),
         between.bias,
         between.snake,
-        joined if ending.bias is None else ending.bias,
-        joined if ending.snake is None else ending.snake,
+        ending.bias,
+        ending.snake,
         skip,
         total,
         out,
@@ -365,14 +323,11 @@ def residual_unit_triton(
         tile.tall,
         tile.wide,
         tile.block,
-        ending.bias is not None,
-        ending.snake is not None,
-        ending.keeps_total,
         num_warps=tile.warps,
         num_stages=tile.stages,
         maxnreg=tile.registers,
     )
-    return total, out
+    return out if total is None else total, out
 
 
 @jit
@@ -405,9 +360,6 @@ def _unit_kernel(
     TALL: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_SNAKE: tl.constexpr,
-    KEEPS_TOTAL: tl.constexpr,
 ):
     row = tl.program_id(1)
     start = tl.program_id(0) * TALL
@@ -416,24 +368,9 @@ def _unit_kernel(
     step = start + tl.arange(0, TALL)
     far = row.to(tl.int64)
     skip += far * steps * CHANNELS
-    total += far * steps * CHANNELS
+    if total is not None:
+        total += far * steps * CHANNELS
     joined += far * (before + steps * CHANNELS) + before
     # Columns that pad the width are 0, and so are their weights.
     out = tl.dot(inner, second.load([0, 0]))
-    put(
-        out,
-        bias,
-        snake,
-        skip,
-        total,
-        joined,
-        step,
-        0,
-        steps,
-        CHANNELS,
-        WIDE,
-        HAS_BIAS,
-        HAS_SNAKE,
-        True,
-        KEEPS_TOTAL,
-    )
+    put(out, bias, snake, skip, total, joined, step, 0, steps, CHANNELS, WIDE)

@@ -43,9 +43,9 @@ PROMPT_ROWS = 512  # above, rows are steps of sound, and a tile may be large
 
 
 @jit
-def load_scales(scale, at, there, SCALED: tl.constexpr):
-    """Return what these outputs are multiplied by; 1 where the weights are kept as they were trained."""
-    if SCALED:
+def load_scales(scale, at, there):
+    """Return the factors of these outputs; 1 for weights in full."""
+    if scale is not None:
         return tl.load(scale + at, mask=there, other=0.0).to(tl.float32)
     return tl.full(at.shape, 1.0, tl.float32)
 
@@ -117,7 +117,7 @@ def many_rows(x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
-    values, scale, scaled = values_and_scale(weight)
+    values, scale = values_and_scale(weight)
     limit, item_size = shared_memory(x.device), x.element_size()
     tile = many_tile(rows, outputs, inputs, gated=gated, item_size=item_size, limit=limit, one_order=in_one_order())
     part = triton.cdiv(triton.cdiv(inputs, parts), tile.inputs) * tile.inputs
@@ -128,7 +128,7 @@ def many_rows(x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts
         x,
         values,
         scale,
-        values if bias is None else bias,
+        bias,
         out,
         rows,
         outputs,
@@ -137,8 +137,6 @@ def many_rows(x: Tensor, weight: Weight, bias: Tensor | None, gated: bool, parts
         tile.rows,
         tile.outputs,
         tile.inputs,
-        SCALED=scaled,
-        BIAS=bias is not None,
         GATED=gated,
         GELU=gelu,
         LINE=128 // values.element_size(),
@@ -173,8 +171,6 @@ def _many_kernel(  # noqa: C901 - likewise
     HEIGHT: tl.constexpr,
     EACH: tl.constexpr,
     BLOCK: tl.constexpr,
-    SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
     GATED: tl.constexpr,
     GELU: tl.constexpr,
     LINE: tl.constexpr,
@@ -191,9 +187,9 @@ def _many_kernel(  # noqa: C901 - likewise
             _fetch_weights(weight, first, begin, EACH, INPUTS, PART, LINE)
             if GATED:
                 _fetch_weights(weight, first + outputs, begin, EACH, INPUTS, PART, LINE)
-    scales = load_scales(scale, at, taken, SCALED)
+    scales = load_scales(scale, at, taken)
     if GATED:
-        other_scales = load_scales(scale, outputs + at, taken, SCALED)
+        other_scales = load_scales(scale, outputs + at, taken)
     wait_for_last(EARLY)
     total = tl.zeros([HEIGHT, EACH], tl.float32)
     second = tl.zeros([HEIGHT, EACH], tl.float32)
@@ -212,7 +208,7 @@ def _many_kernel(  # noqa: C901 - likewise
             others = widen(tl.load(weight + outputs * INPUTS + where, mask=there, other=0.0), value, EARLY)
             second = tl.dot(value, others, second, input_precision="ieee")
     total *= scales[None, :]
-    if BIAS:
+    if bias is not None:
         total += tl.load(bias + at, mask=taken & (part == 0), other=0.0).to(tl.float32)[None, :]
     if GELU:
         total = gelu_of(total.to(out.dtype.element_ty).to(tl.float32))
@@ -241,16 +237,16 @@ def few_rows(
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
-    values, scale, scaled = values_and_scale(weight)
+    values, scale = values_and_scale(weight)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     each = 4 if gated or inputs > 1024 else 8
     _few_kernel[(triton.cdiv(outputs, each),)](
         x,
         values,
         scale,
-        values if bias is None else bias,
-        norm.weight if norm else values,
-        x if residual is None else residual,
+        bias,
+        norm.weight if norm else None,
+        residual,
         out,
         norm.eps if norm else 0.0,
         outputs,
@@ -258,13 +254,9 @@ def few_rows(
         inputs,
         triton.next_power_of_2(inputs),
         each,
-        SCALED=scaled,
-        BIAS=bias is not None,
-        NORM=norm is not None,
         CENTRED=norm is not None and norm.centred,
         GATED=gated,
         GELU=gelu,
-        SUM=residual is not None,
         **launch(x),
         num_warps=4,
     )
@@ -286,13 +278,9 @@ def _few_kernel(  # noqa: C901 - its branches are taken when it is compiled
     INPUTS: tl.constexpr,
     PADDED: tl.constexpr,
     EACH: tl.constexpr,
-    SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    NORM: tl.constexpr,
     CENTRED: tl.constexpr,
     GATED: tl.constexpr,
     GELU: tl.constexpr,
-    SUM: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     at = tl.program_id(0) * EACH + tl.arange(0, EACH)
@@ -303,11 +291,11 @@ def _few_kernel(  # noqa: C901 - its branches are taken when it is compiled
     weights = tl.load(weight + where, mask=taken, other=0.0)
     if GATED:
         others = tl.load(weight + outputs * INPUTS + where, mask=taken, other=0.0)
-        other_scales = load_scales(scale, outputs + at, at < outputs, SCALED)
-    if NORM:
+        other_scales = load_scales(scale, outputs + at, at < outputs)
+    if norm is not None:
         norms = tl.load(norm + k, mask=inside, other=0.0).to(tl.float32)
-    scales = load_scales(scale, at, at < outputs, SCALED)
-    if BIAS:
+    scales = load_scales(scale, at, at < outputs)
+    if bias is not None:
         added = tl.load(bias + at, mask=at < outputs, other=0.0).to(tl.float32)
     wait_for_last(EARLY)
     for row in tl.static_range(ROWS):
@@ -315,14 +303,14 @@ def _few_kernel(  # noqa: C901 - its branches are taken when it is compiled
         wide = value.to(tl.float32)
         if CENTRED:
             wide = tl.where(inside, wide - tl.sum(wide, axis=0) / INPUTS, 0.0)
-        if NORM:
+        if norm is not None:
             length = tl.rsqrt(tl.sum(wide * wide, axis=0) / INPUTS + eps)
             wide = wide * length
             if not CENTRED:
                 wide = wide.to(value.dtype).to(tl.float32)
             wide = (wide * norms).to(value.dtype).to(tl.float32)
         total = tl.sum(weights.to(tl.float32) * wide[None, :], axis=1) * scales
-        if BIAS:
+        if bias is not None:
             total += added
         total = total.to(value.dtype).to(tl.float32)
         if GELU:
@@ -331,7 +319,7 @@ def _few_kernel(  # noqa: C901 - its branches are taken when it is compiled
             second = tl.sum(others.to(tl.float32) * wide[None, :], axis=1) * other_scales
             second = second.to(value.dtype).to(tl.float32)
             total = (total * tl.sigmoid(total)).to(value.dtype).to(tl.float32) * second
-        if SUM:
+        if residual is not None:
             total = total.to(value.dtype).to(tl.float32)
             total += tl.load(residual + row * outputs + at, mask=at < outputs, other=0.0).to(tl.float32)
         tl.store(out + row * outputs + at, total.to(value.dtype), mask=at < outputs)

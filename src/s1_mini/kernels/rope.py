@@ -114,9 +114,9 @@ def rope_store(
         values,
         columns,
         rope,
-        norms.query if norms else qkv,
-        norms.key if norms else qkv,
-        columns if slots is None else slots,
+        norms.query if norms else None,
+        norms.key if norms else None,
+        slots,
         norms.eps if norms else 0.0,
         keys.stride(0),
         keys.stride(1),
@@ -124,8 +124,6 @@ def rope_store(
         columns.stride(0),
         heads,
         groups,
-        norms is not None,
-        slots is not None,
         size,
         NARROW=keys.dtype != qkv.dtype,
         **launch(qkv),
@@ -160,8 +158,6 @@ def _rope_store_kernel(
     columns_stride,
     heads,
     groups,
-    NORMS: tl.constexpr,
-    SLOTS: tl.constexpr,
     SIZE: tl.constexpr,
     NARROW: tl.constexpr,
     EARLY: tl.constexpr,
@@ -170,7 +166,7 @@ def _rope_store_kernel(
     head = tl.program_id(1)
     pair = tl.arange(0, SIZE // 2)
     wait_for_last(EARLY)
-    slot = tl.load(slots + row) if SLOTS else row
+    slot = row if slots is None else tl.load(slots + row)
     at = qkv + (row * (heads + 2 * groups) + head) * SIZE
     even, odd = tl.load(at + 2 * pair), tl.load(at + 2 * pair + 1)
     kind = even.dtype
@@ -181,7 +177,7 @@ def _rope_store_kernel(
         tl.store(out + 2 * pair + 1, as_kept(odd, values, NARROW))
     else:
         first, second = even.to(tl.float32), odd.to(tl.float32)
-        if NORMS:
+        if q_weight is not None:
             asks = head < heads
             first_weight = tl.where(asks, tl.load(q_weight + 2 * pair), tl.load(k_weight + 2 * pair))
             second_weight = tl.where(asks, tl.load(q_weight + 2 * pair + 1), tl.load(k_weight + 2 * pair + 1))

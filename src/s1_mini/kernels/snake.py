@@ -64,50 +64,45 @@ def snake_extend(
     batch, steps, channels = x.shape
     context = 0 if past is None else past.shape[1]
     joined = x.new_empty(batch, context + steps, channels)
-    total = torch.empty_like(x) if keeps_total else x
-    lanes = min(64, triton.next_power_of_2(channels))
-    block = 32
+    stored = torch.empty_like(x) if keeps_total else None
+    lanes, block = min(64, triton.next_power_of_2(channels)), 32
     grid = (triton.cdiv(steps, block) + (context > 0), triton.cdiv(channels, lanes), batch)
     _snake_extend_kernel[grid](
         x,
-        x if skip is None else skip,
-        x if bias is None else bias,
-        x if alpha is None else alpha,
-        x if past is None else past,
+        skip,
+        bias,
+        alpha,
+        past,
         rows.chosen,
         rows.fresh,
-        total,
+        stored,
         joined,
         steps,
         channels,
         context,
-        skip is not None,
-        bias is not None,
-        alpha is not None,
-        keeps_total,
         triton.next_power_of_2(max(context, 1)),
         block,
         lanes,
         num_warps=4,
     )
-    return total, joined
+    return x if stored is None else stored, joined
 
 
 @jit
-def _total(x, skip, bias, start, step, lane, inside, channels, HAS_SKIP: tl.constexpr, HAS_BIAS: tl.constexpr):
+def _total(x, skip, bias, start, step, lane, inside, channels):
     """Return x + bias + skip of some steps [N] and channels [M], in fp32."""
     at = start + step[:, None] * channels + lane[None, :]
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    if HAS_BIAS:
+    if bias is not None:
         value += tl.load(bias + lane, mask=lane < channels, other=0.0).to(tl.float32)[None, :]
-    if HAS_SKIP:
+    if skip is not None:
         value += tl.load(skip + at, mask=inside, other=0.0).to(tl.float32)
     return value
 
 
 @jit
-def _snake(value, alpha, lane, channels, HAS_ALPHA: tl.constexpr):
-    if HAS_ALPHA:
+def _snake(value, alpha, lane, channels):
+    if alpha is not None:
         slope = tl.load(alpha + lane, mask=lane < channels, other=1.0).to(tl.float32)[None, :]
         angle = slope * value
         # The square of the sine has the period π: reduce the angle by π in three parts that multiply exactly, then take
@@ -136,10 +131,6 @@ def _snake_extend_kernel(
     steps,
     channels,
     CONTEXT: tl.constexpr,
-    HAS_SKIP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_ALPHA: tl.constexpr,
-    KEEPS_TOTAL: tl.constexpr,
     PAST: tl.constexpr,
     BLOCK: tl.constexpr,
     LANES: tl.constexpr,
@@ -152,107 +143,29 @@ def _snake_extend_kernel(
     if CONTEXT > 0:
         block -= 1
     if block >= 0:
-        _put_steps(
-            x,
-            skip,
-            bias,
-            alpha,
-            total,
-            out + CONTEXT * channels,
-            start,
-            block,
-            steps,
-            lane,
-            channels,
-            HAS_SKIP,
-            HAS_BIAS,
-            HAS_ALPHA,
-            KEEPS_TOTAL,
-            BLOCK,
-        )
+        step = block * BLOCK + tl.arange(0, BLOCK)
+        inside = (step < steps)[:, None] & (lane < channels)[None, :]
+        at = step[:, None] * channels + lane[None, :]
+        value = _total(x, skip, bias, start, step, lane, inside, channels)
+        if total is not None:
+            tl.store(total + start + at, value.to(total.dtype.element_ty), mask=inside)
+        value = _snake(value, alpha, lane, channels)
+        tl.store(out + CONTEXT * channels + at, value.to(out.dtype.element_ty), mask=inside)
     elif CONTEXT > 0:  # one program has all the past of some channels, so that none reads another's writes
         kept = past + tl.load(chosen + row) * CONTEXT * channels
         num_old = CONTEXT * (1 - tl.load(fresh + row).to(tl.int32))
-        _put_past(
-            x,
-            skip,
-            bias,
-            alpha,
-            kept,
-            out,
-            num_old,
-            start,
-            steps,
-            lane,
-            channels,
-            CONTEXT,
-            HAS_SKIP,
-            HAS_BIAS,
-            HAS_ALPHA,
-            PAST,
-        )
-
-
-@jit
-def _put_steps(
-    x,
-    skip,
-    bias,
-    alpha,
-    total,
-    out,
-    start,
-    block,
-    steps,
-    lane,
-    channels,
-    HAS_SKIP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_ALPHA: tl.constexpr,
-    KEEPS_TOTAL: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    step = block * BLOCK + tl.arange(0, BLOCK)
-    inside = (step < steps)[:, None] & (lane < channels)[None, :]
-    at = step[:, None] * channels + lane[None, :]
-    value = _total(x, skip, bias, start, step, lane, inside, channels, HAS_SKIP, HAS_BIAS)
-    if KEEPS_TOTAL:
-        tl.store(total + start + at, value.to(total.dtype.element_ty), mask=inside)
-    value = _snake(value, alpha, lane, channels, HAS_ALPHA)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
-
-
-@jit
-def _put_past(
-    x,
-    skip,
-    bias,
-    alpha,
-    kept,
-    out,
-    num_old,
-    start,
-    steps,
-    lane,
-    channels,
-    CONTEXT: tl.constexpr,
-    HAS_SKIP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_ALPHA: tl.constexpr,
-    PAST: tl.constexpr,
-):
-    step = tl.arange(0, PAST)
-    inside = (step < CONTEXT)[:, None] & (lane < channels)[None, :]
-    at = step[:, None] * channels + lane[None, :]
-    before = tl.load(kept + at, mask=inside & (step < num_old)[:, None], other=0.0)
-    tl.store(out + at, before, mask=inside)
-    is_old = (step + steps < CONTEXT)[:, None]
-    old = tl.load(kept + steps * channels + at, mask=inside & (step + steps < num_old)[:, None], other=0.0)
-    is_new = inside & (step + steps >= CONTEXT)[:, None]
-    value = _total(x, skip, bias, start, step + steps - CONTEXT, lane, is_new, channels, HAS_SKIP, HAS_BIAS)
-    value = _snake(value, alpha, lane, channels, HAS_ALPHA).to(kept.dtype.element_ty)
-    tl.debug_barrier()
-    tl.store(kept + at, tl.where(is_old, old, value), mask=inside)
+        place = tl.arange(0, PAST)
+        is_past = (place < CONTEXT)[:, None] & (lane < channels)[None, :]
+        where = place[:, None] * channels + lane[None, :]
+        before = tl.load(kept + where, mask=is_past & (place < num_old)[:, None], other=0.0)
+        tl.store(out + where, before, mask=is_past)
+        is_old = (place + steps < CONTEXT)[:, None]
+        old = tl.load(kept + steps * channels + where, mask=is_past & (place + steps < num_old)[:, None], other=0.0)
+        is_new = is_past & (place + steps >= CONTEXT)[:, None]
+        new = _total(x, skip, bias, start, place + steps - CONTEXT, lane, is_new, channels)
+        new = _snake(new, alpha, lane, channels).to(kept.dtype.element_ty)
+        tl.debug_barrier()
+        tl.store(kept + where, tl.where(is_old, old, new), mask=is_past)
 
 
 # Snake in fewer operations, for results that are rounded to 16 bits. sin² has the period π: the angle in units of π is

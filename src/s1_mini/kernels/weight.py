@@ -42,11 +42,9 @@ class QuantizedWeight:
 Weight = Tensor | QuantizedWeight
 
 
-def values_and_scale(weight: Weight) -> tuple[Tensor, Tensor, bool]:
-    """Return values and scales for a kernel, and whether there are scales."""
-    if isinstance(weight, QuantizedWeight):
-        return weight.values, weight.scale, True
-    return weight, weight, False
+def values_and_scale(weight: Weight) -> tuple[Tensor, Tensor | None]:
+    """Return values and scales for a kernel; there are no scales for weights in full."""
+    return (weight.values, weight.scale) if isinstance(weight, QuantizedWeight) else (weight, None)
 
 
 def quantize(weight: Tensor, dtype: torch.dtype) -> QuantizedWeight:
