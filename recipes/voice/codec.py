@@ -86,14 +86,13 @@ class SpeechPool:
 class Books:
     """All codebooks of a codec, of one size, the semantic one first; and what has been used of them."""
 
-    def __init__(self, quantizer: Quantizer, device: torch.device) -> None:
+    def __init__(self, quantizer: Quantizer, device: torch.device, *, compiles: bool = False) -> None:
         self._books: list[VectorQuantizer] = [*quantizer.semantic_quantizer.books, *quantizer.quantizer.books]
         self._used = torch.zeros(len(self._books), len(self._books[0].codebook.weight), device=device)
         self._projected: list[Tensor] = []  # what the books saw last, [B, F, D] each
         self._residual: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, list[Tensor]]] = self._sum
-
-    def compile_parts(self) -> None:
-        self._residual = torch.compile(self._sum, dynamic=False, fullgraph=True)
+        if compiles:
+            self._residual = torch.compile(self._sum, dynamic=False, fullgraph=True)
 
     @property
     def num_used(self) -> list[int]:
@@ -214,7 +213,10 @@ class CodecTraining(TimedTraining):
         self._let_judges_follow()
         self._patience = stage.patience if stage.is_adversarial else 0
         self.samples_per_row = config.q_window * self.codec.samples_per_frame
-        self.mel = MelLoss(config.sample_rate, SCALES, FLOOR).to(device)
+        compiles = compiles and device.type == "cuda"
+        if compiles:
+            torch._dynamo.config.recompile_limit = 64
+        self.mel = MelLoss(config.sample_rate, SCALES, FLOOR, compiles=compiles).to(device)
         self.pool = SpeechPool(
             work / "speech",
             max_samples=POOL_S * config.sample_rate,
@@ -222,16 +224,11 @@ class CodecTraining(TimedTraining):
             part=self.group.rank,
             parts=self.group.size,
         )
-        self._books = Books(self.codec.quantizer, device)
+        self._books = Books(self.codec.quantizer, device, compiles=compiles)
         self._report = torch.zeros(5, device=device)  # running means: mel, commitment, verdict, features, judges'
         self._lenient = torch.ones((), device=device)  # 0 once every row is to be quantised by all books
         self._saved = self._published = 0.0  # seconds of the schedule
-        compiles = compiles and device.type == "cuda"
         self._halves = ChannelsLast(self.codec, compiles=compiles)
-        if compiles:
-            torch._dynamo.config.recompile_limit = 64
-            for part in (self.mel, self._books):
-                part.compile_parts()
 
     def step(self) -> None:
         """Encode, quantise and decode random speech; compute gradients of its distance to the original."""

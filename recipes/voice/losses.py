@@ -26,17 +26,15 @@ class MelLoss(nn.Module):
     Amplitudes below `floor`, where nothing is heard, count as `floor`.
     """
 
-    def __init__(self, sample_rate: int, scales: Sequence[Scale], floor: float) -> None:
+    def __init__(self, sample_rate: int, scales: Sequence[Scale], floor: float, *, compiles: bool = False) -> None:
         super().__init__()
         self._scales, self._floor = tuple(scales), floor
         for window, bands, _ in scales:
             self.register_buffer(f"window_{window}", torch.hann_window(window), persistent=False)
             self.register_buffer(f"bank_{window}", mel_bank(sample_rate, window, bands), persistent=False)
-
         self._compare: Callable[[list[Tensor]], Tensor] = self._distance
-
-    def compile_parts(self) -> None:
-        self._compare = torch.compile(self._distance, dynamic=False, fullgraph=True)
+        if compiles:
+            self._compare = torch.compile(self._distance, dynamic=False, fullgraph=True)
 
     def forward(self, expected: Tensor, decoded: Tensor) -> Tensor:
         both = torch.cat((expected, decoded)).squeeze(1).float()
