@@ -1,7 +1,8 @@
 """The application: one engine, its routes, and the middleware around them. Calls no AWS.
 
-`AccessLogMiddleware` is the outermost layer: it gives each request an id and a record, turns errors into responses, and
-writes one log line. `app.state` holds what routes need: `engine`, `settings`, `gate`, `accounts`, `meter`, `member`.
+`AccessLogMiddleware` is the outermost layer: it gives each request an id and a record, turns errors into responses,
+counts it in `ServerMetrics` and writes one log line. `app.state` holds what routes need: `engine`, `settings`, `gate`,
+`accounts`, `meter`, `member`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -17,6 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry, Counter, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import Histogram as ClientHistogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 from starlette.datastructures import Headers, MutableHeaders, State
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -25,13 +31,13 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import S1MiniError
+from s1_mini.metrics import Family, Histogram
 from s1_mini.server import routes, routes_public, websocket
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
 from s1_mini.server.errors import BodyError, ClientGoneError, code_of, error_response, from_validation, misaddressed
 from s1_mini.server.limits import AdmissionController, AdmissionMiddleware, EngineDied
 from s1_mini.server.member import ReplicaInfo
-from s1_mini.server.meter import ServerMetrics
 from s1_mini.server.openapi import DescribedApp
 from s1_mini.server.record import RequestLog, sane_id
 from s1_mini.server.settings import ServerSettings
@@ -48,6 +54,9 @@ WATCH_S = 0.5  # between checks of the engine's state
 GONE_STATUS = 499  # nginx's status for a connection that the client closed
 # polled, or loaded with the page: logged only if they fail, and not for 503
 QUIET = ("/ping", "/health", "/ready", "/metrics", "/static/")
+LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 60, 300)
+PREFIX = "s1_mini_"
+UNKNOWN_ROUTE = "none"  # label of unknown paths, which clients choose
 UNITS = {  # of the metrics in log lines
     "queue_ms": "Milliseconds",
     "prefill_ms": "Milliseconds",
@@ -256,3 +265,66 @@ def _metrics(namespace: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         "failed": values["failed"],
         "_aws": {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [directive]},
     }
+
+
+class ServerMetrics:
+    """All metrics of one server and its process, in a registry of its own."""
+
+    def __init__(self, engine: ProductionTTSEngine, gate: AdmissionController) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineFigures(engine, gate))
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        labels = ("route", "status")
+        self._requests = Counter("s1_mini_http_requests", "Requests answered", labels, registry=self.registry)
+        self._total = ClientHistogram(
+            "s1_mini_http_request_seconds",
+            "To the end of the answer",
+            ("route",),
+            buckets=LATENCY_S,
+            registry=self.registry,
+        )
+
+    def count(self, record: RequestLog, total_s: float) -> None:
+        route = record.route or UNKNOWN_ROUTE
+        self._requests.labels(route, str(record.status)).inc()
+        self._total.labels(route).observe(total_s)
+
+    def text(self) -> tuple[bytes, str]:
+        """Return all metrics and their media type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class EngineFigures(Collector):
+    """Readiness, what clients hold and, with `metrics_enabled`, the engine's own metrics."""
+
+    def __init__(self, engine: ProductionTTSEngine, gate: AdmissionController) -> None:
+        self._engine, self._gate = engine, gate
+
+    def collect(self) -> Iterator[Metric]:
+        inside, is_ready = self._gate.num_inside, float(self._gate.refusal() is None)
+        yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are accepted", is_ready)
+        yield GaugeMetricFamily(f"{PREFIX}http_requests_inside", "Requests to speak that are being answered", inside)
+        held = GaugeMetricFamily(f"{PREFIX}http_held", "Held for all clients", labels=["resource"])
+        limits = GaugeMetricFamily(f"{PREFIX}http_limit", "Limit for all clients together", labels=["resource"])
+        for resource, figures in self._gate.accounts.describe().items():
+            held.add_metric([resource], figures["held"])
+            limits.add_metric([resource], figures["limit"])
+        yield from (held, limits)
+        if self._engine.config.metrics_enabled:
+            yield from map(_shown, self._engine.families())
+
+
+def _shown(family: Family) -> Metric:
+    """Return a metric as the Prometheus client's."""
+    name, value = PREFIX + family.name, family.value
+    if isinstance(value, Histogram):
+        buckets = [("+Inf" if bound == float("inf") else str(bound), count) for bound, count in value.cumulative()]
+        return HistogramMetricFamily(name, family.description, buckets=buckets, sum_value=value.sum)
+    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    if not isinstance(value, dict):
+        return kind(name, family.description, value)
+    shown = kind(name, family.description, labels=[family.label])
+    for label, figure in value.items():
+        shown.add_metric([label], figure)
+    return shown
