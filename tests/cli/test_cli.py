@@ -24,6 +24,7 @@ from s1_mini.exceptions import ParameterError
 from s1_mini.types import Voice
 from s1_mini.voices.library import write_voice
 from s1_mini.weights.directory import DEFAULT_MODEL
+from tests.cli.conftest import Call, Result
 from voice_formats import BOOKS
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_")}
@@ -32,12 +33,6 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 def s1_mini(*arguments: str | Path, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "s1_mini", *map(str, arguments)]
     return subprocess.run(command, input=stdin, capture_output=True, env=ENVIRONMENT | environment, check=False)
-
-
-def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    """Run in this process, which has torch loaded already."""
-    monkeypatch.setattr(sys, "argv", ["s1-mini", *map(str, arguments)])
-    return run()
 
 
 def test_say_writes_a_file_and_names_it_on_stderr(tiny: Path, tmp_path: Path) -> None:
@@ -60,7 +55,8 @@ def test_text_comes_from_stdin_and_sound_goes_to_stdout(
     options = ["--checkpoint", tiny, "--seed", "1", "--max-new-tokens", "12"]
 
     piped = s1_mini("say", "-", "-o", "-", *options, "--format", "flac", stdin=b"Hello.\n")
-    code = run_here(monkeypatch, "say", "Hello.", "-o", "-", *options, "--stream")
+    monkeypatch.setattr(sys, "argv", [*map(str, ["s1-mini", "say", "Hello.", "-o", "-", *options, "--stream"])])
+    code = run()
 
     streamed = capfdbinary.readouterr()
     assert (piped.returncode, code) == (0, 0)
@@ -87,57 +83,50 @@ def test_a_listener_who_goes_away_ends_it_without_a_traceback(tiny: Path) -> Non
 
 
 def test_stdin_is_read_as_utf_8_whatever_the_terminal_speaks(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    call: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--checkpoint", tiny, "--seed", "1", "--max-new-tokens", "6"]
 
-    def run_with_stdin(content: bytes, output: Path) -> int:
+    def call_with_stdin(content: bytes, output: Path) -> Result:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="cp1252"))
-        return run_here(monkeypatch, "say", "-", "-o", output, *options)
+        return call("say", "-", "-o", output, *options)
 
-    piped = run_with_stdin("\ufeffGrüße.".encode(), tmp_path / "a.wav")
-    named = run_here(monkeypatch, "say", "Grüße.", "-o", tmp_path / "b.wav", *options)
-    broken = run_with_stdin(b"Gr\xfc\xdfe.", tmp_path / "c.wav")
+    piped = call_with_stdin("\ufeffGrüße.".encode(), tmp_path / "a.wav")
+    named = call("say", "Grüße.", "-o", tmp_path / "b.wav", *options)
+    broken = call_with_stdin(b"Gr\xfc\xdfe.", tmp_path / "c.wav")
 
-    assert (piped, named, broken) == (0, 0, 1)
+    assert (piped.code, named.code, broken.code) == (0, 0, 1)
     assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
-    assert "stdin does not give UTF-8" in capsys.readouterr().err
+    assert "stdin does not give UTF-8" in broken.err
 
 
 def test_a_reference_file_of_any_rate_and_channels_is_taken(
-    tiny: Path,
-    tmp_path: Path,
-    tone: np.ndarray,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    call: Call, tiny: Path, tmp_path: Path, tone: np.ndarray
 ) -> None:
     soundfile.write(tmp_path / "ref.flac", np.stack([tone, tone], axis=1), 22_050)
 
-    code = run_here(
-        monkeypatch,
+    spoken = call(
         *("say", "Hello.", "--checkpoint", tiny, "-o", tmp_path / "a.ogg", "--max-new-tokens", "12"),
         *("--reference", tmp_path / "ref.flac", "--reference-text", "Ah.", "--verbose"),
     )
 
-    said = capsys.readouterr().err
-    assert code == 0, said
-    assert "real-time factor" in said
+    assert spoken.code == 0, spoken.err
+    assert "real-time factor" in spoken.err
     assert soundfile.info(tmp_path / "a.ogg").subtype == "OPUS"
 
 
-def test_without_a_checkpoint_the_voice_that_ships_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_here(monkeypatch, "say", "Hello.", "-o", tmp_path / "a.wav", "--seed", "1") == 0
+def test_without_a_checkpoint_the_voice_that_ships_speaks(call: Call, tmp_path: Path) -> None:
+    assert call("say", "Hello.", "-o", tmp_path / "a.wav", "--seed", "1").code == 0
 
     assert 0.3 < soundfile.info(tmp_path / "a.wav").duration < 2.0
 
 
 @pytest.mark.parametrize("verb", [("say", "Hello."), ("convert",)])
 def test_a_checkpoint_that_is_not_there_is_told_with_the_way_to_one(
-    verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    call: Call, verb: tuple[str, ...], tmp_path: Path
 ) -> None:
-    code = run_here(monkeypatch, *verb, "--checkpoint", tmp_path / "nowhere", "-o", tmp_path / "a.wav")
+    code, _, said = call(*verb, "--checkpoint", tmp_path / "nowhere", "-o", tmp_path / "a.wav")
 
-    said = capsys.readouterr().err
     assert code == 1
     assert "fishaudio/openaudio-s1-mini" in said
     assert "--checkpoint" in said
@@ -145,14 +134,14 @@ def test_a_checkpoint_that_is_not_there_is_told_with_the_way_to_one(
 
 
 def test_the_checkpoint_may_be_named_by_its_variable(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("S1_MINI_CHECKPOINT_PATH", str(tiny))
     asked = ("say", "Hi.", "--seed", "1", "--max-new-tokens", "4")
 
-    assert run_here(monkeypatch, *asked, "-o", tmp_path / "a.wav") == 0
+    assert call(*asked, "-o", tmp_path / "a.wav").code == 0
     monkeypatch.delenv("S1_MINI_CHECKPOINT_PATH")
-    assert run_here(monkeypatch, *asked, "-o", tmp_path / "b.wav", "--checkpoint", tiny) == 0
+    assert call(*asked, "-o", tmp_path / "b.wav", "--checkpoint", tiny).code == 0
     assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
 
 
@@ -197,7 +186,7 @@ BAD_CALLS = {
 
 @pytest.mark.parametrize("name", BAD_CALLS)
 def test_a_bad_call_gets_one_sentence_and_leaves_nothing_behind(
-    name: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    call: Call, name: str, tiny: Path, tmp_path: Path
 ) -> None:
     arguments, complaint = BAD_CALLS[name]
     arguments = [argument.format(tmp=tmp_path) for argument in arguments]
@@ -206,9 +195,8 @@ def test_a_bad_call_gets_one_sentence_and_leaves_nothing_behind(
     if "--checkpoint" not in arguments:
         arguments += ["--checkpoint", str(tiny)]
 
-    code = run_here(monkeypatch, *arguments)
+    code, _, said = call(*arguments)
 
-    said = capsys.readouterr().err
     assert code == 1
     assert complaint.format(tmp=tmp_path) in said
     assert said.count("\n") == 1
@@ -274,11 +262,12 @@ HINTS = {
 @pytest.mark.parametrize("typed", HINTS)
 @pytest.mark.parametrize("verb", [("say",), ("endpoint", "invoke", "hello")])
 def test_a_text_that_was_taken_for_something_else_is_told_how_to_be_written(
-    typed: str, verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    call: Call, typed: str, verb: tuple[str, ...]
 ) -> None:
-    assert run_here(monkeypatch, *verb, *shlex.split(typed)) == 2
+    code, _, said = call(*verb, *shlex.split(typed))
 
-    assert HINTS[typed] in capsys.readouterr().err
+    assert code == 2
+    assert HINTS[typed] in said
 
 
 @pytest.mark.skipif(os.name == "nt", reason="opens a terminal of Linux or macOS")
@@ -295,40 +284,33 @@ def test_sound_is_not_sent_to_a_terminal(verb: tuple[str, ...]) -> None:
     assert b"--output: - sends sound to stdout, which is this terminal; add `> FILE` or `| PROGRAM`" in result.stderr
 
 
-def test_a_text_that_reaches_the_limit_is_reported(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_that_reaches_the_limit_is_reported(call: Call, tiny: Path, tmp_path: Path) -> None:
     limited = ("--max-new-tokens", "4", "--seed", "1")  # a random voice may stop by itself with another seed
-    run_here(monkeypatch, "say", "Hi.", "--checkpoint", tiny, "-o", tmp_path / "a.wav", *limited)
 
-    assert "reached --max-new-tokens" in capsys.readouterr().err
+    assert (
+        "reached --max-new-tokens" in call("say", "Hi.", "--checkpoint", tiny, "-o", tmp_path / "a.wav", *limited).err
+    )
 
 
-def test_verify_prints_a_table_and_exits_by_its_outcome(
-    oracle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_prints_a_table_and_exits_by_its_outcome(call: Call, oracle: Path, tmp_path: Path) -> None:
     torch.save({"codec": torch.load(oracle / "oracle.pt", weights_only=True)["codec"]}, tmp_path / "oracle.pt")
     arguments = ("verify", "--checkpoint", oracle, "--oracle", tmp_path / "oracle.pt")
 
-    passed, failed = run_here(monkeypatch, *arguments), run_here(monkeypatch, *arguments, "--tolerance", "1e-12")
+    passed, failed = call(*arguments), call(*arguments, "--tolerance", "1e-12")
 
-    captured = capsys.readouterr()
-    assert (passed, failed) == (0, 1)
-    assert "codec enc_codes" in captured.out
-    assert "checks failed" in captured.err
+    assert (passed.code, failed.code) == (0, 1)
+    assert "codec enc_codes" in passed.out
+    assert "checks failed" in failed.err
 
 
-def test_convert_and_random_checkpoint_work_on_directories(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = run_here(monkeypatch, "random-checkpoint", tmp_path / "noise", "--form", "published")
+def test_convert_and_random_checkpoint_work_on_directories(call: Call, tmp_path: Path) -> None:
+    made = call("random-checkpoint", tmp_path / "noise", "--form", "published")
     convert = ("convert", "--checkpoint", tmp_path / "noise", "-o", tmp_path / "compact")
-    converted, again = run_here(monkeypatch, *convert), run_here(monkeypatch, *convert)
+    converted, again = call(*convert), call(*convert)
 
-    said = capsys.readouterr().err
-    assert (made, converted, again) == (0, 0, 1)
-    assert "model.safetensors" in said
-    assert "exists already" in said
+    assert (made.code, converted.code, again.code) == (0, 0, 1)
+    assert "model.safetensors" in converted.err
+    assert "exists already" in again.err
 
 
 def test_a_letter_that_a_console_has_not_is_written_as_an_escape(tiny: Path, tmp_path: Path) -> None:

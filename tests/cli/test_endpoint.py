@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
@@ -17,16 +16,12 @@ from moto import mock_aws
 from typer.main import get_command
 
 from deployments import ARCHIVE, BUCKET, IMAGE, PREFIX, REGION, ROLE
-from s1_mini.cli.app import app, run
+from s1_mini.cli.app import app
 from s1_mini.cli.endpoint import _write
 from s1_mini.cli.endpoint import endpoint as commands
+from tests.cli.conftest import Call
 
 NAMES = {"S1_MINI_AWS_IMAGE": IMAGE, "S1_MINI_AWS_ROLE": ROLE, "S1_MINI_AWS_ARTIFACT": ARCHIVE}
-
-
-def endpoint(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["s1-mini", "endpoint", *arguments])
-    return run()
 
 
 @pytest.fixture
@@ -35,9 +30,11 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def planned(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    calls: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
-    return calls
+def planned(call: Call, *arguments: str) -> set[str]:
+    """Return the operations that `endpoint plan` prints."""
+    code, out, _ = call("endpoint", "plan", *arguments)
+    assert code == 0
+    return {each["operation"] for each in json.loads(out)}
 
 
 def test_plan_prints_every_call_as_json_without_credentials_or_network() -> None:
@@ -71,32 +68,22 @@ def test_plan_prints_every_call_as_json_without_credentials_or_network() -> None
 )
 @pytest.mark.usefixtures("named")
 def test_every_form_is_planned_with_names_from_variables(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    form: str,
-    options: list[str],
-    operations: set[str],
+    call: Call, form: str, options: list[str], operations: set[str]
 ) -> None:
-    assert endpoint(monkeypatch, "plan", "create", "hello", "--form", form, *options) == 0
-    assert operations <= {call["operation"] for call in planned(capsys)}
+    assert operations <= planned(call, "create", "hello", "--form", form, *options)
 
 
-@pytest.mark.parametrize("action", ["update", "autoscale", "delete"])
-def test_the_other_verbs_are_planned_too(
-    named: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str
-) -> None:
-    schedule = ["--schedule", "night=1:2@cron(0 20 * * ? *)"]
-
-    assert endpoint(monkeypatch, "plan", action, "hello", *schedule) == 0
-    operations = {call["operation"] for call in planned(capsys)}
-    assert (
-        operations
-        >= {
-            "update": {"update_endpoint"},
-            "autoscale": {"register_scalable_target", "put_scaling_policy", "put_scheduled_action"},
-            "delete": {"delete_endpoint", "delete_endpoint_config", "delete_model", "delete_alarms"},
-        }[action]
-    )
+@pytest.mark.parametrize(
+    ("action", "operations"),
+    [
+        ("update", {"update_endpoint"}),
+        ("autoscale", {"register_scalable_target", "put_scaling_policy", "put_scheduled_action"}),
+        ("delete", {"delete_endpoint", "delete_endpoint_config", "delete_model", "delete_alarms"}),
+    ],
+)
+@pytest.mark.usefixtures("named")
+def test_the_other_verbs_are_planned_too(call: Call, action: str, operations: set[str]) -> None:
+    assert operations <= planned(call, action, "hello", "--schedule", "night=1:2@cron(0 20 * * ? *)")
 
 
 @pytest.mark.parametrize(
@@ -113,29 +100,23 @@ def test_the_other_verbs_are_planned_too(
         (["--strategy", "canary", "--step-percent", "70"], "canary takes 1 to 50 percent"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_1(
-    named: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    sentence: str,
-) -> None:
+@pytest.mark.usefixtures("named")
+def test_bad_input_is_one_sentence_and_exit_code_1(call: Call, options: list[str], sentence: str) -> None:
     action = "autoscale" if "--schedule" in options else "create"
 
-    assert endpoint(monkeypatch, "plan", action, "hello", *options) == 1
+    shown = call("endpoint", "plan", action, "hello", *options)
 
-    shown = capsys.readouterr()
-    assert shown.out == ""
+    assert (shown.code, shown.out) == (1, "")
     assert shown.err.startswith("s1-mini: ")
     assert sentence in shown.err
     assert shown.err.count("\n") == 1
 
 
-def test_what_is_missing_is_named_with_its_variable(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert endpoint(monkeypatch, "create", "hello", "--role", ROLE, "--artifact", ARCHIVE) == 2
-    assert "S1_MINI_AWS_IMAGE" in capsys.readouterr().err
+def test_what_is_missing_is_named_with_its_variable(call: Call) -> None:
+    code, _, shown = call("endpoint", "create", "hello", "--role", ROLE, "--artifact", ARCHIVE)
+
+    assert code == 2
+    assert "S1_MINI_AWS_IMAGE" in shown
 
 
 @pytest.mark.parametrize(
@@ -150,8 +131,9 @@ def test_what_is_missing_is_named_with_its_variable(
         ["invoke", "hello", "Hi."],
     ],
 )
+@pytest.mark.usefixtures("named")
 def test_without_credentials_every_verb_says_what_to_run_and_fails(
-    named: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: list[str], tmp_path: Path
+    call: Call, verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
@@ -160,9 +142,9 @@ def test_without_credentials_every_verb_says_what_to_run_and_fails(
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
-    assert endpoint(monkeypatch, *verb, "--region", "eu-west-1") == 1
+    code, _, shown = call("endpoint", *verb, "--region", "eu-west-1")
 
-    shown = capsys.readouterr().err
+    assert code == 1
     assert "no AWS credentials were found: run `aws configure`" in shown
     assert "Traceback" not in shown
     assert list(tmp_path.iterdir()) == []
@@ -184,22 +166,18 @@ def test_the_pages_on_deploying_name_options_and_variables_that_exist() -> None:
 
 
 @pytest.mark.usefixtures("account")
-def test_list_shows_a_table_or_says_that_there_is_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_shows_a_table_or_says_that_there_is_nothing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     with mock_aws():
-        assert endpoint(monkeypatch, "list") == 0
-        nothing = capsys.readouterr()
+        nothing = call("endpoint", "list")
         sagemaker = boto3.client("sagemaker")
         sagemaker.create_model(ModelName="m", PrimaryContainer={"Image": IMAGE}, ExecutionRoleArn=ROLE)
         variant = {"VariantName": "main", "ModelName": "m", "InstanceType": "ml.c5.xlarge", "InitialInstanceCount": 2}
         sagemaker.create_endpoint_config(EndpointConfigName="hello-0123456789ab", ProductionVariants=[variant])
         sagemaker.create_endpoint(EndpointName="hello", EndpointConfigName="hello-0123456789ab")
-        assert endpoint(monkeypatch, "list") == 0
-        table = capsys.readouterr()
+        table = call("endpoint", "list")
 
-    assert (nothing.out, nothing.err) == ("", f"no endpoint of s1-mini stands in {REGION}\n")
+    assert nothing == (0, "", f"no endpoint of s1-mini stands in {REGION}\n")
     row = next(line for line in table.out.splitlines() if "hello" in line)
     assert "InService" in row
     assert "│ 2 " in row

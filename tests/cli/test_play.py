@@ -6,6 +6,7 @@ A stand-in for the package sounddevice: nothing that runs tests has a loudspeake
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from s1_mini.cli.app import run
+from tests.cli.conftest import Call, Result
 
 
 class PortAudioError(Exception):
@@ -58,19 +59,21 @@ class Speaker(ModuleType):
         return False
 
 
-def say(monkeypatch: pytest.MonkeyPatch, tiny: Path, module: ModuleType | None, *more: str) -> int:
-    monkeypatch.setitem(sys.modules, "sounddevice", module)
-    limits = ["--checkpoint", str(tiny), "--seed", "1", "--max-new-tokens", "40"]
-    monkeypatch.setattr(sys, "argv", ["s1-mini", "say", "Hello.", *limits, "--play", *more])
-    return run()
+@pytest.fixture
+def play(call: Call, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    def play_with(module: ModuleType | None, checkpoint: Path, *more: str | Path) -> Result:
+        monkeypatch.setitem(sys.modules, "sounddevice", module)
+        return call(
+            "say", "Hello.", "--checkpoint", checkpoint, "--seed", "1", "--max-new-tokens", "40", "--play", *more
+        )
+
+    return play_with
 
 
-def test_what_is_played_is_what_is_written_and_comes_in_pieces(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_played_is_what_is_written_and_comes_in_pieces(play: Call, tiny: Path, tmp_path: Path) -> None:
     speaker = Speaker()
 
-    code = say(monkeypatch, tiny, speaker, "-o", str(tmp_path / "a.wav"))
+    code = play(speaker, tiny, "-o", tmp_path / "a.wav").code
 
     wave, rate = soundfile.read(tmp_path / "a.wav", dtype="float32")
     assert code == 0
@@ -80,16 +83,17 @@ def test_what_is_played_is_what_is_written_and_comes_in_pieces(
 
 
 def test_nothing_is_written_where_no_file_is_named(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    play: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     speaker = Speaker()
 
-    assert say(monkeypatch, tiny, speaker) == 0
+    code, _, said = play(speaker, tiny)
 
+    assert code == 0
     assert speaker.played
     assert list(tmp_path.iterdir()) == []
-    assert "wrote" not in capsys.readouterr().err
+    assert "wrote" not in said
 
 
 @pytest.mark.parametrize(
@@ -101,32 +105,30 @@ def test_nothing_is_written_where_no_file_is_named(
     ],
 )
 def test_a_loudspeaker_that_does_not_play_is_told_in_one_sentence(
-    broken: str, complaint: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    play: Call, broken: str, complaint: str, tiny: Path
 ) -> None:
-    assert say(monkeypatch, tiny, Speaker(broken)) == 1
+    code, _, said = play(Speaker(broken), tiny)
 
-    said = capsys.readouterr().err
+    assert code == 1
     assert complaint in said
     assert said.count("\n") == 1
 
 
-def test_a_package_that_is_missing_is_told_with_the_command_that_brings_it(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = say(monkeypatch, tmp_path / "nowhere", None)  # told before anything is loaded
+def test_a_package_that_is_missing_is_told_with_the_command_that_brings_it(play: Call, tmp_path: Path) -> None:
+    code, _, said = play(None, tmp_path / "nowhere")  # told before anything is loaded
 
     assert code == 1
-    assert 'pip install "s1-mini[play]"' in capsys.readouterr().err
+    assert 'pip install "s1-mini[play]"' in said
 
 
 def test_a_library_that_is_missing_is_told_with_the_command_that_brings_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sounddevice.py").write_text("raise OSError('PortAudio library not found')", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "sounddevice", raising=False)
-    monkeypatch.setattr(sys, "argv", ["s1-mini", "say", "Hello.", "--play"])
 
-    assert run() == 1
+    code, _, said = call("say", "Hello.", "--play")
 
-    assert "PortAudio library not found; on Debian and Ubuntu: apt install libportaudio2" in capsys.readouterr().err
+    assert code == 1
+    assert "PortAudio library not found; on Debian and Ubuntu: apt install libportaudio2" in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,70 +10,57 @@ import pytest
 import soundfile
 import torch
 
-from s1_mini.cli.app import run
 from s1_mini.types import Voice
 from s1_mini.voices.library import write_voice
+from tests.cli.conftest import Call
 from voice_formats import BOOKS
 
 
-def s1_mini(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", ["s1-mini", *map(str, arguments)])
-    return run()
 
 
 def test_a_voice_is_added_listed_described_spoken_with_and_deleted(
-    tiny: Path,
-    tone: np.ndarray,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    call: Call, tiny: Path, tone: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     soundfile.write(tmp_path / "me.wav", tone, 44_100)
     where = ("--checkpoint", tiny, "--voices-path", tmp_path / "voices")
     said = ("--text", "Ah [b].", "--description", "A tone [a].")
 
-    assert s1_mini(monkeypatch, "voices", "add", "me", tmp_path / "me.wav", *said, *where) == 0
-    capsys.readouterr()
-    assert s1_mini(monkeypatch, "voices", "list", *where) == 0
-    listed = capsys.readouterr().out
-    assert s1_mini(monkeypatch, "voices", "describe", "me", *where) == 0
-    described = capsys.readouterr().out
-    speak = ("say", "Hi.", "--voice", "me", "-o", tmp_path / "a.wav", "--max-new-tokens", "4")
-    assert s1_mini(monkeypatch, *speak, *where) == 0
+    added = call("voices", "add", "me", tmp_path / "me.wav", *said, *where)
+    listed, described = call("voices", "list", *where), call("voices", "describe", "me", *where)
+    spoken = call("say", "Hi.", "--voice", "me", "-o", tmp_path / "a.wav", "--max-new-tokens", "4", *where)
     monkeypatch.setenv("S1_MINI_VOICES_PATH", str(tmp_path / "voices"))
-    assert s1_mini(monkeypatch, "voices", "delete", "me", "--checkpoint", tiny) == 0
+    deleted = call("voices", "delete", "me", "--checkpoint", tiny)
 
-    assert all(word in listed for word in ("me", "added", "1.0", "A tone [a]."))
-    assert all(word in described for word in ("me", "added", "A tone [a].", "Ah [b]."))
+    assert [result.code for result in (added, listed, described, spoken, deleted)] == [0] * 5
+    assert all(word in listed.out for word in ("me", "added", "1.0", "A tone [a]."))
+    assert all(word in described.out for word in ("me", "added", "A tone [a].", "Ah [b]."))
     assert list((tmp_path / "voices").iterdir()) == []
 
 
-def test_a_line_of_the_list_holds_a_voice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert s1_mini(monkeypatch, "voices", "list") == 0
+def test_a_line_of_the_list_holds_a_voice(call: Call) -> None:
+    code, out, _ = call("voices", "list")
 
-    voices = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert code == 0
+    voices = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
     assert all(cell.strip() for voice in voices for cell in voice)
     assert ["julia (default)", "checkpoint"] in [[cell.strip() for cell in voice[:2]] for voice in voices]
 
 
 def test_a_damaged_voice_of_a_checkpoint_is_named_beside_the_list_of_the_others(
-    tiny: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    call: Call, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint = Path(shutil.copytree(tiny, tmp_path / "checkpoint"))
     (checkpoint / "voices").mkdir()
     write_voice(checkpoint / "voices", "good", Voice({"codes": torch.zeros(BOOKS, 3, dtype=torch.int64)}, "Hello."))
     (checkpoint / "voices" / "bad.safetensors").write_bytes(b"no voice")
 
-    assert s1_mini(monkeypatch, "voices", "list", "--checkpoint", checkpoint) == 0
-    listed = capsys.readouterr()
-    assert s1_mini(monkeypatch, "voices", "describe", "bad", "--checkpoint", checkpoint) == 1
-    described = capsys.readouterr()
+    listed = call("voices", "list", "--checkpoint", checkpoint)
+    described = call("voices", "describe", "bad", "--checkpoint", checkpoint)
 
+    assert (listed.code, described.code) == (0, 1)
     assert "good" in listed.out
     assert "bad" not in listed.out
     assert len(caplog.records) == described.err.count("\n") == 1
@@ -103,14 +89,11 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_bad_call_gets_one_sentence(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_call_gets_one_sentence(call: Call, name: str, tmp_path: Path) -> None:
     arguments, complaint = CALLS[name]
 
-    code = s1_mini(monkeypatch, "voices", *(argument.format(tmp=tmp_path) for argument in arguments))
+    code, _, told = call("voices", *(argument.format(tmp=tmp_path) for argument in arguments))
 
-    told = capsys.readouterr().err
     assert code == 1
     assert complaint in told
     assert told.count("\n") == 1
