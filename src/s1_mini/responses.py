@@ -1,4 +1,4 @@
-"""Responses of the engine: the audio of a text, or an error."""
+"""Results of the engine: the audio of a text, or its error. Knows audio files, but no engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GenerationResponse:
     finish_reason: FinishReason | None
     generation_time: float  # seconds
     audio_format: AudioFormat = "wav"  # of `audio_bytes`
-    spoken_text: str = ""  # what was spoken of the text: numbers and signs in words, where the checkpoint reads words
+    spoken_text: str = ""  # the normalized text, with numbers and signs in words if the checkpoint reads words
     warning: str | None = None  # skipped characters, or a text in another language
 
     success: ClassVar[Literal[True]] = True
@@ -35,13 +35,13 @@ class GenerationResponse:
 
     @cached_property
     def audio_bytes(self) -> bytes:
-        """The audio as a file of `audio_format`, encoded at the first access. Raises `GenerationError`."""
+        """The audio as a file of `audio_format`, encoded on first access. Raises `GenerationError`."""
         return encode(self.audio, self.sample_rate, self.audio_format)
 
     def save(self, path: str | Path) -> None:
-        """Write the audio to a file atomically, in the format of its suffix.
+        """Write the audio to a file, completely or not at all, in the format of its suffix.
 
-        Raises `ParameterError` for `path`, if the suffix is unknown or the file cannot be written, and
+        Raises `ParameterError` (field `path`) for an unknown suffix or a file that cannot be written, and
         `GenerationError`.
         """
         write(path, self.audio, self.sample_rate, format_of(path))
@@ -53,13 +53,13 @@ class GenerationResponse:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of generation per second of audio; below 1 is faster than playback."""
+        """Generation time per second of audio; below 1 is faster than real time."""
         return self.generation_time / self.audio_seconds if self.audio_seconds else float("inf")
 
 
 @dataclass(frozen=True)
 class GenerationFailure:
-    """The error of a text of a batch: a sentence, and its `code` for machines as in `exceptions`."""
+    """The error of one text of a batch: its message and its code (`exceptions`)."""
 
     error: str
     error_code: str
@@ -75,7 +75,7 @@ GenerationResult = GenerationResponse | GenerationFailure
 
 @dataclass(frozen=True)
 class BatchGenerationResponse:
-    """One result per text, in order. `success` means that all succeeded."""
+    """One result per text, in order. `success` is true if all succeeded."""
 
     success: bool
     results: list[GenerationResult]
@@ -85,7 +85,7 @@ class BatchGenerationResponse:
 def collect(
     begun: Iterable[AudioChunk] | S1MiniError, started: float, audio_format: AudioFormat, *, return_bytes: bool
 ) -> GenerationResult:
-    """Wait for one item of a batch; return its error if it fails."""
+    """Wait for one item of a batch and return its result, which may be an error."""
     try:
         if isinstance(begun, S1MiniError):
             raise begun
@@ -97,17 +97,17 @@ def collect(
 def whole(
     chunks: Iterable[AudioChunk], started: float, audio_format: AudioFormat, *, return_bytes: bool
 ) -> GenerationResponse:
-    """Return the response of a text whose generation began at `started` [s, `time.perf_counter`]."""
-    heard = list(chunks)
+    """Return all chunks of a text as one response; generation began at `started` [s, `time.perf_counter`]."""
+    received = list(chunks)
     response = GenerationResponse(
-        audio=np.concatenate([chunk.audio for chunk in heard]),
-        sample_rate=heard[-1].sample_rate,
-        frames=sum(chunk.frames for chunk in heard),
-        finish_reason=heard[-1].finish_reason,
+        audio=np.concatenate([chunk.audio for chunk in received]),
+        sample_rate=received[-1].sample_rate,
+        frames=sum(chunk.frames for chunk in received),
+        finish_reason=received[-1].finish_reason,
         generation_time=time.perf_counter() - started,
         audio_format=audio_format,
-        spoken_text=heard[0].spoken_text or "",
-        warning=heard[0].warning,
+        spoken_text=received[0].spoken_text or "",
+        warning=received[0].warning,
     )
     if return_bytes:
         _ = response.audio_bytes

@@ -31,11 +31,11 @@ def told(answer: httpx2.Response) -> tuple[int, str, str | None]:
 
 
 def silence_for_hours() -> str:
-    """Six hours of silence in a small flac."""
+    """Two hours of silence in a small flac."""
     buffer = io.BytesIO()
     with soundfile.SoundFile(buffer, "w", 8000, 1, format="FLAC") as sound:
         block = np.zeros(8000 * 600, np.int16)
-        for _ in range(36):
+        for _ in range(12):
             sound.write(block)
     return base64.b64encode(buffer.getvalue()).decode()
 
@@ -165,7 +165,7 @@ def test_a_form_takes_one_file_and_each_field_once(http: httpx2.Client) -> None:
     assert told(other) == (422, "request_invalid", "voice")
 
 
-def test_a_small_file_of_many_hours_is_refused_quickly(http: httpx2.Client) -> None:
+def test_a_small_file_of_hours_is_refused_quickly(http: httpx2.Client) -> None:
     answer = http.post("/v1/tts", json={"text": "Hi.", "reference_audio": silence_for_hours()})
 
     assert told(answer) == (422, "reference_invalid", "reference_audio")

@@ -249,7 +249,7 @@ def held_recordings(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_recordings_of_clients_who_have_gone_are_gone(tiny) -> None:
     config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2)
     with ProductionTTSEngine(config) as engine, serving(engine) as door:
-        plugs = [send_recording(door, flac(10)) for _ in range(12)]
+        plugs = [send_recording(door, flac(3)) for _ in range(12)]
         wait_until(lambda: engine.health_check()["recordings"]["waiting"] > 0)
         for plug in plugs:
             plug.close()
@@ -265,7 +265,7 @@ def test_more_recordings_than_may_wait_are_refused_and_plain_requests_go_by(
     config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2, max_waiting_references=2)
     # where clients are told apart, one of them does not fill the queue
     with ProductionTTSEngine(config) as engine, serving(engine, fairness="request") as door, ExitStack() as held:
-        plugs = [held.enter_context(send_recording(door, flac(20))) for _ in range(8)]
+        plugs = [held.enter_context(send_recording(door, flac(3))) for _ in range(8)]
         wait_until(lambda: engine.health_check()["recordings"]["waiting"] == 2)
         with door.client() as client:
             assert client.post("/v1/tts", json={"text": "Hi.", "max_new_tokens": 4}).status_code == 200

@@ -18,7 +18,7 @@ class ReplicaInfo:
     index: int
     count: int
     socket: Path
-    keeps_voices: bool  # the folder of added voices outlives the server
+    keeps_voices: bool  # whether added voices outlive the server
 
     @property
     def name(self) -> str:
