@@ -46,7 +46,7 @@ class Threads:
     enter: Callable[[int], None] = lambda _: None  # called by each thread at its start, with its first stage
 
 
-class Room(Protocol):
+class SlotCounts(Protocol):
     """The slots of the first stage."""
 
     count: int
@@ -89,7 +89,7 @@ class Core(Protocol):
         """Requests that were accepted and have not ended."""
 
     @property
-    def slots(self) -> Room: ...
+    def slots(self) -> SlotCounts: ...
 
 
 class Heartbeat:
@@ -314,7 +314,7 @@ class EngineCore(Core):
         return self.failure is None and all(worker.thread.is_alive() for worker in self.workers)
 
     @property
-    def slots(self) -> Room:
+    def slots(self) -> SlotCounts:
         return self.scheduler.stages[0].slots
 
     @property
