@@ -124,13 +124,7 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedChe
         formats = formats_of(precision, codec_dtype, weights_dtype, kv_dtype)
         check_weights(family.sizes(directory, formats, 0), stages, {gpu: free_bytes_of(gpu) for gpu in stages})
     kernels = choose_kernels(device.value)
-    invariance = choose_batch_invariance(
-        config.batch_invariance,
-        family,
-        device.value,
-        kernels,
-        precision.value,  # of a family's settings
-    )
+    invariance = choose_batch_invariance(config.batch_invariance, family, device.value, kernels, precision.value)
     placement = Placement(
         torch.device(device.value),
         getattr(torch, precision.value),
