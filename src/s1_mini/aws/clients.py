@@ -12,7 +12,7 @@ class Clients:
     """Clients of one account and region; boto3 finds credentials, region and endpoints as usual."""
 
     def __init__(self, region: str | None = None, profile: str | None = None) -> None:
-        require("aws", "what asks AWS")
+        require("aws", "calling AWS")
         import boto3
         from botocore.config import Config
 

@@ -57,7 +57,7 @@ def fetch(name: HubName, pick: Pick) -> Path:
     `pick` is given a directory with the files of `FIRST`, as far as there are any, and the names of all files of the
     repository, and says which are needed. Raises `CheckpointError` or `ConfigurationError`, and what `pick` raises.
     """
-    require("hub", f"checkpoint {name} is not a directory here but a name on the Hugging Face hub")
+    require("hub", f"checkpoint {name} is not a directory here, and a name on the Hugging Face hub")
 
     try:
         from huggingface_hub import HfApi, get_cached_repo_tree, snapshot_download
