@@ -13,6 +13,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 from moto import mock_aws
 
+from deployments import REGION
 from s1_mini.aws.failures import About, explained
 from s1_mini.aws.place import S3Place
 from s1_mini.cli.app import run
@@ -29,12 +30,10 @@ pytestmark = [MOTO_WARNINGS]
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name, value in {"ACCESS_KEY_ID": "x", "SECRET_ACCESS_KEY": "y", "DEFAULT_REGION": "eu-central-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
+def s3(account: None) -> Iterator[Any]:
     with mock_aws():
         client = boto3.client("s3")
-        client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+        client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
         yield client
 
 

@@ -39,13 +39,10 @@ def http(container: Door) -> Iterator[httpx2.Client]:
 
 
 @pytest.fixture
-def runtime(container: Door, monkeypatch: pytest.MonkeyPatch) -> Any:
+def runtime(container: Door, account: None, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The real client, told of the local endpoint as a user tells it: by the environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", container.url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
-    client = boto3.client("sagemaker-runtime", config=Config(retries={"total_max_attempts": 1}, proxies={}))
+    client = boto3.client("sagemaker-runtime", config=Config(proxies={}))
     answers: list[dict[str, Any]] = []
     client.meta.events.register("after-call", lambda parsed, **_: answers.append(parsed))
     yield client

@@ -12,6 +12,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from deployments import REGION
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.sagemaker.async_store import FolderStore, S3Store, local_path, open_store
 from s1_mini.server.errors import BodyError, BodyTooLargeError
@@ -20,12 +21,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of moto
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name, value in {"ACCESS_KEY_ID": "x", "SECRET_ACCESS_KEY": "y", "DEFAULT_REGION": "us-east-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
+def s3(account: None) -> Iterator[Any]:
     with mock_aws():
         client = boto3.client("s3")
-        client.create_bucket(Bucket="speech")
+        client.create_bucket(Bucket="speech", CreateBucketConfiguration={"LocationConstraint": REGION})
         yield client
 
 

@@ -77,12 +77,12 @@ sys.exit(run())
 
 
 @contextmanager
-def served(checkpoint: Path, *program: str, **environment: str) -> Iterator[Running]:
+def served(checkpoint: Path, *program: str, options: tuple[str, ...] = (), **environment: str) -> Iterator[Running]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = program or ("-m", "s1_mini")
-    command = [sys.executable, *program, "serve", "--port", str(port), "--checkpoint", str(checkpoint)]
+    command = [sys.executable, *program, "serve", "--port", str(port), "--checkpoint", str(checkpoint), *options]
     settings = ENVIRONMENT | {"S1_MINI_SERVER_HOST": "127.0.0.1", "OMP_NUM_THREADS": "1"} | environment
     flags = ENDING.creation_flags
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=settings, creationflags=flags) as process:
