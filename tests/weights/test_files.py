@@ -1,8 +1,14 @@
-"""Tensor files: read safely whatever they are, refused by name whatever is wrong."""
+"""Tensor files: read safely whatever they are, refused by name whatever is wrong, never read as garbage."""
 
 from __future__ import annotations
 
 import json
+import pickle
+import shutil
+import struct
+import subprocess
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -147,3 +153,157 @@ def test_tensors_of_the_right_kind_are_taken_over_without_a_copy() -> None:
 
     assert module.weight.data_ptr() == tensors["weight"].data_ptr()
     assert not module.weight.requires_grad
+
+
+# A `.pth` that was packed again, or that takes too much.
+
+PTH = {
+    "zeros": torch.zeros(5000),  # deflating makes it smaller
+    "halves": torch.arange(7).half(),
+    "noise": torch.randn(300, 5, generator=torch.Generator().manual_seed(1)),
+    "turned": torch.arange(12.0).reshape(3, 4).T,
+    "empty": torch.empty(0),
+}
+OLD_HEAD = (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True, "type_sizes": {}})
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    torch.save(PTH, tmp_path / "model.pth")
+    return tmp_path / "model.pth"
+
+
+def pack_again(
+    saved: Path, method: int = zipfile.ZIP_STORED, change: Callable[[str, bytes], bytes] = lambda _, content: content
+) -> Path:
+    """Unpack a file and pack it again, as an ordinary zip program does."""
+    again = saved.with_name("again.pth")
+    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(again, "w", method) as target:
+        for name in archive.namelist():
+            target.writestr(name, change(name, archive.read(name)))
+    return again
+
+
+def assert_same(path: Path) -> None:
+    tensors = read_tensors(path)
+    assert tensors.keys() == PTH.keys()
+    assert all(torch.equal(tensors[name], PTH[name]) for name in PTH)
+    assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in tensors.values())
+
+
+def test_a_file_packed_again_without_compression_gives_the_same_numbers(saved: Path) -> None:
+    assert_same(pack_again(saved))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_file_packed_again_with_compression_is_refused_with_the_way_out(saved: Path, method: int) -> None:
+    with pytest.raises(CheckpointFileError, match=r"again\.pth is compressed.* without compression \(zip -0 -r\)"):
+        read_tensors(pack_again(saved, method))
+
+
+def test_the_way_out_gives_the_same_numbers(saved: Path) -> None:
+    compressed = pack_again(saved, zipfile.ZIP_DEFLATED)
+
+    assert_same(pack_again(compressed.replace(saved)))
+
+
+@pytest.mark.skipif(shutil.which("zip") is None, reason="needs the program zip")
+def test_what_the_program_zip_makes_of_it_is_refused_or_the_same(saved: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(saved) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    for name, level in (("small.pth", "-9"), ("plain.pth", "-0")):
+        subprocess.run(["zip", "-qr", level, tmp_path / name, "model"], cwd=tmp_path / "unpacked", check=True)
+
+    assert_same(tmp_path / "plain.pth")
+    with pytest.raises(CheckpointFileError, match="is compressed"):
+        read_tensors(tmp_path / "small.pth")
+
+
+@pytest.mark.parametrize("length", [8, 20_004, 40_000])
+def test_a_record_of_another_length_than_its_tensor_is_refused(saved: Path, length: int) -> None:
+    def change(name: str, content: bytes) -> bytes:
+        return (content * 2)[:length] if name.endswith("data/0") else content
+
+    with pytest.raises(CheckpointFileError, match=r"is damaged: a tensor has [\d,]+ bytes, and no record has"):
+        read_tensors(pack_again(saved, change=change))
+
+
+def test_a_record_that_is_there_twice_is_refused(saved: Path) -> None:
+    again = pack_again(saved)
+    with zipfile.ZipFile(again, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("model/data/0", bytes(20_000))
+
+    with pytest.raises(CheckpointFileError, match="is damaged: it holds 'model/data/0' twice"):
+        read_tensors(again)
+
+
+@pytest.mark.parametrize("bytes_off", [1, 4, 16, 256])
+def test_numbers_that_would_be_read_from_another_place_are_refused(saved: Path, bytes_off: int) -> None:
+    """A local header whose length is wrong moves where torch begins to read; it looks at nothing else."""
+    with zipfile.ZipFile(saved) as archive:
+        at = archive.getinfo("model/data/0").header_offset + 28
+    content = bytearray(saved.read_bytes())
+    (length,) = struct.unpack_from("<H", content, at)
+    struct.pack_into("<H", content, at, length ^ bytes_off)
+    saved.write_bytes(content)
+
+    with pytest.raises(CheckpointFileError, match="does not lie where the file says"):
+        read_tensors(saved)
+
+
+def with_pickle(saved: Path, steps: bytes, *, zipped: bool = True) -> Path:
+    """Give a file with a pickle of our own."""
+    if zipped:
+        return pack_again(saved, change=lambda name, content: steps if name.endswith("data.pkl") else content)
+    saved.write_bytes(b"".join(pickle.dumps(part, 2) for part in OLD_HEAD) + steps)
+    return saved
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("count", [200_000, 5_000_000])
+def test_five_megabytes_of_marks_are_refused_before_torch_counts_them(
+    saved: Path, zipped: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch takes 3 µs and 64 bytes for each."""
+    path = with_pickle(saved, b"\x80\x02" + b"(" * count + b".", zipped=zipped)
+    monkeypatch.setattr("torch.load", lambda *_, **__: pytest.fail("torch reads it"))
+
+    with pytest.raises(CheckpointFileError, match=r"list of tensors has more than .* save the tensors alone"):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        (b"cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R.", r"builtins\.bytearray"),  # 2 GB of memory by 30 bytes
+        (b"ctorch._utils\n_rebuild_sparse_tensor\n)R.", r"torch\._utils\._rebuild_sparse_tensor"),
+    ],
+)
+def test_a_pickle_that_names_more_than_data_and_tensors_is_refused(
+    saved: Path, steps: bytes, told: str, zipped: bool
+) -> None:
+    with pytest.raises(CheckpointFileError, match=f"holds '{told}', not only plain data and tensors"):
+        read_tensors(with_pickle(saved, b"\x80\x02" + steps, zipped=zipped))
+
+
+def test_a_dictionary_that_holds_itself_is_refused(saved: Path) -> None:
+    with pytest.raises(CheckpointFileError, match="not plain tensors"):
+        read_tensors(with_pickle(saved, b"\x80\x02}q\x00X\x05\x00\x00\x00modelh\x00s."))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_small_tensor_that_says_it_is_large_is_refused(tmp_path: Path, zipped: bool) -> None:
+    torch.save({"a": torch.zeros(1).expand(2**40)}, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
+
+    with pytest.raises(CheckpointFileError, match="not plain tensors: 'a'"):
+        read_tensors(tmp_path / "w.pth")
+
+
+def test_names_that_no_terminal_can_show_are_refused_in_plain_letters(tmp_path: Path) -> None:
+    torch.save({"\ud800\x1b[2J" * 100: torch.zeros(1), ("a",): torch.zeros(1)}, tmp_path / "w.pth")
+
+    with pytest.raises(CheckpointFileError) as caught:
+        read_tensors(tmp_path / "w.pth")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
