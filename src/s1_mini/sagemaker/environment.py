@@ -49,9 +49,7 @@ def container_environment(given: Mapping[str, str]) -> dict[str, str]:
                 environment[ours] = value if num_bytes is None else str(int(value) * num_bytes)
             except ValueError:
                 raise ConfigurationError(f"{theirs}={value!r} is not a whole number") from None
-    for name, value in DEFAULTS.items():
-        if not environment.get(name):
-            environment[name] = value
+    environment |= {name: value for name, value in DEFAULTS.items() if not environment.get(name)}
     if not given.get(CHECKPOINT):
         found = find_model(Path(given.get(BASE) or "/opt/ml") / "model")
         if found is not None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,7 +55,7 @@ class ModelMemoryError(StorageError):
     code = "model_memory_exceeded"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Hosted:
     """One model."""
 
@@ -65,6 +63,7 @@ class Hosted:
     url: str
     num_bytes: int  # of the memory budget
     engine: ProductionTTSEngine
+    is_ready: bool = False  # False while it is loaded or unloaded
 
     def describe(self) -> dict[str, str]:
         return {"modelName": self.name, "modelUrl": self.url}
@@ -75,17 +74,17 @@ class HostedModels:
 
     def __init__(self, settings: ContainerSettings, config: EngineConfig) -> None:
         self._settings, self._config = settings, config
-        self._hosted: dict[str, Hosted] = {}
-        self._reserved: dict[str, int] = {}  # bytes of models that are being loaded or unloaded
+        self._models: dict[str, Hosted] = {}
 
     def list(self) -> list[Hosted]:
-        return [self._hosted[name] for name in sorted(self._hosted)]
+        return sorted((model for model in self._models.values() if model.is_ready), key=lambda model: model.name)
 
     def get(self, name: str) -> Hosted:
         """Return a loaded model. Raises `ModelNotFoundError`."""
-        if name not in self._hosted:
+        model = self._models.get(name)
+        if model is None or not model.is_ready:
             raise ModelNotFoundError(f"no model {name[:128]!r} is loaded here")
-        return self._hosted[name]
+        return model
 
     def find(self, target: str) -> Hosted:
         """Return the model of a `TargetModel`, which is its name or its name and `.tar.gz`.
@@ -93,7 +92,7 @@ class HostedModels:
         Raises `ModelNotFoundError`; another model is never used instead.
         """
         name = target.removeprefix("/")
-        return self.get(name if name in self._hosted else name.removesuffix(ARCHIVE))
+        return self.get(name if name in self._models else name.removesuffix(ARCHIVE))
 
     async def load(self, name: str, url: str) -> Hosted:
         """Load the checkpoint in the folder `url` under `name`.
@@ -103,41 +102,39 @@ class HostedModels:
         """
         if not NAME.fullmatch(name):
             raise InvalidError("model_name", f"{name[:128]!r}; 1 to 128 of A-Z, a-z, 0-9, ., - and _ are allowed")
-        if name in self._hosted or name in self._reserved:
+        if name in self._models:
             raise ModelLoadedError(f"the model {name!r} is loaded already; unload it first")
         directory, kv_bytes = self._directory(url), self._settings.models_kv_mb * 1e6
         num_bytes = measure(directory) + round(kv_bytes)
         self._check_memory(num_bytes)
         update = {"checkpoint_path": directory, "kv_cache_gb": kv_bytes / GB}
-        with self._reserving(name, num_bytes):
-            hosted = Hosted(name, url, num_bytes, ProductionTTSEngine(self._config.model_copy(update=update)))
-            await asyncio.to_thread(hosted.engine.start)
-        self._hosted[name] = hosted
+        model = Hosted(name, url, num_bytes, ProductionTTSEngine(self._config.model_copy(update=update)))
+        self._models[name] = model
+        try:
+            await asyncio.to_thread(model.engine.start)
+            model.is_ready = True
+        finally:
+            if not model.is_ready:
+                del self._models[name]
         logger.info("model loaded", extra={"fields": {"event": "model_loaded", "model": name, "bytes": num_bytes}})
-        return hosted
+        return model
 
     async def unload(self, name: str) -> None:
         """Unload a model after its current requests. Raises `ModelNotFoundError`."""
-        hosted = self.get(name)
-        del self._hosted[name]
-        with self._reserving(name, hosted.num_bytes):  # until its memory is free
-            await asyncio.to_thread(hosted.engine.stop, timeout_s=UNLOAD_S)
+        model = self.get(name)
+        model.is_ready = False
+        try:
+            await asyncio.to_thread(model.engine.stop, timeout_s=UNLOAD_S)
+        finally:
+            del self._models[name]  # its memory is free
 
     async def close(self) -> None:
-        hosted, self._hosted = list(self._hosted.values()), {}
-        for each in hosted:
-            await asyncio.to_thread(each.engine.stop, drain=False)
-
-    @contextmanager
-    def _reserving(self, name: str, num_bytes: int) -> Iterator[None]:
-        self._reserved[name] = num_bytes
-        try:
-            yield
-        finally:
-            del self._reserved[name]
+        for model in self.list():
+            model.is_ready = False
+            await asyncio.to_thread(model.engine.stop, drain=False)
 
     def _check_memory(self, num_bytes: int) -> None:
-        taken = sum(each.num_bytes for each in self._hosted.values()) + sum(self._reserved.values())
+        taken = sum(model.num_bytes for model in self._models.values())
         budget = self._settings.models_memory_mb * 1e6
         if taken + num_bytes > budget:
             raise ModelMemoryError(
