@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from reference_bark import Reference
 from s1_mini.codecs.encodec.weights import TINY
 from s1_mini.families.base import Placement
 from s1_mini.families.cascade.loaded import LoadedCascade

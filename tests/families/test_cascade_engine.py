@@ -12,7 +12,7 @@ import torch
 from leaks import leaks
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.core.messages import Begin, Conditions
-from s1_mini.exceptions import ConfigurationError, GenerationError, ParameterError, TextError, VoiceUnsupportedError
+from s1_mini.exceptions import GenerationError, ParameterError, TextError, VoiceUnsupportedError
 from s1_mini.families.cascade import stages
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.prompt import build_prompt
@@ -165,8 +165,6 @@ def test_stages_can_be_placed_by_their_names(cascade: Path, engine: ProductionTT
         audio = other.generate(TEXTS[1], seed=3, max_new_tokens=24).audio
 
     assert np.array_equal(audio, engine.generate(TEXTS[1], seed=3, max_new_tokens=24).audio)
-    with pytest.raises(ConfigurationError, match="no stage vocoder; its stages are semantic, coarse, fine, codec"):
-        ProductionTTSEngine(config_of(cascade, placement="vocoder=cpu")).start()
 
 
 def test_a_piece_of_too_many_tokens_is_told_with_their_number(loaded_cascade: LoadedCascade) -> None:

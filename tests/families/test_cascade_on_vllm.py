@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leaks import leaks
-from reference_bark import Reference
+from reference_bark import Reference, coarse_runs, piece_runs
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, GenerationError
 from s1_mini.families.base import Chain
@@ -37,7 +37,6 @@ from s1_mini.families.cascade.random import random_voice
 from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.families.cascade.verify import run_stage
 from s1_mini.types import Voice
-from tests.families.cascade_runs import coarse_runs, piece_runs
 from tests.families.conftest import CPU
 from waiting import wait_until
 

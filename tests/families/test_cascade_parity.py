@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from reference_bark import Reference, Spoken
+from reference_bark import Reference, Spoken, coarse_runs, piece_runs
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.cascade.config import read_cascade_config
 from s1_mini.families.cascade.loaded import LoadedCascade
@@ -16,7 +16,6 @@ from s1_mini.families.cascade.prompt import build_prompt
 from s1_mini.families.cascade.random import random_voice
 from s1_mini.families.cascade.verify import run_stage, verify_cascade
 from s1_mini.types import Voice
-from tests.families.cascade_runs import coarse_runs, piece_runs
 from tests.families.conftest import CPU
 
 TOKENS = [5, 9, 77, 30, 2]

@@ -14,7 +14,7 @@ from typing import Any
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.cascade.settings import STAGES
-from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_size
+from s1_mini.layers.json_config import MAX_LAYERS, MAX_SIZE, read_flag, read_number, read_size
 from s1_mini.weights.directory import read_json
 
 NUM_COARSE = 2  # books of codes that the coarse model makes
@@ -214,27 +214,25 @@ def _gpt(values: Mapping[str, Any], stage: str) -> GPTConfig:
     return config
 
 
-_FREE = {"min_eos_p", "fine_temperature"}  # which may be 0
-
-
 def _numbers(values: Mapping[str, Any]) -> Numbers:
     given: dict[str, Any] = {}
     for number in fields(Numbers):
         place = number.metadata["place"]
         group, _, key = place.rpartition(".")
         value = (_part(values, group, "generation_config.json") if group else values).get(key)
-        if value is None:
-            continue
-        kinds = (int,) if isinstance(number.default, int) else (int, float)
-        is_number = isinstance(value, kinds) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= MAX_SIZE or (not value and number.name not in _FREE):
-            raise CheckpointMismatchError(f"generation_config.json: {place}={reprlib.repr(value)} is no such number")
-        given[number.name] = value
+        if value is not None:
+            given[number.name] = _read(f"generation_config.json: {place}", value, number.default)
     if given.get("fine_temperature") == 1:
         given["fine_temperature"] = 0.0  # as transformers understands it: the likeliest
     numbers = Numbers(**given)
     _check(numbers, values)
     return numbers
+
+
+def _read(name: str, value: Any, default: Any) -> float:
+    if isinstance(default, int):
+        return read_size(name, value)
+    return read_number(name, value, lambda number: number == default or 0 < number <= MAX_SIZE, "a positive number")
 
 
 def _check(numbers: Numbers, values: Mapping[str, Any]) -> None:
@@ -249,9 +247,9 @@ def _check(numbers: Numbers, values: Mapping[str, Any]) -> None:
         (numbers.fine_window != 2 * numbers.fine_hop, "max_fine_input_length is not twice max_fine_history_length"),
         (numbers.num_books != 8, f"n_fine_codebooks={numbers.num_books} is not 8"),
     )
-    for is_fault, told in faults:
+    for is_fault, fault in faults:
         if is_fault:
-            raise CheckpointMismatchError(f"generation_config.json: {told}; no such model is known")
+            raise CheckpointMismatchError(f"generation_config.json: {fault}; no such model is known")
 
 
 def _part(values: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any]:
@@ -259,5 +257,5 @@ def _part(values: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any]:
     if part is None:
         return {}
     if not isinstance(part, Mapping):
-        raise CheckpointMismatchError(f"{file}: {name} is no object")
+        raise CheckpointMismatchError(f"{file}: {name} is not an object")
     return part
