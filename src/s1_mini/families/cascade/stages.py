@@ -38,12 +38,8 @@ from s1_mini.runtime.stage import Pending, Stage
 BLOCK = 128  # positions of a prompt that a CPU reads at once
 CPU_ROWS = 4  # at the least: a CPU rounds products of one to three rows otherwise than those of more
 READ_ROWS = (4, 2, 1)  # prompts that a GPU reads at once
-FINE_ROWS = (
-    8,
-    4,
-    2,
-    1,
-)  # fine windows of captured calls, besides the largest; the smallest that fits is used
+# Fine windows of captured calls, besides the largest; a call runs in the smallest that holds it.
+FINE_ROWS = (8, 4, 2, 1)
 DRAWS_OF_A_STAGE = 1 << 32  # utterances of a request; each stage has random numbers of its own beyond
 
 
@@ -86,7 +82,7 @@ class TokenStage(Stage):
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
         with torch.inference_mode():
-            # One position more takes what slots that rest put in.
+            # Inactive slots write to one additional position.
             self._cache = KVCache.allocate(
                 layers=config.num_layers,
                 slots=rows,
@@ -112,10 +108,14 @@ class TokenStage(Stage):
         self._reads: StepGraphs[tuple[int, int]] | None = None
 
     def make_graphs(self) -> None:
+        def read(_: tuple[int, int], tokens: Tensor, slots: Tensor) -> list[Tensor]:
+            self._network.read_whole(tokens, self._cache, slots)
+            return []
+
         options = GraphOptions.of_stage(self.device, self._number)
         keys = [(rows, size) for size in self._read_sizes for rows in READ_ROWS if rows <= self._slots]
         self._reads = StepGraphs(
-            lambda _, tokens, slots: self._read_whole(tokens, slots),
+            read,
             keys,
             lambda key: [Buffer((*key, *self._position_shape)), Buffer((key[0],))],
             lambda _: [],
@@ -145,11 +145,11 @@ class TokenStage(Stage):
 
     def begin(self, begins: Sequence[Begin]) -> None:
         for begin in begins:
-            slot, asked = begin.slot, begin.conditions.sampling
+            slot, sampling = begin.slot, begin.conditions.sampling
             prompt, drawn = self._prompt(begin), begin.produced * self._steps_an_item
-            self._temperature[slot].fill_(asked.temperature)  # an assignment would wait for the device
-            self._top_p[slot].fill_(asked.top_p)
-            self._top_k[slot].fill_(asked.top_k)
+            self._temperature[slot].fill_(sampling.temperature)  # an assignment would wait for the device
+            self._top_p[slot].fill_(sampling.top_p)
+            self._top_k[slot].fill_(sampling.top_k)
             table = stage_uniforms(self._number, begin, drawn + begin.steps)[drawn:, 0]
             self._uniforms[slot, : len(table)] = stage(table, self.device)
             self._token[slot].fill_(int(prompt[-1].flat[0]))
@@ -185,10 +185,6 @@ class TokenStage(Stage):
             self._network.read_block(tokens, self._cache, slot, start)
             self._num_read[slot] = stop
 
-    def _read_whole(self, tokens: Tensor, slots: Tensor) -> list[Tensor]:
-        self._network.read_whole(tokens, self._cache, slots)
-        return []
-
     def step(self, slots: Sequence[int], size: int) -> Pending:  # noqa: ARG002 - there is one size
         self._stepping.choose(slots)
         rows = 1 + max(slots)
@@ -196,8 +192,7 @@ class TokenStage(Stage):
             wait = self._steps.launch(fit(self._ladder, rows))
             return lambda: self._result(wait()[0][list(slots)])
         if self.device.type == "cpu":
-            rows = -(-rows // CPU_ROWS) * CPU_ROWS
-            rows = min(rows, len(self._token))
+            rows = min(-(-rows // CPU_ROWS) * CPU_ROWS, len(self._token))
         longest = max(self._lengths[slot] for slot in slots)
         made = self._step_rows(rows, min(whole_spans(longest), self._positions)).cpu().numpy()
         for slot in slots:
