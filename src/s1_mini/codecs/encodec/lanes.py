@@ -23,6 +23,7 @@ from s1_mini.exceptions import ConfigurationError
 from s1_mini.runtime.graphs import capture, one_capture
 
 Numbered = tuple[int, np.ndarray]
+Format = tuple[tuple[int, ...], torch.dtype]  # of a chunk; time is the last axis
 
 
 @dataclass
@@ -59,12 +60,12 @@ class Lanes:
         *,
         lanes: int,
         frames: int,
-        given: tuple[tuple[int, ...], torch.dtype],
-        made: tuple[tuple[int, ...], torch.dtype],
+        given: Format,
+        made: Format,
     ) -> None:
-        """Allocate lanes for chunks of `frames` frames; a chunk has shape and format `given`, its result those `made`.
+        """Allocate lanes for chunks of `frames` frames, of the format `given`, and results of the format `made`.
 
-        Time is the last axis of both. Raises `ConfigurationError` for chunks that no file can begin with.
+        Raises `ConfigurationError` for chunks that no file can begin with.
         """
         if lanes < 1 or frames < codec.config.first_frames:
             raise ConfigurationError(

@@ -63,20 +63,14 @@ def _check_case(
     prompt = build_prompt(loaded.config.numbers, ids, Voice(tensors, "") if tensors else None)
     chain = loaded.chain(1, loaded.max_positions)
     steps = loaded.config.numbers.max_semantic
-    given: np.ndarray = prompt.items
     for number, name in enumerate(OUTPUTS):
         if name not in case:
             continue
-        if number:
-            before = case.get(OUTPUTS[number - 1])
-            if before is None:
-                raise KeyError(f"{label}.{OUTPUTS[number - 1]}")
-            given = before.long().cpu().numpy()
-            given = given.T if number > 1 else given
-        elif "tokens" not in case:
-            raise KeyError(f"{label}.tokens")
-        else:
-            steps = min(steps, len(case[name])) if len(case[name]) else steps
+        before = OUTPUTS[number - 1] if number else "tokens"
+        if before not in case:
+            raise KeyError(f"{label}.{before}")
+        given: np.ndarray = case[before].long().cpu().numpy().T if number else prompt.items
+        steps = steps if number else min(steps, len(case[name]) or steps)
         made = run_stage(chain, number, given, prompt, max_steps=steps)
         expected = case[name]
         if name == "wave":
