@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -49,11 +50,11 @@ def family_settings() -> tuple[type[BaseModel], ...]:
     return tuple(get_family(name).settings for name in FAMILIES)
 
 
-def deferred(function: str) -> Any:
-    """Return a method of a family that imports `module:function` when it is called, because that may load torch."""
+def deferred(module: str, function: str) -> Any:
+    """Return a method that imports a module, which may load torch, when it is called, and calls its function."""
 
     def call(_: object, *arguments: Any, **options: Any) -> Any:
-        return resolve_name(function)(*arguments, **options)
+        return getattr(import_module(module), function)(*arguments, **options)
 
     return call
 

@@ -18,12 +18,12 @@ class Mel:
     needed_files = (("config.json",), ("spm_char.model",), MODEL_NAMES)
     random_sizes: Mapping[str, str] = {"tiny": "a megabyte or so", "full": "SpeechT5's own"}
 
-    describe = deferred("s1_mini.families.mel.config:describe")
-    sizes = deferred("s1_mini.families.mel.costs:measure_sizes")
-    open = deferred("s1_mini.families.mel.loaded:open_mel")
-    files = deferred("s1_mini.families.mel.weights:compact_files")
-    verify = deferred("s1_mini.families.mel.verify:verify_mel")
-    write_random = deferred("s1_mini.families.mel.random:write_random_checkpoint")
+    describe = deferred("s1_mini.families.mel.config", "describe")
+    sizes = deferred("s1_mini.families.mel.costs", "measure_sizes")
+    open = deferred("s1_mini.families.mel.loaded", "open_mel")
+    files = deferred("s1_mini.families.mel.weights", "compact_files")
+    verify = deferred("s1_mini.families.mel.verify", "verify_mel")
+    write_random = deferred("s1_mini.families.mel.random", "write_random_checkpoint")
 
     def pick_files(self, names: Collection[str]) -> list[str]:
         folder = next((folder for folder in FOLDERS if f"{folder}/config.json" in names), FOLDERS[0])

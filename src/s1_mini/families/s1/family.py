@@ -18,12 +18,12 @@ class S1:
     needed_files = (*((name,) for name in SMALL_FILES), names_of("model"), names_of("codec"))
     random_sizes: Mapping[str, str] = {"tiny": "under a megabyte", "full": "S1-mini's own"}
 
-    describe = deferred("s1_mini.families.s1.config:describe")
-    sizes = deferred("s1_mini.families.s1.costs:measure_sizes")
-    open = deferred("s1_mini.families.s1.loaded:open_s1")
-    files = deferred("s1_mini.families.s1.weights:compact_files")
-    verify = deferred("s1_mini.families.s1.verify:verify_s1")
-    write_random = deferred("s1_mini.families.s1.random:write_random")
+    describe = deferred("s1_mini.families.s1.config", "describe")
+    sizes = deferred("s1_mini.families.s1.costs", "measure_sizes")
+    open = deferred("s1_mini.families.s1.loaded", "open_s1")
+    files = deferred("s1_mini.families.s1.weights", "compact_files")
+    verify = deferred("s1_mini.families.s1.verify", "verify_s1")
+    write_random = deferred("s1_mini.families.s1.random", "write_random")
 
     def pick_files(self, names: Collection[str]) -> list[str]:
         return pick_files(names, self.needed_files, ("codec_config.json", "voices/*.safetensors"))
