@@ -137,18 +137,20 @@ def test_texts_encoded_together_and_filled_up_are_as_encoded_alone(tmp_path: Pat
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_step_has_the_same_bits_in_every_slot_with_any_neighbours(tmp_path: Path, threads: int) -> None:
-    model, steps = opened(written(tmp_path / "checkpoint"), stop_threshold=9.0).model, 80
+    model, start, steps = opened(written(tmp_path / "checkpoint"), stop_threshold=9.0).model, 50, 24
     before = torch.get_num_threads()
 
     def frames(slots: dict[int, int], slot: int) -> torch.Tensor:
-        """Return the frames of a slot; `slots` maps each to the seed of its text."""
+        """Return the frames of a slot beyond a whole span; `slots` maps each to the seed of its text and its past."""
         state = model.allocate(8, 300)
         for at, seed in slots.items():
             tokens = torch.randint(4, 70, (1, 20 + 30 * seed), generator=torch.Generator().manual_seed(seed))
             model.begin(state, at, speaker(seed), 0)
             model.read(state, tokens, torch.tensor([at]))
-            model.keep(state, at, 0, model.draw_kept(seed, 0, 0, steps))
-            state.active[at] = True
+            model.keep(state, at, start, model.draw_kept(seed, 0, 0, steps))
+            for past in (state.made.keys[:, at], state.made.values[:, at]):
+                past.normal_(generator=torch.Generator().manual_seed(seed))
+            state.active[at], state.position[at] = True, start
         spans = {0: (128, 64), 3: (128, 128), 7: (256, 300)}[max(slots)]
         return torch.stack([model.step(state, *spans, 1 + max(slots))[slot] for _ in range(steps)])
 
