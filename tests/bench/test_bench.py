@@ -6,45 +6,39 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from commands import Command, Ran, run_command
 from s1_mini.bench.clients import Clients, resident_bytes
 from s1_mini.bench.report import table
 from s1_mini.bench.workload import choose_voice, make_workload, without_voices
-from s1_mini.cli.app import app, run
+from s1_mini.cli.app import run
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
-from s1_mini.exceptions import ParameterError
 from s1_mini.families.registry import family_of
 from s1_mini.types import Voice
 from s1_mini.voices.library import FOLDER, CheckpointVoices, write_voice
 from s1_mini.weights.directory import DEFAULT_MODEL
 from voice_formats import BOOKS
 
-ROOT = Path(__file__).parents[2]
-Bench = Callable[..., tuple[list[str], dict[str, Any]]]
 MEASURES = {"first_byte_ms", "audible_ms", "end_to_end_ms", "real_time_factor", "audio_per_s"}
 
 
 @pytest.fixture
-def bench(tiny: Path, capsys: pytest.CaptureFixture[str]) -> Bench:
-    def run(*options: object) -> tuple[list[str], dict[str, Any]]:
-        common = ["--checkpoint", tiny, "--device", "cpu", "--max-new-tokens", "6"]
-        app(["bench", *map(str, [*common, *options])], standalone_mode=False)
-        *lines, line = capsys.readouterr().out.splitlines()
-        return lines, json.loads(line)
+def bench(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*options: object) -> Ran:
+        common = ("s1-mini", "bench", "--checkpoint", tiny, "--device", "cpu", "--max-new-tokens", 6)
+        return run_command(monkeypatch, capsys, run, [*common, *options])
 
-    return run
+    return call
 
 
-def test_the_command_prints_a_table_and_a_line_of_json(bench: Bench) -> None:
-    lines, facts = bench("--requests", 4, "--concurrency", "2,3", "--rate", 50, "--baseline", "sequential")
+def test_the_command_prints_a_table_and_a_line_of_json(bench: Command) -> None:
+    _, lines, facts, _ = bench("--requests", 4, "--concurrency", "2,3", "--rate", 50, "--baseline", "sequential")
 
     loads = facts["loads"]
     names = ["sequential, 1 slot", "idle, one at a time", "2 at a time", "3 at a time", "50 a second"]
@@ -62,8 +56,8 @@ def test_the_command_prints_a_table_and_a_line_of_json(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("state", ["cold", "none"])
-def test_a_voice_may_be_new_each_time_or_none(bench: Bench, state: str) -> None:
-    _, facts = bench("--requests", 2, "--concurrency", 2, "--voice-state", state)
+def test_a_voice_may_be_new_each_time_or_none(bench: Command, state: str) -> None:
+    facts = bench("--requests", 2, "--concurrency", 2, "--voice-state", state).facts
 
     assert facts["voice_state"] == state
     assert [load["failures"] for load in facts["loads"]] == [{}, {}]
@@ -119,47 +113,32 @@ def test_what_fails_is_counted_by_its_code(tiny: Path) -> None:
     assert load.figures["end_to_end_ms"]["p50"] is None
 
 
-@pytest.fixture
-def s1_mini_bench(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    def call(*options: object) -> int:
-        common = ["s1-mini", "bench", "--checkpoint", tiny, "--device", "cpu", "--voice-state", "none"]
-        monkeypatch.setattr(sys, "argv", [str(word) for word in (*common, "--max-new-tokens", 2, *options)])
-        return run()
-
-    return call
-
-
 def test_a_load_of_which_all_failed_makes_the_exit_code_1_and_is_told_all_the_same(
-    s1_mini_bench: Callable[..., int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("S1_MINI_MAX_TEXT_LENGTH", "10")  # no sentence is as short
 
-    code = s1_mini_bench("--requests", 2, "-o", tmp_path / "results.json")
+    done = bench("--voice-state", "none", "--requests", 2, "-o", tmp_path / "results.json")
 
-    told = capsys.readouterr()
-    assert code == 1
-    assert told.err == "s1-mini: idle, one at a time: all 8 requests failed (text_invalid), so nothing was measured\n"
-    assert json.loads((tmp_path / "results.json").read_text())["failed"] == 8 + 2
-    assert json.loads(told.out.splitlines()[-1])["failed"] == 8 + 2
+    assert done.code == 1
+    assert done.errors == (
+        "s1-mini: idle, one at a time: all 8 requests failed (text_invalid), so nothing was measured\n"
+    )
+    assert json.loads((tmp_path / "results.json").read_text())["failed"] == done.facts["failed"] == 8 + 2
 
 
 def test_requests_that_failed_among_others_are_counted_in_a_warning(
-    s1_mini_bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks = make_workload(2 + 8 + 2 + 4, 0, 2)
     lengths = [len(ask.text) for ask in (*asks[2:10], *asks[12:])]  # but those that warm up
     monkeypatch.setenv("S1_MINI_MAX_TEXT_LENGTH", str(max(lengths) - 1))
 
-    code = s1_mini_bench("--requests", 4)
+    done = bench("--voice-state", "none", "--requests", 4)
 
-    told = capsys.readouterr()
     failed = lengths.count(max(lengths))
-    assert code == 0
-    assert json.loads(told.out.splitlines()[-1])["failed"] == failed
-    assert told.err == f"s1-mini: warning: {failed} of 12 requests failed and count in no other figure\n"
+    assert (done.code, done.facts["failed"]) == (0, failed)
+    assert done.errors == f"s1-mini: warning: {failed} of 12 requests failed and count in no other figure\n"
 
 
 def test_an_open_load_counts_from_the_plan_and_not_from_the_call(engine: ProductionTTSEngine) -> None:
@@ -172,14 +151,21 @@ def test_an_open_load_counts_from_the_plan_and_not_from_the_call(engine: Product
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("--concurrency", "1,x"), ("--concurrency", "0"), ("--concurrency", "2.5"), ("--rate", "-1"), ("--rate", "inf")],
+    ("name", "options"),
+    [
+        ("concurrency", "--concurrency 1,x"),
+        ("concurrency", "--concurrency 0"),
+        ("concurrency", "--concurrency 2.5"),
+        ("rate", "--rate -1"),
+        ("rate", "--rate inf"),
+        ("baseline", "--rate 1 --baseline sequential"),
+    ],
 )
-def test_a_load_that_is_none_is_refused_by_name(bench: Bench, option: str, value: str) -> None:
-    with pytest.raises(ParameterError, match=option.removeprefix("--")):
-        bench(option, value)
-    with pytest.raises(ParameterError, match="baseline"):
-        bench("--rate", 1, "--baseline", "sequential")
+def test_a_load_that_is_none_is_refused_by_name(bench: Command, name: str, options: str) -> None:
+    done = bench(*options.split())
+
+    assert done.code == 1
+    assert done.errors.startswith(f"s1-mini: --{name}: ")
 
 
 def test_a_table_has_text_on_the_left_and_numbers_in_three_digits() -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from commands import Command, Ran, run_command
 from s1_mini.bench.profile import SCHEDULING, Profiler, Timer, measure_sections
-from s1_mini.cli.app import app, run
+from s1_mini.cli.app import run
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families import registry
@@ -29,15 +28,21 @@ def speaker(tiny: Path) -> LoadedCheckpoint:
     return load(EngineConfig(checkpoint_path=tiny, device="cpu"))
 
 
-def test_the_command_prints_a_table_and_a_line_of_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--checkpoint", tiny, "--device", "cpu", "--rows", "2", "--repeats", "2", "--max-frames", "4"]
-    app(["profile", *map(str, options)], standalone_mode=False)
+@pytest.fixture
+def s1_mini(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(words: str, **options: object) -> Ran:
+        named = (f"--{name}={value}" for name, value in options.items())
+        return run_command(monkeypatch, capsys, run, ["s1-mini", *words.split(), *named])
 
-    captured = capsys.readouterr()
-    *table, line = captured.out.splitlines()
-    facts = json.loads(line)
+    return call
+
+
+def test_the_command_prints_a_table_and_a_line_of_json(tiny: Path, s1_mini: Command) -> None:
+    code, table, facts, errors = s1_mini("profile --device cpu --rows 2 --repeats 2 --max-frames 4", checkpoint=tiny)
+
+    assert code == 0
     assert {section["name"] for section in facts["sections"]} == set(SECTIONS)
-    assert captured.err.splitlines() == [  # whether a person looks or a file is written
+    assert errors.splitlines() == [  # whether a person looks or a file is written
         "measuring: warm-up",
         "measuring: repetition 1 of 2",
         "measuring: repetition 2 of 2",
@@ -99,38 +104,30 @@ def test_a_timer_gives_the_result_and_forgets_the_warm_up() -> None:
 
 
 def test_a_family_of_other_stages_is_measured_by_the_same_commands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, s1_mini: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry.FAMILIES, NAME, "tests.toy.family:Toy")
-    Toy().write_random(tmp_path / "toy", size="tiny", form="compact", seed=0)
-    common = ["--checkpoint", str(tmp_path / "toy"), "--device", "cpu"]
+    toy = tmp_path / "toy"
+    Toy().write_random(toy, size="tiny", form="compact", seed=0)
 
-    app(["profile", *common, "--repeats", "1", "--max-frames", "8", "--rows", "2"], standalone_mode=False)
-    sections = json.loads(capsys.readouterr().out.splitlines()[-1])["sections"]
-    app(["bench", *common, "--requests", "2", "--concurrency", "2", "--max-new-tokens", "8"], standalone_mode=False)
-    loads = json.loads(capsys.readouterr().out.splitlines()[-1])["loads"]
+    sections = s1_mini("profile --device cpu --repeats 1 --max-frames 8 --rows 2", checkpoint=toy).facts["sections"]
+    loads = s1_mini("bench --device cpu --requests 2 --concurrency 2 --max-new-tokens 8", checkpoint=toy).facts["loads"]
 
     assert {"text: step", "frames: step", "vocoder: step", SCHEDULING} <= {section["name"] for section in sections}
     assert [load["failures"] for load in loads] == [{}, {}]
 
 
-@pytest.mark.parametrize(("text", "error"), [(" ", "text:"), ("a" * 19_000, "columns")])
-def test_a_text_that_cannot_be_said_is_an_error(
-    text: str, error: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"text": " "}, "text:"), ({"text": "a" * 19_000}, "columns"), ({"format": "au"}, "'au' is not known")],
+)
+def test_a_text_that_cannot_be_said_or_an_unknown_format_is_an_error(
+    options: dict[str, str], error: str, tiny: Path, s1_mini: Command
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["s1-mini", "profile", "--checkpoint", str(tiny), "--text", text])
+    done = s1_mini("profile", checkpoint=tiny, **options)
 
-    assert run() == 1
-    assert error in capsys.readouterr().err
-
-
-def test_a_format_that_is_not_known_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["s1-mini", "profile", "--format", "au"])
-
-    assert run() == 1
-    assert "'au' is not known" in capsys.readouterr().err
+    assert done.code == 1
+    assert error in done.errors
 
 
 @pytest.mark.gpu

@@ -1,36 +1,20 @@
-"""What tests of the benchmarks share: one command of them, run as from a shell."""
+"""A command of the benchmarks, run as from a shell."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
 
 import pytest
 
 from benchmark.command import run
-
-
-class Ran(NamedTuple):
-    """What a command left: exit code, standard output but its last line, that line of JSON, and standard error."""
-
-    code: int
-    lines: list[str]
-    facts: Any
-    errors: str
-
-
-Command = Callable[..., Ran]
+from commands import Command, Ran, run_command
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     def call(main: Callable[[], int | None], words: str = "", **options: object) -> Ran:
-        named = (f"--{name}={value}" for name, value in options.items())
-        monkeypatch.setattr(sys, "argv", [main.__module__.rpartition(".")[2], *words.split(), *named])
-        code, told = run(main), capsys.readouterr()
-        *lines, last = told.out.splitlines() or [""]
-        return Ran(code, lines, json.loads(last) if last else None, told.err)
+        name, named = main.__module__.rpartition(".")[2], (f"--{name}={value}" for name, value in options.items())
+        return run_command(monkeypatch, capsys, partial(run, main), [name, *words.split(), *named])
 
     return call

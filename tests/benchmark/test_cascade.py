@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmark import cascade
-from tests.benchmark.conftest import Command
+from commands import Command
 
 
 def test_the_command_tells_of_engine_original_and_stages(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

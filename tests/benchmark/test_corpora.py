@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmark.corpora import Look, Outcome, looks, main, speed, sums_by_way
-from tests.benchmark.conftest import Command
+from commands import Command
 
 
 def test_all_ways_speak_all_texts(tiny: Path, tmp_path: Path, command: Command) -> None:

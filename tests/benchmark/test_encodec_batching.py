@@ -7,7 +7,7 @@ import pytest
 
 from benchmark import encodec_batching
 from benchmark.encodec_batching import HISTOGRAM, WAYS, draw_lengths, main
-from tests.benchmark.conftest import Command
+from commands import Command
 
 
 def test_the_work_is_as_long_as_test_clean_and_a_share_of_it_is_alike() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmark.fleet import Engine, by_least, main, simulate
-from tests.benchmark.conftest import Command
+from commands import Command
 
 
 @pytest.mark.parametrize(("slots", "load"), [(1, 0.5), (10, 0.8)])

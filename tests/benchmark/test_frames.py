@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from benchmark.frames import FrameTime, main, measure_frames
+from commands import Command
 from s1_mini.config import EngineConfig
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import load
-from tests.benchmark.conftest import Command
 
 
 def test_each_number_of_rows_is_timed_on_the_threads_of_the_engine(tiny: Path) -> None:

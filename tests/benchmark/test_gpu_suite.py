@@ -25,6 +25,7 @@ from benchmark.gpu_suite import (
     main,
     measure_starts,
 )
+from commands import Command
 from s1_mini.bench.clients import Clients
 from s1_mini.bench.workload import make_workload
 from s1_mini.capacity.sizes import AUTO_SLOTS, Formats
@@ -33,7 +34,6 @@ from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.s1.loaded import as_s1
 from s1_mini.runtime.loader import LoadedCheckpoint, formats_of, load
-from tests.benchmark.conftest import Command
 
 KEPT = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200.json"
 NEWER = ["same_alone", "same_cached", "same_torch"]  # than what is kept

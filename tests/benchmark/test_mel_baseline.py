@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from benchmark.mel_baseline import FIFTY, SECTIONS, TEXTS, Comparison, Original, decoder_macs, encoder_macs, main
+from commands import Command
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.random import write_random_checkpoint
-from tests.benchmark.conftest import Command
 
 
 @pytest.fixture(scope="module")

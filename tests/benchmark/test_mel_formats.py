@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmark.mel_formats import FORMATS, main, mel_cepstral_distortion
+from commands import Command
 from s1_mini.families.mel.random import write_random_checkpoint
-from tests.benchmark.conftest import Command
 
 
 def test_the_command_tells_of_every_format_how_far_it_is_off(tmp_path: Path, command: Command) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.scaling import draw, main
+from commands import Command
 from replica_room import needs_proxy
-from tests.benchmark.conftest import Command
 
 
 @needs_proxy

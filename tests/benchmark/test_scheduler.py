@@ -7,7 +7,7 @@ import pytest
 
 from benchmark import scheduler
 from benchmark.scheduler import SAMPLES, NullStage, main, measure_scheduler
-from tests.benchmark.conftest import Command
+from commands import Command
 
 
 def test_a_null_stage_gives_as_many_items_as_were_asked_for() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.server_load import Minute, Tally, facts_of, has_lost, main
+from commands import Command
 from plain_install import plain_environment
-from tests.benchmark.conftest import Command
 
 ROOT = Path(__file__).parents[2]
 
