@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # of the interpreter
 needs_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
@@ -19,7 +20,8 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape))).to(dtype)
+    generator = torch.Generator(DEVICE).manual_seed(sum(shape))
+    return torch.randn(*shape, device=DEVICE, generator=generator).to(dtype)
 
 
 def by_both(

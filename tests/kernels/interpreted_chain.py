@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_checks import randn
 from s1_mini.kernels.convolution import UNITS, ConvolutionTile, tile_of
 from s1_mini.kernels.convolution_chain import (
     Ending,
-    UnitWeights,
     _exchange_past_triton,
     convolve_on,
     convolve_on_triton,
@@ -20,17 +20,9 @@ from s1_mini.kernels.convolution_chain import (
     residual_unit_triton,
 )
 from s1_mini.kernels.snake import Rows, snake_table
+from tests.kernels.test_chain import ending_of, unit_of
 
 ROUNDING = 2**-8  # of numbers up to 8 in 16 bits, and of sums of such
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
-
-
-def ending_of(outputs: int, channels: int, context: int, *, snakes: bool = True) -> Ending:
-    table = snake_table(0.5 + randn(channels).abs()).repeat(1, outputs // channels)
-    return Ending(channels, randn(outputs).half(), table if snakes else None, context, keeps_total=True)
 
 
 def small(tile: ConvolutionTile) -> ConvolutionTile:
@@ -60,7 +52,7 @@ def test_a_dilated_convolution_and_its_ending(channels: int, steps: int, dilatio
 @pytest.mark.parametrize("channels", [96, 192, 384])
 @pytest.mark.parametrize("snakes", [False, True])
 def test_a_pointwise_convolution_and_a_skip(channels: int, snakes: bool) -> None:
-    x, skip, weight = randn(2, 21, channels).half(), randn(2, 21, channels, seed=1).half(), randn(1, channels, channels)
+    x, skip, weight = randn(2, 21, channels).half(), randn(2, 21, channels).half().flip(0), randn(1, channels, channels)
     weight, ending = (weight / channels**0.5).half(), ending_of(channels, channels, 0, snakes=snakes)
 
     ours = convolve_on_triton(x, weight, 1, ending, skip, small(tile_of(channels, 1, many=True)))
@@ -82,12 +74,6 @@ def test_a_transposed_convolution_whose_outputs_are_several_steps() -> None:
     assert_near(ours[1][:, 6:], theirs[1][:, 6:])
 
 
-def unit_of(channels: int, dilation: int) -> UnitWeights:
-    first = randn(7, channels, channels) / (7 * channels) ** 0.5
-    second = randn(1, channels, channels) / channels**0.5
-    return UnitWeights(first.half(), dilation, ending_of(channels, channels, 0), second.half())
-
-
 PADDED = ConvolutionTile(16, 128, 0, 32, warps=4, stages=2)
 
 
@@ -95,8 +81,11 @@ PADDED = ConvolutionTile(16, 128, 0, 32, warps=4, stages=2)
 @pytest.mark.parametrize("dilation", [1, 9])
 @pytest.mark.parametrize(("context", "snakes"), [(27, True), (0, False)])
 def test_a_residual_unit(channels: int, tile: ConvolutionTile, dilation: int, context: int, snakes: bool) -> None:
-    x, skip = randn(2, 21 + 6 * dilation, channels).half(), randn(2, 21, channels, seed=1).half()
-    weights, ending = unit_of(channels, dilation), ending_of(channels, channels, context, snakes=snakes)
+    x, skip = randn(2, 21 + 6 * dilation, channels).half(), randn(2, 21, channels).half()
+    weights, ending = (
+        unit_of(channels, dilation),
+        ending_of(channels, channels, context, snakes=snakes),
+    )
     plain = replace(weights, dilated=weights.dilated.float(), pointwise=weights.pointwise.float())
 
     ours = residual_unit_triton(x, weights, ending, skip, small(tile))
@@ -107,7 +96,7 @@ def test_a_residual_unit(channels: int, tile: ConvolutionTile, dilation: int, co
 
 
 def test_a_unit_in_one_kernel_is_its_convolutions_apart() -> None:
-    x, skip, weights = randn(1, 23, 96).half(), randn(1, 17, 96, seed=1).half(), unit_of(96, 1)
+    x, skip, weights = randn(1, 23, 96).half(), randn(1, 17, 96).half(), unit_of(96, 1)
     ending = ending_of(96, 96, 0)
 
     ours = residual_unit_triton(x, weights, ending, skip, small(UNITS[96]))

@@ -61,12 +61,14 @@ def needs_chain() -> None:
         pytest.skip("needs compute capability 9")
 
 
-def ending_of(outputs: int, channels: int, context: int, dtype: torch.dtype) -> Ending:
+def ending_of(
+    outputs: int, channels: int, context: int, dtype: torch.dtype = torch.float16, *, snakes: bool = True
+) -> Ending:
     table = snake_table(0.5 + randn(channels).abs()).repeat(1, outputs // channels)
-    return Ending(channels, randn(outputs, dtype=dtype), table, context, keeps_total=True)
+    return Ending(channels, randn(outputs, dtype=dtype), table if snakes else None, context, keeps_total=True)
 
 
-def unit_of(channels: int, dilation: int, dtype: torch.dtype) -> UnitWeights:
+def unit_of(channels: int, dilation: int, dtype: torch.dtype = torch.float16) -> UnitWeights:
     first, second = randn(7, channels, channels) / (7 * channels) ** 0.5, randn(1, channels, channels) / channels**0.5
     return UnitWeights(first.to(dtype), dilation, ending_of(channels, channels, 0, dtype), second.to(dtype))
 

@@ -12,27 +12,13 @@ from kernel_checks import dtypes, needs_gpu, randn
 from s1_mini.kernels import decode_attention
 from s1_mini.kernels.backend import one_order
 from s1_mini.kernels.convolution import convolve
-from s1_mini.kernels.linear import branch_sum, linear, linear_sum, many_tile, norm_linear
+from s1_mini.kernels.linear import branch_sum, linear, linear_sum, norm_linear
 from s1_mini.kernels.norm import Norm, add_norm
 from s1_mini.kernels.rope import HeadNorms
 from s1_mini.kernels.weight import quantize
 
 ROWS = 300
 COUNTS = (1, 2, 3, 8, 16, 63, 64, 65, 128, 129, 256)
-T4, H100 = 65_536, 232_448  # bytes of shared memory
-
-
-@pytest.mark.parametrize("limit", [T4, H100])
-@pytest.mark.parametrize("item_size", [2, 4])
-@pytest.mark.parametrize(("outputs", "inputs", "gated"), [(4096, 1024, False), (1024, 3072, False), (3072, 1024, True)])
-def test_any_number_of_rows_walks_through_inputs_in_the_same_steps(
-    limit: int, item_size: int, outputs: int, inputs: int, gated: bool
-) -> None:
-    sizes = {"gated": gated, "item_size": item_size, "limit": limit}
-    tiles = [many_tile(rows, outputs, inputs, one_order=True, **sizes) for rows in (*COUNTS, 5000)]
-
-    assert len({tile.inputs for tile in tiles}) == 1
-    assert all(tile.shared_bytes(item_size, gated) <= limit for tile in tiles)
 
 
 def test_any_number_of_rows_that_look_any_distance_adds_up_columns_in_the_same_blocks() -> None:

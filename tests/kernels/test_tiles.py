@@ -7,6 +7,7 @@ import pytest
 from s1_mini.kernels.linear import Tile, many_tile
 
 T4, A10G, A100, H100 = 65_536, 101_376, 166_912, 232_448  # bytes that a program may have, by CUDA's tables
+ROWS = (1, 2, 3, 8, 16, 63, 64, 65, 128, 129, 256)
 SIZES = [
     (rows, outputs, inputs, gated)
     for rows in (8, 64, 128, 300)
@@ -34,3 +35,16 @@ def test_a_gpu_with_enough_keeps_the_tile_that_was_fastest() -> None:
     assert [tile.stages for tile in half[2:]] == [3, 2]
     # What Triton 3.6 made of it for compute capability 8.6: one stage less than it loads ahead, and too much for 99 KB.
     assert half[0].shared_bytes(2, gated=True) * 4 // 5 == 131_072 > A10G
+
+
+@pytest.mark.parametrize("limit", [T4, H100])
+@pytest.mark.parametrize("item_size", [2, 4])
+@pytest.mark.parametrize(("outputs", "inputs", "gated"), [(4096, 1024, False), (1024, 3072, False), (3072, 1024, True)])
+def test_any_number_of_rows_walks_through_inputs_in_the_same_steps(
+    limit: int, item_size: int, outputs: int, inputs: int, gated: bool
+) -> None:
+    sizes = {"gated": gated, "item_size": item_size, "limit": limit}
+    tiles = [many_tile(rows, outputs, inputs, one_order=True, **sizes) for rows in (*ROWS, 5000)]
+
+    assert len({tile.inputs for tile in tiles}) == 1
+    assert all(tile.shared_bytes(item_size, gated) <= limit for tile in tiles)
