@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,11 @@ def names(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 def quantile_ms(seconds: Sequence[float], share: float, digits: int = 1) -> float:
     """Return a quantile in rounded milliseconds; 0 of nothing."""
     return round(1000 * float(np.quantile(seconds, share)), digits) if seconds else 0.0
+
+
+def columns(rows: Iterable[Mapping[str, Any]], keys: Iterable[str]) -> list[list[Any]]:
+    """Return the values of these keys in each row."""
+    return [[row[key] for key in keys] for row in rows]
 
 
 def report(

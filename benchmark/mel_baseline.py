@@ -18,7 +18,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.command import make_parser, numbers, report, run
+from benchmark.command import columns, make_parser, numbers, report, run
 from benchmark.sections import Clock, Section, Span, bottlenecks, trace
 from s1_mini.bench.profile import SCHEDULING, Profiler
 from s1_mini.bench.report import describe_machine, load_average, table
@@ -71,7 +71,6 @@ ENGINE_SECTIONS = {
     "decoder: step": "decode_mel",
     "vocoder: step": "vocoder_inference",
 }  # its copies to the host, and the waits for them, are in steps
-SECTION_HEADS = ("s", "MB", "use %", "GB/s")
 MAX_CHARACTERS = 20_000
 WARM_UP_STEPS = 8
 NEVER = 9.0  # stop threshold that no probability reaches
@@ -84,13 +83,16 @@ def steps_of(text: str, loaded: LoadedMel, most: int) -> int:
     return max(1, min(most, config.max_steps, round(len(text) / CHARACTERS_A_SECOND * rate)))
 
 
+def num_bytes(module: torch.nn.Module) -> int:
+    """Return the size of a module's weights."""
+    return sum(weight.nbytes for weight in module.parameters())
+
+
 class Baseline:
     """One request at a time, in float32, without any cache."""
 
     def __init__(self, loaded: LoadedMel) -> None:
         self._loaded, self._model = loaded, loaded.model
-        layers = self._model.network.decoder.layers
-        self._decoder_bytes = sum(weight.nbytes for layer in layers for weight in layer.parameters())
         self.vector = torch.zeros(self._model.config.speaker_size, device=self._model.device)
 
     def use_voice(self, vector: Tensor) -> None:
@@ -105,11 +107,11 @@ class Baseline:
         tokens = clock.time(
             "text_to_tokens", lambda: torch.tensor([self._loaded.tokenizer.encode(tidy)], device=model.device)
         )
-        encoder_bytes = sum(weight.nbytes for weight in model.network.encoder.parameters())
-        encoded = clock.time("encode_text", lambda: model.encode(tokens), encoder_bytes)
-        mel = clock.time("decode_mel", lambda: self.decode(encoded, steps), steps * self._decoder_bytes)
-        vocoder_bytes = sum(weight.nbytes for weight in self._loaded.vocoder.parameters())
-        wave = clock.time("vocoder_inference", lambda: self._loaded.vocoder.speak(model.postnet(mel)), vocoder_bytes)
+        network, vocoder = model.network, self._loaded.vocoder
+        decoder_bytes = steps * sum(map(num_bytes, network.decoder.layers))
+        encoded = clock.time("encode_text", lambda: model.encode(tokens), num_bytes(network.encoder))
+        mel = clock.time("decode_mel", lambda: self.decode(encoded, steps), decoder_bytes)
+        wave = clock.time("vocoder_inference", lambda: vocoder.speak(model.postnet(mel)), num_bytes(vocoder))
         clock.time("synchronize", clock.rest)
         host = clock.time("to_cpu", lambda: [each.float().cpu().numpy() for each in (encoded, mel, wave)])
         return faded(host[-1], self._loaded)
@@ -186,6 +188,7 @@ BATCHES = {
     "baseline_requests_per_s": "baseline/s",
     "requests_per_s": "requests/s",
     "sound_s_per_s": "sound s/s",
+    "gpu_use": "GPU use %",
 }
 GROWTH = {
     "part": "part",
@@ -248,18 +251,10 @@ def decoder_macs(config: Any, steps: int, tokens: int, *, cached: bool) -> float
     matrices = 6 * width**2 + 2 * width * config.decoder_ffn  # of a step: all but the text's keys and values
     sizes = [config.num_bins, *[config.prenet_units] * config.prenet_layers, width]
     prenet = sum(a * b for a, b in pairwise(sizes)) + width * width
-    if cached:
-        seen = steps * (steps + 1)  # keys and values of steps, that each step meets: 2 · S (S + 1) / 2
-        return (
-            layers * (matrices * steps + width * seen + 2 * width * steps * tokens + 2 * width**2 * tokens)
-            + prenet * steps
-        )
-    computed = steps * (steps + 1) / 2
-    met = 2 * steps * (steps + 1) * (2 * steps + 1) / 6
-    return (
-        layers * (matrices * computed + width * met + 2 * width * computed * tokens + 2 * width**2 * tokens * steps)
-        + prenet * computed
-    )
+    computed = steps if cached else steps * (steps + 1) / 2  # steps, with those that are computed anew
+    met = steps * (steps + 1) if cached else 2 * steps * (steps + 1) * (2 * steps + 1) / 6  # their keys and values
+    text = 2 * width * computed * tokens + 2 * width**2 * tokens * (1 if cached else steps)
+    return layers * (matrices * computed + width * met + text) + prenet * computed
 
 
 def encoder_macs(config: Any, tokens: int) -> float:
@@ -386,12 +381,11 @@ class Comparison:
         self._clock.forget()
         self._profiler.speak()
         after = {name: self._clock.parts[name] for name in (*SECTIONS, SCHEDULING)}
-        network, tokens = loaded.model.network, len(loaded.tokenizer.encode(text))
+        tokens = len(loaded.tokenizer.encode(text))
         seen = steps * (steps + 1) / 2 + steps * tokens
         after["decode_mel"].num_bytes = steps * loaded.num_bytes + seen * loaded.model.token_bytes
-        after["encode_text"].num_bytes = sum(weight.nbytes for weight in network.encoder.parameters())
-        vocoder_bytes = sum(weight.nbytes for weight in loaded.vocoder.parameters())
-        after["vocoder_inference"].num_bytes = vocoder_bytes * max(1, math.ceil(2 * steps / 64))
+        after["encode_text"].num_bytes = num_bytes(loaded.model.network.encoder)
+        after["vocoder_inference"].num_bytes = num_bytes(loaded.vocoder) * max(1, math.ceil(2 * steps / 64))
         return after
 
     def add_use(
@@ -425,27 +419,29 @@ class Comparison:
 
     def growth(self, steps: Sequence[int]) -> list[dict[str, Any]]:
         """Time decoding and encoding at several lengths, to be compared with the derived figures."""
-        config, found = self.plain.model.config, []
-        text = (FIFTY + " ") * 12
-        tokens = len(self.plain.tokenizer.encode(FIFTY))
+        model, tokenizer = self.plain.model, self.plain.tokenizer
+        config, ids, given = model.config, tokenizer.encode(FIFTY), tokenizer.encode((FIFTY + " ") * 12)
+        lengths = [size for size in (75, 150, 300, 600) if size <= min(len(given), config.max_text)]
+
+        def encode(count: int) -> None:
+            model.encode(torch.tensor([given[:count]], device=self.device))
+
         with torch.inference_mode():
-            encoded = self.plain.model.encode(torch.tensor([self.plain.tokenizer.encode(FIFTY)], device=self.device))
-            self.baseline.decode(encoded, 4)
-            for count in steps:
-                macs = decoder_macs(config, count, tokens, cached=False)
-                found.append(
-                    self._timed("decode, baseline", count, macs, partial(self.baseline.decode, encoded, count))
-                )
-            self._decode(FIFTY, 4)
-            for count in steps:
-                macs = decoder_macs(config, count, tokens, cached=True)
-                found.append(self._timed("decode, engine", count, macs, partial(self._decode, FIFTY, count)))
-            ids = self.plain.tokenizer.encode(text)
-            for count in [size for size in (75, 150, 300, 600) if size <= min(len(ids), config.max_text)]:
-                given = torch.tensor([ids[:count]], device=self.device)
-                self.plain.model.encode(given)
-                macs = encoder_macs(config, count)
-                found.append(self._timed("encode", count, macs, partial(self.plain.model.encode, given)))
+            encoded = model.encode(torch.tensor([ids], device=self.device))
+            macs = partial(decoder_macs, config, tokens=len(ids))
+            parts: Sequence[tuple[str, Sequence[int], Callable[..., float], Callable[..., object]]] = (
+                ("decode, baseline", steps, partial(macs, cached=False), partial(self.baseline.decode, encoded)),
+                ("decode, engine", steps, partial(macs, cached=True), partial(self._decode, ids)),
+                ("encode", lengths, partial(encoder_macs, config), encode),
+            )
+            for length in lengths:
+                encode(length)  # warm-up of each shape
+            found: list[dict[str, Any]] = []
+            for part, counts, derived, work in parts:
+                work(4)  # warm-up
+                for count in counts:
+                    gmacs, seconds = derived(count) / 1e9, self._timed(work, count)
+                    found.append({"part": part, "count": count, "gmacs": gmacs, "seconds": seconds})
         last: dict[str, dict[str, Any]] = {}
         for one in found:
             before = last.get(one["part"])
@@ -454,55 +450,45 @@ class Comparison:
             last[one["part"]] = one
         return found
 
-    def _decode(self, text: str, steps: int) -> None:
+    def _decode(self, ids: Sequence[int], steps: int) -> None:
         """Run the engine's own decoder alone, with its caches."""
-        loaded = self._loaded()
         if self._stage is None:
-            self._stage = loaded.chain(1, self.most).stages[0]
+            self._stage = self._loaded().chain(1, self.most).stages[0]
             self._stage.capture()
-        tokens = np.array(loaded.tokenizer.encode(text))
         conditions = Conditions(SamplingParams(), 0, 0, steps, {})
-        self._stage.begin([Begin(0, 0, tokens, None, 0, steps, 1, 0, len(tokens), conditions)])
-        self._stage.prefill([Prefill(0, 0, len(tokens))])
+        self._stage.begin([Begin(0, 0, np.array(ids), None, 0, steps, 1, 0, len(ids), conditions)])
+        self._stage.prefill([Prefill(0, 0, len(ids))])
         for _ in range(steps):
             self._stage.step([0], 1)()
 
-    def _timed(self, part: str, count: int, macs: float, work: Callable[[], object]) -> dict[str, Any]:
-        """Time some work: on a CPU by the processor's time, so that other work on the machine counts less."""
+    def _timed(self, work: Callable[[int], object], count: int) -> float:
+        """Return the seconds of some work: on a CPU of the processor, so that other work on the machine counts less."""
         on_cpu = self.device.type == "cpu"
         now, took = time.process_time if on_cpu else time.perf_counter, []
         self._clock.rest()
         for _ in range(1 if on_cpu else 2):
             begun = now()
-            work()
+            work(count)
             self._clock.rest()
             took.append(now() - begun)
-        return {"part": part, "count": count, "gmacs": macs / 1e9, "seconds": min(took)}
-
-
-def _rows(found: Sequence[dict[str, Any]], keys: Mapping[str, str]) -> list[list[str | float | None]]:
-    return [[str(one[key]) if key in ("requests", "rounds", "runs") else one[key] for key in keys] for one in found]
+        return min(took)
 
 
 def tables(result: dict[str, Any], sections: Sequence[dict[str, Section]]) -> str:
     """Return all tables but that of the growth."""
-    section_head = ["section", *(f"{when} {what}" for when in ("before", "after") for what in SECTION_HEADS)]
-    rows: list[list[str | float | None]] = []
-    for name in (*SECTIONS, SCHEDULING):
-        row: list[str | float | None] = [name]
-        for each in sections:
-            section = each.get(name, Section())
-            use = None if section.use is None else 100 * section.use
-            row += [section.seconds, section.memory_mb, use, section.bandwidth_gb_s] if section.seconds else [None] * 4
-        rows.append(row)
-    batches = [
-        [*row, None if one["gpu_use"] is None else 100 * one["gpu_use"]]
-        for row, one in zip(_rows(result["batches"], BATCHES), result["batches"], strict=True)
+    section_head = [
+        "section",
+        *(f"{when} {what}" for when in ("before", "after") for what in ("s", "MB", "use %", "GB/s")),
     ]
+    rows = [
+        [name, *(figure for each in sections for figure in each.get(name, Section()).row())]
+        for name in (*SECTIONS, SCHEDULING)
+    ]
+    batches = [one | {"gpu_use": None if one["gpu_use"] is None else 100 * one["gpu_use"]} for one in result["batches"]]
     parts = [
         ", ".join(f"{name} {value}" for name, value in result["facts"].items()),
-        table([*LATENCIES.values()], _rows(result["latencies"], LATENCIES)),
-        table([*BATCHES.values(), "GPU use %"], batches),
+        table([*LATENCIES.values()], columns(result["latencies"], LATENCIES)),
+        table([*BATCHES.values()], columns(batches, BATCHES)),
         table(section_head, rows),
         *(f"Bottlenecks {when}: " + "; ".join(result[f"bottlenecks_{when}"]) for when in ("before", "after")),
     ]
@@ -560,7 +546,7 @@ def main() -> None:
         "growth": growth,
     }
     print(tables(result, (before, after)))
-    report([*GROWTH.values()], _rows(growth, GROWTH), result, options.output)
+    report([*GROWTH.values()], columns(growth, GROWTH), result, options.output)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 import httpx2
 import psutil
 
-from benchmark.command import make_parser, numbers, report, run
+from benchmark.command import columns, make_parser, numbers, report, run
 from benchmark.http_load import Place, Traffic, run_load, served
 from s1_mini.bench.report import describe_machine
 from s1_mini.exceptions import EngineNotReadyError
@@ -217,7 +217,7 @@ def main() -> None:
         draw(outcomes, options.plot)
     facts = describe_machine(options.device) | {"cores": os.cpu_count()}
     facts |= {"plan": {name: getattr(options, name) for name in PLAN}, "outcomes": outcomes}
-    report([*HEADS.values()], [[row[key] for key in HEADS] for row in rows], facts, options.output)
+    report([*HEADS.values()], columns(rows, HEADS), facts, options.output)
 
 
 if __name__ == "__main__":

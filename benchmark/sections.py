@@ -35,6 +35,12 @@ class Section:
         """Share of its time that the device computes."""
         return None if self.busy_s is None or not self.seconds else min(1.0, self.busy_s / self.seconds)
 
+    def row(self) -> list[float | None]:
+        """Return seconds, memory in MB, use in % and bandwidth in GB/s for a table."""
+        if not self.seconds:
+            return [None] * 4
+        return [self.seconds, self.memory_mb, None if self.use is None else 100 * self.use, self.bandwidth_gb_s]
+
     def data(self) -> dict[str, Any]:
         """Return the fields of the line of JSON."""
         return vars(self) | {"use": self.use, "bandwidth_gb_s": self.bandwidth_gb_s}
