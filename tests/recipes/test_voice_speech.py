@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +15,6 @@ import torch.nn.functional as F
 
 from recipes.voice import packages
 from recipes.voice.level import PEAK, levelled, loudness
-from recipes.voice.packages import Package
 from recipes.voice.passes import norm_snake
 from recipes.voice.speakers import HELD_OUT, PITCHES, POOR, Half, Speaker, Styles, held_out_speakers, speaker
 from recipes.voice.speech import KEPT_LEAD_S, KEPT_TAIL_S, Studio, Text, _Waiting, resampled, trimmed
@@ -158,7 +158,11 @@ def test_the_norm_of_the_generator_is_instance_norm_then_snake() -> None:
     assert torch.allclose(norm_snake(x.clone(), style, alpha, torch.ones_like(x)).squeeze(2), wanted, atol=1e-5)
 
 
-def test_a_package_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "_fetch", lambda _, folder: (folder / "some.whl").write_bytes(b"other"))
-    with pytest.raises(SystemExit, match=r"thing 1\.0 has another hash than abc"):
-        packages.download(Package("thing", "1.0", "abc"), tmp_path)
+def test_every_package_is_pinned_by_its_hash_and_a_file_with_another_is_refused(tmp_path: Path) -> None:
+    lines = Path(packages.__file__).with_name("packages.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+ --hash=sha256:[0-9a-f]{64}", pin) for pin in pins)
+
+    (tmp_path / packages.VOICES).write_bytes(b"other")
+    with pytest.raises(SystemExit, match="has another hash than"):
+        packages.check(tmp_path / packages.VOICES, packages.VOICES_SHA256)
