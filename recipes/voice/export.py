@@ -69,7 +69,8 @@ def finished(work: Path, output: Path) -> None:
     shutil.copytree(work, output, ignore=shutil.ignore_patterns("*.safetensors", "*.pt", "tokens", "speech"))
     model, codec = load_file(work / "model.safetensors"), load_file(work / "codec.safetensors")
     for name, factor in factors(codec).items():
-        _multiply(codec if name in codec else model, name, factor)
+        tensors = codec if name in codec else model
+        tensors[name] = (tensors[name].float() * factor).to(tensors[name].dtype)
     save_file(model, output / "model.safetensors")
     save_file(codec, output / "codec.safetensors")
     config = output / "codec_config.json"
@@ -82,10 +83,6 @@ def factors(codec: Container[str]) -> dict[str, float]:
     gain = 10 ** (LOUDER_DB / 20)  # what follows is the hyperbolic tangent
     convolution = {f"decoder.model.{last}.conv.{name}": gain for name in ("weight", "bias")}
     return {"output.weight": SLOW_COLDER, "fast_output.weight": COLDER} | convolution
-
-
-def _multiply(tensors: dict[str, Tensor], name: str, factor: float) -> None:
-    tensors[name] = (tensors[name].float() * factor).to(tensors[name].dtype)
 
 
 def export(work: Path, output: Path, waves: dict[str, Tensor]) -> None:

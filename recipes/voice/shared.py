@@ -19,9 +19,9 @@ def parser(description: str | None, verbs: Collection[str] = (), **kinds: Any) -
     A kind is a type (the option is required), an optional type such as `Path | None`, a tuple of choices (the first is
     the default), False (a switch), or the default value.
     """
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if verbs:
-        made.add_argument("verb", choices=verbs)
+        command.add_argument("verb", choices=verbs)
     for name, kind in kinds.items():
         option: dict[str, Any] = {"type": type(kind), "default": kind}
         if isinstance(kind, type):
@@ -33,8 +33,8 @@ def parser(description: str | None, verbs: Collection[str] = (), **kinds: Any) -
         elif kind is False:
             option = {"action": "store_true"}
         shown = "default: %(default)s" if option.get("default") is not None else None
-        made.add_argument(f"--{name.replace('_', '-')}", help=shown, **option)
-    return made
+        command.add_argument(f"--{name.replace('_', '-')}", help=shown, **option)
+    return command
 
 
 def fast_device(seed: int = 0) -> torch.device:

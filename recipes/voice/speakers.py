@@ -84,14 +84,10 @@ def _is_english(voice: str) -> bool:
     return voice[0] in "ab"
 
 
-def training_voices(names: list[str]) -> list[str]:
-    return sorted(name for name in names if name not in HELD_OUT and name not in POOR)
-
-
 def speaker(index: int, names: list[str]) -> Speaker:
     """Return the training speaker of this index, always the same, mixed from the voices `names`."""
     random = np.random.default_rng([0xC0DE, index])
-    every = training_voices(names)
+    every = sorted(name for name in names if name not in HELD_OUT and name not in POOR)
     english = [name for name in every if _is_english(name)]
     named = sorted(set(NAMED.values()) & set(names))
     if named and random.random() < NAMED_SHARE:

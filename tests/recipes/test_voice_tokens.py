@@ -145,7 +145,7 @@ def test_training_ends_after_its_epochs_with_its_rate_at_the_lowest(work: Path) 
     training = training_of(work, epochs=3)
     training.wait_for_tokens()
 
-    training.run(600.0)
+    training.train(600.0)
 
     assert training.steps == 3  # two speakers, two a step
     assert training.done == 1

@@ -13,6 +13,8 @@ from math import gcd
 from pathlib import Path
 from string import ascii_uppercase
 
+from s1_mini.text.english.dates import MONTHS
+
 HERE = Path(__file__).parent
 
 Random = random.Random
@@ -73,10 +75,6 @@ def _bare_held_out() -> frozenset[str]:
 def bare(text: str) -> str:
     """Return a text without case and punctuation."""
     return re.sub(r"[^a-z0-9$£%]+", " ", text.lower()).strip()
-
-
-MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November"]
-MONTHS += ["December"]
 
 
 def _integer(rng: Random) -> str:
