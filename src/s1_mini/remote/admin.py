@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -21,13 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from s1_mini.exceptions import EngineNotReadyError
-from s1_mini.server.errors import (
-    BodyTooLargeError,
-    BodyTooSlowError,
-    ServerError,
-    error_response,
-    misaddressed,
-)
+from s1_mini.server.errors import BodyTooLargeError, BodyTooSlowError, ServerError, error_response, misaddressed
 
 if TYPE_CHECKING:
     import httpx
@@ -42,7 +36,6 @@ FORWARDED = (b"authorization", b"content-encoding", b"content-type", b"host", b"
 SUMS = {"queue": None, "slots": ("free", "total"), "recordings": None}  # fields of /health to add up; None: all numbers
 LABEL = "replica"
 
-
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -51,9 +44,8 @@ class AdminRoutes:
 
     def __init__(self, replicas: Sequence[Replica], settings: ServerSettings, is_draining: Callable[[], bool]) -> None:
         self._replicas, self._settings, self._is_draining = replicas, settings, is_draining
-        self._models: dict[
-            str, tuple[Headers, bytes]
-        ] = {}  # requests that loaded a model, for replicas that start later
+        # Requests that loaded a model, by its name, for replicas that start later.
+        self._models: dict[str, tuple[Headers, bytes]] = {}
         self._changing = asyncio.Lock()  # models are loaded one at a time
         self.app = Starlette(
             routes=[
@@ -71,9 +63,13 @@ class AdminRoutes:
             for headers, body in self._models.values():
                 await replica.request("/models", method="POST", headers=headers, content=body, within_s=LOAD_S)
 
+    async def healths(self, within_s: float) -> list[dict[str, Any]]:
+        """Return the `/health` of each replica; empty for one that does not answer."""
+        responses = await self._each("/health", self._replicas, within_s)
+        return [json.loads(response.content) if _is_ok(response) else {} for response in responses]
+
     async def _health(self, request: Request) -> Response:  # noqa: ARG002
-        responses = await self._each("/health", self._replicas, PROBE_S)
-        each = [json.loads(response.content) if _is_ok(response) else {} for response in responses]
+        each = await self.healths(PROBE_S)
         ready = [health for health in each if health.get("ready")] or [health for health in each if health]
         total: dict[str, Any] = dict(ready[0]) if ready else {"status": "stopped"}
         for part, names in SUMS.items():
@@ -82,11 +78,10 @@ class AdminRoutes:
                 total[part] = total[part] | {
                     name: _sum(health.get(part, {}).get(name) for health in ready) for name in summed
                 }
-        under_way = _sum(health.get("server", {}).get("requests") for health in each)
         total |= {
             "ready": not self._is_draining() and any(health.get("ready") for health in each),
             "requests": _sum(health.get("requests") for health in each),
-            "server": {"requests": under_way, "draining": self._is_draining()},
+            "server": {"requests": num_under_way(each), "draining": self._is_draining()},
             "replicas": [
                 replica.health() | {"health": health} for replica, health in zip(self._replicas, each, strict=True)
             ],
@@ -95,14 +90,8 @@ class AdminRoutes:
 
     async def _metrics(self, request: Request) -> Response:  # noqa: ARG002
         responses = await self._each("/metrics", self._replicas, PROBE_S)
-        texts = {
-            replica.member.name: response.text
-            for replica, response in zip(self._replicas, responses, strict=True)
-            if _is_ok(response)
-        }
-        registry = CollectorRegistry()
-        registry.register(ReplicaMetrics(self._replicas, texts))
-        return Response(await asyncio.to_thread(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
+        metrics = ReplicaMetrics(self._replicas, [each.text if _is_ok(each) else "" for each in responses])
+        return Response(await asyncio.to_thread(generate_latest, metrics), media_type=CONTENT_TYPE_LATEST)
 
     async def _load(self, request: Request) -> Response:
         """Load a model into all replicas, or into none."""
@@ -114,15 +103,14 @@ class AdminRoutes:
         async with self._changing:
             replicas = self._ready()
             responses = await self._each("/models", replicas, LOAD_S, method="POST", headers=headers, content=body)
-            failed = [response for response in responses if not _is_ok(response)]
-            if not failed and responses:
-                self._models[json.loads(body)["model_name"]] = (headers, body)
-                return _response(responses[0])
             loaded = [each for each, response in zip(replicas, responses, strict=True) if _is_ok(response)]
+            name = json.loads(body)["model_name"] if loaded else ""
+            if loaded and loaded == replicas:
+                self._models[name] = (headers, body)
+                return _response(responses[0])
             if loaded:
-                target = f"/models/{json.loads(body)['model_name']}"
-                await self._each(target, loaded, LOAD_S, method="DELETE", headers=_without_body(headers))
-        return _response(next((response for response in failed if response is not None), None))
+                await self._each(f"/models/{name}", loaded, LOAD_S, method="DELETE", headers=_without_body(headers))
+        return _response(next((each for each in responses if each is not None and not _is_ok(each)), None))
 
     async def _unload(self, request: Request) -> Response:
         """Unload a model from all replicas."""
@@ -169,17 +157,17 @@ class AdminRoutes:
 class ReplicaMetrics(Collector):
     """The metrics of all replicas, labelled by replica, and the state of the replicas."""
 
-    def __init__(self, replicas: Sequence[Replica], texts: dict[str, str]) -> None:
+    def __init__(self, replicas: Sequence[Replica], texts: Sequence[str]) -> None:
         self._replicas, self._texts = replicas, texts
 
     def collect(self) -> Iterable[Metric]:
         """Yield each metric once, with the samples of all replicas."""
         families: dict[str, Metric] = {}
-        for name, text in self._texts.items():
+        for replica, text in zip(self._replicas, self._texts, strict=True):
             for family in text_string_to_metric_families(text):
                 known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
-                    known.add_sample(sample.name, sample.labels | {LABEL: name}, sample.value)
+                    known.add_sample(sample.name, sample.labels | {LABEL: replica.member.name}, sample.value)
         yield from families.values()
         ready = GaugeMetricFamily("s1_mini_replica_ready", "1 if the replica takes requests in", labels=[LABEL])
         starts = CounterMetricFamily("s1_mini_replica_starts", "Times that the replica was started", labels=[LABEL])
@@ -199,6 +187,11 @@ def _refuse(request: Request, error: Exception) -> Response:
     if allowed:
         response.headers["Allow"] = allowed
     return response
+
+
+def num_under_way(healths: Iterable[dict[str, Any]]) -> int:
+    """Return the number of requests that replicas have under way."""
+    return _sum(health.get("server", {}).get("requests") for health in healths)
 
 
 def _sum(values: Iterable[Any]) -> int:

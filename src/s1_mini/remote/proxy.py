@@ -78,6 +78,7 @@ def describe_proxy(
     answer_s = settings.request_timeout_s + settings.stream_timeout_s + MARGIN_S
     pause_s = max(settings.send_timeout_s, settings.body_timeout_s) + MARGIN_S
     socket_s = settings.max_websocket_s + MARGIN_S
+    binds = "\n".join(f"    bind fd@{number}" for number in listeners)
     proxied = _addresses(os.environ.get(TRUSTED) or LOOPBACK)
     full = BusyError("as many requests are being answered as may be; try again in a second")
     nobody = EngineNotReadyError("no replica is ready; try again later")
@@ -118,7 +119,7 @@ defaults
     {_failure(504, RequestTimeoutError("the replica that was to speak answered nothing in time; ask again"))}
 
 frontend door
-{_binds(listeners)}
+{binds}
     log stdout format raw local0
     option forwardfor
     unique-id-format %[uuid(),regsub(-,,g),bytes(0,16)]
@@ -257,7 +258,6 @@ class Proxy(Supervised):
             await self._on_ready()
 
     async def on_end(self, exit_code: int | None) -> None:
-        """Pass the end on to the supervisor."""
         await self._on_end(self, exit_code)
 
     async def on_start(self, process: asyncio.subprocess.Process) -> None:
@@ -282,10 +282,6 @@ _LOG = (
     r'"{\"request_id\":\"%[var(txn.id,-)]\",\"method\":\"%[capture.req.method,json(utf8s)]\",'
     r'\"route\":\"%[capture.req.uri,json(utf8s)]\",\"status\":%ST,\"total_ms\":%Ta,\"state\":\"%ts\",\"server\":\"%s\"}"'
 )
-
-
-def _binds(listeners: Sequence[int]) -> str:
-    return "\n".join(f"    bind fd@{number}" for number in listeners)
 
 
 def _servers(members: Sequence[ReplicaInfo]) -> str:

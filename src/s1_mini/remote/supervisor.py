@@ -16,14 +16,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 
 from s1_mini.config import EngineConfig
-from s1_mini.remote.admin import AdminRoutes
+from s1_mini.remote.admin import AdminRoutes, num_under_way
 from s1_mini.remote.devices import Machine, assign_device
 from s1_mini.remote.process import Supervised
 from s1_mini.remote.proxy import ADMIN, Commands, Proxy, describe_proxy
@@ -72,11 +72,7 @@ class Supervisor:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan, self._settings, self._folder = plan, plan.settings, folder
-        keeps_voices = plan.config.voices_path is not None
-        self._members = [
-            ReplicaInfo(index, plan.count, folder / str(index), keeps_voices) for index in range(plan.count)
-        ]
-        self._replicas = [self._make(member) for member in self._members]
+        self._replicas = [self._make(index) for index in range(plan.count)]
         self._commands = Commands(folder)
         self._admin = AdminRoutes(self._replicas, plan.settings, lambda: self._is_draining)
         self._processes: list[Supervised] = [*self._replicas]
@@ -100,7 +96,8 @@ class Supervisor:
         try:
             self._url = url_of(self._settings.host, listeners[0].getsockname()[1])
             numbers = [listener.fileno() for listener in listeners]
-            described = describe_proxy(self._settings, self._members, self._folder, numbers, openable())
+            members = [replica.member for replica in self._replicas]
+            described = describe_proxy(self._settings, members, self._folder, numbers, openable())
             proxy = Proxy(
                 self._plan.proxy,
                 self._folder,
@@ -134,9 +131,10 @@ class Supervisor:
 
     # ---- replicas and proxy ---------------------------------------------------------------------------------------
 
-    def _make(self, member: ReplicaInfo) -> Replica:
+    def _make(self, index: int) -> Replica:
         plan, drain_s = self._plan, self._settings.drain_timeout_s
-        own = assign_device(member.index, plan.count, plan.machine, plan.environment)
+        member = ReplicaInfo(index, plan.count, self._folder / str(index), plan.config.voices_path is not None)
+        own = assign_device(index, plan.count, plan.machine, plan.environment)
         # The proxy must still be able to answer clients whose requests a replica had to abort.
         own["S1_MINI_SERVER_DRAIN_TIMEOUT_S"] = str(max(drain_s / 2, drain_s - PROXY_MARGIN_S - EXIT_MARGIN_S))
         own["S1_MINI_VOICES_PATH"] = str(plan.config.voices_path or self._folder / "voices")
@@ -202,19 +200,13 @@ class Supervisor:
         for process in self._processes:
             process.is_ending = True
         if self._code == 0:
-            logger.info("draining", extra={"fields": {"event": "draining", "requests": await self._num_requests()}})
+            count = num_under_way(await self._admin.healths(PROBE_S))
+            logger.info("draining", extra={"fields": {"event": "draining", "requests": count}})
         self._last_resort.start()
         await _ignore_lost(self._commands.drain())
         for replica in self._replicas:
             replica.end(signal.SIGTERM)
         await asyncio.gather(*(each.wait(self._settings.drain_timeout_s - PROXY_MARGIN_S) for each in self._replicas))
-
-    async def _num_requests(self) -> int:
-        count = 0
-        for replica in self._replicas:
-            with suppress(OSError, ValueError, KeyError):
-                count += int((await replica.request("/health", within_s=PROBE_S)).json()["server"]["requests"])
-        return count
 
     def _exit_now(self) -> None:
         """Kill everything, from a thread of its own: the drain timeout is over."""
@@ -235,16 +227,9 @@ class Supervisor:
             lifespan="off",
             timeout_keep_alive=75,
         )
-        await _SignalFreeServer(config).serve()
-
-
-class _SignalFreeServer(uvicorn.Server):
-    """A server that leaves signals to the supervisor."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
+        server = uvicorn.Server(config)
+        server.capture_signals = nullcontext  # type: ignore[assignment, method-assign] # they are the supervisor's
+        await server.serve()
 
 
 async def _ignore_lost(command: Awaitable[None]) -> None:
