@@ -334,7 +334,7 @@ def _count_replicas(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "status": there[name].status.value,
-            "replicas": {state.value.lower(): count for state, count in there[name].replica_states.items()},
+            "replicas": {state.lower(): count for state, count in there[name].replica_states.items()},
         }
         for name in names
         if name in there
