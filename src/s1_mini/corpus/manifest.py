@@ -46,7 +46,6 @@ class Entry:
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
-        """Encode as one line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
@@ -61,7 +60,6 @@ class Spoken:
     finish_reason: FinishReason | None
 
     def describe(self) -> dict[str, Any]:
-        """Return everything but the sound."""
         return {
             "id": self.row.id,
             "text": self.row.text,
@@ -75,7 +73,6 @@ class Spoken:
 
 
 def header_bytes(header: Mapping[str, Any]) -> bytes:
-    """Encode a header."""
     return (json.dumps({"format": FORMAT, **header}, indent=1) + "\n").encode()
 
 
@@ -84,7 +81,7 @@ def open_manifest(output: Output, header: Mapping[str, Any]) -> dict[int, Entry]
 
     Raises `CorpusError` if the output holds something else, or shards of another input or other settings.
     """
-    found = output.read(HEADER)
+    found, expected = output.read(HEADER), header_bytes(header)
     if found is None:
         strange = sorted(name for name in output.names("") if not is_temporary(name))
         if strange:
@@ -92,11 +89,10 @@ def open_manifest(output: Output, header: Mapping[str, Any]) -> dict[int, Entry]
                 f"the output is not empty and holds no {HEADER}, but {', '.join(strange[:_MAX_NAMED])}; "
                 "name a new or empty place"
             )
-        output.write(HEADER, header_bytes(header))
-    elif found != header_bytes(header):
-        if not _is_ours(found) or output.names(ENTRIES):
-            raise CorpusError(_difference(found, header))
-        output.write(HEADER, header_bytes(header))
+    elif found != expected and (not _is_ours(found) or output.names(ENTRIES)):
+        raise CorpusError(_difference(found, header))
+    if found != expected:
+        output.write(HEADER, expected)
     shards = {match[1]: name for name in output.names(SHARDS) if (match := _SHARD.fullmatch(name))}
     entries = {entry.shard: entry for entry in _read_entries(output) if f"{entry.shard:06}" in shards}
     _sweep(output, entries)
@@ -126,8 +122,7 @@ def write_shard(
     spoken = [result for result in results if isinstance(result, Spoken)]
     folder = f"{SHARDS}/{shard.number:06}"
     if layout == "parquet":
-        name = f"{folder}.parquet"
-        content = _parquet(spoken)
+        name, content = f"{folder}.parquet", _parquet(spoken)
         output.write(name, content)
     else:
         named = {f"{result.row.number:09}.{audio_format}": result for result in spoken}

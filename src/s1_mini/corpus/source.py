@@ -12,7 +12,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,9 @@ class Source:
 
     @property
     def num_shards(self) -> int:
-        """Number of shards."""
         return -(-self.num_lines // self.shard_size)
 
     def rows(self) -> Iterator[Row | BadLine]:
-        """Yield all lines in order."""
         number = count()
         for file in self.files:
             for line in read_lines(file.path, self.columns.names):
@@ -169,7 +167,7 @@ def _check_lines(source: Source) -> Source:
                     f'of {row.file}; make ids unique, or number the lines instead with --id-column ""'
                 )
             seen.add(key)
-    return Source(source.files, source.columns, source.defaults, source.shard_size, num_lines, frozenset(voices))
+    return replace(source, num_lines=num_lines, voices=frozenset(voices))
 
 
 def sha256_of(path: Path) -> str:
