@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -520,7 +521,7 @@ def test_no_package_is_locked_in_two_versions():
 
 SYSTEMS = [("linux", "Linux", "posix"), ("win32", "Windows", "nt"), ("darwin", "Darwin", "posix")]
 MACHINES = [
-    {"sys_platform": sys_platform, "platform_system": system, "os_name": os_name}
+    {"extra": "", "sys_platform": sys_platform, "platform_system": system, "os_name": os_name}
     | {"python_version": python, "python_full_version": f"{python}.0"}
     for sys_platform, system, os_name in SYSTEMS
     for python in ("3.11", "3.12", "3.13")
@@ -570,8 +571,12 @@ def test_a_requirement_whose_pin_does_not_name_its_file_is_found(script, monkeyp
 
 def needs_of(name, machine):
     """Return the requirements of an installed package that count on a machine; of one not installed, none."""
+    return [need for need in requirements_of(name) if need.marker is None or need.marker.evaluate(machine)]
+
+
+@cache
+def requirements_of(name):
     try:
-        needs = [Requirement(text) for text in metadata.requires(name) or []]
+        return [Requirement(text) for text in metadata.requires(name) or []]
     except metadata.PackageNotFoundError:
         return []
-    return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": "", **machine})]
