@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from s1_mini import EngineConfig
-from s1_mini.cluster import app
+from s1_mini.cluster import app, check, check_resources, options_of, settings_of
 from s1_mini.exceptions import ConfigurationError
 from s1_mini.families.registry import get_family
-from s1_mini.remote.ray_serve import check, check_resources, options_of, settings_of
 from s1_mini.remote.ray_settings import ClusterSettings, Count
 
 STAGES = ("semantic", "coarse", "fine", "codec")

@@ -3,5 +3,6 @@
 - `process`: the one supervisor of child processes: start, readiness, health, restart with back-off, kill.
 - `supervisor`, `replica`, `proxy`, `admin`, `devices`: several engines behind one port, with HAProxy in front.
 - `tokens`, `token_server`: a process that generates the tokens of one stage, and the two ends of its pipes.
-- `work`, `stage_worker`, `relay`, `ray_serve`, `ray_settings`: stages in processes of their own, run by Ray Serve.
+- `work`, `stage_worker`, `relay`, `ray_settings`: stages in processes of their own; `s1_mini.cluster` has Ray Serve run
+  them.
 """
