@@ -30,7 +30,7 @@ from benchmark.command import make_parser, quantile_ms
 from benchmark.command import run as run_command
 from benchmark.http_load import Place, Traffic, run_load
 from s1_mini.bench.report import table
-from s1_mini.remote.proxy import Commands, describe_proxy, find_proxy
+from s1_mini.remote.proxy import describe_proxy, find_proxy, route
 from s1_mini.server.connections import open_more_files, openable
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.settings import ServerSettings
@@ -99,9 +99,8 @@ def measure_door(work: Work) -> list[tuple[str, ...]]:
             ends = time.monotonic() + START_S
             while not all((folder / each).exists() for each in ("0", "1", "commands")) and time.monotonic() < ends:
                 time.sleep(0.05)
-            commands = Commands(folder)
             for member in members:
-                asyncio.run(commands.take(member.index))
+                asyncio.run(route(folder, member.index, is_open=True))
             rows = []
             sockets = [str(each.socket) for each in members]
             for way, places in (("servers", sockets), ("proxy", [listener.getsockname()])):

@@ -192,32 +192,24 @@ backend replicas
     return "\n".join(line for line in lines.splitlines() if line.strip()) + "\n"
 
 
-class Commands:
-    """Client of the proxy's command socket. Raises `OSError` where the proxy does not answer."""
+async def route(folder: Path, index: int, *, is_open: bool) -> None:
+    """Route requests to a replica, or no more; requests in progress continue. Raises `OSError` without a proxy."""
+    await _command(folder, f"set server replicas/r{index} state {'ready' if is_open else 'maint'}")
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
 
-    async def take(self, index: int) -> None:
-        """Route requests to a replica."""
-        await self._send(f"set server replicas/r{index} state ready")
+async def refuse_all(folder: Path) -> None:
+    """Refuse new requests, `/ping` included. Raises `OSError` without a proxy."""
+    await _command(folder, f"set map {folder / STATES} now draining")
 
-    async def leave(self, index: int) -> None:
-        """Route no more requests to a replica; requests in progress continue."""
-        await self._send(f"set server replicas/r{index} state maint")
 
-    async def drain(self) -> None:
-        """Refuse new requests, `/ping` included."""
-        await self._send(f"set map {self._folder / STATES} now draining")
-
-    async def _send(self, command: str) -> None:
-        async with asyncio.timeout(COMMAND_S):
-            reader, writer = await asyncio.open_unix_connection(self._folder / COMMANDS)  # type: ignore[attr-defined,unused-ignore] # Windows has none
-            try:
-                writer.write(f"{command}\n".encode())
-                await reader.read(MAX_ANSWER_BYTES)
-            finally:
-                writer.close()
+async def _command(folder: Path, command: str) -> None:
+    async with asyncio.timeout(COMMAND_S):
+        reader, writer = await asyncio.open_unix_connection(folder / COMMANDS)  # type: ignore[attr-defined,unused-ignore] # Windows has none
+        try:
+            writer.write(f"{command}\n".encode())
+            await reader.read(MAX_ANSWER_BYTES)
+        finally:
+            writer.close()
 
 
 class Proxy(Supervised):
@@ -247,7 +239,7 @@ class Proxy(Supervised):
         return time.monotonic() - self.began < STABLE_S
 
     def before_start(self) -> None:
-        """Write the map of states, which `Commands.drain` changes later."""
+        """Write the map of states, which `refuse_all` changes later."""
         (self._folder / STATES).write_text("now up\n", encoding="ascii")
         (self._folder / COMMANDS).unlink(missing_ok=True)
 

@@ -92,6 +92,7 @@ class StageEngine:
         config = config.model_copy(update={"checkpoint_path": directory, "max_queue_size": ANY_NUMBER})
         names = list(checkpoint.family.stage_names)
         self.index, self._names, self._previous = names.index(name), names, previous
+        self._is_last = name == names[-1]  # its output is audio
         if self.index:
             config = config.model_copy(update={"batch_timeout_ms": 0.0})  # utterances in progress are not held back
         speaker = load(config, here={name})
@@ -103,7 +104,7 @@ class StageEngine:
         self.policy = own.policies[0]
         self.core = make_core(own, speaker, config)
         self._room = chain.room
-        self.facts = Facts(name, self.policy.slots, positions, str(own.stages[0].device), fingerprint(directory))
+        self.facts = Facts(name, self.policy.slots, positions, fingerprint(directory))
         self._numbers = itertools.count()
         self.core.start()
         with ExitStack() as cleanup:
@@ -114,14 +115,9 @@ class StageEngine:
         self.core.line.forget()
         self.core.watch()
 
-    @property
-    def is_last(self) -> bool:
-        """Whether its output is audio."""
-        return self.index + 1 == len(self._names)
-
-    def close(self, *, drains: bool = False) -> None:
-        """Cancel the utterances in progress, or finish them first."""
-        self.core.stop(drains=drains)
+    def close(self) -> None:
+        """Cancel the utterances in progress."""
+        self.core.stop(drains=False)
 
     async def speak(self, work: Work) -> AsyncGenerator[Piece, None]:
         """Yield the output of an utterance; a failure is the last piece.
@@ -201,7 +197,7 @@ class StageEngine:
 
     async def _collect(self, begun: Begun, work: Work) -> AsyncGenerator[Piece, None]:
         """Yield the output, whenever the next stage can begin a unit with it."""
-        wanted = None if self.is_last else Wanted(self._policies[self.index + 1], work)
+        wanted = None if self._is_last else Wanted(self._policies[self.index + 1], work)
         parts: list[np.ndarray] = []
         own: list[np.ndarray] = []
         count = consumed = 0
@@ -225,7 +221,7 @@ class StageEngine:
 
     def _made(self, begun: Begun, own: list[np.ndarray], *, is_last: bool) -> list[np.ndarray] | None:
         """Return the output of all stages up to this one, once complete; audio is not kept."""
-        if self.is_last:
+        if self._is_last:
             made, begun.made = begun.made, None
             return made
         return [*(begun.made or []), np.concatenate(own)] if is_last else None

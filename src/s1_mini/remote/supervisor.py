@@ -26,7 +26,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.remote.admin import AdminRoutes, num_under_way
 from s1_mini.remote.devices import Machine, assign_device
 from s1_mini.remote.process import Supervised
-from s1_mini.remote.proxy import ADMIN, Commands, Proxy, describe_proxy
+from s1_mini.remote.proxy import ADMIN, Proxy, describe_proxy, refuse_all, route
 from s1_mini.remote.replica import Replica
 from s1_mini.server.connections import open_more_files, openable
 from s1_mini.server.logs import set_up_logging
@@ -73,7 +73,6 @@ class Supervisor:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan, self._settings, self._folder = plan, plan.settings, folder
         self._replicas = [self._make(index) for index in range(plan.count)]
-        self._commands = Commands(folder)
         self._admin = AdminRoutes(self._replicas, plan.settings, lambda: self._is_draining)
         self._processes: list[Supervised] = [*self._replicas]
         self._is_draining = self._was_ready = False
@@ -148,7 +147,7 @@ class Supervisor:
             return False
         try:
             await self._admin.prepare(replica)
-            await self._commands.take(replica.member.index)
+            await route(self._folder, replica.member.index, is_open=True)
         except OSError:
             return False
         if not self._was_ready:
@@ -161,7 +160,7 @@ class Supervisor:
     async def _on_replica_end(self, replica: Replica, exit_code: int | None) -> None:
         if self._is_draining:
             return
-        await _ignore_lost(self._commands.leave(replica.member.index))
+        await _ignore_lost(route(self._folder, replica.member.index, is_open=False))
         fields = {"event": "replica_ended", "replica": replica.member.name, "exit_code": exit_code}
         logger.error("replica ended", extra={"fields": fields})
         if not self._was_ready and all(each.num_failed for each in self._replicas):
@@ -170,7 +169,7 @@ class Supervisor:
     async def _on_proxy_start(self) -> None:
         for replica in self._replicas:
             if replica.is_ready:
-                await _ignore_lost(self._commands.take(replica.member.index))
+                await _ignore_lost(route(self._folder, replica.member.index, is_open=True))
 
     async def _on_proxy_end(self, proxy: Proxy, exit_code: int | None) -> None:
         if self._is_draining:
@@ -203,7 +202,7 @@ class Supervisor:
             count = num_under_way(await self._admin.healths(PROBE_S))
             logger.info("draining", extra={"fields": {"event": "draining", "requests": count}})
         self._last_resort.start()
-        await _ignore_lost(self._commands.drain())
+        await _ignore_lost(refuse_all(self._folder))
         for replica in self._replicas:
             replica.end(signal.SIGTERM)
         await asyncio.gather(*(each.wait(self._settings.drain_timeout_s - PROXY_MARGIN_S) for each in self._replicas))

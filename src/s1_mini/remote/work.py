@@ -66,7 +66,6 @@ class Facts:
     stage: str
     slots: int
     positions: int  # of one utterance
-    device: str
     fingerprint: str  # of its checkpoint
 
 
