@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
+import psutil
 import pytest
 from websockets.sync.client import connect
 
@@ -332,9 +333,7 @@ def test_one_client_has_no_more_than_its_share_of_all_replicas_together(door: Re
         encoded = client.post("/v1/%74ts", json=SHORT)
         forged = client.post("/v1/tts", json=SHORT, headers={"X-Forwarded-For": "192.0.2.1, 127.0.0.1"})
         held.unlink()
-        other = client.post(
-            "/v1/tts", json=SHORT, headers={"X-Forwarded-For": "192.0.2.1"}
-        )  # by a proxy of this machine
+        other = client.post("/v1/tts", json=SHORT, headers={"X-Forwarded-For": "192.0.2.1"})  # by a proxy
     wait_until(lambda: sum(requests_inside(door)) == 0)
 
     assert [answer.status_code for answer in (refused, encoded, forged, other)] == [429, 429, 429, 200]
@@ -452,14 +451,10 @@ def test_a_replica_that_hangs_is_passed_by_and_replaced(door: Replicas) -> None:
 
 
 def test_the_proxy_comes_back_too_and_who_connects_meanwhile_waits(door: Replicas, http: httpx2.Client) -> None:
-    (pid,) = (
-        int(folder.name)
-        for folder in Path("/proc").iterdir()
-        if folder.name.isdigit()
-        and b"haproxy" in (folder / "cmdline").read_bytes()
-        and int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == door.process.pid
+    (proxy,) = (
+        child for child in psutil.Process(door.process.pid).children() if "haproxy" in " ".join(child.cmdline())
     )
-    os.kill(pid, signal.SIGKILL)
+    proxy.kill()
     wait_until(lambda: bool(door.told(message="the proxy ended; it is started again")))
 
     def speaks() -> bool:

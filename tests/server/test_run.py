@@ -19,8 +19,9 @@ import pytest
 from door_room import Address
 from held_generation import held_environment
 from s1_mini.audio.container import encode
-from s1_mini.cli.app import run
 from s1_mini.sagemaker.contract import ENDING
+from tests.cli.conftest import Call
+from tests.cli.conftest import call as call  # noqa: PLC0414 - a fixture of these tests, too
 from tests.server.conftest import LONG_SPEECH
 from waiting import EVENTUALLY_S, wait_until
 
@@ -235,21 +236,15 @@ def test_an_engine_that_hangs_is_told_to_all_and_ends_the_process_with_1(tiny: P
     ],
 )
 def test_what_cannot_be_served_is_told_before_anything_is_loaded_or_listens(
-    host: str,
-    max_body_bytes: str,
-    sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    call: Call, host: str, max_body_bytes: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process, which has loaded all that this takes a second for."""
     monkeypatch.setenv("S1_MINI_CHECKPOINT_PATH", "nowhere")
     monkeypatch.setenv("S1_MINI_SERVER_MAX_BODY_BYTES", max_body_bytes)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = 0 if host == "localhost" else taken.getsockname()[1]
-        monkeypatch.setattr(sys, "argv", ["s1-mini", "serve", "--host", host, "--port", str(port)])
-        code = run()
+        code, _, told = call("serve", "--host", host, "--port", str(port))
 
-    told = capsys.readouterr().err
     assert code == 1
     assert told.startswith(f"s1-mini: {sentence.replace('PORT', str(port))}")
     assert "{" not in told
