@@ -144,6 +144,17 @@ def speak(page: Page, text: str, voice: str = "clara") -> None:
     page.get_by_role("button", name="Speak").click()
 
 
+def adding(page: Page) -> Page:
+    """Open the dialog in which a voice is added."""
+    page.get_by_role("button", name="Add a voice").click()
+    return page
+
+
+def upload(page: Page, content: bytes, name: str = "a.wav") -> None:
+    file = {"name": name, "mimeType": "audio/wav", "buffer": content}
+    page.locator("#add-file").set_input_files(file)
+
+
 @pytest.mark.slow
 @needs_browser
 def test_sound_is_heard_while_it_is_made_and_kept_to_the_sample(
@@ -270,14 +281,11 @@ def test_voices_are_listed_and_auditioned(visit: Open, voiced: ProductionTTSEngi
 @needs_browser
 @pytest.mark.parametrize("source", ["file", "microphone"])
 def test_a_voice_is_added_used_and_deleted(visit: Open, voiced: ProductionTTSEngine, source: str) -> None:
-    page = visit()
-    page.get_by_role("button", name="Add a voice").click()
+    page = adding(visit())
     page.get_by_role("textbox", name="Name").fill(f"My {source}")
     if source == "file":
         said = voiced.generate(STORY, seed=1, return_bytes=True, audio_format="flac")
-        page.locator("#add-file").set_input_files(
-            {"name": "a.flac", "mimeType": "audio/flac", "buffer": said.audio_bytes}
-        )
+        upload(page, said.audio_bytes, "a.flac")
         expect(page.locator("#record-note")).to_have_text(f"{said.audio_seconds:.1f} s.")
         page.get_by_label("What is said").fill(STORY)
     else:
@@ -310,8 +318,7 @@ def test_a_short_recording_is_a_voice_too_and_one_that_is_gone_is_told_with_the_
     visit: Open, shown: Door
 ) -> None:
     """README's own sample has 2.7 s; Add may be pressed while it is still read. Added voices come last."""
-    page = visit()
-    page.get_by_role("button", name="Add a voice").click()
+    page = adding(visit())
     page.get_by_role("textbox", name="Name").fill("aaron")
     page.get_by_label("What is said").fill("The wind was strong.")
     page.locator("#add-file").set_input_files(ROOT / "docs" / "voice" / "reference.wav")
@@ -331,17 +338,16 @@ def test_a_short_recording_is_a_voice_too_and_one_that_is_gone_is_told_with_the_
 @needs_browser
 def test_what_is_said_of_a_recording_is_so(visit: Open, tmp_path: Path) -> None:
     """A length that is not the best is a hint; the reason of a refusal stays the reason when Add is pressed."""
-    page = visit()
-    page.get_by_role("button", name="Add a voice").click()
-    chosen, note = page.locator("#add-file"), page.locator("#record-note")
+    page = adding(visit())
+    note = page.locator("#record-note")
     for seconds, words in ((2.6, "2.6 s; 5 to 30 s are best."), (42, "42.0 s; 5 to 30 s are best."), (6, "6.0 s.")):
-        chosen.set_input_files({"name": "a.wav", "mimeType": "audio/wav", "buffer": wav_of(seconds)})
+        upload(page, wav_of(seconds))
         expect(note).to_have_text(words)
 
     huge = tmp_path / "huge.wav"
     with huge.open("wb") as file:
         file.truncate(51 * 2**20)
-    chosen.set_input_files(huge)
+    page.locator("#add-file").set_input_files(huge)
     expect(page.locator("#add-error")).to_contain_text("larger than 50 MB")
     page.get_by_role("textbox", name="Name").fill("one")
     expect(page.locator("#add-error")).to_be_empty()
@@ -355,9 +361,7 @@ def test_a_name_that_is_taken_can_be_replaced_where_the_refusal_says_so(visit: O
     for _ in range(2):
         page.get_by_role("button", name="Add a voice").click()
         page.get_by_role("textbox", name="Name").fill("hum")
-        page.locator("#add-file").set_input_files(
-            {"name": "a.wav", "mimeType": "audio/wav", "buffer": wav_of(5.0)},
-        )
+        upload(page, wav_of(5.0))
         expect(page.locator("#add-audio")).to_be_visible()
         page.get_by_label("What is said").fill("Hm.")
         page.get_by_role("button", name="Add voice").click()
@@ -382,16 +386,14 @@ def test_it_is_said_whether_added_voices_last(visit: Open, tiny: Path, tmp_path:
         serving(engine) as door,
     ):
         engine.add_voice("hum", wav_of(1.0), "Hm.")
-        page = visit(door.url)
-        page.get_by_role("button", name="Add a voice").click()
+        page = adding(visit(door.url))
         expect(page.get_by_label("Add a voice").get_by_text("forgets added voices")).to_be_visible(visible=not is_kept)
         expect(page.locator(".about")).to_have_text("added, 1.0 s")
 
 
 @needs_browser
 def test_what_lacks_in_a_new_voice_is_told(visit: Open) -> None:
-    page = visit()
-    page.get_by_role("button", name="Add a voice").click()
+    page = adding(visit())
     send, alert = page.get_by_role("button", name="Add voice"), page.locator("#add-error")
 
     send.click()
@@ -400,8 +402,7 @@ def test_what_lacks_in_a_new_voice_is_told(visit: Open) -> None:
     page.get_by_role("textbox", name="Name").fill("one")
     send.click()
     expect(alert).to_have_text("Choose a recording or make one.")
-    nothing = {"name": "a.wav", "mimeType": "audio/wav", "buffer": b"no sound"}
-    page.locator("#add-file").set_input_files(nothing)
+    upload(page, b"no sound")
     page.get_by_label("What is said").fill("Nothing.")
     send.click()
     expect(alert).not_to_be_empty()
@@ -425,11 +426,8 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(visit: Open, voiced: Produc
 
         expect(page.get_by_role("radio").first).to_be_visible()
         expect(page.get_by_label("API key")).to_be_hidden()
-        assert page.evaluate("[Object.values(sessionStorage), localStorage.length, document.cookie]") == [
-            ["open sesame"],
-            0,
-            "",
-        ]
+        kept = page.evaluate("[Object.values(sessionStorage), localStorage.length, document.cookie]")
+        assert kept == [["open sesame"], 0, ""]
 
 
 @needs_browser
@@ -516,8 +514,7 @@ def test_on_a_phone_speak_and_the_chosen_voice_are_in_sight_together(visit: Open
 def test_while_recording_the_whole_script_and_the_stop_button_are_in_sight(
     visit: Open, width: int, height: int
 ) -> None:
-    page = visit(viewport={"width": width, "height": height})
-    page.get_by_role("button", name="Add a voice").click()
+    page = adding(visit(viewport={"width": width, "height": height}))
     for button in ("Add voice", "Cancel"):
         if width > height:
             expect(page.get_by_role("button", name=button)).to_be_in_viewport(ratio=1)
