@@ -71,7 +71,6 @@ class OutputQueue:
         return OutputIterator(self)
 
     async def __aiter__(self) -> AsyncIterator[AudioChunk]:
-        """Yield chunks without blocking the event loop."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         with self._changed:
             self._wake = partial(_set_in_loop, loop, changed)

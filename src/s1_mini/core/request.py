@@ -39,7 +39,6 @@ class Utterance:
 
     @property
     def due(self) -> float:
-        """Time at which it should begin."""
         return self.request.arrived + (self.index - self.request.first) * SPACING_S
 
     @property
@@ -99,7 +98,6 @@ class StageSequence:
         )
 
     def begin(self) -> None:
-        """Begin the unit that is next."""
         self.unit, self.next_unit = self.next_unit, None
         self.num_read = self.num_launched = self.num_steps = 0
 
@@ -136,7 +134,6 @@ class Request:
 
     @property
     def has_more(self) -> bool:
-        """Whether utterances are left to speak."""
         return bool(self.utterances or self.later or self.is_building)
 
     @property

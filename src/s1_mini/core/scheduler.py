@@ -90,7 +90,6 @@ class Pipeline:
             self._feed(utterance.sequences[0], utterance.num_given, is_final=utterance.has_arrived)
 
     def arrive(self, utterance: Utterance, items: np.ndarray, *, is_final: bool) -> None:
-        """Add items from another process as input of the first stage."""
         assert utterance.arriving is not None
         utterance.arriving.extend(items)
         utterance.has_arrived |= is_final
@@ -394,7 +393,6 @@ class Scheduler:
             return follows
 
     def extend(self, request: Request, utterances: list[Utterance]) -> None:
-        """Queue further utterances of an accepted request."""
         with self._lock:
             request.is_building = False
             if not request.has_ended:
@@ -403,7 +401,6 @@ class Scheduler:
                 self._wake(0)
 
     def arrive(self, utterance: Utterance, items: np.ndarray, *, is_final: bool) -> None:
-        """Add items [n, *shape] from another process as input of the first stage."""
         with self._lock:
             self._pipeline.arrive(utterance, items, is_final=is_final)
 
@@ -417,7 +414,6 @@ class Scheduler:
 
     @property
     def has_speech(self) -> bool:
-        """Whether an autoregressive stage has work."""
         return any(queue.reading or queue.running for queue in self.stages if queue.policy.is_autoregressive)
 
     # ---- with the lock held -----------------------------------------------------------------------------------------

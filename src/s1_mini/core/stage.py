@@ -104,14 +104,12 @@ class Autoregressive(StagePolicy):
     stops: bool = True
 
     def next_unit(self, progress: Progress) -> Unit | None:
-        """Return the only unit once the input is complete."""
         if not progress.is_final or progress.units:
             return None
         length = progress.available
         return Unit(0, length, length, progress.max_steps, prefill=max(0, length - self.held_back))
 
     def asks_at(self, progress: Progress) -> int:  # noqa: ARG002 - it waits for the end
-        """Return a number that is never reached."""
         return NEVER
 
 
@@ -160,5 +158,4 @@ class Chunks(StagePolicy):
         return progress.consumed + sizes[min(progress.units, len(sizes) - 1)] + self.look_ahead
 
     def most_together(self, size: int) -> int:
-        """Return the largest batch of chunks of this size."""
         return max(rows for rows in self.rows if rows == 1 or rows * size <= self.max_items)

@@ -44,7 +44,6 @@ class Slots:
         return len(self._free)
 
     def allocate(self) -> int:
-        """Return a free slot; there must be one."""
         slot = heapq.heappop(self._free)
         self._used.add(slot)
         return slot

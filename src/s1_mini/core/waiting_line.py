@@ -67,7 +67,6 @@ class WaitingLine:
 
     @property
     def num_requests(self) -> int:
-        """Requests in the queue, with those that are paused."""
         return len(self._waiting)
 
     @property
@@ -169,7 +168,6 @@ class WaitingLine:
             self._order.join(request)
 
     def _pop(self, request: Request, *, early: bool = False) -> Utterance:
-        """Remove a request's next utterance and charge its client and group for it."""
         utterances = self._waiting[request]
         utterance = utterances.popleft()
         self._order.charge(request, early=early)
@@ -240,7 +238,6 @@ class _FairOrder:
         self._groups[client].charge(group, early=early)
 
     def add_cost(self, request: Request, rounds: float) -> None:
-        """Charge a request's client and group for what a turn has cost beyond one round."""
         client, group = _flow(request)
         self._clients.add_cost(client, rounds)
         if client in self._groups:

@@ -148,7 +148,6 @@ class AheadCompiler:
 
 
 def _reason_against(num_bytes: int, config: EngineConfig) -> str | None:
-    """Return the reason to compile nothing, or None."""
     if config.compile == "false" or config.compile_backend not in ("auto", "inductor"):
         return "turned off by S1_MINI_COMPILE or S1_MINI_COMPILE_BACKEND"
     if importlib.util.find_spec("numba") is None:

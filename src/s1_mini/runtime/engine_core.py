@@ -62,8 +62,7 @@ class Core(Protocol):
     prefixes: ByteCache[Saved]
     metrics: EngineMetrics
 
-    def start(self) -> None:
-        """Start the threads."""
+    def start(self) -> None: ...
 
     def watch(self) -> None:
         """From now on, end all requests if a thread hangs."""
@@ -129,7 +128,6 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, if it was started."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join()

@@ -176,7 +176,6 @@ class StepGraphs(Generic[Key]):
             self._graphs[key].replay()
 
     def _reserve(self, name: tuple[str, int], buffer: Buffer, *, on_device: bool = False) -> None:
-        """Allocate the largest of some buffers; `_views` makes views of it."""
         size = prod(buffer.shape)
         known = self._memory.get(name)
         if known is None or known.numel() < size:

@@ -94,7 +94,6 @@ class LoadedCheckpoint:
 
     @property
     def choices(self) -> dict[str, Choice]:
-        """All choices, by the name that the health check shows."""
         names = ("device", "precision", "codec_dtype", "weights_dtype", "kv_dtype", "kernels", "batch_invariance")
         return {**{name: getattr(self, name) for name in names}, "compile": self.compiler.choice}
 
@@ -333,7 +332,6 @@ def _lack_of_fp8(device: str) -> str:
 
 
 def formats_of(precision: Choice, codec: Choice, weights: Choice, kv: Choice) -> Formats:
-    """Return the bytes of the stored numbers."""
     item = getattr(torch, precision.value).itemsize
     narrow = {"full": item, **dict.fromkeys(NARROW, 1)}
     codec_item = getattr(torch, codec.value).itemsize

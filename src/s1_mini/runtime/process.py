@@ -30,7 +30,6 @@ def prepare_process() -> None:
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process may use, as far as the system reports it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -153,7 +153,6 @@ class Prepared:
     references: list[Future[Voice]]
 
     def close(self) -> None:
-        """Cancel references that are not encoded yet."""
         for each in self.references:
             each.cancel()
 

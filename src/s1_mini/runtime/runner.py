@@ -185,7 +185,6 @@ def attempt(work: Callable[[], Result], on_error: Callable[[Exception], object])
 
 
 def as_error(error: Exception) -> S1MiniError:
-    """Return an error as the owner of a slot gets it."""
     if isinstance(error, S1MiniError):
         return error
     if isinstance(error, torch.OutOfMemoryError):

@@ -38,7 +38,6 @@ class EngineRuntime:
     references: ReferenceEncoder
 
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
-        """Accept nothing more; finish what was accepted, or end it."""
         started = time.monotonic()
         self.voices.preloader.stop()
         self.recordings.close(drains=drains, timeout_s=timeout_s)

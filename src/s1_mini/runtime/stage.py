@@ -78,5 +78,4 @@ def whole_units(wait: Callable[[], Sequence[Any]], counts: list[int]) -> Pending
 
 
 def made(waves: list[np.ndarray]) -> Callable[[], Sequence[Any]]:
-    """Return the outputs of a finished call."""
     return lambda: (waves, np.array([np.isfinite(wave).all() for wave in waves]))

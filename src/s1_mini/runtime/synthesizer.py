@@ -124,7 +124,6 @@ class Synthesizer:
         self.core.watch()  # only now: the warm-up may compile and load for longer than the limit
 
     def close(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
-        """Accept no more requests; finish those in progress, or end them."""
         self._ahead.close()
         self.references.close()
         self.core.stop(drains=drains, timeout_s=timeout_s)
@@ -227,12 +226,10 @@ class Synthesizer:
         return all(chunk.finish_reason != "cancelled" for chunk in queue)
 
     def cancel_prefix(self) -> None:
-        """Cancel the request of `read_prefix`, if there is one."""
         if (prefix := self._prefix) is not None:
             prefix.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return the state of queue, slots and caches for the health check."""
         core, slots = self.core, self.core.slots
         return {
             "queue": asdict(core.line.stats) | {"max_size": core.line.max_size},
@@ -243,7 +240,6 @@ class Synthesizer:
         }
 
     def families(self) -> Iterator[Family]:
-        """Yield the metrics of queue, slots and caches."""
         queue, slots = self.core.line.stats, self.core.slots
         yield Family("queue_waiting", "gauge", "Requests that wait for a slot", queue.waiting)
         yield Family("queue_refused_total", "counter", "Requests refused since the queue was full", queue.refused)

@@ -56,7 +56,6 @@ class VoiceService:
                     self.pin(name)
 
     def health(self) -> dict[str, Any]:
-        """Return the numbers of voices, those still to be prefilled, and failures by name."""
         return {
             "count": len(self.registry.names),
             "added": self.registry.num_added,
@@ -113,7 +112,6 @@ class VoiceService:
         return self.registry.info(name)
 
     def unpin(self, name: str) -> VoiceInfo:
-        """Make a voice evictable again. Raises `VoiceError`."""
         with self._lock:
             self.registry.find(name)
             self._release(name)
@@ -165,7 +163,6 @@ class Preloader:
         self._thread = threading.Thread(target=self._run, name="s1_mini voices", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -177,18 +174,15 @@ class Preloader:
         self._synthesizer.cancel_prefix()
 
     def join(self) -> None:
-        """Wait until the thread has ended."""
         self._thread.join(JOIN_S)
 
     def prefill_next(self, name: str) -> None:
-        """Prefill a voice before those of the settings."""
         with self._changed:
             self._first.append(name)
             self._changed.notify()
 
     @property
     def num_left(self) -> int:
-        """Recordings and voices that are not done yet."""
         with self._changed:
             voices = len(self._registry.names) if self._wants_all else 0
             return len(self._recordings) + len(self._first) + len(self._names) + voices + self._is_busy
@@ -263,7 +257,6 @@ class Preloader:
 
 
 def check_description(description: str) -> str:
-    """Return a normalized description. Raises `ParameterError` if it is invalid."""
     if not description:
         return ""
     if isinstance(description, str) and len(description) > MAX_DESCRIPTION:
