@@ -14,7 +14,7 @@ from kernel_checks import needs_gpu
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.families.s1.random import RECIPES, TINY_MODEL, Recipe, write_random_checkpoint
 from s1_mini.kernels import decode_attention
-from s1_mini.runtime.shared_prefixes import SharedPrefixes
+from s1_mini.runtime.rows import SharedPrefixes
 
 pytestmark = needs_gpu
 

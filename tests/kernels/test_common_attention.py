@@ -17,7 +17,7 @@ from s1_mini.kernels import common_attention, decode_attention
 from s1_mini.kernels.backend import HAS_TRITON, one_order
 from s1_mini.kernels.common_attention import CommonPrefixes
 from s1_mini.kernels.rope import HeadNorms
-from s1_mini.runtime.shared_prefixes import SharedPrefixes
+from s1_mini.runtime.rows import SharedPrefixes
 
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from s1_mini.kernels.common_attention import FEWEST_ROWS, LEADER, LENGTH, MEMBERS, MOST_COLUMNS, CommonPrefixes
-from s1_mini.runtime.shared_prefixes import WORTH_POSITIONS, SharedPrefixes, share_out
+from s1_mini.runtime.rows import WORTH_POSITIONS, SharedPrefixes, share_out
 
 SLOTS, MOST = 24, 8
 

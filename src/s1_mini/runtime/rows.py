@@ -1,16 +1,29 @@
-"""Batch sizes and context lengths of captured steps, and the flags of the slots that take part in one."""
+"""Rows of captured steps: batch sizes, context lengths, the slots that take part, and those that share a prefix."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
+from itertools import count
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from s1_mini.kernels.common_attention import (
+    FEWEST_ROWS,
+    LEADER,
+    LENGTH,
+    MEMBERS,
+    MOST_COLUMNS,
+    WHOLE_BLOCKS,
+    CommonPrefixes,
+)
 from s1_mini.layers.staging import stage
 
 SPAN = 64  # positions; a multiple of what attention adds up at once
 _LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+WORTH_POSITIONS = 64  # of a prefix; each row reads its own copy of a shorter one
 
 
 def ladder(slots: int) -> list[int]:
@@ -42,3 +55,90 @@ class SteppingSlots:
             flags[list(chosen)] = True
             self._flags.copy_(stage(flags, self._flags.device))
             self._now = chosen
+
+
+class SharedPrefixes:
+    """Groups the slots that hold the same prefix, so that attention reads it once; keeps `tables` up to date.
+
+    Prefixes are the same if they were saved once: the slot that saved it and those that loaded it hold the same bits.
+    Slots of one prefix are divided into groups of even size, and each group reads the copy of its first slot. A slot
+    that begins an utterance leaves its group, and the others are grouped again before their next step.
+    """
+
+    def __init__(self, tables: CommonPrefixes) -> None:
+        self.tables = tables
+        self._numbers = np.zeros(tables.slots, np.int64)  # of the prefix that a slot holds; 0: none
+        self._lengths = np.zeros(tables.slots, np.int64)  # positions of it that may be shared
+        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # numbers of prefixes, by identity
+        self._next = count(1)
+        self._written_for = 0  # rows; 0: the tables are not up to date
+        self._has_groups = False  # whether there is any in them
+
+    def hold(self, slot: int, prefix: Tensor, positions: int) -> None:
+        """Record that a slot's first positions are those of a saved `prefix`."""
+        length = min(positions // WHOLE_BLOCKS * WHOLE_BLOCKS, MOST_COLUMNS)
+        number = self._number(prefix) if length >= WORTH_POSITIONS else 0
+        self._set(slot, number, length)
+
+    def forget(self, slot: int) -> None:
+        """Record that a slot's positions will be overwritten."""
+        self._set(slot, 0, 0)
+
+    def write(self, rows: int) -> bool:
+        """Update the tables for a step of the first `rows` slots; return whether any of them share a prefix.
+
+        Does not wait for the device.
+        """
+        if rows != self._written_for:
+            table = self._table(rows)
+            self._has_groups = bool(table[:rows].any())
+            device = self.tables.table.device
+            self.tables.table.copy_(stage(torch.from_numpy(table), device), non_blocking=True)
+            self._written_for = rows
+        return self._has_groups
+
+    def _set(self, slot: int, number: int, length: int) -> None:
+        if self._numbers[slot] != number:
+            self._numbers[slot], self._lengths[slot] = number, length
+            self._written_for = 0
+
+    def _number(self, prefix: Tensor) -> int:
+        """Return the number of a prefix; a freed one loses its number, because another may get its address."""
+        key = id(prefix)
+        reference, number = self._known.get(key, (None, 0))
+        if reference is None or reference() is not prefix:
+            number = next(self._next)
+            self._known[key] = weakref.ref(prefix, lambda _: self._known.pop(key, None)), number
+        return number
+
+    def _table(self, rows: int) -> np.ndarray:
+        """Group the first `rows` slots; int32, as `CommonPrefixes.table`."""
+        table = np.zeros(len(self.tables.table), np.int32)
+        starts, groups = table[: self.tables.slots], table[self.tables.slots :].reshape(self.tables.groups.shape)
+        groups[:, MEMBERS:] = -1
+        slots, group, place = share_out(self._numbers[:rows], self.tables.group_rows)
+        there = group < rows // FEWEST_ROWS  # more are not looked at
+        slots, group, place = slots[there], group[there], place[there]
+        starts[slots] = groups[group, LENGTH] = self._lengths[slots]
+        groups[group, MEMBERS + place] = slots
+        groups[:, LEADER] = np.maximum(groups[:, MEMBERS], 0)
+        return table
+
+
+def share_out(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Divide slots with the same number [slots] into groups of even size, at most `most`; number 0 is in none.
+
+    No group has fewer than `FEWEST_ROWS`; slots that are left over if `most` is small are in none. Returns the slots in
+    groups [n], the group of each, counted from 0, and the place of each in its group.
+    """
+    _, kinds, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
+    slots = np.flatnonzero((numbers > 0) & (sizes[kinds] >= FEWEST_ROWS))
+    slots = slots[np.argsort(kinds[slots], kind="stable")]
+    _, firsts, sizes = np.unique(kinds[slots], return_index=True, return_counts=True)
+    pieces = np.minimum(-(-sizes // most), sizes // FEWEST_ROWS)
+    rank = np.arange(len(slots)) - np.repeat(firsts, sizes)
+    fits = rank < np.repeat(pieces * most, sizes)
+    slots, rank, sizes = slots[fits], rank[fits], np.minimum(sizes, pieces * most)
+    total, parts, before = (np.repeat(each, sizes) for each in (sizes, pieces, np.cumsum(pieces) - pieces))
+    piece = rank * parts // total
+    return slots, before + piece, rank + -piece * total // parts

@@ -22,8 +22,7 @@ from s1_mini.layers.randomness import uniforms
 from s1_mini.layers.staging import stage
 from s1_mini.runtime.compiled import Compilable, CompiledSlots, Step, can_compile
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
-from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
-from s1_mini.runtime.shared_prefixes import SharedPrefixes
+from s1_mini.runtime.rows import SharedPrefixes, SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
 
 READS = (16, 32, 64, 128, 256)  # positions of prompts in one prefill
