@@ -10,6 +10,7 @@ import botocore.loaders
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from deployments import REGION
 from s1_mini import EngineConfig, ProductionTTSEngine
@@ -18,6 +19,8 @@ from voice_formats import BOOKS
 
 # What tests compute themselves, and not engines, which choose their threads: tiny models take twice as long on two.
 torch.set_num_threads(1)
+settings.register_profile("s1_mini", deadline=None)  # no test depends on speed
+settings.load_profile("s1_mini")
 gc.disable()  # until all tests are collected: what is imported stays, and was looked through again and again
 LOADER = botocore.loaders.Loader()
 ASSETS = Path(__file__).parent / "assets"
