@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,27 +18,31 @@ from s1_mini.types import AudioChunk
 from tests.core.room import CODEC, MODEL, request
 
 
-def test_pieces_leave_in_the_order_in_which_they_are_due() -> None:
-    queue = WaitingLine(10)
-    late, early = request(5.0), request(1.0)
-    queue.submit(late, 1.0)
-    queue.submit(early, 1.0)
+def line_of(*requests: Request, size: int = 1000, **options: Any) -> WaitingLine:
+    line = WaitingLine(size, **options)
+    for each in requests:
+        line.submit(each, 1.0)
+    return line
 
-    assert [utterance.request for utterance in queue.take(2, now=6.0)] == [early, late]
+
+def taken(line: WaitingLine, free: int, now: float = 100.0) -> list[Request]:
+    return [utterance.request for utterance in line.take(free, now)]
+
+
+def test_pieces_leave_in_the_order_in_which_they_are_due() -> None:
+    late, early = request(5.0), request(1.0)
+
+    assert taken(line_of(late, early), 2) == [early, late]
 
 
 def test_a_long_text_does_not_keep_a_short_one_waiting() -> None:
-    queue = WaitingLine(10)
     long, short = request(0.0, pieces=5), request(0.5)
-    queue.submit(long, 1.0)
-    queue.submit(short, 1.0)
 
-    assert [utterance.request for utterance in queue.take(2, now=1.0)] == [long, short]
+    assert taken(line_of(long, short), 2) == [long, short]
 
 
 def test_later_pieces_are_not_put_off_for_ever() -> None:
-    queue = WaitingLine(100)
-    queue.submit(request(0.0, pieces=2), 1.0)
+    queue = line_of(request(0.0, pieces=2))
     queue.take(1, now=0.0)
     now, served = 0.0, False
     while not served and now < 10 * SPACING_S:
@@ -49,9 +55,7 @@ def test_later_pieces_are_not_put_off_for_ever() -> None:
 
 
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
-    queue = WaitingLine(2)
-    queue.submit(request(), 1.0)
-    queue.submit(request(), 1.0)
+    queue = line_of(request(), request(), size=2)
 
     with pytest.raises(QueueFullError, match=r"try again in 3\.5 s") as caught:
         queue.submit(request(), 3.5)
@@ -62,40 +66,19 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
 
 
 def test_a_long_text_takes_one_place_in_the_queue() -> None:
-    queue = WaitingLine(2)
-
-    queue.submit(request(pieces=5), 1.0)
-    queue.submit(request(), 1.0)
-
-    assert len(queue) == 2
+    assert len(line_of(request(pieces=5), request(), size=2)) == 2
 
 
-def test_pieces_that_share_a_voice_leave_together() -> None:
-    queue = WaitingLine(10)
-    first, other, second = (
-        request(0.0, prefix_key="anna"),
-        request(0.1, prefix_key="ben"),
-        request(0.2, prefix_key="anna"),
-    )
-    for each in (first, other, second):
-        queue.submit(each, 1.0)
+def test_pieces_that_share_a_voice_leave_together_unless_grouping_is_off() -> None:
+    first, other, second = (request(number / 10, prefix_key=key) for number, key in enumerate(("anna", "ben", "anna")))
+    queue = line_of(first, other, second)
 
-    assert [utterance.request for utterance in queue.take(2, now=1.0)] == [first, second]
-    assert [utterance.request for utterance in queue.take(2, now=1.0)] == [other]
-
-
-def test_without_grouping_only_the_order_counts() -> None:
-    queue = WaitingLine(10, grouping=False)
-    jobs = [request(0.0, prefix_key="anna"), request(0.1, prefix_key="ben"), request(0.2, prefix_key="anna")]
-    for each in jobs:
-        queue.submit(each, 1.0)
-
-    assert [utterance.request for utterance in queue.take(2, now=1.0)] == jobs[:2]
+    assert [taken(queue, 2) for _ in range(2)] == [[first, second], [other]]
+    assert taken(line_of(first, other, second, grouping=False), 2) == [first, other]
 
 
 def test_a_piece_is_held_back_for_others_only_so_long() -> None:
-    queue = WaitingLine(10, batch_timeout_ms=200)
-    queue.submit(request(0.0), 1.0)
+    queue = line_of(request(0.0), batch_timeout_ms=200)
 
     assert queue.take(4, now=0.1) == []
     assert queue.wakes(0.1, free=4) == pytest.approx(0.1)
@@ -104,17 +87,15 @@ def test_a_piece_is_held_back_for_others_only_so_long() -> None:
 
 
 def test_nobody_is_held_back_once_the_free_slots_are_asked_for() -> None:
-    queue = WaitingLine(10, batch_timeout_ms=200)
-    queue.submit(request(0.0), 1.0)
-    queue.submit(request(0.0), 1.0)
+    queue = line_of(*(request(0.0) for _ in range(3)), batch_timeout_ms=200)
 
-    assert len(queue.take(2, now=0.0)) == 2
+    assert queue.wakes(0.0, free=4) == pytest.approx(0.2)
+    assert queue.wakes(0.0, free=3) == 0.0
+    assert len(queue.take(3, now=0.0)) == 3
 
 
 def test_waits_and_batch_sizes_are_told() -> None:
-    queue = WaitingLine(10)
-    queue.submit(request(0.0), 1.0)
-    queue.submit(request(1.0), 1.0)
+    queue = line_of(request(0.0), request(1.0))
     queue.take(2, now=3.0)
 
     stats = queue.stats
@@ -144,114 +125,90 @@ def test_every_piece_that_was_let_in_leaves_exactly_once(arrivals: list[tuple[in
             queue.remove(made)
             gone |= {id(utterance) for utterance in made.utterances}
         left += queue.take(free, float(now))
-    while taken := queue.take(3, 100.0):
-        left += taken
+    while rest := queue.take(3, 100.0):
+        left += rest
 
     assert len({id(utterance) for utterance in left}) == len(left)
     assert {id(utterance) for utterance in let_in} - gone == {id(utterance) for utterance in left}
 
 
 def test_grouping_takes_first_pieces_and_not_one_long_text_whole() -> None:
-    queue = WaitingLine(100)
     long = request(0.0, pieces=10, shared=20, prefix_key="anna")
     others = [request(0.1, shared=20, prefix_key=key) for key in ("anna", "ben")]
-    for each in (long, *others):
-        queue.submit(each, 1.0)
 
-    assert [utterance.request for utterance in queue.take(3, now=0.2)] == [long, *others]
+    assert taken(line_of(long, *others), 3, now=0.2) == [long, *others]
 
 
-def take_one(queue: WaitingLine, now: float = 100.0) -> Request:
-    (utterance,) = queue.take(1, now)
+def take_one(queue: WaitingLine) -> Request:
+    (utterance,) = queue.take(1, now=100.0)
     return utterance.request
 
 
 def test_clients_take_turns_however_many_requests_one_of_them_has() -> None:
-    queue = WaitingLine(1000)
     many = [request(0.0, pieces=4, flow=("a", f"{number}")) for number in range(32)]
-    for each in many:
-        queue.submit(each, 1.0)
     few = [request(50.0 + number, flow=("b", f"{number}")) for number in range(3)]
-    for each in few:
-        queue.submit(each, 1.0)
+    queue = line_of(*many, *few)
 
-    taken = [take_one(queue) for _ in range(6)]
+    order = [take_one(queue) for _ in range(6)]
 
-    assert [each.flow[0] for each in taken] == ["a", "b", "a", "b", "a", "b"]
-    assert [each for each in taken if each.flow[0] == "b"] == few
+    assert [each.flow[0] for each in order] == ["a", "b", "a", "b", "a", "b"]
+    assert [each for each in order if each.flow[0] == "b"] == few
 
 
 def test_the_groups_of_a_client_take_turns() -> None:
-    queue = WaitingLine(1000)
     batch = [request(0.0, flow=("a", "batch")) for _ in range(32)]
     single = [request(1.0, flow=("a", f"{number}")) for number in range(2)]
-    for each in (*batch, *single):
-        queue.submit(each, 1.0)
+    queue = line_of(*batch, *single)
 
     assert [take_one(queue) for _ in range(5)] == [batch[0], *single, batch[1], batch[2]]
 
 
 def test_utterances_of_one_group_leave_in_the_order_in_which_they_are_due() -> None:
-    queue = WaitingLine(10)
     long, short = request(0.0, pieces=3, flow=("a", "one")), request(3.0, flow=("a", "one"))
-    for each in (long, short):
-        queue.submit(each, 1.0)
+    queue = line_of(long, short)
 
     assert [take_one(queue) for _ in range(4)] == [long, long, short, long]
 
 
 def test_requests_that_keep_coming_do_not_starve_a_client() -> None:
-    queue = WaitingLine(1000)
     long = request(0.0, pieces=2, flow=("a", ""))
-    queue.submit(long, 1.0)
+    queue = line_of(long)
     take_one(queue)
     for number in range(20):
         queue.submit(request(1.0, flow=(f"b{number}", "")), 1.0)
-    taken = []
+    order = []
     for number in range(20, 50):
         queue.submit(request(1.0, flow=(f"b{number}", "")), 1.0)
-        taken.append(take_one(queue))
+        order.append(take_one(queue))
 
-    assert long in taken
+    assert long in order
 
 
 def test_requests_that_ride_along_with_a_shared_voice_are_charged() -> None:
-    queue = WaitingLine(1000)
-    other = request(0.0, pieces=9, prefix_key="ben", flow=("other", ""))
-    queue.submit(other, 1.0)
+    queue = line_of(request(0.0, pieces=9, prefix_key="ben", flow=("other", "")))
     counts = {"greedy": 0, "other": 0, "plain": 0}
     for number in range(30):
         queue.submit(request(1.0, prefix_key="anna", flow=("greedy", f"{number}")), 1.0)
         queue.submit(request(1.0, prefix_key="anna", flow=("plain", f"{number}")), 1.0)
     for _ in range(8):
-        for utterance in queue.take(3, now=2.0):
-            counts[utterance.request.flow[0]] += 1
+        for each in taken(queue, 3, now=2.0):
+            counts[each.flow[0]] += 1
 
     assert max(counts.values()) - min(counts.values()) <= 2
 
 
 def test_a_paused_stream_is_neither_taken_nor_counted() -> None:
-    queue = WaitingLine(1)
     paused, other = request(0.0, pieces=4, streams=True), request(1.0, pieces=4)
-    queue.submit(paused, 1.0)
+    queue = line_of(paused, size=1)
     paused.speech.queue.put(AudioChunk(np.zeros(31 * 16_000, np.float32), 16_000, 1))
 
     queue.submit(other, 1.0)
 
     assert len(queue) == 1
-    assert {utterance.request for utterance in queue.take(8, now=9.0)} == {other}
+    assert set(taken(queue, 8, now=9.0)) == {other}
     assert queue.wakes(9.0, free=8) is None
     paused.speech.queue.wait()
     assert len(queue.take(8, now=9.0)) == 4
-
-
-def test_a_batch_that_fills_the_free_slots_is_not_waited_for() -> None:
-    queue = WaitingLine(10, batch_timeout_ms=200)
-    for _ in range(3):
-        queue.submit(request(0.0), 1.0)
-
-    assert queue.wakes(0.0, free=4) == pytest.approx(0.2)
-    assert queue.wakes(0.0, free=3) == 0.0
 
 
 def test_a_full_batch_is_begun_without_waiting_for_the_clock() -> None:

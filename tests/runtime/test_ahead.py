@@ -42,6 +42,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     return write
 
 
+@pytest.fixture
+def work(module: Callable[[str], str]) -> Compilable:
+    return Compilable("steps", module("pass"), [], lambda: None)
+
+
 def compiler(*work: Compilable | None, num_bytes: float = 1e7, **settings: Any) -> tuple[AheadCompiler, Any]:
     speaker = SimpleNamespace(
         device=Choice("cpu", ""), kernels=Choice("torch", ""), family="Toy", loaded=SimpleNamespace(num_bytes=num_bytes)
@@ -90,10 +95,9 @@ def test_of_engines_that_start_at_once_one_has_it_compiled_for_all(
     assert (tmp_path / "times").read_text() == "once "
 
 
-def test_a_process_that_was_killed_keeps_nobody_from_compiling(module: Callable[[str], str]) -> None:
+def test_a_process_that_was_killed_keeps_nobody_from_compiling(work: Compilable) -> None:
     from s1_mini.kernels.compiled.build import marker
 
-    work = Compilable("steps", module("pass"), [], lambda: None)
     hold = """if True:
         import filelock, sys
         with filelock.FileLock(sys.argv[1]):
@@ -112,10 +116,7 @@ def test_a_process_that_was_killed_keeps_nobody_from_compiling(module: Callable[
     wait_until(lambda: speaker.kernels.value == "numba")
 
 
-def test_of_what_another_installation_compiled_nothing_is_taken_as_kept(
-    module: Callable[[str], str], tmp_path: Path
-) -> None:
-    work = Compilable("steps", module("pass"), [], lambda: None)
+def test_of_what_another_installation_compiled_nothing_is_taken_as_kept(work: Compilable, tmp_path: Path) -> None:
     _, first = compiler(work)
     wait_until(lambda: first.kernels.value == "numba")
 
@@ -127,9 +128,8 @@ def test_of_what_another_installation_compiled_nothing_is_taken_as_kept(
 
 
 def test_modules_of_the_folder_that_an_engine_is_started_in_are_not_run(
-    module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Compilable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = Compilable("steps", module("pass"), [], lambda: None)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "json.py").write_text("raise OSError('not mine')")
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -202,10 +202,9 @@ def test_an_engine_whose_first_words_fail_leaves_nobody_who_waits_for_the_compil
     assert closed
 
 
-def test_what_other_users_may_have_written_is_not_run(module: Callable[[str], str], tmp_path: Path) -> None:
+def test_what_other_users_may_have_written_is_not_run(work: Compilable, tmp_path: Path) -> None:
     if not hasattr(os, "geteuid"):
         pytest.skip("folders of Windows take their rights from the user's own")
-    work = Compilable("steps", module("pass"), [], lambda: None)
     _, first = compiler(work)
     wait_until(lambda: first.kernels.value == "numba")
 
@@ -217,11 +216,10 @@ def test_what_other_users_may_have_written_is_not_run(module: Callable[[str], st
 
 
 def test_folders_that_nobody_used_for_a_month_are_removed_at_a_start_and_nothing_else(
-    module: Callable[[str], str], tmp_path: Path
+    work: Compilable, tmp_path: Path
 ) -> None:
     from s1_mini.kernels.compiled import build
 
-    work = Compilable("steps", module("pass"), [], lambda: None)
     build.in_order(_itself)
     used = build.cache_folder(Path(__file__))
     kept = tmp_path / "kept"
@@ -266,9 +264,8 @@ def _itself(x: int) -> int:
 
 
 def test_a_program_without_a_python_of_its_own_is_not_started_again(
-    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    work: Compilable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = Compilable("steps", module("pass"), [], lambda: None)
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setattr(ahead.subprocess, "Popen", None)
 
@@ -292,9 +289,8 @@ def test_where_compiling_fails_torch_computes_and_it_is_told(
 
 
 def test_where_nothing_can_be_kept_torch_computes_and_no_process_is_begun(
-    module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Compilable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = Compilable("steps", module("pass"), [], lambda: None)
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(ahead.subprocess, "Popen", None)
