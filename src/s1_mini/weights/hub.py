@@ -10,11 +10,11 @@ import errno
 import glob
 import logging
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from shutil import disk_usage
 from typing import TYPE_CHECKING, NamedTuple
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointNotFoundError, ConfigurationError
@@ -46,7 +46,7 @@ class HubName(NamedTuple):
 
 
 def hub_name(path: Path) -> HubName | None:
-    """Read a path that may be a name on the hub; None if it cannot be one."""
+    """Parse a path that may be a name on the hub; None if it cannot be one."""
     found = _NAME.fullmatch(path.as_posix())
     return HubName(found[1], found[2]) if found else None
 
@@ -54,8 +54,8 @@ def hub_name(path: Path) -> HubName | None:
 def fetch(name: HubName, pick: Pick) -> Path:
     """Return the cached directory with the files of one commit; missing files are downloaded.
 
-    `pick` is given a directory with the files of `FIRST`, as far as there are any, and the names of all files of the
-    repository, and says which are needed. Raises `CheckpointError` or `ConfigurationError`, and what `pick` raises.
+    `pick` gets a directory with the existing files of `FIRST` and the names of all files of the repository, and returns
+    the required ones. Raises `CheckpointError` or `ConfigurationError`, and the errors of `pick`.
     """
     require("hub", f"checkpoint {name} is not a directory here, and a name on the Hugging Face hub")
 
@@ -66,47 +66,37 @@ def fetch(name: HubName, pick: Pick) -> Path:
             f'checkpoint {name}: huggingface-hub is too old for it: pip install --upgrade "s1-mini[hub]"'
         ) from None
 
-    with _told(name):
+    with _named_errors(name):
         api = HfApi(library_name="s1-mini", library_version=__version__)
         commit = api.resolve_revision(name.repository, revision=name.revision)  # from the cache if it must
         download = partial(snapshot_download, name.repository, revision=commit, ignore_patterns=["*.py"])
         directory = Path(download(allow_patterns=list(FIRST)))
         sizes = {file.path: file.size for file in get_cached_repo_tree(name.repository, revision=commit)}
         picked = [file for file in pick(directory, sizes) if file in sizes]
-        _check_room(name, directory, sum(sizes[file] for file in picked if not (directory / file).exists()))
+        missing, free = (
+            sum(sizes[file] for file in picked if not (directory / file).exists()),
+            disk_usage(directory).free,
+        )
+        if missing > free:
+            needed = f"{missing / 1e9:,.2f} GB are to be downloaded and {free / 1e9:,.2f} GB are free"
+            raise OSError(errno.ENOSPC, needed)
         if picked:
             download(allow_patterns=[glob.escape(file) for file in picked])
     logger.info("checkpoint %s: commit %s, in %s", name, commit.resolved, directory)
     return directory
 
 
-def _check_room(name: HubName, directory: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(directory).free
-    if num_bytes > free:
-        told = f"{num_bytes / 1e9:,.2f} GB are to be downloaded and {free / 1e9:,.2f} GB are free"
-        raise CheckpointFileError(_disk_full(name, told))
-
-
-def _disk_full(name: HubName, told: str) -> str:
-    from huggingface_hub import constants
-
-    return (
-        f"checkpoint {name}: the disk of {constants.HF_HUB_CACHE} is full ({told}); free some, or name a folder on "
-        "another disk with HF_HOME"
-    )
-
-
 @contextmanager
-def _told(name: HubName) -> Iterator[None]:
-    """Convert errors of the hub's library to one sentence that says what to do."""
+def _named_errors(name: HubName) -> Iterator[None]:
+    """Convert errors of the hub's library to one sentence with the cause and the remedy."""
     import httpx
     from huggingface_hub import constants, errors
 
     try:
         yield
     except errors.HfHubHTTPError as error:
-        told = _answered(error, f"{constants.ENDPOINT}/{name.repository}")
-        raise CheckpointNotFoundError(f"checkpoint {name}{told}") from None
+        reason = _reason(error, f"{constants.ENDPOINT}/{name.repository}")
+        raise CheckpointNotFoundError(f"checkpoint {name}{reason}") from None
     except (errors.RevisionResolutionError, errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError):
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         raise CheckpointNotFoundError(
@@ -116,7 +106,10 @@ def _told(name: HubName) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in _DISK_FULL:
-            raise CheckpointFileError(_disk_full(name, reason)) from None
+            raise CheckpointFileError(
+                f"checkpoint {name}: the disk of {constants.HF_HUB_CACHE} is full ({reason}); free some, or name a "
+                "folder on another disk with HF_HOME"
+            ) from None
         raise CheckpointFileError(f"checkpoint {name} cannot be kept in {constants.HF_HUB_CACHE}: {reason}") from None
     except ValueError as error:  # a name or an answer that the library does not take
         raise CheckpointNotFoundError(f"checkpoint {name}: {str(error).partition(chr(10))[0]}") from None
@@ -124,8 +117,7 @@ def _told(name: HubName) -> Iterator[None]:
         raise CheckpointFileError(f"checkpoint {name} was not downloaded ({error}); try again") from None
 
 
-def _answered(error: HfHubHTTPError, page: str) -> str:
-    """Return what the hub's error means, and what to do."""
+def _reason(error: HfHubHTTPError, page: str) -> str:
     from huggingface_hub import errors
 
     status, reason = error.response.status_code, error.response.headers.get("X-Error-Message", "")
