@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import struct
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -184,9 +185,8 @@ def _check_places(file: IO[bytes], entries: list[zipfile.ZipInfo]) -> None:
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         file.seek(entry.header_offset)
         header = file.read(_LOCAL_HEADER_BYTES)
-        begin = (
-            entry.header_offset + len(header) + sum(int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
-        )
+        name_bytes, extra_bytes = struct.unpack_from("<HH", header.ljust(_LOCAL_HEADER_BYTES, b"\0"), 26)
+        begin = entry.header_offset + len(header) + name_bytes + extra_bytes
         file.seek(begin + entry.file_size)
         follows = (b"PK\7\x08",) if entry.flag_bits & _HAS_DESCRIPTOR and entry.file_size else (b"PK",)
         if entry.header_offset < free_from or header[:4] != b"PK\3\4" or not file.read(4).startswith(follows):

@@ -73,10 +73,8 @@ def fetch(name: HubName, pick: Pick) -> Path:
         directory = Path(download(allow_patterns=list(FIRST)))
         sizes = {file.path: file.size for file in get_cached_repo_tree(name.repository, revision=commit)}
         picked = [file for file in pick(directory, sizes) if file in sizes]
-        missing, free = (
-            sum(sizes[file] for file in picked if not (directory / file).exists()),
-            disk_usage(directory).free,
-        )
+        missing = sum(sizes[file] for file in picked if not (directory / file).exists())
+        free = disk_usage(directory).free
         if missing > free:
             needed = f"{missing / 1e9:,.2f} GB are to be downloaded and {free / 1e9:,.2f} GB are free"
             raise OSError(errno.ENOSPC, needed)
