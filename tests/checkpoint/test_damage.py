@@ -20,7 +20,7 @@ from s1_mini.codecs.dac import weights as dac_weights
 from s1_mini.exceptions import CheckpointError
 from s1_mini.families.s1 import weights as s1_weights
 from s1_mini.families.s1.tokenizer import S1Tokenizer
-from s1_mini.packaging.manifest import Content, Manifest
+from s1_mini.packaging.verify import Content, Manifest
 from s1_mini.packaging.write import lay_out
 from s1_mini.types import Voice
 from s1_mini.voices.library import read_summary, read_voice, write_voice

@@ -27,8 +27,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import CheckpointFileError, PackageError, VoiceError
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.packaging import compile_cache
-from s1_mini.packaging.manifest import Content, Manifest
-from s1_mini.packaging.verify import check_kind, unpack_archive, verify_archive, verify_directory
+from s1_mini.packaging.verify import Content, Manifest, check_kind, unpack_archive, verify_archive, verify_directory
 from s1_mini.packaging.write import INFERENCE, convert_checkpoint, lay_out, write_archive, write_prefix
 from s1_mini.types import Voice
 from s1_mini.voices.library import write_voice

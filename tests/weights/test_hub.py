@@ -20,8 +20,7 @@ from s1_mini.cli.app import run
 from s1_mini.exceptions import S1MiniError
 from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import SHORT_NAMES, get_family
-from s1_mini.weights.hub import HubName, hub_name
-from s1_mini.weights.origin import Origin, origin_of
+from s1_mini.weights.hub import HubName, Origin, hub_name, origin_of
 
 NAME = "owner/tiny-voice"
 CARD = b"---\nlicense: cc-by-nc-sa-4.0\ntags: [text-to-speech]\n---\n# A voice\n"

@@ -17,7 +17,7 @@ from s1_mini.families.registry import SHORT_NAMES, get_family
 
 if TYPE_CHECKING:
     from s1_mini.aws.place import S3Place
-    from s1_mini.weights.origin import Origin
+    from s1_mini.weights.hub import Origin
 
 Source = Annotated[Path, typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub.")]
 Precision = Annotated[ModelPrecision, typer.Option(help="Number format of the model.")]
@@ -49,7 +49,7 @@ def convert(
 
 def tell_origin(directory: Path) -> Origin | None:
     """Print the origin of a checkpoint and what its licence forbids to stderr; return the origin."""
-    from s1_mini.weights.origin import origin_of
+    from s1_mini.weights.hub import origin_of
 
     origin = origin_of(directory)
     if origin is not None:

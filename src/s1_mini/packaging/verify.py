@@ -1,4 +1,6 @@
-"""Verify that an artifact is what its manifest says, before anything of it is unpacked, loaded or run.
+"""The manifest of an artifact, and its verification before anything of it is unpacked, loaded or run.
+
+A manifest has the SHA-256 and size of every file, and the versions that wrote it.
 
 Refused, each by name: a file that is changed, missing or not listed; a link, a device or anything else that is not a
 plain file; a path that is absolute or leads out; a name that is both a file and a folder. An archive is read member by
@@ -11,7 +13,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -19,15 +23,27 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import PackageError
 from s1_mini.families.find import Checkpoint, find_checkpoint
-from s1_mini.packaging import manifest as manifest_file
-from s1_mini.packaging.manifest import Content, Manifest
+from s1_mini.weights.hub import ORIGIN_KEY, Origin, read_origin
 from s1_mini.weights.write import new_directory
 
+MANIFEST = "manifest.json"
+FORMAT = 1
+MAX_MANIFEST_BYTES = 16 * 2**20
+MAX_FILES = 10_000
+_MAX_NAME = 255  # bytes of one part of a path; file systems take no more
+_MAX_PATH = 1024  # bytes; a key of S3 takes no more
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+_NO_LETTERS = re.compile("[\x00-\x1f\ud800-\udfff]")  # controls, and invalid UTF-8
+_FOREIGN = re.compile(r'[<>:"|?*]')  # a colon opens another stream of a file there
+_DEVICE = re.compile(r"con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]", re.IGNORECASE)
 _CHUNK_BYTES = 2**20
 _HASHING_THREADS = 4
 _JUNCTION = 0xA000_0003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which Python has on Windows only
@@ -49,6 +65,101 @@ _BROKEN = (
 )
 
 
+class Content(NamedTuple):
+    """One file's content: its SHA-256 in hexadecimal and its size in bytes."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All other files of an artifact by path, the versions that wrote them, and the origin of the weights, if known."""
+
+    engine: str
+    torch: str
+    files: Mapping[str, Content]
+    origin: Origin | None = None
+
+    @property
+    def content_sha256(self) -> str:
+        """One hash of the whole content, independent of the form of the artifact."""
+        lines = (f"{one.sha256} {one.size} {name}\n" for name, one in sorted(self.files.items()))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """Return it as JSON, the same for the same content."""
+        files = {name: {"sha256": one.sha256, "bytes": one.size} for name, one in sorted(self.files.items())}
+        value = {
+            "format": FORMAT,
+            "engine": self.engine,
+            "torch": self.torch,
+            **({} if self.origin is None else {ORIGIN_KEY: self.origin.data()}),
+            "content_sha256": self.content_sha256,
+            "files": files,
+        }
+        return (json.dumps(value, indent=1) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Manifest:
+        """Parse a manifest. Raises `PackageError` if it is none, of another format, or contradicts itself."""
+        try:
+            value = json.loads(text)
+            manifest = cls(str(value["engine"]), str(value["torch"]), _read_files(value["files"]), read_origin(value))
+            form, content = value["format"], value["content_sha256"]
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            raise PackageError(f"{MANIFEST} is not a manifest of s1-mini package") from None
+        if form != FORMAT:
+            raise PackageError(f"{MANIFEST} has format {repr(form)[:20]}; package it again for format {FORMAT}")
+        check_names(manifest.files)
+        if content != manifest.content_sha256:
+            raise PackageError(f"{MANIFEST} contradicts itself: content_sha256 is not that of its files")
+        return manifest
+
+
+def _read_files(value: Mapping[str, Any]) -> dict[str, Content]:
+    files = {name: Content(one["sha256"], int(one["bytes"])) for name, one in value.items()}
+    if not all(isinstance(one.sha256, str) and _SHA256.fullmatch(one.sha256) for one in files.values()):
+        raise ValueError("a hash is none")
+    return files
+
+
+def check_names(names: Mapping[str, Any] | list[str]) -> None:
+    """Raise `PackageError` for a path that is unsafe, there twice, or both a file and a folder, and for too many."""
+    if len(names) > MAX_FILES:
+        raise PackageError(f"there are more than {MAX_FILES:,} files")
+    seen: dict[str, str] = {}
+    for name in names:
+        check_name(name)
+        folded = name.casefold()  # as file systems of Windows and macOS see it
+        if folded in seen:
+            other = "is there twice" if seen[folded] == name else f"and {seen[folded]!r} differ only in case"
+            raise PackageError(f"{name!r} {other}")
+        seen[folded] = name
+    for folded, name in seen.items():
+        for end in (at for at, letter in enumerate(folded) if letter == "/"):
+            if folded[:end] in seen:
+                raise PackageError(f"{seen[folded[:end]]!r} is a file, and the folder of {name!r}")
+
+
+def check_name(name: str) -> None:
+    """Raise `PackageError` for a path that leads out of its folder, or that is invalid on some system."""
+    if len(name.encode("utf-8", "replace")) > _MAX_PATH:
+        raise PackageError(f"{name[:80]!r}… is longer than {_MAX_PATH:,} bytes")
+    if name.startswith("/") or (len(name) > 1 and name[1] == ":"):
+        raise PackageError(f"{name!r} is an absolute path")
+    parts = name.split("/")
+    if {"", ".", ".."} & {*parts}:
+        raise PackageError(f"{name!r} {'leads out of its folder' if '..' in parts else 'is not a plain path'}")
+    if "\\" in name or _NO_LETTERS.search(name):
+        raise PackageError(f"{name!r} has letters that no path here may have")
+    for part in parts:
+        if _FOREIGN.search(part) or part.endswith((".", " ")) or _DEVICE.fullmatch(part.partition(".")[0].rstrip(" ")):
+            raise PackageError(f"{name!r} cannot be a path on Windows; give {part!r} another name")
+        if len(part.encode()) > _MAX_NAME:
+            raise PackageError(f"{name[:80]!r}… is longer than {_MAX_NAME} bytes")
+
+
 def open_checkpoint(config: EngineConfig, *, with_weights: bool = True) -> Checkpoint:
     """Find the checkpoint that the settings name; verify it if it is an unpacked artifact, else check its files.
 
@@ -64,16 +175,16 @@ def open_checkpoint(config: EngineConfig, *, with_weights: bool = True) -> Check
 
 
 def is_packaged(directory: Path) -> bool:
-    return os.path.lexists(directory / manifest_file.NAME)
+    return os.path.lexists(directory / MANIFEST)
 
 
 def verify_directory(directory: Path) -> Manifest:
     """Verify an unpacked artifact, every byte of it. Raises `PackageError` naming what is wrong."""
     sizes = dict(_walk(directory))
     text = None
-    if sizes.pop(manifest_file.NAME, None) is not None:
-        with (directory / manifest_file.NAME).open("rb") as file:
-            text = file.read(manifest_file.MAX_BYTES + 1)
+    if sizes.pop(MANIFEST, None) is not None:
+        with (directory / MANIFEST).open("rb") as file:
+            text = file.read(MAX_MANIFEST_BYTES + 1)
     manifest = _parse_manifest(text, directory)
     _check_listed(manifest, sizes)
     _check_changed(name for name, size in sizes.items() if size != manifest.files[name].size)  # before any is read
@@ -85,9 +196,9 @@ def verify_directory(directory: Path) -> Manifest:
 
 def _parse_manifest(text: bytes | None, place: Path) -> Manifest:
     if text is None:
-        raise PackageError(f"{place} has no {manifest_file.NAME}: it is not an artifact of s1-mini package")
-    if len(text) > manifest_file.MAX_BYTES:
-        raise PackageError(f"{manifest_file.NAME} is larger than {manifest_file.MAX_BYTES:,} bytes")
+        raise PackageError(f"{place} has no {MANIFEST}: it is not an artifact of s1-mini package")
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise PackageError(f"{MANIFEST} is larger than {MAX_MANIFEST_BYTES:,} bytes")
     return Manifest.from_bytes(text)
 
 
@@ -132,8 +243,8 @@ def verify_archive(archive: Path) -> Manifest:
     text = None
     with _named_errors(archive):
         for member, file in read_members(archive):
-            if member.name == manifest_file.NAME:
-                text = file.read(manifest_file.MAX_BYTES + 1)
+            if member.name == MANIFEST:
+                text = file.read(MAX_MANIFEST_BYTES + 1)
             else:
                 contents[member.name] = Content(hashlib.file_digest(file, "sha256").hexdigest(), member.size)
     manifest = _parse_manifest(text, archive)
@@ -158,14 +269,14 @@ def _check_listed(manifest: Manifest, found: Mapping[str, object]) -> None:
     missing = sorted(set(manifest.files) - set(found))
     more = sorted(set(found) - set(manifest.files))
     if missing:
-        raise PackageError(f"{_some(missing)} missing; {manifest_file.NAME} lists {len(manifest.files)} files")
+        raise PackageError(f"{_some(missing)} missing; {MANIFEST} lists {len(manifest.files)} files")
     if more:
-        raise PackageError(f"{_some(more)} not listed in {manifest_file.NAME}")
+        raise PackageError(f"{_some(more)} not listed in {MANIFEST}")
 
 
 def _check_changed(names: Iterable[str]) -> None:
     if changed := sorted(names):
-        raise PackageError(f"{_some(changed)} not what {manifest_file.NAME} says: changed after it was packaged")
+        raise PackageError(f"{_some(changed)} not what {MANIFEST} says: changed after it was packaged")
 
 
 def _some(names: list[str]) -> str:
@@ -208,8 +319,8 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedRe
                 if member.name in names:
                     raise PackageError(f"{member.name!r} is there twice")
                 names[member.name] = None
-                if len(names) > manifest_file.MAX_FILES:
-                    raise PackageError(f"there are more than {manifest_file.MAX_FILES:,} files")
+                if len(names) > MAX_FILES:
+                    raise PackageError(f"there are more than {MAX_FILES:,} files")
                 total += member.size
                 if total > most:
                     raise PackageError(
@@ -221,11 +332,11 @@ def read_members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedRe
                 assert isinstance(content, io.BufferedReader)
                 yield member, content
                 source.allow(_HEADER_BYTES)
-    manifest_file.check_names(list(names))
+    check_names(list(names))
 
 
 def _check_member(member: tarfile.TarInfo) -> None:
-    manifest_file.check_name(member.name)
+    check_name(member.name)
     if not member.isreg() or member.issparse():
         kind = "a file with holes" if member.issparse() else _KINDS.get(member.type, "no plain file")
         raise PackageError(f"{member.name!r} is {kind}; only plain files may be in an artifact")

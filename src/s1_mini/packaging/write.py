@@ -31,17 +31,14 @@ from s1_mini.exceptions import CheckpointFileError, CheckpointNotFoundError, Pac
 from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
 from s1_mini.families.registry import family_of
 from s1_mini.files import files
-from s1_mini.packaging import manifest as manifest_file
 from s1_mini.packaging.compile_cache import FOLDER as CACHE
 from s1_mini.packaging.compile_cache import KEY, cache_key, is_cache
-from s1_mini.packaging.manifest import Content, Manifest
+from s1_mini.packaging.verify import MANIFEST, Content, Manifest, check_names
 from s1_mini.version import __version__
 from s1_mini.voices.format import VoiceFormat
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import SUFFIX, check_name, read_voice
-from s1_mini.weights.origin import FILE as ORIGIN_FILE
-from s1_mini.weights.origin import KEY as ORIGIN
-from s1_mini.weights.origin import Origin, origin_of
+from s1_mini.weights.hub import ORIGIN_FILE, ORIGIN_KEY, Origin, origin_of
 from s1_mini.weights.write import Chunk, Member, copied, new_directory, write_json, write_member, written
 
 Progress = Callable[[int], None]  # called with the number of bytes written since the last call
@@ -88,7 +85,7 @@ def lay_out(
         written("code/requirements.txt", _requirements()),
         *([] if compile_cache is None else _compile_cache(compile_cache, compile_key or cache_key())),
     ]
-    manifest_file.check_names([member.name for member in members])
+    check_names([member.name for member in members])
     return sorted(members, key=lambda member: member.name)
 
 
@@ -153,7 +150,7 @@ def write_archive(
         for member in members:
             _add(archive, member, _hashed(member, contents, progress))
         manifest = _manifest(contents, origin)
-        text = written(manifest_file.NAME, manifest.to_bytes().decode())
+        text = written(MANIFEST, manifest.to_bytes().decode())
         _add(archive, text, text.chunks())
         archive.write(bytes(2 * tarfile.BLOCKSIZE))
         archive.write(bytes(-archive.size % tarfile.RECORDSIZE))
@@ -169,7 +166,7 @@ def write_prefix(
         for member in members:
             write_member(folder, member, _hashed(member, contents, progress))
         manifest = _manifest(contents, origin)
-        (folder / manifest_file.NAME).write_bytes(manifest.to_bytes())
+        (folder / MANIFEST).write_bytes(manifest.to_bytes())
     return manifest
 
 
@@ -196,7 +193,7 @@ def convert_checkpoint(
         if (source / VOICES).is_dir():
             shutil.copytree(source / VOICES, folder / VOICES, dirs_exist_ok=True, ignore=_replaced(folder / VOICES))
         if origin is not None:
-            write_json(folder / ORIGIN_FILE, {ORIGIN: origin.data()})
+            write_json(folder / ORIGIN_FILE, {ORIGIN_KEY: origin.data()})
     paths = sorted(path for path in target.rglob("*") if path.is_file())
     return {path.relative_to(target).as_posix(): path.stat().st_size for path in paths}
 

@@ -24,7 +24,7 @@ from s1_mini.text.form import TextForm
 from s1_mini.types import Choice
 from s1_mini.voices.library import CheckpointVoices
 from s1_mini.weights.directory import DEFAULT_MODEL, read_json
-from s1_mini.weights.origin import Origin, origin_of
+from s1_mini.weights.hub import Origin, origin_of
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from typing import Any
 from s1_mini.aws.failures import About, explained
 from s1_mini.aws.place import S3Place
 from s1_mini.exceptions import S1MiniError
-from s1_mini.packaging import manifest as manifest_file
-from s1_mini.packaging.verify import verify_directory
+from s1_mini.packaging.verify import MANIFEST, verify_directory
 
 Progress = Callable[[int], None]
 
@@ -62,7 +61,7 @@ class Uploader:
 
     def _send_folder(self, folder: Path, place: S3Place, progress: Progress) -> str:
         manifest = verify_directory(folder)
-        for name in (*sorted(manifest.files), manifest_file.NAME):
+        for name in (*sorted(manifest.files), MANIFEST):
             self._send_file(folder / name, place.bucket, place.join(name), progress)
         return f"s3://{place.bucket}/{place.join('')}"
 
