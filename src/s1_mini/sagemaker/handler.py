@@ -27,8 +27,8 @@ from s1_mini.engine import ProductionTTSEngine
 from s1_mini.exceptions import CapacityError, ConfigurationError, S1MiniError
 from s1_mini.runtime.process import freeze_what_is_loaded, prepare_process
 from s1_mini.sagemaker.app import make_container_app
-from s1_mini.sagemaker.headers import ATTRIBUTES, JSON
-from s1_mini.server.bodies import FORM
+from s1_mini.sagemaker.invocations import ATTRIBUTES
+from s1_mini.server.bodies import FORM, JSON
 from s1_mini.server.errors import ContentTypeError, describe, row_of
 from s1_mini.server.settings import ServerSettings
 

@@ -4,6 +4,9 @@ The body is JSON, JSON lines or a form; `Accept` chooses the form of the answer;
 another route; the session headers open, use and close sessions. `GET /ping` and the bidirectional stream are the
 server's own.
 
+SageMaker passes up to 1,024 visible ASCII characters of `X-Amzn-SageMaker-Custom-Attributes` through. Ours are
+comma-separated `name=value` pairs: `route=/v1/audio/speech` in a request, `sample_rate=44100,format=pcm` in an answer.
+
 JSON lines, as batch transform sends them, get as many answers in the same order. The engine has a few lines at a time,
 so a long body needs no more memory than a short one. An invalid line gets an error object of its own.
 """
@@ -14,6 +17,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
@@ -25,19 +29,18 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from s1_mini.exceptions import QueueFullError, S1MiniError
+from s1_mini.exceptions import ParameterError, QueueFullError, S1MiniError
 from s1_mini.sagemaker import sessions
-from s1_mini.sagemaker.headers import (
-    ATTRIBUTES,
-    JSON,
-    JSON_LINES,
-    JSON_LINES_TYPES,
-    choose_form,
-    read_attributes,
-    read_route,
+from s1_mini.server.bodies import JSON, content_type, parse_json, read_speech
+from s1_mini.server.errors import (
+    BodyError,
+    BusyError,
+    InvalidError,
+    NotAcceptableError,
+    NotFoundError,
+    TooManyRequestsError,
+    describe,
 )
-from s1_mini.server.bodies import content_type, parse_json, read_speech
-from s1_mini.server.errors import BodyError, BusyError, InvalidError, TooManyRequestsError, describe
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import Format, SpeechBody, SpeechRequest, Text
@@ -49,11 +52,34 @@ if TYPE_CHECKING:
 
 router = APIRouter(tags=["sagemaker"])
 
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_HEADER = "X-Amzn-SageMaker-Target-Model"
 MAX_TRANSFORM_MB = 100  # limit of batch transform
 MAX_LINES = 1000
 MAX_TRIES = 30  # of a line while other requests keep the queue full
 RETRY_S = 1.0
+JSON_LINES = "application/jsonlines"
+JSON_LINES_TYPES = frozenset({JSON_LINES, "application/x-jsonlines", "application/jsonl", "application/x-ndjson"})
+MAX_HEADER = 1024  # characters of a header
+
+_ANY = {"*/*", "audio/*"}
+_JSON = {JSON, "application/*", *JSON_LINES_TYPES}
+_AUDIO: dict[str, AudioFormat] = {
+    "audio/wav": "wav",
+    "audio/x-wav": "wav",
+    "audio/wave": "wav",
+    "audio/vnd.wave": "wav",
+    "audio/flac": "flac",
+    "audio/x-flac": "flac",
+    "audio/mpeg": "mp3",
+    "audio/mp3": "mp3",
+    "audio/ogg": "ogg",
+    "audio/opus": "opus",
+    "audio/pcm": "pcm",
+}
+_VISIBLE = re.compile(r"[\x20-\x7e]*")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_ROUTE = re.compile(r"/[A-Za-z0-9_./-]*")
 
 
 class InvocationBody(SpeechBody):
@@ -149,13 +175,13 @@ async def _speak(
     named: AudioFormat | None,
     headers: dict[str, str],
 ) -> Response:
-    form = choose_form(request.headers.get("accept"), named)
-    streams = wanted.streams and not form.is_json and request.app.state.streams
-    wanted = replace(wanted, audio_format=form.audio_format, streams=streams)
+    audio_format, is_json = choose_form(request.headers.get("accept"), named)
+    streams = wanted.streams and not is_json and request.app.state.streams
+    wanted = replace(wanted, audio_format=audio_format, streams=streams)
     speech = await speak_to_client(request, engine, wanted)
-    attributes = f"sample_rate={speech.sample_rate},format={form.audio_format},channels=1"
+    attributes = f"sample_rate={speech.sample_rate},format={audio_format},channels=1"
     speech = replace(speech, headers=speech.headers | headers | {ATTRIBUTES: attributes})
-    if form.is_json:
+    if is_json:
         return Response(await _to_json(speech, wanted), media_type=JSON, headers=speech.headers)
     return respond(speech)
 
@@ -267,3 +293,73 @@ async def _to_json(speech: AudioResponse, wanted: SpeechRequest) -> bytes:
         return json.dumps(answer).encode()
 
     return await asyncio.to_thread(encode)
+
+
+def choose_form(accept: str | None, audio_format: AudioFormat | None = None) -> tuple[AudioFormat, bool]:
+    """Return the audio format that `accept` prefers, and whether JSON carries it as base64.
+
+    `audio_format` is the request's own field: it holds where `accept` leaves the format open. Raises
+    `NotAcceptableError` if no form is supported.
+    """
+    default: AudioFormat = audio_format or "wav"
+    if not accept or not accept.strip():
+        return default, False
+    if len(accept) > MAX_HEADER:
+        raise NotAcceptableError(f"Accept is {len(accept)} characters long; at most {MAX_HEADER} are allowed")
+    for name in _by_preference(accept):
+        if name in _ANY or name in _JSON:
+            return default, name in _JSON
+        if name in _AUDIO:
+            return _AUDIO[name], False
+    raise NotAcceptableError(f"Accept {accept!r} is not supported; allowed are {', '.join([*_AUDIO, JSON])}")
+
+
+def _by_preference(accept: str) -> list[str]:
+    ranked = []
+    for item in accept.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
+        weight = next((_weight(part[2:]) for part in parameters if part.startswith("q=")), 1.0)
+        if weight > 0:
+            ranked.append((-weight, name))
+    return [name for _, name in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _weight(text: str) -> float:
+    try:
+        return min(1.0, max(0.0, float(text)))
+    except ValueError:
+        return 0.0
+
+
+def read_attributes(header: str | None) -> dict[str, str]:
+    """Return the pairs of a header; entries that are not `name=value` are ignored.
+
+    Raises `ParameterError` for more than `MAX_HEADER` characters, one that is not visible ASCII, or a repeated name.
+    """
+    if not header:
+        return {}
+    if len(header) > MAX_HEADER:
+        raise ParameterError(ATTRIBUTES, f"is {len(header)} characters long; at most {MAX_HEADER} are allowed")
+    if not _VISIBLE.fullmatch(header):
+        raise ParameterError(ATTRIBUTES, "holds characters that are not visible ASCII")
+    attributes: dict[str, str] = {}
+    for item in re.split(r"[,\s]+", header):
+        name, found, value = item.partition("=")
+        if not found or not _NAME.fullmatch(name):
+            continue
+        if name in attributes:
+            raise ParameterError(ATTRIBUTES, f"names {name} twice")
+        attributes[name] = value
+    return attributes
+
+
+def read_route(header: str | None, routes: frozenset[str]) -> str | None:
+    """Return the route in a header, if any. Raises `NotFoundError` unless it is one of `routes`."""
+    route = read_attributes(header).get("route")
+    if route is None:
+        return None
+    path = route if route.startswith("/") else f"/{route}"
+    if not _ROUTE.fullmatch(path) or path not in routes:
+        allowed = ", ".join(sorted(routes))
+        raise NotFoundError(f"{ATTRIBUTES}: route={route[:100]!r} does not exist; allowed are {allowed}")
+    return path
