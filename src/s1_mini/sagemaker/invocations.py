@@ -79,7 +79,6 @@ _AUDIO: dict[str, AudioFormat] = {
 }
 _VISIBLE = re.compile(r"[\x20-\x7e]*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_ROUTE = re.compile(r"/[A-Za-z0-9_./-]*")
 
 
 class InvocationBody(SpeechBody):
@@ -359,7 +358,7 @@ def read_route(header: str | None, routes: frozenset[str]) -> str | None:
     if route is None:
         return None
     path = route if route.startswith("/") else f"/{route}"
-    if not _ROUTE.fullmatch(path) or path not in routes:
+    if path not in routes:
         allowed = ", ".join(sorted(routes))
         raise NotFoundError(f"{ATTRIBUTES}: route={route[:100]!r} does not exist; allowed are {allowed}")
     return path
