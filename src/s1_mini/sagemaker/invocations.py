@@ -77,7 +77,6 @@ _AUDIO: dict[str, AudioFormat] = {
     "audio/opus": "opus",
     "audio/pcm": "pcm",
 }
-_VISIBLE = re.compile(r"[\x20-\x7e]*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -339,7 +338,7 @@ def read_attributes(header: str | None) -> dict[str, str]:
         return {}
     if len(header) > MAX_HEADER:
         raise ParameterError(ATTRIBUTES, f"is {len(header)} characters long; at most {MAX_HEADER} are allowed")
-    if not _VISIBLE.fullmatch(header):
+    if not (header.isascii() and header.isprintable()):
         raise ParameterError(ATTRIBUTES, "holds characters that are not visible ASCII")
     attributes: dict[str, str] = {}
     for item in re.split(r"[,\s]+", header):

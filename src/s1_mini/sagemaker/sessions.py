@@ -16,7 +16,7 @@ from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.accounts import Accounts, Holding, IdlePool, Resource
 from s1_mini.server.errors import BusyError, NotFoundError
 from s1_mini.server.schemas import SpeechRequest
-from s1_mini.types import references_of
+from s1_mini.types import Reference, references_of
 
 ID_HEADER = "X-Amzn-SageMaker-Session-Id"
 NEW_HEADER = "X-Amzn-SageMaker-New-Session-Id"
@@ -42,16 +42,14 @@ class Session:
 
     id: str
     ends: float  # on the clock of `Sessions`
-    voice: str | None = None
-    reference_audio: bytes | None = None
-    reference_text: str | None = None
+    voice: str | None
+    references: tuple[Reference, ...]
 
     def complete(self, request: SpeechRequest) -> SpeechRequest:
         """Return `request` with the session's voice, unless it names one."""
         if request.speech.voice is not None or request.speech.references:
             return request
-        references = references_of(self.reference_audio, self.reference_text)
-        return replace(request, speech=replace(request.speech, voice=self.voice, references=references))
+        return replace(request, speech=replace(request.speech, voice=self.voice, references=self.references))
 
 
 class Sessions:
@@ -91,7 +89,8 @@ class Sessions:
         while self._accounts.total(Resource.STICKY_BYTES) + num_bytes > max_bytes:
             self._pool.evict_one(Resource.STICKY_BYTES)
         ends = self._clock() + self._settings.session_s
-        session = Session(secrets.token_hex(16) + self._suffix, ends, voice, reference_audio, reference_text)
+        references = references_of(reference_audio, reference_text)
+        session = Session(secrets.token_hex(16) + self._suffix, ends, voice, references)
         holding = self._accounts.hold(client)
         holding.set(Resource.STICKY_BYTES, num_bytes, checked=False)
         self._pool.add(session.id, client)
