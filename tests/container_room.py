@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import soundfile
 
 from door_room import Door, listening
 from s1_mini import ProductionTTSEngine
@@ -37,3 +41,9 @@ def running(
     with listening(app, engine) as door:
         door.store = store
         yield door
+
+
+def recording(tone: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, tone, 44_100, format="WAV")
+    return buffer.getvalue()

@@ -13,18 +13,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from container_room import SHORT, running
+from container_room import SHORT, recording, running
 from held_generation import held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
 from waiting import wait_until
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
-
-
-def recording(tone: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    soundfile.write(buffer, tone, 44_100, format="WAV")
-    return buffer.getvalue()
 
 
 def error_of(answer: httpx2.Response) -> tuple[int, str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 
-SHORT: dict[str, Any] = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8}
+from container_room import SHORT
 
 
 def load(http: httpx2.Client, name: str, url: Path | str) -> httpx2.Response:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
-import soundfile
 
+from container_room import SHORT, recording
 from s1_mini.sagemaker.sessions import SessionNotFoundError, Sessions, SessionsFullError
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.server.accounts import Accounts, Resource
@@ -19,7 +18,6 @@ from s1_mini.server.accounts import Accounts, Resource
 ID, NEW, CLOSED = (f"X-Amzn-SageMaker-{name}" for name in ("Session-Id", "New-Session-Id", "Closed-Session-Id"))
 # botocore's pattern of the header, from its service model
 NEW_PATTERN = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*;\sExpires=[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"
-SHORT: dict[str, Any] = {"text": "Good morning.", "seed": 1, "max_new_tokens": 8}
 
 
 def accounts() -> Accounts:
@@ -34,19 +32,13 @@ class Clock:
         return self.now
 
 
-def recording(tone: np.ndarray) -> str:
-    buffer = io.BytesIO()
-    soundfile.write(buffer, tone, 44_100, format="WAV")
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
 def opened(answer: httpx2.Response) -> str:
     assert answer.status_code == 200, answer.text
     return answer.headers[NEW].partition(";")[0]
 
 
 def test_a_session_speaks_with_the_reference_it_was_opened_with(http: httpx2.Client, tone: np.ndarray) -> None:
-    voice = {"reference_audio": recording(tone), "reference_text": "Hello."}
+    voice = {"reference_audio": base64.b64encode(recording(tone)).decode(), "reference_text": "Hello."}
     begun = http.post("/invocations", json={"requestType": "NEW_SESSION"} | voice, headers={ID: "NEW_SESSION"})
     session = opened(begun)
 
