@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import httpx
 from anyio.from_thread import start_blocking_portal
@@ -55,9 +55,12 @@ class RefusedError(S1MiniError):
 
 
 class Failure(NamedTuple):
-    """An exception that takes the place of the value."""
+    """An exception that takes the place of a value, and is raised where that would be called."""
 
     error: Exception
+
+    def __call__(self, _: str | None) -> NoReturn:
+        raise self.error
 
 
 class Body(NamedTuple):
@@ -184,40 +187,32 @@ def output_fn(prediction: Call | Failure, accept: str | None, context: Context |
     With `context`, sets the status of a failure and the custom attributes. Without it raises `S1MiniError`.
     """
     try:
-        response = _respond(prediction, accept, context)
+        response = prediction(accept)
+        if context is not None:
+            _check_size(response)
     except Exception as error:  # the toolkit would send the traceback to the client
         if context is None:
             raise
         if not isinstance(error, S1MiniError):
             logger.exception("a request failed")
         response = httpx.Response(row_of(error).status, json=describe(error, None))
-    if context is not None:
-        if response.is_error:
-            context.set_response_status(code=response.status_code, phrase=_error_of(response)["code"])
-        if attributes := response.headers.get(ATTRIBUTES):
-            context.set_response_header(0, ATTRIBUTES, attributes)
+    if response.is_error:
+        details = response.json()["error"]
+        if context is None:
+            raise RefusedError(details["code"], details["message"])
+        context.set_response_status(code=response.status_code, phrase=details["code"])
+    if context is not None and (attributes := response.headers.get(ATTRIBUTES)):
+        context.set_response_header(0, ATTRIBUTES, attributes)
     return response.content, response.headers["Content-Type"]
 
 
-def _respond(prediction: Call | Failure, accept: str | None, context: Context | None) -> httpx.Response:
-    if isinstance(prediction, Failure):
-        raise prediction.error
-    response = prediction(accept)
-    if context is None and response.is_error:
-        error = _error_of(response)
-        raise RefusedError(error["code"], error["message"])
+def _check_size(response: httpx.Response) -> None:
     limit = int(os.environ.get("MMS_MAX_RESPONSE_SIZE") or MAX_ANSWER_BYTES)
-    if context is not None and len(response.content) > limit:
+    if len(response.content) > limit:
         raise CapacityError(
             f"the answer has {len(response.content)} bytes and this server hands on {limit}; "
             "ask for flac, mp3 or opus, or send the text in parts"
         )
-    return response
-
-
-def _error_of(response: httpx.Response) -> dict[str, Any]:
-    error: dict[str, Any] = response.json()["error"]
-    return error
 
 
 def _fail(error: Exception, context: Context | None) -> Failure:
