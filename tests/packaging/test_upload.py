@@ -10,11 +10,10 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.exceptions import EndpointConnectionError, NoCredentialsError
+from botocore.exceptions import EndpointConnectionError
 from moto import mock_aws
 
 from deployments import REGION
-from s1_mini.aws.failures import About, explained
 from s1_mini.aws.place import S3Place
 from s1_mini.cli.app import run
 from s1_mini.exceptions import ConfigurationError, PackageError
@@ -25,8 +24,7 @@ from s1_mini.sagemaker.upload import Uploader, UploadError
 BUCKET = "models-of-ours"
 PLACE = S3Place(BUCKET, "voices/1")
 PART = 5 * 2**20  # the least that S3 takes
-MOTO_WARNINGS = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-pytestmark = [MOTO_WARNINGS]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of moto
 
 
 @pytest.fixture
@@ -199,14 +197,6 @@ def test_a_failure_names_the_cause_and_the_next_command(
     assert "there is no bucket not-there" in said
     assert "aws s3 mb" in said
     assert "s1-mini package --artifact" in said
-
-
-ABOUT = About(doing="sending")
-
-
-def test_no_credentials_is_a_sentence() -> None:
-    with pytest.raises(UploadError, match="sending: no AWS credentials were found"), explained(ABOUT, UploadError):
-        raise NoCredentialsError
 
 
 @pytest.mark.parametrize("text", ["bucket/prefix", "s3://", "s3://UPPER/x", "s3://bucket//x", "https://bucket/x"])
