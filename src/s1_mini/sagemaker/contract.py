@@ -104,8 +104,13 @@ def _try_container(process: subprocess.Popen[bytes], client: httpx.Client, log: 
     yield _judge("ping", _call(client, "/ping"), PING_S, "an instance that is healthy")
     wav = _call(client, "/invocations", speech, "audio/wav")
     yield _judge("invoke", wav, INVOKE_S, "InvokeEndpoint gives it", starts=b"RIFF")
-    yield _stream(_call(client, "/invocations", speech | {"stream": True}, "audio/pcm"))
-    yield _mistake(_call(client, "/invocations", {"text": ""}, "audio/wav"))
+    stream = _call(client, "/invocations", speech | {"stream": True}, "audio/pcm")
+    told = f"{stream.status}, first byte after {stream.first_byte_s:.2f} s, all {len(stream.body):,} after "
+    told += f"{stream.whole_s:.2f}: InvokeEndpointWithResponseStream gives it in parts"
+    yield Step("stream", stream.status == 200 and len(stream.body) > 0, told)
+    mistake = _call(client, "/invocations", {"text": ""}, "audio/wav")
+    told = f"{mistake.status} as JSON: a ModelError (424) with OriginalStatusCode {mistake.status}"
+    yield Step("a caller's mistake", 400 <= mistake.status < 500 and _is_json(mistake.body), told)
     yield _judge("batch transform", _call(client, "/execution-parameters"), PING_S, "batch transform asks this")
     yield stop(process, ENDING)
 
@@ -117,20 +122,12 @@ def _judge(name: str, answer: _Answer, limit_s: float, outcome: str, *, starts: 
     return Step(name, passed, f"{seen}: {outcome if passed else 'the caller would get a ModelError (424)'}")
 
 
-def _stream(answer: _Answer) -> Step:
-    seen = f"{answer.status}, first byte after {answer.first_byte_s:.2f} s"
-    seen += f", all {len(answer.body):,} after {answer.whole_s:.2f}"
-    passed = answer.status == 200 and len(answer.body) > 0
-    return Step("stream", passed, f"{seen}: InvokeEndpointWithResponseStream gives it in parts")
-
-
-def _mistake(answer: _Answer) -> Step:
+def _is_json(body: bytes) -> bool:
     try:
-        is_json = json.loads(answer.body) is not None
+        json.loads(body)
     except ValueError:
-        is_json = False
-    told = f"{answer.status} as JSON: a ModelError (424) with OriginalStatusCode {answer.status}"
-    return Step("a caller's mistake", 400 <= answer.status < 500 and is_json, told)
+        return False
+    return True
 
 
 def stop(process: subprocess.Popen[bytes], ending: Ending) -> Step:
