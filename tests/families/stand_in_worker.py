@@ -10,54 +10,24 @@ import numpy as np
 import torch
 
 from s1_mini.core.messages import Begin, Conditions, Prefill
-from s1_mini.families.cascade.config import CascadeConfig
+from s1_mini.families.base import Placement
+from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.on_vllm.packing import unpack_coarse, unpack_semantic
-from s1_mini.families.cascade.policies import CoarseWindows
-from s1_mini.families.cascade.stages import CoarseModel, SemanticModel
-from s1_mini.families.cascade.weights import build_models, read_config, read_models
+from s1_mini.families.cascade.settings import CascadeSettings
 from s1_mini.remote.token_server import Begun, serve
 from s1_mini.types import SamplingParams
 
-CPU = dict.fromkeys(("semantic", "coarse", "fine"), torch.device("cpu"))
-
-
-class Semantic(SemanticModel):
-    """Ours, but for where its prompts come from."""
-
-    config: CascadeConfig
-
-    def _prompt(self, begin: Begin) -> np.ndarray:
-        is_pair, text, voice = unpack_semantic(self.config, begin.inputs)
-        assert is_pair[:-1].all()
-        assert not is_pair[-1]
-        return np.stack([text, voice], axis=1)
-
-
-class Coarse(CoarseModel):
-    """Likewise."""
-
-    config: CascadeConfig
-
-    def _prompt(self, begin: Begin) -> np.ndarray:
-        return unpack_coarse(self.config, begin.inputs)
-
 
 class StandIn:
-    """A slot for each sequence; the lowest that is free."""
+    """A slot of our own stage for each sequence; the lowest that is free."""
 
     def __init__(self, opening: Mapping[str, Any]) -> None:
-        config = self._config = read_config(Path(opening["checkpoint"]))
-        models = build_models(
-            config, read_models(Path(opening["checkpoint"])), dtype=torch.float32, devices=CPU, source="stand-in"
-        )
-        slots, positions = opening["slots"], opening["positions"]
-        self._is_semantic = opening["stage"] == "semantic"
-        if self._is_semantic:
-            eos = opening["min_eos_p"]
-            self._stage = Semantic(models.semantic, config.numbers, slots=slots, positions=positions, min_eos_p=eos)
-        else:
-            self._stage = Coarse(models.coarse, CoarseWindows(config.numbers), slots=slots)
-        self._stage.config = config
+        placement = Placement(torch.device("cpu"), torch.float32, torch.float32)
+        settings = CascadeSettings(min_eos_p=opening["min_eos_p"])
+        loaded, slots = LoadedCascade(Path(opening["checkpoint"]), placement, settings), opening["slots"]
+        self._config, self._is_semantic = loaded.config, opening["stage"] == "semantic"
+        self._stage = loaded.chain(slots, opening["positions"]).stages[0 if self._is_semantic else 1]
+        self._stage._prompt = lambda begin: begin.inputs
         self._free, self._slots, self._left = list(range(slots)), dict[int, int](), dict[int, int]()
 
     @property
@@ -71,11 +41,18 @@ class StandIn:
         sampling = SamplingParams(temperature=asked["temperature"], top_p=asked["top_p"], top_k=asked["top_k"])
         conditions = Conditions(sampling, asked["seed"], 0, asked["steps"], {})
         self._free.sort()
-        slot, prompt = self._free.pop(0), np.array(asked["prompt"])
+        slot, prompt = self._free.pop(0), self._unpack(np.array(asked["prompt"]))
         assert len(prompt) + asked["steps"] <= self._stage._positions + 1
         self._stage.begin([Begin(slot, 0, prompt, None, 0, asked["steps"], 1, 0, 0, conditions)])
         self._stage.prefill([Prefill(slot, 0, len(prompt) - 1)])
         self._slots[number], self._left[number] = slot, asked["steps"]
+
+    def _unpack(self, ids: np.ndarray) -> np.ndarray:
+        if not self._is_semantic:
+            return unpack_coarse(self._config, ids)
+        is_pair, text, voice = unpack_semantic(self._config, ids)
+        assert is_pair.tolist() == [True] * (len(ids) - 1) + [False]
+        return np.stack([text, voice], axis=1)
 
     def drop(self, number: int) -> None:
         """Free its slot."""
