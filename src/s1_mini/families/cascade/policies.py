@@ -35,7 +35,7 @@ class CoarseWindows:
 
     def seen(self, window: int, facts: Facts) -> int:
         """Return the first semantic token that a window sees."""
-        return max(0, self._semantic_place(window, facts) - self.numbers.max_semantic_history)
+        return max(0, self.place(window, facts) - self.numbers.max_semantic_history)
 
     def past(self, window: int, facts: Facts) -> int:
         """Return how many codes before it a window sees."""
@@ -55,18 +55,16 @@ class CoarseWindows:
     def _fits(self, window: int, facts: Facts) -> bool:
         numbers = self.numbers
         codes = facts.get(COARSE, 0) + window * numbers.window
-        place = self._semantic_place(window, facts)
+        place = self.place(window, facts)
         return place <= numbers.max_semantic_history and codes <= numbers.max_coarse_history
 
-    def _semantic_place(self, window: int, facts: Facts) -> int:
+    def place(self, window: int, facts: Facts) -> int:
+        """Return the semantic tokens that windows before this one have spoken, and those of the voice."""
         return facts.get(SEMANTIC, 0) + round(window * self.numbers.window / self.numbers.ratio)
 
     def at(self, units: int, facts: Facts) -> int:
-        """Return the window that follows `units` units."""
-        window = 0
-        for _ in range(units):
-            window += self.merged(window, facts)
-        return window
+        """Return the window that follows `units` units, of which the first may be several windows."""
+        return units and self.merged(0, facts) + units - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +83,7 @@ class CoarsePolicy(StagePolicy):
         if not progress.is_final and (progress.available < stop or not self.begins_early):
             return None
         # A window whose whole input is available is never the last: it sees further than it speaks.
-        steps, consumes = merged * numbers.window, self._spoken(window + merged) - progress.consumed
+        steps, consumes = merged * numbers.window, windows.place(window + merged, {}) - progress.consumed
         if progress.is_final:
             left = numbers.num_coarse(progress.available) - window * numbers.window
             if left <= steps:
@@ -113,10 +111,6 @@ class CoarsePolicy(StagePolicy):
     def _stop(self, window: int, facts: Facts) -> int:
         """Return one past the last semantic token that a window sees, the voice's not counted."""
         return self.windows.seen(window, facts) + self.windows.numbers.max_coarse_text - facts.get(SEMANTIC, 0)
-
-    def _spoken(self, window: int) -> int:
-        """Return the semantic tokens that windows before this one have spoken."""
-        return round(window * self.windows.numbers.window / self.windows.numbers.ratio)
 
 
 class FineWindow:
