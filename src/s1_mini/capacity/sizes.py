@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Literal
 
 GIB = 2**30
@@ -76,7 +76,7 @@ class Room:
 
 def sum_demands(demands: Iterable[Demand]) -> Demand:
     """Return the sum of the demands of stages on one device."""
-    return reduce(Demand.__add__, demands, Demand())
+    return sum(demands, Demand())
 
 
 def count_slots(rooms: Sequence[Room], positions: int) -> int:

@@ -77,10 +77,9 @@ def build_encodec(
 
 def check(config: EncodecConfig, tensors: Mapping[str, Tensor], *, prefix: str = "", source: str = "the codec") -> None:
     """Raise `CheckpointMismatchError` unless the tensors under `prefix` fit `config`; shapes are enough."""
-    encodes = can_encode(tensors, prefix)
     with skeleton():
-        codec = Encodec(config, encodes=encodes)
-    check_fit(codec, translate(tensors, prefix=prefix, encodes=encodes, source=source), source=source)
+        codec = Encodec(config, encodes=can_encode(tensors, prefix))
+    check_fit(codec, translate(tensors, prefix=prefix, source=source), source=source)
 
 
 @torch.no_grad()
